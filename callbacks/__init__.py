@@ -1,0 +1,1 @@
+"""Lightning callbacks of fedlight, imported as ``fedlight.callbacks``; the federated loop is one of them."""

@@ -1,0 +1,1 @@
+"""LightningDataModules of fedlight, imported as ``fedlight.datamodules``: whose example is whose."""

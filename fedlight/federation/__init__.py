@@ -1,0 +1,1 @@
+"""What a round is: clients, algorithms, aggregation, sampling and the wire. Torch only."""

@@ -1,0 +1,1 @@
+"""LightningModules of fedlight, imported as ``fedlight.modules``; they know nothing of federation."""
