@@ -1,0 +1,42 @@
+# One environment, .venv, made once and renewed when pyproject.toml or constraints.txt change.
+VENV ?= .venv
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench
+
+help:  ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
+
+setup: $(VENV)/.dev  ## make .venv with fedlight (editable) and the developer tools
+
+demo: $(VENV)/.run  ## FedBis on the embedded world: progress, one table, runs/demo/results.json
+	$(BIN)/fedlight run demo
+
+test: $(VENV)/.dev  ## the whole test suite, two processes, no network
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+check: $(VENV)/.dev  ## lint, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev  ## the measurements of benchmarks/, one after the other (long)
+	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "fedlight needs Python 3.11 or newer: install it, or make PYTHON=/path/to/python"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "fedlight needs Python 3.11 or newer, $(PYTHON) is older: make PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) --editable '.[dev]'
+	@touch $(VENV)/.run $@
