@@ -1,0 +1,70 @@
+"""A federated algorithm: a few hooks around the visits of a round, whose defaults together are FedAvg.
+
+The movement form, ``w <- w + sum of weighted movements``, is for ``unbiased`` eq. 8 of FedBis (Wu et al., "Towards
+Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025, https://arxiv.org/abs/2407.03038). Eq. 8 averages
+parameters with weights that sum to 1 only in expectation, so a round of large clients would inflate the model itself;
+weighting movements has the same expectation and leaves the received model alone.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from fedlight.federation.aggregation import Aggregation, WeightedSum
+from fedlight.federation.client import Client, Update, Visit, Work
+from fedlight.federation.state import State
+
+Weighting = Literal["unbiased", "normalized", "uniform"]
+
+
+class Algorithm:
+    """The hooks that the federated loop calls, in the order of a round; override what differs from FedAvg.
+
+    Args:
+        weighting: with M clients of which A are sampled and ``p_m`` a client's share of all examples,
+            ``unbiased``: ``M / A * sum(p_m * delta_m)``, the mean over all clients in expectation (FedBis, eq. 8);
+            ``normalized``: ``sum(p_m * delta_m) / sum(p_m)`` over the sampled;
+            ``uniform``: the plain mean over the sampled.
+
+    Raises:
+        ValueError: another weighting.
+    """
+
+    def __init__(self, weighting: Weighting = "unbiased") -> None:
+        if weighting not in ("unbiased", "normalized", "uniform"):
+            raise ValueError(f"weighting={weighting!r} is not one of unbiased, normalized, uniform")
+        self.weighting = weighting
+
+    def plan(
+        self, round_idx: int, cohort: Sequence[Client], num_batches: Callable[[str], int]
+    ) -> list[Visit]:
+        """The visits of a round, in the order in which they are trained: one per client."""
+        return [Visit(client.id, num_batches(client.id)) for client in cohort]
+
+    def start_round(self, round_idx: int, cohort: Sequence[Client], module: nn.Module) -> None:
+        """Before the first visit of a round; the module holds the global state."""
+
+    def start_visit(self, visit: Visit, client: Client, received: State, module: nn.Module) -> State:
+        """The state from which the client trains: by default the one that it received."""
+        return received
+
+    def adjust_gradients(self, client: Client, received: State, parameters: Mapping[str, Tensor]) -> None:
+        """Changes gradients in place before an optimizer step, after unscaling and before clipping."""
+
+    def finish_visit(self, visit: Visit, client: Client, movement: State, work: Work) -> Update | None:
+        """What the server adds up, given the movement that reached it; None for nothing."""
+        return Update(client.id, movement, 1.0 if self.weighting == "uniform" else client.share)
+
+    def aggregation(self, num_clients: int) -> Aggregation:
+        """A fresh aggregation for one round of a federation of ``num_clients``."""
+        if self.weighting == "unbiased":
+            return WeightedSum("count", scale=num_clients)
+        return WeightedSum("weight")
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs: tensors and plain values only."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what ``state_dict`` gave."""

@@ -1,0 +1,9 @@
+"""FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
+https://arxiv.org/abs/1602.05629. Its hooks are the defaults of :class:`~fedlight.federation.algorithm.Algorithm`.
+"""
+
+from fedlight.federation.algorithm import Algorithm
+
+
+class FedAvg(Algorithm):
+    """Clients train from the global state; the server adds the weighted sum of their movements."""

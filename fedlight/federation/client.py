@@ -1,0 +1,88 @@
+"""The records of a round: who takes part, what is done there, what comes back; and what a datamodule must tell."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from fedlight.federation.state import State
+
+
+@dataclass
+class Client:
+    """One member of the federation.
+
+    Attributes:
+        id: its name in the data, such as a worker id.
+        num_examples: training examples that it holds, at least 1.
+        share: ``num_examples`` over the examples of all clients, the papers' ``p_m``, in (0, 1].
+        memory: what an algorithm keeps with the client between rounds; tensors and plain values only.
+    """
+
+    id: str
+    num_examples: int
+    share: float
+    memory: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One run of local training batches at one client; ``split`` names which of its data are used."""
+
+    client_id: str
+    num_batches: int
+    split: str = "train"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What was done in a visit: optimizer steps, the learning rate they ended with, mean loss, wall seconds."""
+
+    num_steps: int
+    lr: float
+    mean_loss: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a visit contributes: the movement of what the client trained (fp64) and its weight in the average."""
+
+    client_id: str
+    movement: State
+    weight: float
+
+
+@runtime_checkable
+class FederatedData(Protocol):
+    """What the federated loop needs of a datamodule: whose example is whose, and batches visit after visit."""
+
+    def client_sizes(self) -> dict[str, int]:
+        """Training examples of each client, after ``setup("fit")``."""
+
+    def num_batches(self, client_id: str, split: str = "train") -> int:
+        """Batches in one pass over the client's data."""
+
+    def set_visits(self, visits: Sequence[Visit], round_idx: int) -> None:
+        """Makes the next training loader stream these visits in this order."""
+
+
+def build_clients(sizes: dict[str, int]) -> dict[str, Client]:
+    """The clients in the order of their ids, whatever the order of the data.
+
+    Raises:
+        ValueError: there is no client, or one without training examples.
+
+    Example:
+        >>> [(c.id, c.share) for c in build_clients({"b": 1, "a": 3}).values()]
+        [('a', 0.75), ('b', 0.25)]
+    """
+    if not sizes:
+        raise ValueError("the datamodule has no clients: client_sizes() is empty after setup('fit')")
+    empty = [client_id for client_id, size in sizes.items() if size < 1]
+    if empty:
+        raise ValueError(
+            f"{len(empty)} clients have no training examples, the first is {empty[0]!r}: "
+            "leave them out of the partition or ask it for a minimum size"
+        )
+    total = sum(sizes.values())
+    return {name: Client(name, sizes[name], sizes[name] / total) for name in sorted(sizes)}

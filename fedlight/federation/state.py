@@ -1,0 +1,51 @@
+"""The federated state: named tensors on the CPU, and the little arithmetic that a round needs.
+
+Parameters are fp32, as they travel. Movements (trained minus received) and their running sum are fp64: the difference of
+two fp32 numbers is then exact, so that one client with weight 1 gives back its own parameters bit for bit, and the order
+in which clients are added is lost in the final rounding to fp32.
+"""
+
+from collections.abc import Mapping
+
+from torch import Tensor, float32, float64, no_grad
+
+State = dict[str, Tensor]
+"""Parameter name -> CPU tensor; an absent name means "not sent"."""
+
+
+def read(parameters: Mapping[str, Tensor]) -> State:
+    """A detached fp32 copy on the CPU: nothing trained later can change it."""
+    return {name: p.detach().to("cpu", float32, copy=True) for name, p in parameters.items()}
+
+
+@no_grad()
+def write(state: State, parameters: Mapping[str, Tensor]) -> None:
+    """Copies ``state`` into ``parameters`` in place, casting to their type and device; names not in it stay."""
+    for name, value in state.items():
+        parameters[name].copy_(value)
+
+
+def movement(received: State, trained: State) -> State:
+    """How far each trained tensor moved, ``trained - received``, in fp64.
+
+    Example:
+        >>> import torch
+        >>> movement({"w": torch.tensor([1.0])}, {"w": torch.tensor([3.5])})["w"].item()
+        2.5
+    """
+    return {name: value.to(float64) - received[name].to(float64) for name, value in trained.items()}
+
+
+def moved(state: State, by: State, scale: float = 1.0) -> State:
+    """``state + scale * by`` in fp64, rounded to fp32 once; names absent from ``by`` are kept as they are.
+
+    Example:
+        >>> import torch
+        >>> new = moved({"w": torch.tensor([1.0]), "b": torch.tensor([4.0])}, {"w": torch.tensor([2.5])}, scale=2.0)
+        >>> new["w"].item(), new["b"].item()
+        (6.0, 4.0)
+    """
+    return {
+        name: (value.to(float64) + scale * by[name]).to(float32) if name in by else value
+        for name, value in state.items()
+    }
