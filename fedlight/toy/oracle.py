@@ -1,0 +1,70 @@
+"""The oracle of the embedded world: it knows every client's taste and so the value of any text, also a generated one."""
+
+from collections.abc import Iterable, Mapping
+
+from fedlight.toy.clients import GROUPS, population, utility
+from fedlight.toy.votes import WorldOptions
+from fedlight.toy.world import Traits, measure
+
+
+class Oracle:
+    """Utilities under the clients' true tastes, and the accuracy that their noisy votes leave possible.
+
+    Args:
+        seed: of the world; the other options must be those of the rows as well.
+        options: `WorldOptions` by name (``num_clients``, ``opposition``, ...).
+    """
+
+    def __init__(self, seed: int | str = 0, **options: float | str) -> None:
+        world = WorldOptions.parse(seed=seed, **options)
+        voters = population(world.seed, world.num_clients, world.votes_per_client, world.opposition)
+        self._tastes = {voter.client: voter.taste for voter in voters}
+        by_group = {group: [voter.taste for voter in voters if voter.group == group] for group in GROUPS}
+        self._means = {group: _mean(tastes) for group, tastes in by_group.items() if tastes}
+        self._mean = _mean([voter.taste for voter in voters])
+
+    def utility(self, prompt_text: str, response_text: str, group: str | None = None) -> float:
+        """The value of a response to a post; any text has one, words that say nothing cost.
+
+        Args:
+            prompt_text: the post.
+            response_text: the summary, or whatever was generated.
+            group: whose mean taste counts; None is the mean over all clients.
+
+        Raises:
+            ValueError: no client belongs to this group.
+        """
+        if group is not None and group not in self._means:
+            raise ValueError(f"group={group!r} has no clients: choose one of {sorted(self._means)} or None for all")
+        return utility(self._mean if group is None else self._means[group], _read(prompt_text, response_text))
+
+    def accuracy(self, rows: Iterable[Mapping[str, str]], personal: bool = False) -> float:
+        """How often the true utilities agree with the votes, ties left out; equal utilities count one half.
+
+        It is what noise leaves possible: for one model of all clients with ``personal=False`` (their mean taste), for
+        somebody who knows each voter with ``personal=True``.
+
+        Raises:
+            ValueError: there is no row with a choice.
+        """
+        hits = [self._hit(row, personal) for row in rows if row["choice"] != "tie"]
+        if not hits:
+            raise ValueError("rows have no choice but ties: accuracy needs at least one decided vote")
+        return sum(hits) / len(hits)
+
+    def _hit(self, row: Mapping[str, str], personal: bool) -> float:
+        taste = self._tastes[row["client"]] if personal else self._mean
+        a, b = (utility(taste, _read(row["prompt"], row[column])) for column in ("response_a", "response_b"))
+        if a == b:
+            return 0.5
+        return float((a > b) == (row["choice"] == "a"))
+
+
+def _read(post: str, summary: str) -> Traits:
+    traits = measure(post, summary)
+    # Saying nothing at all is not a brief summary: it counts as one useless word per fact of an ordinary one.
+    return traits if traits.covered or traits.invented else traits._replace(junk=traits.junk + 2)
+
+
+def _mean(tastes: list[tuple[float, ...]]) -> tuple[float, ...]:
+    return tuple(sum(weights) / len(tastes) for weights in zip(*tastes, strict=True))

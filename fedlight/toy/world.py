@@ -1,0 +1,134 @@
+"""The embedded world: posts made of facts, and good and bad summaries of them, in some hundred words.
+
+A post states four facts, each ``name verb object .``; names and verbs are distinct within a post, and every verb has
+three usual objects. A summary opens with a style word or none, repeats some of the facts in the post's order, and may
+pad them with filler words. An *invented* fact gives a name and verb of the post another of the verb's usual objects: it
+is as plausible as a true one, so only a reader who compares it with the post can tell. Nothing here knows what anybody
+likes: tastes are in ``clients.py``.
+
+Everything is text of lower-case words and full stops separated by blanks, so it survives a tokenizer's round trip.
+"""
+
+import random
+import re
+from typing import NamedTuple
+
+NAMES = tuple("anna ben carla dan eva finn gina hugo ida jack kira leo mona nils olga paul".split())
+USUAL_OBJECTS = {
+    "paints": ("walls", "boats", "doors"),
+    "bakes": ("bread", "cakes", "pies"),
+    "grows": ("roses", "beans", "corn"),
+    "fixes": ("clocks", "bikes", "radios"),
+    "sells": ("hats", "shoes", "coats"),
+    "reads": ("poems", "maps", "letters"),
+    "builds": ("towers", "bridges", "sheds"),
+    "keeps": ("goats", "bees", "hens"),
+    "cooks": ("soup", "rice", "stew"),
+    "plays": ("chess", "drums", "cards"),
+}
+VERBS = tuple(USUAL_OBJECTS)
+OBJECTS = tuple(thing for things in USUAL_OBJECTS.values() for thing in things)
+POLITE = ("kindly", "gladly")
+RUDE = ("duh", "ugh")
+FILLERS = ("basically", "honestly", "literally")
+
+FACTS_PER_POST = 4
+
+# Short on purpose: a prompt of the selector has about 60 tokens. The words around the fields are known to the language
+# model from its pretraining, "better" alone has no meaning to it yet.
+GENERATION_TEMPLATE = "POST : {prompt}\nSUMMARY :"
+CHOICE_TEMPLATE = "POST : {prompt}\nA : {response_a}\nB : {response_b}\nwhich is better ?\nYOUR CHOICE:"
+
+Fact = tuple[str, str, str]
+
+
+class Traits(NamedTuple):
+    """What can be measured in a summary, given its post.
+
+    Attributes:
+        covered: facts of the post that it states, 0 to 4.
+        invented: different facts it states that are not in the post.
+        polite: 1 with a polite word, -1 with a rude one, 0 with neither or both.
+        filler: filler words.
+        words: words of any kind; full stops do not count.
+        junk: words that belong to no fact and are neither style nor filler (a world's own summaries have none).
+    """
+
+    covered: int
+    invented: int
+    polite: int
+    filler: int
+    words: int
+    junk: int
+
+
+def draw_post(rng: random.Random) -> str:
+    """A post of four facts with different names and different verbs."""
+    names = rng.sample(NAMES, FACTS_PER_POST)
+    verbs = rng.sample(VERBS, FACTS_PER_POST)
+    return " ".join(f"{name} {verb} {rng.choice(USUAL_OBJECTS[verb])} ." for name, verb in zip(names, verbs, strict=True))
+
+
+def draw_summary(rng: random.Random, post: str) -> str:
+    """A summary of any quality: every trait is drawn by itself, none knows of the others.
+
+    One to four facts in the post's order; how often a fact is distorted is drawn per summary (never, 3 of 10 or 6 of
+    10), so that careful and careless summaries exist.
+    """
+    facts = facts_of(post)
+    count = rng.choices((1, 2, 3, 4), weights=(3, 3, 3, 1))[0]
+    chosen = sorted(rng.sample(range(len(facts)), count))
+    carelessness = rng.choice((0.0, 0.3, 0.6))
+    padding = rng.choice((0.0, 0.0, 0.4))
+    words = [] if rng.random() < 0.34 else [rng.choice(POLITE + RUDE)]
+    for index in chosen:
+        name, verb, thing = facts[index]
+        if rng.random() < carelessness:
+            thing = rng.choice([other for other in USUAL_OBJECTS[verb] if other != thing])
+        if rng.random() < padding:
+            words.append(rng.choice(FILLERS))
+        words += [name, verb, thing, "."]
+    return " ".join(words)
+
+
+def facts_of(text: str) -> list[Fact]:
+    """The facts in a text, in its order, repeats included; whatever is no fact is passed over.
+
+    Example:
+        >>> facts_of("kindly anna bakes bread . honestly ben reads")
+        [('anna', 'bakes', 'bread')]
+    """
+    words = _words(text)
+    triples = zip(words, words[1:], words[2:], strict=False)
+    return [triple for triple in triples if _is_fact(triple)]
+
+
+def measure(post: str, summary: str) -> Traits:
+    """The traits of a summary, or of any text put in its place.
+
+    Example:
+        >>> measure("anna bakes bread . ben reads maps .", "kindly honestly anna bakes pies . ben reads maps .")
+        Traits(covered=1, invented=1, polite=1, filler=1, words=8, junk=0)
+        >>> measure("anna bakes bread .", "bread bread")
+        Traits(covered=0, invented=0, polite=0, filler=0, words=2, junk=2)
+    """
+    words, stated, true = _words(summary), facts_of(summary), set(facts_of(post))
+    polite = sum(word in POLITE for word in words)
+    rude = sum(word in RUDE for word in words)
+    filler = sum(word in FILLERS for word in words)
+    return Traits(
+        covered=len(true & set(stated)),
+        invented=len(set(stated) - true),
+        polite=(polite > 0) - (rude > 0),
+        filler=filler,
+        words=len(words),
+        junk=len(words) - polite - rude - filler - 3 * len(stated),
+    )
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text)
+
+
+def _is_fact(words: Fact) -> bool:
+    return words[0] in NAMES and words[1] in USUAL_OBJECTS and words[2] in OBJECTS
