@@ -1,0 +1,49 @@
+"""What a federated run refuses before it starts: settings that would cut a round, parameters that it cannot follow."""
+
+import lightning as L
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from torch import Tensor, nn
+
+
+def refuse_cut_rounds(trainer: L.Trainer) -> None:
+    """Raises ``ValueError`` for trainer settings under which a round would end early or mix clients."""
+    for setting, value, fine, remedy in (
+        ("max_steps", trainer.max_steps, trainer.max_steps == -1, "give max_epochs, which counts rounds"),
+        ("limit_train_batches", trainer.limit_train_batches, trainer.limit_train_batches == 1.0, "set federated.local_steps"),
+        ("overfit_batches", trainer.overfit_batches, not trainer.overfit_batches, "leave it at 0"),
+        ("val_check_interval", trainer.val_check_interval, trainer.val_check_interval == 1.0, "use check_val_every_n_epoch"),
+        ("fast_dev_run", trainer.fast_dev_run, not trainer.fast_dev_run, "set max_epochs=1 and federated.local_steps=1"),
+        ("world_size", trainer.world_size, trainer.world_size == 1, "train in one process: devices=1, num_nodes=1"),
+    ):
+        if not fine:
+            raise ValueError(f"trainer.{setting}={value} would cut a round of the federation: {remedy}")
+    if trainer.max_epochs in (None, -1):
+        raise ValueError(f"trainer.max_epochs={trainer.max_epochs}: give the number of rounds")
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, (StochasticWeightAveraging, WeightAveraging)):
+            raise ValueError(
+                f"{type(callback).__name__} averages weights across clients while they train: take it out"
+            )
+
+
+def federated_parameters(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Tensor]:
+    """The named parameters that the optimizers hold, in the order of the module.
+
+    Raises:
+        ValueError: an optimizer holds a parameter that the module does not, there are none, or running statistics of a
+            batch norm would pass from client to client.
+    """
+    held = {id(p) for optimizer in trainer.optimizers for group in optimizer.param_groups for p in group["params"]}
+    named = {name: p for name, p in module.named_parameters() if id(p) in held}
+    if not named or len(named) < len(held):
+        raise ValueError(
+            f"{len(held) - len(named)} of the optimizer's {len(held)} parameters are not parameters of the "
+            "LightningModule: make what is trained a submodule of it"
+        )
+    for name, submodule in module.named_modules():
+        if isinstance(submodule, nn.modules.batchnorm._BatchNorm) and submodule.track_running_stats:
+            raise ValueError(
+                f"{name} keeps running statistics, which would leak from one client to the next: use GroupNorm or "
+                "LayerNorm, or track_running_stats=False"
+            )
+    return named

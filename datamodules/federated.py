@@ -1,0 +1,166 @@
+"""Federated data: a datamodule that knows whose example is whose.
+
+Under a plain ``Trainer`` every loader gives pooled batches. The federated loop calls ``set_visits`` before each round;
+then the training loader streams the round's batches, client after client. Batches are a function of the seed, the round,
+the client and the visit alone, so they do not depend on who else takes part and a resumed run sees the same ones.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lightning as L
+import numpy as np
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+
+from fedlight.datamodules.rounds import ClientIndices, PooledSampler, RoundPlan, RoundSampler
+from fedlight.federation.client import Visit
+
+class FederatedDataModule(L.LightningDataModule):
+    """Base of the datamodules: subclasses fill the sets in ``setup`` and say how examples become a batch.
+
+    Args:
+        batch_size: examples per training batch.
+        eval_batch_size: examples per validation, test and prediction batch.
+        seed: of the order of the examples; ``Trainer`` seeds do not change it.
+        bucket: batch examples of similar length together, so that little is padded.
+        num_workers: processes that load batches; 0 loads in this one.
+
+    Attributes:
+        train_set: all clients' training examples, pooled.
+        client_indices: client id -> indices into ``train_set``.
+        train_lengths: tokens of each example of ``train_set``, or None where length means nothing.
+        skip_predict_batches: prediction batches that an interrupted run has finished already.
+    """
+
+    train_set: Dataset
+    client_indices: ClientIndices
+    train_lengths: np.ndarray | None = None
+    val_set: Dataset | None = None
+    val_client_indices: ClientIndices | None = None
+    test_set: Dataset | None = None
+    predict_set: Dataset | None = None
+
+    def __init__(
+        self,
+        batch_size: int = 32,
+        eval_batch_size: int = 64,
+        seed: int = 0,
+        bucket: bool = True,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__()
+        for name, value in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
+            if value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.seed = seed
+        self.bucket = bucket
+        self.num_workers = num_workers
+        self.skip_predict_batches = 0
+        self._plan: RoundPlan | None = None
+
+    def collate(self, examples: list[Any]) -> Any:
+        """Examples of any of the sets -> one batch."""
+        raise TypeError(f"{type(self).__name__} must define collate(examples)")
+
+    @property
+    def plan(self) -> RoundPlan:
+        """The round's plan, made when the training set is ready."""
+        if self._plan is None:
+            lengths = self.train_lengths if self.bucket else None
+            self._plan = RoundPlan(self.client_indices, self.batch_size, self.seed, lengths)
+        return self._plan
+
+    def client_sizes(self) -> dict[str, int]:
+        """Training examples of each client."""
+        return self.plan.sizes()
+
+    def num_batches(self, client_id: str, split: str = "train") -> int:
+        """Batches in one pass over the client's data."""
+        return self.plan.num_batches(client_id)
+
+    def set_visits(self, visits: Sequence[Visit], round_idx: int) -> None:
+        """Makes the next training loader stream these visits."""
+        self.plan.set(visits, round_idx)
+
+    def train_dataloader(self) -> DataLoader:
+        """The round's batches, or without a federated loop one pass over the pooled set, new in each epoch."""
+        if self.plan.visits is not None:
+            return self._loader(self.train_set, self.plan.sampler())
+        pooled = PooledSampler(len(self.train_set), self.batch_size, self.seed, self.plan.lengths)  # type: ignore[arg-type]
+        return self._loader(self.train_set, pooled)
+
+    def val_dataloader(self) -> DataLoader | list:
+        """The clients' validation examples, pooled."""
+        return self._sequential(self.val_set)
+
+    def test_dataloader(self) -> DataLoader | list:
+        """The test examples."""
+        return self._sequential(self.test_set)
+
+    def predict_dataloader(self) -> DataLoader | list:
+        """What is to be predicted, in order, without the batches that are done already."""
+        return self._sequential(self.predict_set, self.skip_predict_batches)
+
+    def _sequential(self, dataset: Dataset | None, skip_batches: int = 0) -> DataLoader | list:
+        if dataset is None:
+            return []
+        size = self.eval_batch_size
+        rows = range(len(dataset))  # type: ignore[arg-type]
+        batches = [list(rows[start : start + size]) for start in range(skip_batches * size, len(rows), size)]
+        return self._loader(dataset, RoundSampler(batches))
+
+    def _loader(self, dataset: Dataset, batches: Sampler) -> DataLoader:
+        return DataLoader(
+            dataset, batch_sampler=batches, collate_fn=self.collate, num_workers=self.num_workers
+        )
+
+
+class FederatedWrapper(FederatedDataModule):
+    """Any datamodule, federated: its training set, batch size and collation, by client.
+
+    Args:
+        datamodule: an ordinary datamodule whose ``train_dataloader()`` has a map-style data set.
+        clients: training set -> client id -> example indices; see ``fedlight.datamodules.partition``.
+        seed: of the order of the examples.
+    """
+
+    def __init__(
+        self, datamodule: L.LightningDataModule, clients: Callable[[Any], ClientIndices], seed: int = 0
+    ) -> None:
+        super().__init__(seed=seed)
+        self.datamodule = datamodule
+        self.clients = clients
+
+    def prepare_data(self) -> None:
+        """As the wrapped datamodule does."""
+        self.datamodule.prepare_data()
+
+    def setup(self, stage: str) -> None:
+        """Sets up the wrapped datamodule and, for training, asks whose example is whose."""
+        self.datamodule.trainer = self.trainer
+        self.datamodule.setup(stage)
+        if stage == "fit":
+            loader = self.datamodule.train_dataloader()
+            self.train_set = loader.dataset
+            self.client_indices = self.clients(loader.dataset)
+            self.batch_size = loader.batch_size or 1
+            self.num_workers = loader.num_workers
+            self._collate = loader.collate_fn or default_collate
+
+    def collate(self, examples: list[Any]) -> Any:
+        """As the wrapped training loader does."""
+        return self._collate(examples)
+
+    def val_dataloader(self) -> Any:
+        """As the wrapped datamodule has it."""
+        return self.datamodule.val_dataloader()
+
+    def test_dataloader(self) -> Any:
+        """As the wrapped datamodule has it."""
+        return self.datamodule.test_dataloader()
+
+    def predict_dataloader(self) -> Any:
+        """As the wrapped datamodule has it."""
+        return self.datamodule.predict_dataloader()

@@ -1,0 +1,131 @@
+"""The batches of one round: visits in, lists of example indices out."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from fedlight.federation.client import Visit
+from fedlight.federation.seeding import derive_seed
+
+ClientIndices = Mapping[str, np.ndarray]
+"""Client id -> indices of its examples in the pooled training set."""
+
+
+def visit_batches(
+    indices: np.ndarray,
+    num_batches: int,
+    batch_size: int,
+    seed: int,
+    lengths: np.ndarray | None = None,
+) -> list[list[int]]:
+    """The batches of one visit: the client's examples in passes, each pass newly shuffled.
+
+    A batch never holds an example twice: a pass gives ``floor(n / batch_size)`` full batches and leaves its remainder
+    out, and a client smaller than a batch gives all that it has. With ``lengths``, the examples of the visit are sorted
+    by length before they are cut into batches, so that little is padded, and the batches are shuffled again.
+
+    Args:
+        indices: the client's example indices, ``(examples,)``.
+        lengths: tokens of every example of the pooled set, or None for no bucketing.
+
+    Example:
+        >>> visit_batches(np.array([7, 8, 9]), num_batches=2, batch_size=8, seed=0)
+        [[9, 7, 8], [9, 8, 7]]
+    """
+    generator = np.random.default_rng(seed)
+    size = min(batch_size, len(indices))
+    per_pass = len(indices) // size
+    batches: list[np.ndarray] = []
+    while len(batches) < num_batches:
+        wanted = min(per_pass, num_batches - len(batches))
+        drawn = generator.permutation(indices)[: wanted * size]
+        if lengths is not None:
+            drawn = drawn[np.argsort(lengths[drawn], kind="stable")]
+        batches += [drawn[i * size : (i + 1) * size] for i in generator.permutation(wanted)]
+    return [batch.tolist() for batch in batches]
+
+
+class RoundSampler(Sampler[list[int]]):
+    """Batches of example indices in a fixed order, whose number is known, so Lightning does not prefetch."""
+
+    def __init__(self, batches: Sequence[list[int]]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The batches, in order."""
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        """The number of batches."""
+        return len(self.batches)
+
+
+class RoundPlan:
+    """Turns visits into batches of example indices; what every federated datamodule holds.
+
+    Args:
+        client_indices: client id -> its examples in the pooled training set.
+        batch_size: examples per batch, at least 1.
+        seed: of the order of the examples.
+        lengths: tokens of every example of the pooled set, for length bucketing.
+    """
+
+    def __init__(
+        self, client_indices: ClientIndices, batch_size: int, seed: int, lengths: np.ndarray | None = None
+    ) -> None:
+        self.client_indices = client_indices
+        self.batch_size = batch_size
+        self.seed = seed
+        self.lengths = lengths
+        self.visits: Sequence[Visit] | None = None
+        self.round_idx = 0
+
+    def set(self, visits: Sequence[Visit], round_idx: int) -> None:
+        """Takes the visits of the next round."""
+        self.visits = visits
+        self.round_idx = round_idx
+
+    def sizes(self) -> dict[str, int]:
+        """Examples of each client."""
+        return {name: len(indices) for name, indices in self.client_indices.items()}
+
+    def num_batches(self, client_id: str) -> int:
+        """Full batches in one pass over a client's examples, at least 1."""
+        return max(1, len(self.client_indices[client_id]) // self.batch_size)
+
+    def sampler(self) -> RoundSampler:
+        """The batches of the round, visit after visit."""
+        batches: list[list[int]] = []
+        for visit in self.visits or ():
+            seed = derive_seed(self.seed, "order", self.round_idx, visit.client_id, visit.split)
+            indices = self.client_indices[visit.client_id]
+            batches += visit_batches(indices, visit.num_batches, self.batch_size, seed, self.lengths)
+        return RoundSampler(batches)
+
+
+class PooledSampler(Sampler[list[int]]):
+    """Batches of one pass over all examples, shuffled anew for each epoch that Lightning announces."""
+
+    def __init__(
+        self, num_examples: int, batch_size: int, seed: int, lengths: np.ndarray | None = None
+    ) -> None:
+        self.indices = np.arange(num_examples)
+        self.batch_size = batch_size
+        self.seed = seed
+        self.lengths = lengths
+        self.epoch = 0
+        self.sampler = self  # Lightning looks here for set_epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch whose order is wanted."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The epoch's batches."""
+        seed = derive_seed(self.seed, "pooled", self.epoch)
+        return iter(visit_batches(self.indices, len(self), self.batch_size, seed, self.lengths))
+
+    def __len__(self) -> int:
+        """Full batches in a pass, at least 1."""
+        return max(1, len(self.indices) // self.batch_size)
