@@ -1,0 +1,31 @@
+"""One clear line where a disk is full: what is written during a long run says which file, and what to do."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def full_disk_named(path: Path) -> Iterator[None]:
+    """Names ``path`` and the way on when the disk fills up inside the block.
+
+    Raises:
+        OSError: with ``errno.ENOSPC``, instead of one that names neither.
+
+    Example:
+        >>> with full_disk_named(Path("runs/demo/visits.csv")):
+        ...     raise OSError(errno.ENOSPC, "No space left on device")
+        Traceback (most recent call last):
+        OSError: [Errno 28] the disk is full while writing runs/demo/visits.csv: free some space and ...
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise OSError(
+            errno.ENOSPC,
+            f"the disk is full while writing {path}: free some space and give the same command again, "
+            "it goes on from what is finished",
+        ) from error
