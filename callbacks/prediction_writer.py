@@ -23,7 +23,7 @@ from fedlight.callbacks.full_disk import full_disk_named
 
 @runtime_checkable
 class SkipsPredictBatches(Protocol):
-    """What going on needs of a datamodule: its next predict loader leaves out so many batches at the start."""
+    """What going on needs of a datamodule: its next predict loader leaves out so many first batches."""
 
     skip_predict_batches: int
 

@@ -50,8 +50,9 @@ class RoundProgress(ProgressBar):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        loops = [callback for callback in trainer.callbacks if isinstance(callback, VisitsClients)]  # type:
-        ignore[attr-defined] self._loop: VisitsClients | None = loops[0] if loops else None
+        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        loops = [callback for callback in callbacks if isinstance(callback, VisitsClients)]
+        self._loop: VisitsClients | None = loops[0] if loops else None
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._stop()

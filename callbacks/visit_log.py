@@ -49,9 +49,11 @@ class VisitLog(L.Callback):
         self._last_round = -1
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        loops = [callback for callback in trainer.callbacks if isinstance(callback, RecordsVisits)]  # type:
-        ignore[attr-defined] self._loop = loops[0] if loops and trainer.is_global_zero else None self._file =
-        Path(self.path or Path(trainer.default_root_dir) / "visits.csv") if stage == "fit" and not loops:
+        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        loops = [callback for callback in callbacks if isinstance(callback, RecordsVisits)]
+        self._loop = loops[0] if loops and trainer.is_global_zero else None
+        self._file = Path(self.path or Path(trainer.default_root_dir) / "visits.csv")
+        if stage == "fit" and not loops:
             rank_zero_info("VisitLog: no FederatedLoop among the callbacks, so there are no visits to log")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
