@@ -1,0 +1,5 @@
+"""``python -m fedlight``."""
+
+from fedlight.cli import main
+
+main()

@@ -1,0 +1,38 @@
+"""The LightningCLI behind ``fedlight fit|validate|test|predict``; apart from cli.py because torch takes seconds to load."""
+
+from typing import Any
+
+import lightning as L
+from jsonargparse import set_parsing_settings
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from fedlight.callbacks.federated_loop import FederatedLoop
+
+
+class FedlightCLI(LightningCLI):
+    """Any LightningModule with any LightningDataModule, federated where ``federated:`` is given.
+
+    Args:
+        args: the command and its arguments.
+    """
+
+    def __init__(self, args: list[str]) -> None:
+        set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
+        super().__init__(
+            L.LightningModule,
+            L.LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,
+            seed_everything_default=0,
+            save_config_kwargs={"overwrite": True},
+            parser_kwargs={"parser_mode": "omegaconf+"},
+            args=args,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds ``federated:``, whose absence means centralised training."""
+        parser.add_lightning_class_args(FederatedLoop, "federated", subclass_mode=True, required=False)
+
+    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> L.Trainer:
+        return super()._instantiate_trainer(config, [c for c in callbacks if c is not None])

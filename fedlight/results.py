@@ -1,0 +1,54 @@
+"""The table of a recipe's results: one line per method, the mean over seeds with its spread."""
+
+from importlib.metadata import version
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the numbers rest on."""
+    from fedlight import __version__
+
+    packages = ("torch", "lightning", "transformers", "peft")
+    return {"fedlight": __version__} | {name: version(name) for name in packages}
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """Method -> metric -> text, ``mean ± standard deviation`` over its rows, in the order of first appearance.
+
+    Example:
+        >>> summary([{"method": "m", "seed": 0, "x": 1.0}, {"method": "m", "seed": 1, "x": 2.0}])
+        {'m': {'x': '1.500 ± 0.707'}}
+    """
+    table: dict[str, dict[str, str]] = {}
+    for method in dict.fromkeys(row["method"] for row in rows):
+        of_method = [row for row in rows if row["method"] == method]
+        metrics = dict.fromkeys(key for row in of_method for key in row if key not in ("method", "seed"))
+        table[method] = {key: _spread([row[key] for row in of_method if row.get(key) is not None]) for key in metrics}
+    return table
+
+
+def _spread(values: list[float]) -> str:
+    if not values:
+        return "–"
+    return f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
+
+
+def show(results: dict[str, Any], folder: Path) -> None:
+    """Prints the table and where the rest lies."""
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = summary(results["rows"])
+    metrics = list(dict.fromkeys(key for row in rows.values() for key in row))
+    seeds = sorted({row["seed"] for row in results["rows"]})
+    table = Table(title=f"{results['recipe']}, seeds {', '.join(map(str, seeds))}")
+    table.add_column("method")
+    for metric in metrics:
+        table.add_column(metric.replace("_", " "), justify="right")
+    for method, row in rows.items():
+        table.add_row(method, *(row.get(metric, "–") for metric in metrics))
+    console = Console()
+    console.print(table)
+    console.print(f"{results['seconds']:.0f} s; results, metrics, visits and adapters are in {folder}", soft_wrap=True)

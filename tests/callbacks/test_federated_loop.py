@@ -1,0 +1,397 @@
+"""The federated loop on an ordinary module and datamodule that know nothing of federation."""
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedlight.callbacks.federated_loop import FederatedLoop
+from fedlight.datamodules.federated import FederatedWrapper
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.server import Average
+
+
+class Regression(L.LightningModule):
+    """Dropout makes the random stream matter; AdamW makes the moments matter."""
+
+    def __init__(self, optimizer="AdamW", lr=0.05, dropout=0.3, norm=False):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(4, 8), nn.BatchNorm1d(8) if norm else nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1)
+        )
+        self.optimizer, self.lr = optimizer, lr
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.mse_loss(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", nn.functional.mse_loss(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        return getattr(torch.optim, self.optimizer)(self.parameters(), lr=self.lr)
+
+
+class Numbers(L.LightningDataModule):
+    def setup(self, stage):
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(120, 4, generator=generator)
+        self.data = TensorDataset(x, x.sum(1, keepdim=True))
+
+    def train_dataloader(self):
+        return DataLoader(self.data, batch_size=4, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.data, batch_size=60)
+
+
+def ten_clients(dataset):
+    """Of 3 to 21 examples, named so that their order is not the order of their data."""
+    cuts = np.cumsum([0, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21])
+    return {f"c{(7 * i) % 10}": np.arange(cuts[i], cuts[i + 1]) for i in range(10)}
+
+
+def trainer(rounds=3, callbacks=(), **kwargs):
+    kwargs.setdefault("enable_checkpointing", False)
+    kwargs.setdefault("logger", False)
+    return L.Trainer(
+        max_epochs=rounds,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=list(callbacks),
+        **kwargs,
+    )
+
+
+def module(seed=0, **kwargs):
+    L.seed_everything(seed, verbose=False)
+    return Regression(**kwargs)
+
+
+def weights(of):
+    return {name: p.detach().clone() for name, p in of.named_parameters()}
+
+
+def assert_equal(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+def federate(rounds=3, clients=ten_clients, model=None, **loop):
+    loop = FederatedLoop(**({"clients_per_round": 3, "local_steps": 2} | loop))
+    model = model or module()
+    trainer(rounds, [loop]).fit(model, FederatedWrapper(Numbers(), clients))
+    return model, loop
+
+
+def test_training_learns_and_records_every_visit():
+    model, loop = federate(rounds=30, clients_per_round=5, local_steps=4, model=module(dropout=0.0))
+    data = Numbers()
+    data.setup("fit")
+    loss = nn.functional.mse_loss(model.net(data.data.tensors[0]), data.data.tensors[1])
+    assert loss < 0.5  # 4 for the zero model
+    assert loop.rounds_done == 30
+    assert [r["steps"] for r in loop.visit_records] == [4] * 5
+    assert {r["round"] for r in loop.visit_records} == {29}
+    record = loop.visit_records[0]
+    assert record["examples"] == loop.clients[record["client"]].num_examples
+    assert record["bytes_down"] == record["bytes_up"] > 4 * sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
+def test_one_client_with_all_the_data_is_plain_training_bit_for_bit(optimizer):
+    """K steps of AdamW in one round; with SGD, which keeps nothing, any number of rounds."""
+    rounds = 1 if optimizer == "AdamW" else 3
+    everything = {"only": np.arange(120)}
+    seen = []
+
+    class Recorder(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            seen.append((torch.get_rng_state(), batch))
+
+    federated = module(optimizer=optimizer)
+    loop = FederatedLoop(clients_per_round=1, local_steps=12)
+    wrapper = FederatedWrapper(Numbers(), lambda dataset: everything)
+    trainer(rounds, [loop, Recorder()]).fit(federated, wrapper)
+
+    class Replay(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            torch.set_rng_state(seen[trainer.global_step][0])
+
+    plain = module(optimizer=optimizer)
+    batches = DataLoader([batch for _, batch in seen], batch_size=None)
+    data = Numbers()
+    data.setup("fit")
+    trainer(1, [Replay()]).fit(plain, batches, data.val_dataloader())
+    assert len(seen) == 12 * rounds
+    assert_equal(weights(federated), weights(plain))
+
+
+def test_clients_do_not_see_each_other_and_their_order_does_not_matter():
+    class Reversed(FedAvg):
+        def plan(self, round_idx, cohort, num_batches):
+            return super().plan(round_idx, cohort, num_batches)[::-1]
+
+    forward, _ = federate(algorithm=FedAvg("normalized"))
+    backward, _ = federate(algorithm=Reversed("normalized"))
+    assert_equal(weights(forward), weights(backward))
+
+
+def test_order_of_the_clients_in_the_data_does_not_matter():
+    def shuffled(dataset):
+        return dict(reversed(ten_clients(dataset).items()))
+
+    assert_equal(weights(federate()[0]), weights(federate(clients=shuffled)[0]))
+
+
+@pytest.mark.parametrize("weighting", ["unbiased", "normalized", "uniform"])
+def test_a_round_equals_a_loop_written_out(weighting):
+    """Plain SGD without dropout, each client trained by hand from the same start on the same batches."""
+    batches = {}
+
+    class Recorder(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            batches.setdefault(loop.visit.client_id, []).append(batch)
+
+    start = weights(module(optimizer="SGD", dropout=0.0))
+    federated = module(optimizer="SGD", dropout=0.0)
+    loop = FederatedLoop(FedAvg(weighting), clients_per_round=3, local_steps=2)
+    trainer(1, [loop, Recorder()]).fit(federated, FederatedWrapper(Numbers(), ten_clients))
+
+    sizes = {name: len(indices) for name, indices in ten_clients(None).items()}
+    deltas = {}
+    for name, of_client in batches.items():
+        local = module(optimizer="SGD", dropout=0.0)
+        for x, y in of_client:
+            local.zero_grad()
+            nn.functional.mse_loss(local.net(x), y).backward()
+            with torch.no_grad():
+                for p in local.parameters():
+                    p -= 0.05 * p.grad
+        deltas[name] = {k: v - start[k] for k, v in weights(local).items()}
+    share = {name: sizes[name] / 120 for name in batches}
+    factor = {
+        "unbiased": {name: 10 / 3 * share[name] for name in batches},
+        "normalized": {name: share[name] / sum(share.values()) for name in batches},
+        "uniform": dict.fromkeys(batches, 1 / 3),
+    }[weighting]
+    for name, value in weights(federated).items():
+        expected = start[name] + sum(factor[c] * deltas[c][name] for c in batches)
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_every_visit_starts_from_the_global_state_with_a_fresh_optimizer():
+    starts, moments = [], []
+
+    class Watch(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if batch_idx % 2 == 0:
+                starts.append(weights(pl_module))
+                moments.append(len(trainer.optimizers[0].state))
+
+    model, loop = module(), FederatedLoop(clients_per_round=3, local_steps=2)
+    trainer(2, [loop, Watch()]).fit(model, FederatedWrapper(Numbers(), ten_clients))
+    assert moments == [0] * 6
+    assert_equal(starts[0], starts[2])
+    assert_equal(starts[3], starts[5])
+    assert not torch.equal(starts[0]["net.0.weight"], starts[3]["net.0.weight"])
+
+
+def test_validation_sees_the_new_global_model():
+    seen = []
+
+    class Watch(L.Callback):
+        def on_validation_start(self, trainer, pl_module):
+            seen.append((loop.rounds_done, weights(pl_module)))
+
+        def on_train_epoch_end(self, trainer, pl_module):
+            assert_equal(seen[-1][1], weights(pl_module))
+
+    loop = FederatedLoop(clients_per_round=3, local_steps=2)
+    trainer(2, [loop, Watch()], num_sanity_val_steps=0).fit(
+        module(), FederatedWrapper(Numbers(), ten_clients)
+    )
+    assert [rounds for rounds, _ in seen] == [1, 2]
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.parametrize("at_epoch_end", [True, False])
+def test_a_run_resumed_from_every_checkpoint_equals_the_uninterrupted_one(tmp_path, at_epoch_end):
+    def run(folder, ckpt_path=None):
+        model = module()
+        save = ModelCheckpoint(
+            folder, save_top_k=-1, save_on_train_epoch_end=at_epoch_end, filename="{epoch}"
+        )
+        loop = FederatedLoop(FedAvg("normalized"), Average(0.9), clients_per_round=3, local_steps=2)
+        t = trainer(4, [loop, save], enable_checkpointing=True)
+        t.fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
+        return weights(model), t.callback_metrics, loop
+
+    whole, metrics, _ = run(tmp_path / "whole")
+    checkpoints = sorted((tmp_path / "whole").glob("*.ckpt"))
+    assert len(checkpoints) == 4
+    for checkpoint in checkpoints[:3]:
+        resumed, again, loop = run(tmp_path / checkpoint.stem, checkpoint)
+        assert_equal(whole, resumed)
+        assert loop.rounds_done == 4
+        assert metrics["val/loss"] == again["val/loss"]
+
+
+def test_rounds_of_unequal_length_train_to_their_end():
+    class Growing(FedAvg):
+        def plan(self, round_idx, cohort, num_batches):
+            visits = super().plan(round_idx, cohort, num_batches)
+            return visits[: 1 + round_idx]
+
+    lengths = []
+
+    class Watch(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            lengths.append((trainer.global_step, len(loop.visit_records)))
+
+    loop = FederatedLoop(Growing(), clients_per_round=3, local_steps=2)
+    trainer(3, [loop, Watch()]).fit(module(), FederatedWrapper(Numbers(), ten_clients))
+    assert lengths == [(2, 1), (6, 2), (12, 3)]
+
+
+def test_a_pass_over_the_clients_data_is_the_default_work():
+    _, loop = federate(rounds=1, clients_per_round=10, local_steps=None)
+    assert {r["client"]: r["steps"] for r in loop.visit_records} == {
+        name: max(1, len(indices) // 4) for name, indices in ten_clients(None).items()
+    }
+
+
+def test_accumulation_never_mixes_two_clients():
+    loop = FederatedLoop(clients_per_round=3, local_steps=2)
+    t = trainer(1, [loop], accumulate_grad_batches=3)
+    t.fit(module(), FederatedWrapper(Numbers(), ten_clients))
+    assert [r["steps"] for r in loop.visit_records] == [2, 2, 2]
+    assert t.global_step == 6
+
+
+def test_schedulers_step_once_a_round():
+    class Cosine(Regression):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+
+    rates = []
+
+    class Watch(L.Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    trainer(3, [FederatedLoop(clients_per_round=2, local_steps=1), Watch()]).fit(
+        Cosine(), FederatedWrapper(Numbers(), ten_clients)
+    )
+    assert rates == [1.0, 0.5, 0.25]
+
+
+def test_estimated_steps_asked_early_do_not_pool_the_first_round():
+    class Curious(Regression):
+        def configure_optimizers(self):
+            self.estimated = self.trainer.estimated_stepping_batches
+            return super().configure_optimizers()
+
+    model, loop = Curious(), FederatedLoop(clients_per_round=3, local_steps=2)
+    t = trainer(2, [loop])
+    t.fit(model, FederatedWrapper(Numbers(), ten_clients))
+    assert model.estimated == t.global_step == 12
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_steps": 5}, "trainer.max_steps=5 would cut a round"),
+        ({"limit_train_batches": 0.5}, "trainer.limit_train_batches=0.5 would cut"),
+        ({"limit_train_batches": 3}, "trainer.limit_train_batches=3 would cut"),
+        ({"overfit_batches": 2}, "would cut a round"),
+        ({"val_check_interval": 0.5}, "use check_val_every_n_epoch"),
+        ({"fast_dev_run": True}, "would cut a round"),
+        ({"rounds": -1}, "give the number of rounds"),
+        ({"callbacks": [StochasticWeightAveraging(0.1)]}, "averages weights across clients"),
+    ],
+)
+def test_settings_that_would_cut_a_round_are_refused_before_any_work(settings, message):
+    settings = dict(settings)
+    callbacks = [FederatedLoop(clients_per_round=3, local_steps=2), *settings.pop("callbacks", [])]
+    model = module()
+    before = weights(model)
+    with pytest.raises(ValueError, match=message):
+        trainer(settings.pop("rounds", 2), callbacks, **settings).fit(
+            model, FederatedWrapper(Numbers(), ten_clients)
+        )
+    assert_equal(before, weights(model))
+
+
+def test_more_clients_per_round_than_clients_is_refused():
+    with pytest.raises(ValueError, match=r"clients_per_round=11 is more than the 10 clients"):
+        federate(clients_per_round=11)
+
+
+def test_an_empty_client_is_refused():
+    with pytest.raises(ValueError, match="'empty'"):
+        federate(clients=lambda d: ten_clients(d) | {"empty": np.arange(0)})
+
+
+def test_a_datamodule_without_clients_is_refused_with_the_remedy():
+    with pytest.raises(ValueError, match="FederatedWrapper"):
+        trainer(1, [FederatedLoop()]).fit(module(), Numbers())
+
+
+def test_batch_norm_statistics_would_leak_and_are_refused():
+    with pytest.raises(ValueError, match=r"net\.1 keeps running statistics"):
+        federate(model=module(norm=True))
+
+
+@pytest.mark.parametrize("setting", [{"clients_per_round": 0}, {"local_steps": 0}])
+def test_nonsense_numbers_are_refused(setting):
+    with pytest.raises(ValueError, match="must be at least 1"):
+        FederatedLoop(**setting)
+
+
+def test_a_checkpoint_from_inside_a_round_is_refused_on_resume(tmp_path):
+    save = ModelCheckpoint(tmp_path, every_n_train_steps=3, save_top_k=-1)
+    loop = FederatedLoop(clients_per_round=3, local_steps=2)
+    trainer(1, [loop, save], enable_checkpointing=True).fit(
+        module(), FederatedWrapper(Numbers(), ten_clients)
+    )
+    inside = next(tmp_path.glob("*step=3.ckpt"))
+    with pytest.raises(ValueError, match="written inside round 0"):
+        save = ModelCheckpoint(tmp_path / "again", every_n_train_steps=3, save_top_k=-1)
+        t = trainer(1, [FederatedLoop(clients_per_round=3, local_steps=2), save], enable_checkpointing=True)
+        t.fit(module(), FederatedWrapper(Numbers(), ten_clients), ckpt_path=inside, weights_only=True)
+
+
+def test_a_checkpoint_of_central_training_is_refused_on_resume(tmp_path):
+    t = trainer(1)
+    t.fit(module(), Numbers())
+    t.save_checkpoint(tmp_path / "central.ckpt")
+    with pytest.raises(ValueError, match="not of a federated run"):
+        t = trainer(2, [FederatedLoop(clients_per_round=3, local_steps=2)])
+        t.fit(module(), FederatedWrapper(Numbers(), ten_clients), ckpt_path=tmp_path / "central.ckpt")
+
+
+def test_a_used_loop_is_not_taken_for_a_new_run():
+    _, loop = federate(rounds=1)
+    with pytest.raises(ValueError, match="make a new one"):
+        trainer(1, [loop]).fit(module(), FederatedWrapper(Numbers(), ten_clients))
+
+
+def test_without_the_loop_the_same_wrapper_trains_centrally():
+    t = trainer(1)
+    t.fit(module(), FederatedWrapper(Numbers(), ten_clients))
+    assert t.global_step == 30
+
+
+def test_metrics_of_the_round_are_logged():
+    loop = FederatedLoop(clients_per_round=3, local_steps=2)
+    t = trainer(2, [loop])
+    t.fit(module(), FederatedWrapper(Numbers(), ten_clients))
+    mean = sum(r["loss"] for r in loop.visit_records) / 3
+    assert t.callback_metrics["fed/loss"].item() == pytest.approx(mean)
+    assert t.callback_metrics["fed/bytes_up"].item() == sum(r["bytes_up"] for r in loop.visit_records)

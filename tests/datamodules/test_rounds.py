@@ -1,0 +1,74 @@
+"""Batches of a round: whose examples, how many, how long."""
+
+import numpy as np
+import pytest
+
+from fedlight.datamodules.rounds import PooledSampler, RoundPlan, visit_batches
+from fedlight.federation.client import Visit
+
+
+def test_a_pass_holds_every_example_at_most_once_and_full_batches():
+    indices = np.arange(100, 123)
+    batches = visit_batches(indices, num_batches=4, batch_size=5, seed=3)
+    drawn = [i for batch in batches for i in batch]
+    assert len(drawn) == len(set(drawn)) == 20
+    assert set(drawn) <= set(indices.tolist())
+    assert all(len(batch) == 5 for batch in batches)
+
+
+def test_further_passes_are_shuffled_anew():
+    batches = visit_batches(np.arange(6), num_batches=4, batch_size=3, seed=0)
+    assert sorted(batches[0] + batches[1]) == sorted(batches[2] + batches[3]) == list(range(6))
+    assert batches[:2] != batches[2:]
+
+
+def test_a_client_smaller_than_a_batch_gives_all_that_it_has():
+    assert [sorted(batch) for batch in visit_batches(np.array([4, 9]), 3, batch_size=8, seed=0)] == [[4, 9]] * 3
+
+
+def test_bucketing_keeps_batches_of_similar_length():
+    lengths = np.random.default_rng(0).integers(5, 100, size=320)
+    indices = np.arange(320)
+
+    def padded(batches):
+        total = sum(lengths[batch].max() * len(batch) for batch in batches)
+        return 1 - lengths[[i for b in batches for i in b]].sum() / total
+
+    plain = visit_batches(indices, 10, 32, seed=0)
+    bucketed = visit_batches(indices, 10, 32, seed=0, lengths=lengths)
+    assert sorted(sum(plain, [])) == sorted(sum(bucketed, []))
+    assert padded(bucketed) < 0.1 < 0.4 < padded(plain)
+    assert [lengths[b].mean() for b in bucketed] != sorted(lengths[b].mean() for b in bucketed)
+
+
+def test_a_clients_batches_do_not_depend_on_who_else_takes_part():
+    plan = RoundPlan({"a": np.arange(10), "b": np.arange(10, 20)}, batch_size=2, seed=0)
+    plan.set([Visit("a", 3), Visit("b", 2)], round_idx=4)
+    together = list(plan.sampler())
+    plan.set([Visit("b", 2)], round_idx=4)
+    assert list(plan.sampler()) == together[3:]
+    plan.set([Visit("b", 2)], round_idx=5)
+    assert list(plan.sampler()) != together[3:]
+    assert len(together) == 5
+
+
+def test_two_visits_of_one_client_see_different_orders():
+    plan = RoundPlan({"a": np.arange(50)}, batch_size=5, seed=0)
+    plan.set([Visit("a", 4), Visit("a", 4, split="synthetic")], round_idx=0)
+    batches = list(plan.sampler())
+    assert batches[:4] != batches[4:]
+
+
+def test_pooled_order_is_new_in_each_epoch_and_repeatable():
+    sampler = PooledSampler(20, batch_size=4, seed=0)
+    first = list(sampler)
+    sampler.sampler.set_epoch(1)
+    second = list(sampler)
+    sampler.sampler.set_epoch(0)
+    assert list(sampler) == first != second
+    assert len(sampler) == 5
+
+
+@pytest.mark.parametrize(("size", "expected"), [(3, 1), (8, 1), (17, 2)])
+def test_batches_in_one_pass(size, expected):
+    assert RoundPlan({"a": np.arange(size)}, batch_size=8, seed=0).num_batches("a") == expected

@@ -1,0 +1,151 @@
+"""What a round is, on numbers worked out by hand."""
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from fedlight.federation.aggregation import WeightedSum
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.channel import Identity, serialized_bytes
+from fedlight.federation.client import Client, Update, Visit, Work, build_clients
+from fedlight.federation.sampling import uniform_cohort
+from fedlight.federation.server import Average
+from fedlight.federation.state import moved, movement, read, write
+
+WORK = Work(num_steps=1, lr=0.1, mean_loss=0.0, seconds=0.0)
+
+
+def combined(weighting, shares, deltas, num_clients):
+    algorithm = FedAvg(weighting)
+    aggregation = algorithm.aggregation(num_clients)
+    for i, (share, delta) in enumerate(zip(shares, deltas, strict=True)):
+        client = Client(str(i), 1, share)
+        moved_by = {"w": torch.tensor([delta], dtype=torch.float64)}
+        aggregation.add(algorithm.finish_visit(Visit(client.id, 1), client, moved_by, WORK))
+    return aggregation.result()["w"].item()
+
+
+@pytest.mark.parametrize(
+    ("weighting", "expected"),
+    [
+        # two of M = 4 clients with shares 0.5 and 0.1 moved by 1 and 2
+        ("unbiased", 4 / 2 * (0.5 * 1 + 0.1 * 2)),
+        ("normalized", (0.5 * 1 + 0.1 * 2) / 0.6),
+        ("uniform", 1.5),
+    ],
+)
+def test_weightings_by_hand(weighting, expected):
+    assert combined(weighting, [0.5, 0.1], [1.0, 2.0], num_clients=4) == pytest.approx(expected, rel=1e-15)
+
+
+def test_unbiased_is_the_mean_over_all_clients_in_expectation():
+    shares, deltas = [0.5, 0.3, 0.2], [1.0, -2.0, 4.0]
+    pairs = [(0, 1), (0, 2), (1, 2)]
+    estimates = [combined("unbiased", [shares[i] for i in p], [deltas[i] for i in p], 3) for p in pairs]
+    assert sum(estimates) / 3 == pytest.approx(sum(p * d for p, d in zip(shares, deltas, strict=True)))
+
+
+def test_unknown_weighting_is_refused():
+    with pytest.raises(ValueError, match="weighting='avg' is not one of"):
+        FedAvg("avg")
+
+
+def test_a_tensor_is_averaged_over_the_clients_that_sent_it():
+    mean = WeightedSum("weight")
+    mean.add(Update("a", {"x": torch.tensor([2.0])}, 1.0))
+    mean.add(Update("b", {"x": torch.tensor([4.0]), "y": torch.tensor([7.0])}, 3.0))
+    assert {k: v.item() for k, v in mean.result().items()} == {"x": 3.5, "y": 7.0}
+    assert moved({"z": torch.tensor([1.0])}, mean.result())["z"].item() == 1.0
+
+
+def test_aggregation_does_not_change_the_update_it_takes():
+    delta = torch.tensor([1.0], dtype=torch.float64)
+    mean = WeightedSum("weight")
+    mean.add(Update("a", {"w": delta}, 1.0))
+    mean.add(Update("b", {"w": torch.tensor([5.0], dtype=torch.float64)}, 1.0))
+    assert delta.item() == 1.0
+
+
+def test_one_client_gets_its_own_parameters_back_bit_for_bit():
+    generator = torch.Generator().manual_seed(0)
+    received = {"w": torch.randn(10_000, generator=generator)}
+    # from tiny to huge: in fp32, w + (v - w) misses v in some of these
+    scale = 10 ** (torch.rand(10_000, generator=generator) * 12 - 6)
+    trained = {"w": scale * torch.randn(10_000, generator=generator)}
+    assert not torch.equal(received["w"] + (trained["w"] - received["w"]), trained["w"])
+    result = WeightedSum("count", scale=1)
+    result.add(Update("only", movement(received, trained), weight=1.0))
+    assert torch.equal(Average().step(received, result.result())["w"], trained["w"])
+
+
+def test_order_of_updates_is_lost_in_the_rounding():
+    generator = torch.Generator().manual_seed(1)
+    state = {"w": torch.randn(5_000, generator=generator)}
+    updates = [
+        Update(str(i), {"w": torch.randn(5_000, generator=generator, dtype=torch.float64)}, weight=0.1 * (i + 1))
+        for i in range(7)
+    ]
+    results = []
+    for order in (updates, updates[::-1], updates[3:] + updates[:3]):
+        mean = WeightedSum("weight")
+        for update in order:
+            mean.add(update)
+        results.append(Average().step(state, mean.result())["w"])
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_read_is_a_copy_and_write_is_in_place():
+    parameter = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    state = read({"w": parameter})
+    with torch.no_grad():
+        parameter.add_(1)
+    assert state["w"].tolist() == [1.0, 2.0]
+    address = parameter.data_ptr()
+    write(state, {"w": parameter})
+    assert parameter.tolist() == [1.0, 2.0]
+    assert parameter.data_ptr() == address
+    write({"w": torch.tensor([1.00390625, 2.0])}, {"w": torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))})
+
+
+def test_bytes_are_those_of_a_file_that_can_be_read_back():
+    state = {"a.weight": torch.randn(3, 5), "b": torch.randn(7)}
+    payload = Identity().down(state, Client("c", 1, 1.0))
+    data = save(payload.state)
+    assert payload.num_bytes == len(data)
+    assert torch.equal(load(data)["a.weight"], state["a.weight"])
+    up = Identity().up(state, {"b": state["b"] + 1}, Client("c", 1, 1.0))
+    assert up.num_bytes == serialized_bytes({"b": state["b"]}) < payload.num_bytes
+    assert list(up.state) == ["b"]
+
+
+def test_cohorts_depend_on_seed_and_round_alone():
+    clients = [Client(f"c{i:03d}", 1, 0.01) for i in range(100)]
+    first = [uniform_cohort(clients, 10, seed=0, round_idx=r) for r in range(20)]
+    again = [uniform_cohort(clients, 10, seed=0, round_idx=r) for r in reversed(range(20))][::-1]
+    assert first == again
+    assert all(len({c.id for c in cohort}) == 10 for cohort in first)
+    assert len({tuple(c.id for c in cohort) for cohort in first}) == 20
+    assert uniform_cohort(clients, 10, seed=1, round_idx=0) != first[0]
+
+
+def test_every_client_is_sampled_about_equally_often():
+    clients = [Client(str(i), 1, 0.1) for i in range(10)]
+    counts = dict.fromkeys((c.id for c in clients), 0)
+    for round_idx in range(2000):
+        for client in uniform_cohort(clients, 3, seed=0, round_idx=round_idx):
+            counts[client.id] += 1
+    assert all(abs(count - 600) < 90 for count in counts.values())  # 4.4 standard deviations
+
+
+def test_clients_are_ordered_by_id_and_none_is_empty():
+    assert list(build_clients({"b": 1, "a": 1})) == ["a", "b"]
+    with pytest.raises(ValueError, match="the first is 'b'"):
+        build_clients({"a": 2, "b": 0})
+    with pytest.raises(ValueError, match="no clients"):
+        build_clients({})
+
+
+def test_server_lr_must_be_positive():
+    with pytest.raises(ValueError, match=r"lr=0 must be above 0"):
+        Average(0)
