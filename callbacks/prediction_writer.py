@@ -71,11 +71,13 @@ class PredictionWriter(L.Callback):
         if can_skip:
             data.skip_predict_batches = self._state["batches"]
         with full_disk_named(self._partial), self._partial.open("ab") as file:
-            file.truncate(self._state["bytes"])
+            if file.tell() > self._state["bytes"]:
+                file.truncate(self._state["bytes"])
 
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Refuses to go on with lines of another model; weights from a checkpoint are loaded by now."""
-        who = _fingerprint(pl_module, trainer.datamodule)  # type: ignore[attr-defined]
+        num_batches = self._state["batches"] + sum(trainer.num_predict_batches)
+        who = _fingerprint(pl_module, trainer.datamodule, num_batches)  # type: ignore[attr-defined]
         if self._state.setdefault("fingerprint", who) != who:
             raise ValueError(
                 f"{self._partial} was begun with another model, other data or other settings: "
@@ -118,11 +120,19 @@ class PredictionWriter(L.Callback):
         os.replace(self._partial, self.path)
         self._progress.unlink(missing_ok=True)
 
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """The next predict run of the same datamodule skips nothing."""
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        if stage == "predict" and isinstance(data, SkipsPredictBatches):
+            data.skip_predict_batches = 0
+
     def _read_progress(self) -> dict[str, Any]:
-        if not (self._partial.exists() and self._progress.exists()):
-            return {"batches": 0, "bytes": 0}
-        state: dict[str, Any] = json.loads(self._progress.read_text(encoding="utf-8"))
-        return state
+        """Whole batches of the partial file: none where the two files do not fit together."""
+        if self._partial.exists() and self._progress.exists():
+            state: dict[str, Any] = json.loads(self._progress.read_text(encoding="utf-8"))
+            if self._partial.stat().st_size >= state["bytes"]:
+                return state
+        return {"batches": 0, "bytes": 0}
 
     def _write_progress(self) -> None:
         new = self._progress.with_name(self._progress.name + ".tmp")
@@ -162,9 +172,10 @@ def _plain(column: Any) -> list[Any]:
     return column.tolist() if isinstance(column, Tensor) else list(column)
 
 
-def _fingerprint(module: L.LightningModule, data: Any) -> str:
+def _fingerprint(module: L.LightningModule, data: Any, num_batches: float) -> str:
     """Tells models and data apart by their settings and trained weights; settings name the frozen base."""
-    settings = [dict(module.hparams), dict(data.hparams) if isinstance(data, L.LightningDataModule) else {}]
+    data_settings = dict(data.hparams) if isinstance(data, L.LightningDataModule) else {}
+    settings = [dict(module.hparams), data_settings, num_batches]
     text = json.dumps(settings, sort_keys=True, default=lambda o: type(o).__qualname__)
     digest = hashlib.sha256(text.encode())
     for name, parameter in module.named_parameters():

@@ -149,7 +149,7 @@ class RoundProgress(ProgressBar):
             return
         if self._live is None:
             self._live = _live_line(self.console)
-            self._task = self._live.add_task(name)
+            self._task = self._live.add_task(name, total=total, note="")
             self._live.start()
         self._live.reset(self._task, description=name, total=total, note="")
 

@@ -107,5 +107,5 @@ def _keep_rounds_before(round_idx: int, path: Path) -> None:
         path.unlink()
         return
     shorter = path.with_name(path.name + ".tmp")
-    shorter.write_text(_csv_text(rows, with_header=True), encoding="utf-8")  # type: ignore[arg-type]
+    shorter.write_text(_csv_text(rows, with_header=True), encoding="utf-8")
     os.replace(shorter, path)

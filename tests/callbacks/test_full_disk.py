@@ -1,0 +1,21 @@
+"""A full disk gives one line that names the file; other errors of the system pass as they are."""
+
+from pathlib import Path
+
+import pytest
+
+from fedlight.callbacks.full_disk import full_disk_named
+
+
+def test_names_the_file_and_the_remedy():
+    with (
+        pytest.raises(OSError, match=r"the disk is full while writing runs/x\.csv: free some space"),
+        full_disk_named(Path("runs/x.csv")),
+        open("/dev/full", "w") as file,
+    ):
+        file.write("a row\n")
+
+
+def test_other_errors_are_not_renamed(tmp_path):
+    with pytest.raises(FileNotFoundError, match="missing.csv"), full_disk_named(Path("runs/x.csv")):
+        (tmp_path / "missing.csv").read_text()

@@ -1,0 +1,126 @@
+"""Predictions: an interrupted run ends with the same file, and never mixes the lines of two models."""
+
+import json
+
+import lightning as L
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from fedlight.callbacks.prediction_writer import PredictionWriter
+
+
+class Prompts(L.LightningDataModule):
+    """Five prompts in batches of two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.skip_predict_batches = 0
+
+    def predict_dataloader(self):
+        rows = [{"index": i, "prompt": f"prompt {i}"} for i in range(5)]
+        return DataLoader(rows[2 * self.skip_predict_batches :], batch_size=2)
+
+
+class Echo(L.LightningModule):
+    """Two completions of every prompt; raises at the batch that holds ``dies_at``."""
+
+    def __init__(self, dies_at: int | None = None, weight: float = 1.0, temperature: float = 0.7) -> None:
+        super().__init__()
+        self.save_hyperparameters("temperature")
+        self.weight = torch.nn.Parameter(torch.tensor(weight))
+        self.dies_at = dies_at
+        self.seen: list[int] = []
+
+    def predict_step(self, batch, batch_idx):
+        if self.dies_at in batch["index"].tolist():
+            raise KeyError("killed")
+        self.seen += batch["index"].tolist()
+        return [[f"{prompt} a", f"{prompt} ü"] for prompt in batch["prompt"]]
+
+
+class LogProbs(Echo):
+    def predict_step(self, batch, batch_idx):
+        return torch.stack([batch["index"] * 0.5, -batch["index"] * 1.0], dim=1)
+
+
+def predict(module, path, data=None, fields=("completions",), copy=("index", "prompt")):
+    trainer = L.Trainer(
+        callbacks=[PredictionWriter(str(path), fields, copy)],
+        logger=False,
+        accelerator="cpu",
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.predict(module, datamodule=data or Prompts(), return_predictions=False)
+
+
+EXPECTED = [
+    {"index": i, "prompt": f"prompt {i}", "completions": [f"prompt {i} a", f"prompt {i} ü"]} for i in range(5)
+]
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_one_line_per_prompt(tmp_path):
+    path = tmp_path / "runs" / "completions.jsonl"
+    predict(Echo(), path)
+    assert read(path) == EXPECTED
+    assert [file.name for file in path.parent.iterdir()] == ["completions.jsonl"]
+
+
+def test_log_probs_become_one_number_per_field(tmp_path):
+    path = tmp_path / "choices.jsonl"
+    predict(LogProbs(), path, fields=["logp_a", "logp_b"], copy=["index"])
+    assert read(path)[3] == {"index": 3, "logp_a": 1.5, "logp_b": -3.0}
+
+
+@pytest.mark.parametrize(("dies_at", "seen_again"), [(0, [0, 1, 2, 3, 4]), (3, [2, 3, 4]), (4, [4])])
+def test_an_interrupted_run_goes_on_with_the_first_open_batch(tmp_path, dies_at, seen_again):
+    path = tmp_path / "completions.jsonl"
+    with pytest.raises(KeyError, match="killed"):
+        predict(Echo(dies_at), path)
+    assert not path.exists()
+    with (tmp_path / "completions.jsonl.partial").open("a") as file:
+        file.write('{"index": 2, "pro')  # what kill -9 leaves of a line
+    module, data = Echo(), Prompts()
+    predict(module, path, data)
+    assert module.seen == seen_again
+    assert read(path) == EXPECTED
+    assert data.skip_predict_batches == 0
+
+
+@pytest.mark.parametrize("other", [Echo(weight=2.0), Echo(temperature=1.0)])
+def test_lines_of_another_model_are_refused(tmp_path, other):
+    path = tmp_path / "completions.jsonl"
+    with pytest.raises(KeyError):
+        predict(Echo(dies_at=3), path)
+    with pytest.raises(ValueError, match="begun with another model, other data or other settings: remove it"):
+        predict(other, path)
+    assert other.seen == []
+
+
+def test_a_finished_file_is_written_anew(tmp_path):
+    path = tmp_path / "completions.jsonl"
+    predict(Echo(), path)
+    module = Echo(weight=2.0)
+    predict(module, path)
+    assert module.seen == [0, 1, 2, 3, 4]
+    assert read(path) == EXPECTED
+
+
+def test_a_full_disk_is_named(tmp_path):
+    path = tmp_path / "completions.jsonl"
+    (tmp_path / "completions.jsonl.partial").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"disk is full while writing .*completions.jsonl.partial: free some"):
+        predict(Echo(), path)
+
+
+def test_a_missing_key_and_a_wrong_shape_name_the_setting(tmp_path):
+    with pytest.raises(ValueError, match=r"copy=\['post'\]: the batch has no 'post', it has"):
+        predict(Echo(), tmp_path / "a.jsonl", copy=["post"])
+    with pytest.raises(ValueError, match=r"names 2 numbers per example, but predict_step returns list"):
+        predict(Echo(), tmp_path / "b.jsonl", fields=["logp_a", "logp_b"])

@@ -1,0 +1,109 @@
+"""Progress: who is trained and at which loss in a terminal, one plain line per round in a log file."""
+
+import io
+
+import lightning as L
+import pytest
+import torch
+from rich.console import Console
+from torch.utils.data import DataLoader
+
+from fedlight.callbacks.progress import RoundProgress
+from fedlight.federation.client import Visit
+
+
+class VisitsEach(L.Callback):
+    """Stands in for the federated loop: batch i belongs to client ci."""
+
+    visit: Visit | None = None
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.visit = Visit(f"c{batch_idx}", 1)
+
+
+class FixedLoss(L.LightningModule):
+    """Losses 1, 2, ..., 10 in a round: mean 5.5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def training_step(self, batch, batch_idx):
+        return self.weight.sum() * 0 + batch.sum()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/accuracy", 0.75, prog_bar=True)
+
+    test_step = validation_step
+
+    def predict_step(self, batch, batch_idx):
+        return batch
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+LOADER = DataLoader(torch.arange(1.0, 11.0))
+
+
+def trainer_with(terminal, callbacks=(), max_epochs=2):
+    bar = RoundProgress(refresh_seconds=0.0)
+    bar.console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+    return bar.console.file, L.Trainer(
+        max_epochs=max_epochs,
+        callbacks=[bar, *callbacks],
+        logger=False,
+        accelerator="cpu",
+        enable_checkpointing=False,
+        enable_model_summary=False,
+    )
+
+
+def without_times(text):
+    return [line.split("  (")[0] for line in text.splitlines()]
+
+
+def test_a_log_file_gets_one_line_per_round():
+    output, trainer = trainer_with(terminal=False, callbacks=[VisitsEach()])
+    trainer.fit(FixedLoss(), LOADER, LOADER)
+    assert without_times(output.getvalue()) == [
+        "round 1/2: loss 5.5000  val/accuracy 0.7500",
+        "round 2/2: loss 5.5000  val/accuracy 0.7500",
+    ]
+
+
+def test_without_a_federation_it_counts_epochs():
+    output, trainer = trainer_with(terminal=False, max_epochs=1)
+    trainer.fit(FixedLoss(), LOADER, LOADER)
+    assert without_times(output.getvalue()) == ["epoch 1/1: loss 5.5000  val/accuracy 0.7500"]
+
+
+def test_a_terminal_sees_round_client_and_loss():
+    output, trainer = trainer_with(terminal=True, callbacks=[VisitsEach()])
+    trainer.fit(FixedLoss(), LOADER, LOADER)
+    shown = output.getvalue()
+    assert "round 2/2" in shown
+    assert "client c9  loss 10.0000" in shown  # the last batch: the display is renewed ten times a second
+    assert shown.endswith("\x1b[?25h\r\x1b[1A\x1b[2K")  # cursor back, live line gone
+
+
+@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
+def test_other_stages_print_ten_lines_at_most(stage):
+    output, trainer = trainer_with(terminal=False)
+    getattr(trainer, stage)(
+        FixedLoss(), DataLoader(torch.arange(25.0)), **({} if stage == "predict" else {"verbose": False})
+    )
+    lines = without_times(output.getvalue())
+    assert len(lines) == 10
+    assert lines[-1] == f"{stage}: 25/25 batches"
+
+
+def test_an_error_gives_the_terminal_back():
+    class Breaks(FixedLoss):
+        def training_step(self, batch, batch_idx):
+            raise KeyError("broken")
+
+    output, trainer = trainer_with(terminal=True)
+    with pytest.raises(KeyError, match="broken"):
+        trainer.fit(Breaks(), LOADER, LOADER)
+    assert output.getvalue().count("\x1b[?25l") == output.getvalue().count("\x1b[?25h") == 1
