@@ -1,7 +1,7 @@
 """The federated loop: a Lightning epoch becomes one communication round.
 
 A round is a list of visits, a visit is one run of local training batches at one client. The datamodule streams the
-round's batches client after client; this callback notices where visits begin and end and, there, swaps parameters, calls
+round's batches client after client; this callback notices where visits begin and end, swaps parameters there, calls
 the algorithm and, at the round's last batch, lets the server step. The module and the trainer never hear of it:
 ``max_epochs`` counts rounds, and checkpoints, schedulers, early stopping and loggers keep their meaning.
 """
@@ -25,7 +25,7 @@ from fedlight.federation.client import Client, FederatedData, Visit, Work, build
 from fedlight.federation.sampling import uniform_cohort
 from fedlight.federation.seeding import derive_seed
 from fedlight.federation.server import Average, ServerOptimizer
-from fedlight.federation.state import State, read, write
+from fedlight.federation.state import read, write
 
 
 class FederatedLoop(L.Callback):
@@ -74,6 +74,7 @@ class FederatedLoop(L.Callback):
         self.visit: Visit | None = None
         self._memories: dict[str, dict[str, Any]] = {}
         self._inside_round = False
+        self._losses: list[Tensor] = []
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Refuses what cannot work, builds the clients and plans the first round."""
@@ -92,7 +93,8 @@ class FederatedLoop(L.Callback):
                 f"federated.clients_per_round={self.clients_per_round} is more than the {len(self.clients)} clients "
                 f"of the data: set --federated.clients_per_round {len(self.clients)} or less"
             )
-        trainer.reload_dataloaders_every_n_epochs = 1  # every round has a loader of its own
+        # Every round has a loader of its own.
+        trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]
         self._plan_round(trainer)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

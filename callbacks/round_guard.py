@@ -1,4 +1,4 @@
-"""What a federated run refuses before it starts: settings that would cut a round, parameters that it cannot follow."""
+"""What a federated run refuses before it starts: settings that cut a round, parameters that it cannot follow."""
 
 import lightning as L
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
@@ -7,15 +7,18 @@ from torch import Tensor, nn
 
 def refuse_cut_rounds(trainer: L.Trainer) -> None:
     """Raises ``ValueError`` for trainer settings under which a round would end early or mix clients."""
-    for setting, value, fine, remedy in (
-        ("max_steps", trainer.max_steps, trainer.max_steps == -1, "give max_epochs, which counts rounds"),
-        ("limit_train_batches", trainer.limit_train_batches, trainer.limit_train_batches == 1.0, "set federated.local_steps"),
-        ("overfit_batches", trainer.overfit_batches, not trainer.overfit_batches, "leave it at 0"),
-        ("val_check_interval", trainer.val_check_interval, trainer.val_check_interval == 1.0, "use check_val_every_n_epoch"),
-        ("fast_dev_run", trainer.fast_dev_run, not trainer.fast_dev_run, "set max_epochs=1 and federated.local_steps=1"),
-        ("world_size", trainer.world_size, trainer.world_size == 1, "train in one process: devices=1, num_nodes=1"),
+    for setting, fine, remedy in (
+        ("max_steps", -1, "give max_epochs, which counts rounds"),
+        ("limit_train_batches", 1.0, "set federated.local_steps"),
+        ("overfit_batches", 0.0, "leave it at 0"),
+        ("val_check_interval", 1.0, "use check_val_every_n_epoch"),
+        ("fast_dev_run", False, "set max_epochs=1 and federated.local_steps=1"),
+        ("world_size", 1, "train in one process: devices=1, num_nodes=1"),
     ):
-        if not fine:
+        value = getattr(trainer, setting)
+        if value != fine or isinstance(value, int) != isinstance(
+            fine, int
+        ):  # 1 batch is not 1.0, all of them
             raise ValueError(f"trainer.{setting}={value} would cut a round of the federation: {remedy}")
     if trainer.max_epochs in (None, -1):
         raise ValueError(f"trainer.max_epochs={trainer.max_epochs}: give the number of rounds")
@@ -30,11 +33,13 @@ def federated_parameters(trainer: L.Trainer, module: L.LightningModule) -> dict[
     """The named parameters that the optimizers hold, in the order of the module.
 
     Raises:
-        ValueError: an optimizer holds a parameter that the module does not, there are none, or running statistics of a
-            batch norm would pass from client to client.
+        ValueError: an optimizer holds a parameter that the module does not, there are none, or running statistics of
+            a batch norm would pass from client to client.
     """
-    held = {id(p) for optimizer in trainer.optimizers for group in optimizer.param_groups for p in group["params"]}
-    named = {name: p for name, p in module.named_parameters() if id(p) in held}
+    held = {
+        id(p) for optimizer in trainer.optimizers for group in optimizer.param_groups for p in group["params"]
+    }
+    named: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if id(p) in held}
     if not named or len(named) < len(held):
         raise ValueError(
             f"{len(held) - len(named)} of the optimizer's {len(held)} parameters are not parameters of the "

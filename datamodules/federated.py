@@ -1,8 +1,8 @@
 """Federated data: a datamodule that knows whose example is whose.
 
 Under a plain ``Trainer`` every loader gives pooled batches. The federated loop calls ``set_visits`` before each round;
-then the training loader streams the round's batches, client after client. Batches are a function of the seed, the round,
-the client and the visit alone, so they do not depend on who else takes part and a resumed run sees the same ones.
+then the training loader streams the round's batches, client after client. Batches depend on the seed, the round, the
+client and the visit alone, so they do not depend on who else takes part and a resumed run sees the same ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from fedlight.datamodules.rounds import ClientIndices, PooledSampler, RoundPlan, RoundSampler
 from fedlight.federation.client import Visit
+
 
 class FederatedDataModule(L.LightningDataModule):
     """Base of the datamodules: subclasses fill the sets in ``setup`` and say how examples become a batch.

@@ -27,6 +27,9 @@ def visit_batches(
 
     Args:
         indices: the client's example indices, ``(examples,)``.
+        num_batches: how many are wanted, over as many passes as that takes.
+        batch_size: examples per batch, at most.
+        seed: of the order.
         lengths: tokens of every example of the pooled set, or None for no bucketing.
 
     Example:

@@ -13,7 +13,7 @@ USAGE = """usage: fedlight COMMAND ...
 Federated fine-tuning of language models inside PyTorch Lightning.
 
   fit, validate, test, predict   train or use one module: fedlight fit --config FILE [--KEY VALUE ...]
-                                 all keys: fedlight fit --help; a complete file: fedlight fit --config FILE --print_config
+                                 all keys: fedlight fit --help; a complete file: add --print_config
   run NAME                       a recipe from first stage to results: fedlight run demo
                                  all recipes: fedlight run --help
 

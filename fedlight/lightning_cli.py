@@ -1,4 +1,4 @@
-"""The LightningCLI behind ``fedlight fit|validate|test|predict``; apart from cli.py because torch takes seconds to load."""
+"""The LightningCLI behind ``fedlight fit|validate|test|predict``; apart from cli.py, since torch loads for seconds."""
 
 from typing import Any
 

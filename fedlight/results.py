@@ -15,7 +15,7 @@ def versions() -> dict[str, str]:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
-    """Method -> metric -> text, ``mean ± standard deviation`` over its rows, in the order of first appearance.
+    """Method -> metric -> ``mean ± standard deviation`` over its rows, in order of appearance.
 
     Example:
         >>> summary([{"method": "m", "seed": 0, "x": 1.0}, {"method": "m", "seed": 1, "x": 2.0}])
@@ -25,13 +25,15 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
     for method in dict.fromkeys(row["method"] for row in rows):
         of_method = [row for row in rows if row["method"] == method]
         metrics = dict.fromkeys(key for row in of_method for key in row if key not in ("method", "seed"))
-        table[method] = {key: _spread([row[key] for row in of_method if row.get(key) is not None]) for key in metrics}
+        table[method] = {
+            key: _spread([row[key] for row in of_method if row.get(key) is not None]) for key in metrics
+        }
     return table
 
 
 def _spread(values: list[float]) -> str:
     if not values:
-        return "–"
+        return "-"
     return f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
 
 
@@ -48,7 +50,9 @@ def show(results: dict[str, Any], folder: Path) -> None:
     for metric in metrics:
         table.add_column(metric.replace("_", " "), justify="right")
     for method, row in rows.items():
-        table.add_row(method, *(row.get(metric, "–") for metric in metrics))
+        table.add_row(method, *(row.get(metric, "-") for metric in metrics))
     console = Console()
     console.print(table)
-    console.print(f"{results['seconds']:.0f} s; results, metrics, visits and adapters are in {folder}", soft_wrap=True)
+    console.print(
+        f"{results['seconds']:.0f} s; results, metrics, visits and adapters are in {folder}", soft_wrap=True
+    )

@@ -8,7 +8,9 @@ from fedlight.federation.client import Client
 from fedlight.federation.seeding import derive_seed
 
 
-def uniform_cohort(clients: Sequence[Client], clients_per_round: int, seed: int, round_idx: int) -> list[Client]:
+def uniform_cohort(
+    clients: Sequence[Client], clients_per_round: int, seed: int, round_idx: int
+) -> list[Client]:
     """``clients_per_round`` clients, uniformly without replacement, in the order in which ``clients`` has them.
 
     Example:

@@ -17,7 +17,7 @@ class ServerOptimizer(ABC):
         """What a resumed run needs: tensors and plain values only."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027  # most keep nothing
         """Takes back what ``state_dict`` gave."""
 
 

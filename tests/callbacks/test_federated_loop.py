@@ -361,9 +361,9 @@ def test_a_checkpoint_from_inside_a_round_is_refused_on_resume(tmp_path):
         module(), FederatedWrapper(Numbers(), ten_clients)
     )
     inside = next(tmp_path.glob("*step=3.ckpt"))
+    save = ModelCheckpoint(tmp_path / "again", every_n_train_steps=3, save_top_k=-1)
+    t = trainer(1, [FederatedLoop(clients_per_round=3, local_steps=2), save], enable_checkpointing=True)
     with pytest.raises(ValueError, match="written inside round 0"):
-        save = ModelCheckpoint(tmp_path / "again", every_n_train_steps=3, save_top_k=-1)
-        t = trainer(1, [FederatedLoop(clients_per_round=3, local_steps=2), save], enable_checkpointing=True)
         t.fit(module(), FederatedWrapper(Numbers(), ten_clients), ckpt_path=inside, weights_only=True)
 
 
@@ -371,8 +371,8 @@ def test_a_checkpoint_of_central_training_is_refused_on_resume(tmp_path):
     t = trainer(1)
     t.fit(module(), Numbers())
     t.save_checkpoint(tmp_path / "central.ckpt")
+    t = trainer(2, [FederatedLoop(clients_per_round=3, local_steps=2)])
     with pytest.raises(ValueError, match="not of a federated run"):
-        t = trainer(2, [FederatedLoop(clients_per_round=3, local_steps=2)])
         t.fit(module(), FederatedWrapper(Numbers(), ten_clients), ckpt_path=tmp_path / "central.ckpt")
 
 

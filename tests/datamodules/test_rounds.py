@@ -23,7 +23,9 @@ def test_further_passes_are_shuffled_anew():
 
 
 def test_a_client_smaller_than_a_batch_gives_all_that_it_has():
-    assert [sorted(batch) for batch in visit_batches(np.array([4, 9]), 3, batch_size=8, seed=0)] == [[4, 9]] * 3
+    assert [sorted(batch) for batch in visit_batches(np.array([4, 9]), 3, batch_size=8, seed=0)] == [
+        [4, 9]
+    ] * 3
 
 
 def test_bucketing_keeps_batches_of_similar_length():

@@ -82,7 +82,9 @@ def test_order_of_updates_is_lost_in_the_rounding():
     generator = torch.Generator().manual_seed(1)
     state = {"w": torch.randn(5_000, generator=generator)}
     updates = [
-        Update(str(i), {"w": torch.randn(5_000, generator=generator, dtype=torch.float64)}, weight=0.1 * (i + 1))
+        Update(
+            str(i), {"w": torch.randn(5_000, generator=generator, dtype=torch.float64)}, weight=0.1 * (i + 1)
+        )
         for i in range(7)
     ]
     results = []
@@ -105,7 +107,10 @@ def test_read_is_a_copy_and_write_is_in_place():
     write(state, {"w": parameter})
     assert parameter.tolist() == [1.0, 2.0]
     assert parameter.data_ptr() == address
-    write({"w": torch.tensor([1.00390625, 2.0])}, {"w": torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))})
+    write(
+        {"w": torch.tensor([1.00390625, 2.0])},
+        {"w": torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))},
+    )
 
 
 def test_bytes_are_those_of_a_file_that_can_be_read_back():

@@ -1,5 +1,7 @@
-"""FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
-https://arxiv.org/abs/1602.05629. Its hooks are the defaults of :class:`~fedlight.federation.algorithm.Algorithm`.
+"""FedAvg, whose hooks are the defaults of :class:`~fedlight.federation.algorithm.Algorithm`.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
+https://arxiv.org/abs/1602.05629
 """
 
 from fedlight.federation.algorithm import Algorithm

@@ -1,0 +1,120 @@
+"""One step of a recipe: a Lightning command with its config, or a function call, done once and resumable."""
+
+import hashlib
+import importlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from fedlight.conf import path as conf_path
+
+COMMANDS = ("fit", "validate", "test", "predict", "call")
+
+
+class Stage:
+    """A step that leaves ``done.json`` in its folder when it has ended.
+
+    Args:
+        name: of the stage, and of its folder.
+        folder: where it writes.
+        spec: one of ``fit``, ``validate``, ``test``, ``predict`` with a config file of ``conf/``, or ``call`` with a
+            dotted function; and ``with``, its overrides or arguments.
+
+    Raises:
+        ValueError: the spec names no command, several, or something else.
+    """
+
+    def __init__(self, name: str, folder: Path, spec: dict[str, Any]) -> None:
+        commands = [command for command in COMMANDS if command in spec]
+        unknown = set(spec) - set(COMMANDS) - {"with"}
+        if len(commands) != 1 or unknown:
+            raise ValueError(
+                f"stage {name}: give one of {', '.join(COMMANDS)}, and 'with'; it has {list(spec)}"
+            )
+        self.name = name
+        self.folder = folder
+        self.command = commands[0]
+        self.target: str = spec[self.command]
+        self.arguments: dict[str, Any] = spec.get("with") or {}
+
+    def run(self) -> dict[str, Any]:
+        """Does the stage unless it is done.
+
+        Returns:
+            ``result``, what the call returned or the metrics of the command; ``seconds`` that it took.
+
+        Raises:
+            ValueError: it was done with other settings.
+        """
+        marker = self.folder / "done.json"
+        fingerprint = self._fingerprint()
+        if marker.is_file():
+            done: dict[str, Any] = json.loads(marker.read_text())
+            if done["fingerprint"] != fingerprint:
+                raise ValueError(
+                    f"{self.folder} was made with other settings: give another --output, or delete that "
+                    "folder and those of the stages after it"
+                )
+            return done
+        self.folder.mkdir(parents=True, exist_ok=True)
+        print(f"── {self.name}", file=sys.stderr, flush=True)
+        start = time.perf_counter()
+        result = self._call() if self.command == "call" else self._lightning()
+        done = {"result": result, "seconds": time.perf_counter() - start, "fingerprint": fingerprint}
+        write_json(marker, done)
+        return done
+
+    def _fingerprint(self) -> str:
+        settings: list[Any] = [self.command, self.target, self.arguments]
+        if self.command != "call":
+            settings.append(conf_path(self.target).read_text())
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+    def _call(self) -> dict[str, Any]:
+        module, _, function = self.target.rpartition(".")
+        return getattr(importlib.import_module(module), function)(**self.arguments) or {}
+
+    def _lightning(self) -> dict[str, Any]:
+        from fedlight.cli import lightning_cli
+
+        argv = [
+            self.command,
+            f"--config={conf_path(self.target)}",
+            f"--trainer.default_root_dir={self.folder}",
+        ]
+        argv += [f"--{key}={_text(value)}" for key, value in self.arguments.items()]
+        checkpoint = newest_checkpoint(self.folder / "checkpoints") if self.command == "fit" else None
+        if checkpoint is not None:
+            argv.append(f"--ckpt_path={checkpoint}")
+        trainer = lightning_cli(argv).trainer
+        if trainer.interrupted:
+            sys.exit(f"fedlight: stopped in stage {self.name}; the same command goes on from here")
+        return {"metrics": {key: float(value) for key, value in trainer.callback_metrics.items()}}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint that can be read; a damaged one is named and passed over."""
+    import torch
+
+    for file in sorted(folder.glob("*.ckpt"), key=lambda f: f.stat().st_mtime, reverse=True):
+        try:
+            torch.load(file, map_location="cpu", weights_only=True)
+            return file
+        except Exception as error:  # whatever a cut-off zip raises
+            print(f"passing over the damaged checkpoint {file} ({type(error).__name__})", file=sys.stderr)
+    return None
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Writes all or nothing, so that a stop leaves no half file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n")
+    os.replace(temporary, file)
