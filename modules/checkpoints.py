@@ -1,0 +1,85 @@
+"""Adapters-only checkpoints: what is trained, and the description of the base that it belongs to."""
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BASE_KEY = "base_model"
+"""Key of the base's description in a Lightning checkpoint."""
+
+
+def check_base(saved: Mapping[str, Any] | None, own: Mapping[str, Any]) -> None:
+    """Refuses a checkpoint that was made on another base.
+
+    Args:
+        saved: the description in the checkpoint; None where it has none.
+        own: that of the module. ``model`` may differ: a model may move.
+
+    Raises:
+        ValueError: they differ.
+
+    Example:
+        >>> a = {"model": "x/a", "checksum": "1f"}
+        >>> check_base(a, {"model": "/models/a", "checksum": "1f"})
+        >>> check_base(a, {"model": "x/b", "checksum": "2e"})
+        Traceback (most recent call last):
+        ...
+        ValueError: this checkpoint belongs to another model: it was made on 'x/a' (checksum 1f), this is 'x/b' (checksum 2e)
+    """
+    if saved is None:
+        raise ValueError("this checkpoint does not say which model it belongs to: it was not made by a fedlight module")
+    if {**saved, "model": ""} != {**own, "model": ""}:
+        was, now = (
+            f"{base.get('model')!r} ({', '.join(f'{key} {value}' for key, value in base.items() if key != 'model')})"
+            for base in (saved, own)
+        )
+        raise ValueError(f"this checkpoint belongs to another model: it was made on {was}, this is {now}")
+
+
+def check_state(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Refuses a state whose names or shapes are not exactly those of the module.
+
+    Raises:
+        ValueError: they are not.
+
+    Example:
+        >>> check_state({"a": torch.zeros(2)}, {"a": torch.zeros(3)})
+        Traceback (most recent call last):
+        ...
+        ValueError: this checkpoint does not fit the module: a is (2,) in the checkpoint and (3,) here; set ...
+    """
+    wrong = [f"{name} is missing in the checkpoint" for name in own.keys() - saved.keys()]
+    wrong += [f"{name} is not in the module" for name in saved.keys() - own.keys()]
+    wrong += [
+        f"{name} is {tuple(saved[name].shape)} in the checkpoint and {tuple(own[name].shape)} here"
+        for name in own.keys() & saved.keys()
+        if saved[name].shape != own[name].shape
+    ]
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise ValueError(
+            f"this checkpoint does not fit the module: {min(wrong)}{more}; "
+            "set lora_rank, lora_targets, adapter and head as they were"
+        )
+
+
+def check_readable(path: str | Path) -> None:
+    """Refuses a file that is not a whole checkpoint of Lightning.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged or something else.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"checkpoint {str(path)!r}: there is no such file")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+        raise ValueError(f"checkpoint {str(path)!r} is damaged or not a checkpoint ({reason}); use another one") from None
+    if not isinstance(content, dict) or "state_dict" not in content:
+        raise ValueError(f"checkpoint {str(path)!r} has no state_dict: it is not a checkpoint of Lightning")

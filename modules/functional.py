@@ -1,0 +1,107 @@
+"""Losses and log-probabilities as pure functions, one value per example; reducing them is the caller's choice.
+
+* Choice loss: E. Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025,
+  https://arxiv.org/abs/2407.03038, eq. 3: cross-entropy over the logits of two choice tokens alone.
+* DPO: R. Rafailov et al., "Direct Preference Optimization", NeurIPS 2023, https://arxiv.org/abs/2305.18290, eq. 7:
+  ``-log sigmoid(beta * ((log pi(yw|x) - log pi_ref(yw|x)) - (log pi(yl|x) - log pi_ref(yl|x))))``.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+IGNORED = -100
+"""Label of a position that is not scored: prompt and padding."""
+
+
+def token_log_probs(logits: Tensor, labels: Tensor) -> Tensor:
+    """Log-probability of each label, in fp32; 0 where the label is -100.
+
+    Args:
+        logits: ``(..., vocabulary)``.
+        labels: ``(...)``, token ids or -100.
+
+    Returns:
+        ``(...)``, at most 0.
+
+    Example:
+        >>> logits = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+        >>> token_log_probs(logits, torch.tensor([1, -100]))
+        tensor([-0.6931, -0.0000])
+    """
+    scores = functional.cross_entropy(
+        logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    return -scores.view_as(labels)
+
+
+def sft_loss(log_probs: Tensor, scored: Tensor) -> Tensor:
+    """Mean negative log-probability of the scored tokens of each example.
+
+    Args:
+        log_probs: ``(batch, tokens)``.
+        scored: ``(batch, tokens)`` bool, the positions that count. An example without any has loss 0.
+
+    Returns:
+        ``(batch,)``, nats per token.
+
+    Example:
+        >>> log_probs = torch.tensor([[-1.0, -2.0, -9.0], [-4.0, -9.0, -9.0]])
+        >>> sft_loss(log_probs, torch.tensor([[True, True, False], [True, False, False]])).tolist()
+        [1.5, 4.0]
+    """
+    return -(log_probs * scored).sum(dim=1) / scored.sum(dim=1).clamp(min=1)
+
+
+def choice_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy over the two choices (eq. 3 of FedBis).
+
+    Args:
+        logits: ``(batch, 2)``, of A and B.
+        labels: ``(batch,)``, 0 where A is better and 1 where B is.
+
+    Returns:
+        ``(batch,)``, nats.
+
+    Example:
+        >>> choice_loss(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]))
+        tensor([0.6931, 2.1269])
+    """
+    return functional.cross_entropy(logits.float(), labels, reduction="none")
+
+
+def reward_margin(chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor) -> Tensor:
+    """Implicit reward of the chosen over the rejected response, before beta; positive where the policy prefers it.
+
+    Args:
+        chosen: ``(batch,)``, the policy's log-probability of the chosen response.
+        rejected: ``(batch,)``, of the rejected one.
+        reference_chosen: ``(batch,)``, the same by the reference.
+        reference_rejected: ``(batch,)``.
+
+    Returns:
+        ``(batch,)``, nats.
+
+    Example:
+        >>> nats = [torch.tensor([value]) for value in (-4.0, -7.0, -5.0, -6.0)]
+        >>> reward_margin(*nats).tolist()
+        [2.0]
+    """
+    return (chosen - reference_chosen) - (rejected - reference_rejected)
+
+
+def dpo_loss(margin: Tensor, beta: float) -> Tensor:
+    """DPO loss of each pair from its :func:`reward_margin`.
+
+    Args:
+        margin: ``(batch,)``.
+        beta: above 0; how dear it is to leave the reference.
+
+    Returns:
+        ``(batch,)``; log 2 where policy and reference agree.
+
+    Example:
+        >>> dpo_loss(torch.tensor([0.0, 20.0]), beta=0.1)
+        tensor([0.6931, 0.1269])
+    """
+    return -functional.logsigmoid(beta * margin)

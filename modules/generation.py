@@ -1,0 +1,132 @@
+"""Completions of many prompts at once: left padding, a KV cache, and a random stream of their own."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedlight.modules.settings import check_range
+from fedlight.modules.streams import own_stream
+
+
+@contextmanager
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """Runs its body with every submodule in eval mode, then gives each its own mode back.
+
+    Example:
+        >>> layer = nn.Dropout()
+        >>> with eval_mode(layer):
+        ...     layer.training
+        False
+        >>> layer.training
+        True
+    """
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+def complete(
+    causal_lm: Any,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    *,
+    n: int,
+    temperature: float,
+    top_p: float,
+    max_new_tokens: int,
+    seed: int,
+) -> list[list[str]]:
+    """Continues each prompt n times.
+
+    Args:
+        causal_lm: a ``transformers`` model.
+        tokenizer: its tokenizer, with a padding token.
+        prompts: texts; they are encoded as the training texts are, with the opening token only.
+        n: completions per prompt, at least 1.
+        temperature: 0 for greedy decoding.
+        top_p: share of the probability to draw from, in (0, 1].
+        max_new_tokens: most tokens of a completion.
+        seed: of the draws. They depend on nothing but seed, model and the whole list of prompts.
+
+    Returns:
+        Per prompt n texts, without special tokens and without white space around them.
+
+    Raises:
+        ValueError: a prompt and its completion do not fit into the model, or a setting is out of range.
+    """
+    check_range("temperature", temperature, 0, float("inf"))
+    check_range("top_p", top_p, 0, 1, above_low=True)
+    check_range("n", n, 1, float("inf"))
+    check_range("max_new_tokens", max_new_tokens, 1, float("inf"))
+    if not prompts:
+        return []
+    rows = encode_prompts(tokenizer, prompts)
+    _check_length(rows, max_new_tokens, getattr(causal_lm.config, "max_position_embeddings", None))
+    input_ids, attention_mask = pad_left(rows, tokenizer.pad_token_id)
+    copies = n if temperature > 0 else 1  # greedy completions are all the same
+    with own_stream(seed, causal_lm.device), eval_mode(causal_lm), torch.no_grad():
+        tokens = causal_lm.generate(
+            input_ids=input_ids.to(causal_lm.device),
+            attention_mask=attention_mask.to(causal_lm.device),
+            generation_config=_generation_config(causal_lm, tokenizer, copies, temperature, top_p, max_new_tokens),
+        )[:, input_ids.shape[1] :]
+    texts = [text.strip() for text in tokenizer.batch_decode(tokens, skip_special_tokens=True)]
+    return [texts[row : row + copies] * (n // copies) for row in range(0, len(texts), copies)]
+
+
+def encode_prompts(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
+    """Token ids of each prompt, with the opening token where the tokenizer puts one, and without an end token."""
+    first = tokenizer("x")["input_ids"][:1]
+    opening = first if first == [tokenizer.bos_token_id] else []
+    return [opening + ids for ids in tokenizer(list(prompts), add_special_tokens=False)["input_ids"]]
+
+
+def pad_left(rows: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Tensor, Tensor]:
+    """Token ids and attention mask, both ``(batch, tokens)`` long.
+
+    Example:
+        >>> [part.tolist() for part in pad_left([[5, 6], [7]], pad_token_id=0)]
+        [[[5, 6], [0, 7]], [[1, 1], [0, 1]]]
+    """
+    width = max(map(len, rows))
+    ids = torch.tensor([[pad_token_id] * (width - len(row)) + list(row) for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    return ids, mask
+
+
+def _check_length(rows: Sequence[Sequence[int]], max_new_tokens: int, limit: int | None) -> None:
+    for index, row in enumerate(rows):
+        if not row:
+            raise ValueError(f"prompt {index} is empty")
+        if limit is not None and len(row) + max_new_tokens > limit:
+            raise ValueError(
+                f"prompt {index} has {len(row)} tokens; with max_new_tokens={max_new_tokens} that is more than the "
+                f"model's {limit}: shorten the prompt or lower max_new_tokens"
+            )
+
+
+def _generation_config(
+    causal_lm: Any, tokenizer: Any, copies: int, temperature: float, top_p: float, max_new_tokens: int
+) -> Any:
+    """Everything that matters is said here, so that a model's own generation defaults cannot change it."""
+    from transformers import GenerationConfig
+
+    own = causal_lm.generation_config.eos_token_id
+    ends = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None}
+    drawn = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0} if temperature > 0 else {}
+    return GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        num_return_sequences=copies,
+        eos_token_id=sorted(ends) or None,
+        pad_token_id=tokenizer.pad_token_id,
+        use_cache=True,
+        repetition_penalty=1.0,
+        **{"do_sample": False, **drawn},
+    )

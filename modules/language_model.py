@@ -1,0 +1,304 @@
+"""A language model with a LoRA adapter as a LightningModule; what its subclasses train differs in the loss alone.
+
+The base is loaded in ``configure_model``, that is, not before it is needed. Checkpoints hold what is trained and a
+description of the base, which is read again from its own folder.
+"""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+
+from fedlight.federation.seeding import derive_seed
+from fedlight.modules import adapters, base_model, checkpoints
+from fedlight.modules.generation import complete
+from fedlight.modules.optimizers import SCHEDULES, check_optimizer, cosine, make_optimizer
+from fedlight.modules.readout import check_readout
+from fedlight.modules.settings import check_choice, check_range
+from fedlight.modules.streams import joint_key, own_stream, text_keys
+
+Batch = dict[str, Any]
+
+
+class LanguageModule(LightningModule):
+    """Loads, trains, saves and continues text with a language model; a subclass gives ``example_losses``.
+
+    Args:
+        model: hub name, folder, or ``"toy"`` for the embedded model.
+        base: ``plain``, ``int8`` or ``nf4``: the number form of the frozen base.
+        lora_rank: r of the adapter.
+        lora_alpha: the adapter counts with ``lora_alpha / lora_rank``.
+        lora_dropout: in [0, 1], on the adapter's input; the only dropout there is, the base's own is off.
+        lora_targets: ``all-linear``, a regular expression, or names of layers.
+        lr: learning rate, above 0.
+        optimizer: name of a class in ``torch.optim``.
+        optimizer_args: its further arguments, such as ``{"betas": [0.9, 0.95]}``.
+        lr_schedule: ``constant``, or ``cosine`` from ``lr`` to 0 over ``trainer.max_epochs`` (epochs are rounds).
+        dtype: of the base: ``auto`` (bf16 where the hardware has it), ``fp32``, ``bf16`` or ``fp16``.
+        adapter: a folder of :meth:`save_adapter` to start from; its rank, alpha, dropout and targets hold.
+        merge_adapter: add ``adapter`` to the base's weights and train a new one, instead of training it further.
+        completions: texts per prompt in ``predict_step``.
+        temperature: of these texts; 0 is greedy.
+        top_p: share of the probability to draw from, in (0, 1].
+        max_new_tokens: most tokens of a completion.
+        seed: of the new weights, of dropout and of the completions.
+        trust_remote_code: run code that comes with the model.
+
+    Raises:
+        ValueError: a setting is misspelt or out of range.
+    """
+
+    task = "CAUSAL_LM"
+    """What PEFT calls the model: a causal language model."""
+
+    def __init__(
+        self,
+        model: str,
+        base: str = "plain",
+        lora_rank: int = 8,
+        lora_alpha: float = 16,
+        lora_dropout: float = 0.05,
+        lora_targets: str | list[str] = "all-linear",
+        lr: float = 1e-5,
+        optimizer: str = "AdamW",
+        optimizer_args: dict[str, Any] | None = None,
+        lr_schedule: str = "constant",
+        dtype: str = "auto",
+        adapter: str | None = None,
+        merge_adapter: bool = False,
+        completions: int = 1,
+        temperature: float = 0.7,
+        top_p: float = 1.0,
+        max_new_tokens: int = 80,
+        seed: int = 0,
+        trust_remote_code: bool = False,
+    ) -> None:
+        super().__init__()
+        check_choice("base", base, base_model.BASES)
+        check_choice("dtype", dtype, ("auto", *base_model.DTYPES))
+        check_choice("lr_schedule", lr_schedule, SCHEDULES)
+        check_optimizer(optimizer, optimizer_args or {})
+        check_range("lora_rank", lora_rank, 1, float("inf"))
+        check_range("lora_dropout", lora_dropout, 0, 1)
+        check_range("lr", lr, 0, float("inf"), above_low=True)
+        if merge_adapter and adapter is None:
+            raise ValueError("merge_adapter=true needs an adapter to merge: set adapter to its folder")
+        if merge_adapter and base != "plain":
+            raise ValueError(
+                f"merge_adapter=true with base={base!r} would round the merged weights: merge into a plain base, "
+                "save that with save_merged, and give the folder as model"
+            )
+        self.save_hyperparameters()
+        self.network: Any = None
+        self.tokenizer: Any = None
+        self.base: dict[str, Any] = {}
+
+    # Loading
+
+    def setup(self, stage: str) -> None:
+        precision = str(self.trainer.precision)
+        if precision.endswith("-true") and not precision.startswith("32"):
+            raise ValueError(
+                f"trainer.precision={precision!r} would round the adapter after every step: set model.dtype to 'bf16' or "
+                "'fp16' for the base, and leave trainer.precision at '32-true' or a '-mixed' one"
+            )
+
+    def configure_model(self) -> None:
+        if self.network is not None:
+            return
+        tokenizer = base_model.load_tokenizer(self.hparams.model, self.hparams.trust_remote_code)
+        if self.hparams.adapter is not None:
+            adapters.check_folder(self.hparams.adapter, "adapter")
+        network, new = self.load_base()
+        self.base = self._describe(network, new)
+        self.network, self.tokenizer = self._with_adapter(network, new), tokenizer
+
+    def load_base(self) -> tuple[Any, list[str]]:
+        """The base without an adapter, and the names of its parameters that are in no folder."""
+        network, new = base_model.load_base(self.hparams.model, **self.load_options())
+        check_readout(network, self.hparams.model)
+        return network, new
+
+    def load_options(self) -> dict[str, Any]:
+        """Arguments of :func:`fedlight.modules.base_model.load_base`."""
+        return {name: self.hparams[name] for name in ("base", "dtype", "trust_remote_code", "seed")}
+
+    def _describe(self, network: nn.Module, new: list[str]) -> dict[str, Any]:
+        described = {
+            "model": self.hparams.model,
+            "base": self.hparams.base,
+            "checksum": base_model.fingerprint(network, skip=new),
+        }
+        if self.hparams.merge_adapter:
+            described["merged adapter"] = adapters.adapter_checksum(self.hparams.adapter)
+        return described
+
+    def _with_adapter(self, network: Any, new: list[str]) -> Any:
+        options = self.hparams
+        if options.adapter is not None and not options.merge_adapter:
+            return adapters.load_adapter(network, options.adapter, self.task)
+        if options.merge_adapter:
+            network = adapters.merge_adapter(network, options.adapter, self.task)
+        return adapters.new_adapter(
+            network,
+            rank=options.lora_rank,
+            alpha=options.lora_alpha,
+            dropout=options.lora_dropout,
+            targets=options.lora_targets,
+            task=self.task,
+            new_weights=new,
+            seed=derive_seed(options.seed, "adapter"),
+        )
+
+    @property
+    def causal_lm(self) -> Any:
+        """The ``transformers`` model, with the adapter in its layers."""
+        return self.network.get_base_model()
+
+    # Training
+
+    def example_losses(self, batch: Batch) -> Tensor:
+        """One loss per example, ``(batch,)``."""
+        raise NotImplementedError(f"{type(self).__name__} has no loss: use SFTModule, SelectorModule or DPOModule")
+
+    def example_metrics(self, batch: Batch) -> dict[str, Tensor]:
+        """What is logged, one value per example, ``(batch,)`` each; ``loss`` is among it."""
+        return {"loss": self.example_losses(batch)}
+
+    def batch_key(self, batch: Batch) -> int:
+        """A number for the texts of a batch."""
+        return joint_key(*text_keys(batch["input_ids"], batch["attention_mask"]))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        # The masks of dropout follow from the epoch and the texts: not from what ran before, nor from the clients' order.
+        with own_stream(
+            derive_seed(self.hparams.seed, "dropout", self.current_epoch, self.batch_key(batch)), self.device
+        ):
+            metrics = self.example_metrics(batch)
+        self.log_means("train", metrics)
+        return metrics["loss"].mean()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self.log_means("val", self.example_metrics(batch))
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self.log_means("test", self.example_metrics(batch))
+
+    def log_means(self, stage: str, metrics: dict[str, Tensor]) -> None:
+        """Logs the mean of each metric as ``stage/name``."""
+        for name, values in metrics.items():
+            self.log(f"{stage}/{name}", values.detach().mean(), batch_size=len(values), prog_bar=name == "loss")
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        options = self.hparams
+        trained = adapters.trained_parameters(self).values()
+        optimizer = make_optimizer(options.optimizer, trained, options.lr, options.optimizer_args or {})
+        if options.lr_schedule == "constant":
+            return optimizer
+        max_epochs = self.trainer.max_epochs
+        if max_epochs is None or max_epochs < 1:
+            raise ValueError(f"lr_schedule='cosine' needs to know its end: trainer.max_epochs={max_epochs}, set it above 0")
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, cosine(max_epochs)),
+        }
+
+    # Text
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        n: int = 1,
+        temperature: float = 0.7,
+        top_p: float = 1.0,
+        max_new_tokens: int = 80,
+        seed: int = 0,
+    ) -> list[list[str]]:
+        """n completions of each prompt; see :func:`fedlight.modules.generation.complete`."""
+        self.configure_model()
+        return complete(
+            self.causal_lm,
+            self.tokenizer,
+            prompts,
+            n=n,
+            temperature=temperature,
+            top_p=top_p,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+        )
+
+    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        options = self.hparams
+        return self.generate(
+            batch["prompt"],
+            n=options.completions,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            max_new_tokens=options.max_new_tokens,
+            seed=derive_seed(options.seed, "completions", dataloader_idx, batch_idx),
+        )
+
+    # Saving
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """What is trained, and nothing of the base."""
+        return {name: weight.detach() for name, weight in adapters.trained_parameters(self).items()}
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """Takes over a :meth:`state_dict`; its names and shapes have to be those of this module.
+
+        Raises:
+            ValueError: they are not.
+        """
+        own = adapters.trained_parameters(self)
+        checkpoints.check_state(state_dict, own)
+        with torch.no_grad():
+            for name, weight in own.items():
+                weight.copy_(state_dict[name])
+        return nn.modules.module._IncompatibleKeys([], [])
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[checkpoints.BASE_KEY] = dict(self.base)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoints.check_base(checkpoint.get(checkpoints.BASE_KEY), self.base)
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls, checkpoint_path: str | Path, *, weights_only: bool = True, **kwargs: Any
+    ) -> "LanguageModule":
+        """Builds the module anew: the base from its folder, the adapter from the checkpoint.
+
+        Args:
+            checkpoint_path: a file that a Trainer saved.
+            weights_only: unpickle nothing but tensors and plain values.
+            kwargs: constructor arguments that replace those in the checkpoint, such as ``model`` where it moved.
+
+        Raises:
+            FileNotFoundError: there is no such file, or no such model.
+            ValueError: the file is damaged, or belongs to another model.
+        """
+        checkpoints.check_readable(checkpoint_path)
+        return super().load_from_checkpoint(checkpoint_path, weights_only=weights_only, **kwargs)
+
+    def save_adapter(self, folder: str | Path) -> None:
+        """Writes the adapter as a folder that ``PeftModel.from_pretrained`` and ``adapter=`` read."""
+        # Without the argument PEFT asks the hub whether the vocabulary has grown.
+        self.network.save_pretrained(str(folder), save_embedding_layers=False)
+
+    def save_merged(self, folder: str | Path) -> None:
+        """Writes base and adapter as one model, which ``model=`` reads; the module itself stays as it is.
+
+        Raises:
+            ValueError: the base is quantized.
+        """
+        if self.hparams.base != "plain":
+            raise ValueError(f"save_merged needs base='plain', not {self.hparams.base!r}: it would save rounded weights")
+        merged = copy.deepcopy(self.network).merge_and_unload()
+        merged.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)

@@ -1,0 +1,92 @@
+"""Reads a causal language model only where it is needed.
+
+The output head over the whole vocabulary at every position is often the dearest product of a small model's forward pass. A
+loss on the response alone needs the head at the response's positions; a choice between two tokens needs two rows of it
+at one position.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedlight.modules.functional import IGNORED, token_log_probs
+
+
+def hidden_states(causal_lm: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """The last layer's output, normalised: ``(batch, tokens, hidden)``."""
+    output = causal_lm.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+    states: Tensor = output.last_hidden_state
+    return states
+
+
+def head_logits(causal_lm: Any, hidden: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Logits of all tokens, or of some, from hidden states.
+
+    Args:
+        causal_lm: a ``transformers`` model with an output head.
+        hidden: ``(..., hidden)``.
+        rows: ``(choices,)`` token ids; None for the whole vocabulary.
+
+    Returns:
+        ``(..., vocabulary)`` or ``(..., choices)``, fp32.
+    """
+    head, config = causal_lm.get_output_embeddings(), causal_lm.config
+    if rows is None:
+        logits = head(hidden)
+    else:
+        bias = getattr(head, "bias", None)
+        logits = functional.linear(hidden, head.weight[rows], None if bias is None else bias[rows])
+    # Cohere, Granite and Gemma 2 scale or cap what comes out of the head.
+    scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+    cap = getattr(config, "final_logit_softcapping", None)
+    logits = logits.float() * scale
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def choice_logits(causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, rows: Tensor) -> Tensor:
+    """Logits of the tokens ``rows`` behind each text: ``(batch, choices)``.
+
+    Args:
+        causal_lm: see :func:`head_logits`.
+        input_ids: ``(batch, tokens)``, padded on the right.
+        attention_mask: ``(batch, tokens)``.
+        rows: ``(choices,)`` token ids.
+    """
+    hidden = hidden_states(causal_lm, input_ids, attention_mask)
+    last = attention_mask.sum(dim=1) - 1
+    return head_logits(causal_lm, hidden[torch.arange(len(last), device=last.device), last], rows)
+
+
+def response_log_probs(causal_lm: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Log-probability of each labelled token given those before it.
+
+    Args:
+        causal_lm: see :func:`head_logits`.
+        batch: ``input_ids``, ``attention_mask`` and ``labels``, each ``(batch, tokens)``; labels are -100 on prompt and padding.
+
+    Returns:
+        ``(batch, tokens - 1)`` log-probabilities, 0 where there is no label, and the bool mask of labelled tokens.
+    """
+    labels = batch["labels"][:, 1:]
+    scored = labels != IGNORED
+    hidden = hidden_states(causal_lm, batch["input_ids"], batch["attention_mask"])[:, :-1]
+    found = token_log_probs(head_logits(causal_lm, hidden[scored]), labels[scored])
+    return torch.zeros(labels.shape, device=found.device).masked_scatter(scored, found), scored
+
+
+def check_readout(causal_lm: Any, model: str) -> None:
+    """Refuses an architecture whose logits are not what :func:`head_logits` makes of its hidden states.
+
+    Raises:
+        ValueError: see above.
+    """
+    ids = torch.arange(3, device=causal_lm.device)[None] % causal_lm.config.vocab_size
+    seen = torch.ones_like(ids)
+    with torch.no_grad():
+        expected = causal_lm(input_ids=ids, attention_mask=seen, use_cache=False).logits.float()
+        found = head_logits(causal_lm, hidden_states(causal_lm, ids, seen))
+    if not torch.allclose(found, expected, rtol=0.05, atol=0.05 * float(expected.abs().max())):
+        kind = causal_lm.config.model_type
+        raise ValueError(f"model={model!r}: a {kind} makes its logits in a way that fedlight does not know; use another")

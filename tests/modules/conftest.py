@@ -1,0 +1,152 @@
+"""Tiny models and hand-made batches: a Llama and a BERT of two layers, and a byte-level tokenizer."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+TEXTS = [
+    "the cat sat on the mat. it was a nice mat: A warm and soft one.",
+    "a dog ran to the park: B day after day, to chase the cat.",
+    "### YOUR CHOICE: A\n### YOUR CHOICE: B\n",
+]
+
+
+def _tokenizer():
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        TEXTS,
+        trainers.BpeTrainer(
+            vocab_size=320, special_tokens=["<pad>", "</s>"], initial_alphabet=alphabet, show_progress=False
+        ),
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>")
+
+
+def make_llama(folder: Path, seed: int, **changes) -> str:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(
+        **{
+            **sizes,
+            "vocab_size": 320,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 64,
+            "initializer_range": 0.3,
+            "pad_token_id": 0,
+            "bos_token_id": None,
+            "eos_token_id": 1,
+            **changes,
+        }
+    )
+    torch.manual_seed(seed)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    _tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def make_bert(folder: Path, with_pooler: bool = True) -> str:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=320, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+    )
+    torch.manual_seed(3)
+    BertModel(config, add_pooling_layer=with_pooler).save_pretrained(folder)
+    _tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory) -> str:
+    return make_llama(tmp_path_factory.mktemp("llama"), seed=0)
+
+
+@pytest.fixture(scope="session")
+def other_llama(tmp_path_factory) -> str:
+    return make_llama(tmp_path_factory.mktemp("other"), seed=1)
+
+
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory) -> str:
+    return make_bert(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="session")
+def bert_without_pooler(tmp_path_factory) -> str:
+    return make_bert(tmp_path_factory.mktemp("headless"), with_pooler=False)
+
+
+def sft_batch(batch: int = 3, tokens: int = 9, seed: int = 0) -> dict[str, Tensor]:
+    """Row r has 3 prompt tokens and r tokens of padding."""
+    stream = torch.Generator().manual_seed(seed)
+    ids = torch.randint(5, 320, (batch, tokens), generator=stream)
+    mask = (torch.arange(tokens)[None] < tokens - torch.arange(batch)[:, None]).long()
+    labels = torch.where(mask.bool() & (torch.arange(tokens) >= 3), ids, -100)
+    return {"input_ids": ids * mask, "attention_mask": mask, "labels": labels}
+
+
+def pair_batch(batch: int = 3, seed: int = 0) -> dict:
+    """Chosen and rejected share the prompt; the rejected ones are two tokens shorter."""
+    chosen, rejected = sft_batch(batch, 9, seed), sft_batch(batch, 7, seed + 100)
+    rejected["input_ids"][:, :3] = chosen["input_ids"][:, :3]
+    return {"chosen": chosen, "rejected": rejected, "index": torch.arange(batch)}
+
+
+def choice_batch(batch: int = 3, tokens: int = 9, seed: int = 0) -> dict[str, Tensor]:
+    texts = sft_batch(batch, tokens, seed)
+    return {**texts, "labels": torch.arange(batch) % 2}
+
+
+class Batches(torch.utils.data.Dataset):
+    """Ready-made batches, for a DataLoader with ``batch_size=None``."""
+
+    def __init__(self, batches: list) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int):
+        return self.batches[index]
+
+
+@pytest.fixture
+def loader():
+    return lambda batches: torch.utils.data.DataLoader(Batches(batches), batch_size=None)
+
+
+@pytest.fixture
+def make_trainer(tmp_path):
+    """A silent CPU trainer; further arguments go through."""
+    import lightning
+
+    def make(**arguments):
+        quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+        plain = {"accelerator": "cpu", "enable_checkpointing": False, "default_root_dir": tmp_path}
+        return lightning.Trainer(**{**quiet, **plain, "max_epochs": 2, **arguments})
+
+    return make
+
+
+@pytest.fixture
+def make_sft_batch():
+    return sft_batch
+
+
+@pytest.fixture
+def make_pair_batch():
+    return pair_batch
+
+
+@pytest.fixture
+def make_choice_batch():
+    return choice_batch
