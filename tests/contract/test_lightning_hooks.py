@@ -1,0 +1,270 @@
+"""What the federated loop takes for granted about Lightning, on the smallest runs that show it.
+
+If a new Lightning breaks one of these, the loop is wrong even where its own tests still pass: read the failing fact
+first. Each test says which part of the loop rests on it.
+"""
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader, Dataset
+
+QUIET = {
+    "logger": False,
+    "accelerator": "cpu",
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+class Model(L.LightningModule):
+    """One weight; the loss of a batch is weight times the batch's sum, so the gradient is that sum."""
+
+    def __init__(self, hooks: list[str] | None = None) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.hooks = hooks if hooks is not None else []
+
+    def training_step(self, batch, batch_idx):
+        self.hooks.append("training_step")
+        return (self.weight * batch.sum()).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.1)
+
+
+class Validated(Model):
+    def validation_step(self, batch, batch_idx):
+        self.hooks.append("validation_step")
+
+
+class Numbers(Dataset):
+    """The numbers 1 to ``size``; notes when one is fetched."""
+
+    def __init__(self, size: int, hooks: list[str] | None = None) -> None:
+        self.size = size
+        self.hooks = hooks if hooks is not None else []
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        if index >= self.size:
+            raise IndexError
+        self.hooks.append("fetch")
+        return torch.tensor([index + 1.0])
+
+
+class Recorder(L.Callback):
+    """Writes the hooks that the loop uses into a list, in the order in which they come."""
+
+    def __init__(self, hooks: list[str]) -> None:
+        self.hooks = hooks
+
+    def setup(self, trainer, pl_module, stage):
+        self.hooks.append("setup")
+
+    def on_fit_start(self, trainer, pl_module):
+        self.hooks.append("on_fit_start")
+
+    def on_train_start(self, trainer, pl_module):
+        self.hooks.append("on_train_start")
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.hooks.append("on_train_epoch_start")
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.hooks.append("on_train_batch_start")
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.hooks.append("on_before_optimizer_step")
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.hooks.append("on_train_batch_end")
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.hooks.append("on_train_epoch_end")
+
+    def state_dict(self):
+        self.hooks.append("callback.state_dict")
+        return {"recorded": True}
+
+    def load_state_dict(self, state_dict):
+        self.hooks.append("callback.load_state_dict")
+
+
+class Loaders(L.LightningDataModule):
+    """A training loader of two batches."""
+
+    def __init__(self, hooks: list[str]) -> None:
+        super().__init__()
+        self.hooks = hooks
+
+    def setup(self, stage):
+        self.hooks.append("datamodule.setup")
+
+    def train_dataloader(self):
+        self.hooks.append("train_dataloader")
+        return DataLoader(Numbers(2))
+
+
+def test_validation_comes_before_the_epochs_end_and_the_checkpoint_after_it(tmp_path):
+    """Hence the server steps in ``on_train_batch_end``: later would validate the last client's weights."""
+    hooks: list[str] = []
+    options = QUIET | {"enable_checkpointing": True, "num_sanity_val_steps": 0}
+    checkpoint = ModelCheckpoint(tmp_path)
+    L.Trainer(max_epochs=1, callbacks=[Recorder(hooks), checkpoint], **options).fit(
+        Validated(hooks), DataLoader(Numbers(1)), DataLoader(Numbers(1))
+    )
+    assert hooks[-4:] == [
+        "on_train_batch_end",
+        "validation_step",
+        "on_train_epoch_end",
+        "callback.state_dict",
+    ]
+
+
+def test_order_from_setup_to_the_end_of_the_first_batch():
+    """Hence the plan of round 0 in ``setup``, and what makes a client's data in ``on_train_epoch_start``."""
+    hooks: list[str] = []
+    L.Trainer(max_epochs=1, callbacks=[Recorder(hooks)], **QUIET).fit(
+        Model(hooks), DataLoader(Numbers(1, hooks))
+    )
+    assert hooks == [
+        "setup",
+        "on_fit_start",
+        "on_train_start",
+        "on_train_epoch_start",
+        "fetch",
+        "on_train_batch_start",
+        "training_step",
+        "on_before_optimizer_step",
+        "on_train_batch_end",
+        "on_train_epoch_end",
+    ]
+
+
+def test_estimated_steps_fetch_the_loader_before_fit_starts():
+    """Hence the plan of round 0 in ``setup`` already: here the first loader is made before ``on_fit_start``."""
+
+    class Schedules(Model):
+        def configure_optimizers(self):
+            assert self.trainer.estimated_stepping_batches == 2
+            return super().configure_optimizers()
+
+    hooks: list[str] = []
+    L.Trainer(max_epochs=1, callbacks=[Recorder(hooks)], **QUIET).fit(Schedules(), datamodule=Loaders(hooks))
+    assert hooks[:4] == ["datamodule.setup", "setup", "train_dataloader", "on_fit_start"]
+    assert hooks.count("train_dataloader") == 1
+
+
+def test_accumulation_counts_batches_per_epoch():
+    """Hence a visit is a multiple of ``accumulate_grad_batches``: the window of batches 2 and 3 is one step."""
+    hooks: list[str] = []
+    L.Trainer(max_epochs=1, accumulate_grad_batches=2, callbacks=[Recorder(hooks)], **QUIET).fit(
+        Model(), DataLoader(Numbers(5))
+    )
+    steps_after = [
+        hooks[:i].count("on_train_batch_start") for i, h in enumerate(hooks) if h.endswith("optimizer_step")
+    ]
+    assert steps_after == [2, 4, 5]
+
+
+def test_clearing_an_optimizers_state_keeps_its_groups():
+    """Hence a fresh optimizer at each visit costs nothing: moments start again, the learning rate stays."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW([parameter], lr=0.1)
+    parameter.grad = torch.ones(1)
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.05
+    optimizer.state.clear()
+    optimizer.step()
+    assert optimizer.state[parameter]["step"] == 1
+    assert optimizer.param_groups[0]["lr"] == 0.05
+
+
+def test_gradients_are_changed_before_they_are_clipped():
+    """Hence FedProx and SCAFFOLD work in ``on_before_optimizer_step``: what they add is clipped with the rest."""
+
+    class AddsTen(L.Callback):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            self.raw = pl_module.weight.grad.item()
+            pl_module.weight.grad += 10.0
+
+    class SeesTheStep(Model):
+        def optimizer_step(self, epoch, batch_idx, optimizer, closure):
+            super().optimizer_step(epoch, batch_idx, optimizer, closure)
+            self.stepped_with = self.weight.grad.item()
+
+    callback, model = AddsTen(), SeesTheStep()
+    L.Trainer(max_epochs=1, gradient_clip_val=2.0, callbacks=[callback], **QUIET).fit(
+        model, DataLoader(Numbers(1))
+    )
+    assert callback.raw == 1.0
+    assert model.stepped_with == pytest.approx(2.0, abs=1e-5)  # 11 clipped to norm 2
+
+
+def test_fit_leaves_a_frozen_mode_alone():
+    """Hence our modules say ``.train()`` themselves: a model that comes in eval mode would train without dropout."""
+
+    class SeesMode(Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Dropout(0.5).eval()
+
+        def training_step(self, batch, batch_idx):
+            self.mode = self.inner.training
+            return super().training_step(batch, batch_idx)
+
+    model = SeesMode()
+    with pytest.warns(UserWarning, match="in eval mode"):
+        L.Trainer(max_epochs=1, **QUIET).fit(model, DataLoader(Numbers(1)))
+    assert model.mode is False
+
+
+def test_a_checkpoint_taken_after_validation_ends_its_epoch_first(tmp_path):
+    """Hence the loop counts rounds itself, at aggregation, and must stand ``on_train_epoch_end`` first thing."""
+
+    class SavesAfterValidation(L.Callback):
+        def on_validation_end(self, trainer, pl_module):
+            if not trainer.sanity_checking:
+                trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}.ckpt")
+
+    loaders = DataLoader(Numbers(1)), DataLoader(Numbers(1))
+    L.Trainer(max_epochs=2, callbacks=[SavesAfterValidation()], **QUIET).fit(Validated(), *loaders)
+    assert torch.load(tmp_path / "0.ckpt", weights_only=True)["epoch"] == 0
+    hooks: list[str] = []
+    L.Trainer(max_epochs=2, callbacks=[Recorder(hooks)], **QUIET).fit(
+        Validated(), *loaders, ckpt_path=tmp_path / "0.ckpt", weights_only=True
+    )
+    started = hooks.index("on_train_start")
+    assert hooks[started + 1] == "on_train_epoch_end"
+    assert hooks[started + 2] == "on_train_epoch_start"
+    assert hooks.count("on_train_batch_end") == 1
+
+
+def test_callbacks_are_restored_between_setup_and_fit_start(tmp_path):
+    """Hence the loop plans anew in ``on_fit_start``: only then does it know which round comes next."""
+    options = QUIET | {"max_epochs": 1}
+    trainer = L.Trainer(callbacks=[Recorder([])], **options)
+    trainer.fit(Model(), DataLoader(Numbers(1)))
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    hooks: list[str] = []
+    L.Trainer(callbacks=[Recorder(hooks)], **(options | {"max_epochs": 2})).fit(
+        Model(), DataLoader(Numbers(1)), ckpt_path=tmp_path / "end.ckpt", weights_only=True
+    )
+    assert hooks[:3] == ["setup", "callback.load_state_dict", "on_fit_start"]
+
+
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_end", "on_fit_end"])
+def test_logging_is_refused_outside_of_the_epoch(hook):
+    """Hence the loop logs at the round's last batch."""
+
+    def logs(self, trainer, pl_module):
+        pl_module.log("fed/loss", 1.0)
+
+    callback = type("Logs", (L.Callback,), {hook: logs})()
+    with pytest.raises(Exception, match=r"You can't `self.log\(\)`"):
+        L.Trainer(max_epochs=1, callbacks=[callback], **QUIET).fit(Model(), DataLoader(Numbers(1)))
