@@ -1,0 +1,120 @@
+"""Imports point down, files stay short, and nothing is imported under a bare name.
+
+``cli``, ``recipes`` -> callbacks | modules | datamodules -> evaluation, devices, toy -> federation. The files are read,
+not run, so imports inside functions count.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = sorted(path.relative_to(ROOT) for path in (ROOT / "fedlight").rglob("*.py"))
+PACKAGE += sorted(
+    Path("fedlight") / path.relative_to(ROOT)
+    for folder in ("callbacks", "conf", "datamodules", "modules")
+    for path in (ROOT / folder).rglob("*.py")
+)
+PACKAGE = sorted(set(PACKAGE))
+OTHERS = sorted(
+    path.relative_to(ROOT)
+    for folder in ("benchmarks", "examples", "tests")
+    for path in (ROOT / folder).rglob("*.py")
+)
+LEVELS = {
+    "federation": 0,
+    "evaluation": 1,
+    "devices": 1,
+    "toy": 1,
+    "callbacks": 2,
+    "modules": 2,
+    "datamodules": 2,
+}
+TOP = 3  # what stands in fedlight/ itself: cli, recipes, ...
+PEERS = {"callbacks", "modules", "datamodules"}
+BARE = {"callbacks", "conf", "datamodules", "modules"}
+FORBIDDEN_IN_FEDERATION = {"lightning", "pytorch_lightning", "transformers"}
+
+
+def imported_names(source: str) -> set[str]:
+    """Every module or ``module.name`` that the source imports, at the top or inside of functions."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names}
+    return names
+
+
+def part(name: str) -> str:
+    """The folder below ``fedlight`` that a dotted name lies in, "" for what stands in ``fedlight`` itself."""
+    pieces = name.split(".")
+    return pieces[1] if len(pieces) > 1 and pieces[1] in {*LEVELS, "conf"} else ""
+
+
+def faults(path: Path, source: str) -> list[str]:
+    """What is wrong with the imports of ``fedlight/...`` file ``path``."""
+    here = path.parts[1] if len(path.parts) > 2 else ""
+    level = LEVELS.get(here, TOP)
+    found = []
+    for name in sorted(imported_names(source)):
+        root, there = name.split(".")[0], part(name)
+        if root in {"", *BARE}:
+            found.append(f"{name}: import it as fedlight.{name.lstrip('.')}")
+        if here == "federation" and root in FORBIDDEN_IN_FEDERATION:
+            found.append(f"{name}: the federation knows neither Lightning nor transformers")
+        if root != "fedlight" or there in {here, "conf"}:
+            continue
+        if LEVELS.get(there, TOP) > level and name != "fedlight.__version__":
+            found.append(f"{name}: points up")
+        if {here, there} <= PEERS:
+            found.append(f"{name}: callbacks, modules and datamodules do not import each other")
+    return found
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=str)
+def test_imports_point_down(path):
+    assert faults(path, (ROOT / path).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=str)
+def test_nothing_is_imported_under_a_bare_name(path):
+    roots = {name.split(".")[0] for name in imported_names((ROOT / path).read_text(encoding="utf-8"))}
+    assert roots & {"", *BARE} == set()
+
+
+@pytest.mark.parametrize("path", PACKAGE + OTHERS, ids=str)
+def test_files_stay_short(path):
+    num_lines = (ROOT / path).read_text(encoding="utf-8").count("\n")
+    assert num_lines <= 300
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "complaint"),
+    [
+        ("fedlight/federation/state.py", "import lightning as L", "lightning: the federation knows"),
+        (
+            "fedlight/federation/state.py",
+            "from fedlight.modules import sft",
+            "fedlight.modules.sft: points up",
+        ),
+        (
+            "fedlight/modules/sft.py",
+            "def f():\n    from fedlight.callbacks import progress",
+            "do not import each",
+        ),
+        ("fedlight/toy/oracle.py", "import fedlight.cli", "fedlight.cli: points up"),
+        ("fedlight/modules/sft.py", "import modules.dpo", "import it as fedlight.modules.dpo"),
+        ("fedlight/modules/sft.py", "from . import dpo", "import it as fedlight.dpo"),
+    ],
+)
+def test_what_is_wrong_is_found(path, source, complaint):
+    assert complaint in " ".join(faults(Path(path), source))
+
+
+def test_what_is_right_is_not():
+    source = "import torch\nfrom fedlight.federation.state import State\nfrom fedlight.callbacks import visit_log\n"
+    assert faults(Path("fedlight/callbacks/progress.py"), source) == []
+    assert faults(Path("fedlight/cli.py"), source + "from fedlight import recipes\n") == []
