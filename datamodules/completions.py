@@ -1,0 +1,117 @@
+"""Pairs of completions, to be compared by a selector in ``trainer.predict``; see `fedlight.datamodules.labelling`."""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch.utils.data import Dataset
+
+from fedlight.datamodules.encoding import Encoded, encode_choice, encode_pair
+from fedlight.datamodules.examples import Choice, collate_choices
+from fedlight.datamodules.federated import FederatedDataModule
+from fedlight.datamodules.labelling import Orders, form_pairs
+from fedlight.datamodules.rows import RowsError, load_rows
+from fedlight.datamodules.templates import Template, check_choice
+from fedlight.datamodules.text import load_tokenizer, pad_id
+
+
+class ShownPairs(Dataset):
+    """Pairs in one order or both, those of similar length next to each other.
+
+    Args:
+        encoded: two sequences per pair.
+        rows: the sequences to show: 2p is pair p in its own order, 2p + 1 swapped.
+    """
+
+    def __init__(self, encoded: Encoded, rows: np.ndarray) -> None:
+        self.encoded = encoded
+        self.rows = rows[np.argsort(encoded.table.lengths[rows], kind="stable")]
+
+    def __len__(self) -> int:
+        """Number of sequences to read."""
+        return len(self.rows)
+
+    def __getitem__(self, item: int) -> tuple[Choice, int, int]:
+        """A comparison, the index of its pair, and its order."""
+        row = int(self.rows[item])
+        choice: Choice = {
+            "ids": self.encoded.table[row],
+            "second_segment": int(self.encoded.marks[row]),
+            "label": 0,
+        }
+        return choice, row // 2, row % 2
+
+
+class CompletionPairDataModule(FederatedDataModule):
+    """All pairs of each prompt's completions.
+
+    Args:
+        source: rows with ``completions`` and ``fields`` (or ``prompt``), as a predict run over `PromptDataModule`
+            writes them.
+        orders: show every pair in both orders, or in one.
+        form, choices, choice_template, pair_template, truncate_answers, tokenizer, max_tokens: as in
+            `PreferenceDataModule`, with the values that the selector was trained with.
+        eval_batch_size, seed, num_workers: see `FederatedDataModule`.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        orders: Orders = "both",
+        form: Literal["choice", "pair"] = "choice",
+        choices: tuple[str, str] = ("A", "B"),
+        choice_template: str = "toy_choice",
+        pair_template: str = "{prompt}",
+        truncate_answers: bool = False,
+        tokenizer: str = "toy",
+        max_tokens: int = 512,
+        eval_batch_size: int = 64,
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(eval_batch_size=eval_batch_size, seed=seed, num_workers=num_workers)
+        self.source, self.orders, self.form, self.choices = source, orders, form, choices
+        self.template = Template.named(choice_template) if form == "choice" else Template("")
+        if form == "choice":
+            check_choice(self.template)
+        elif pair_template:
+            self.template = Template.named(pair_template)
+        self.truncate_answers, self.tokenizer_name, self.max_tokens = truncate_answers, tokenizer, max_tokens
+
+    def setup(self, stage: str) -> None:
+        """Reads the completions, forms and tokenises the pairs, once."""
+        if stage != "predict" or self.predict_set is not None:
+            return
+        pairs, skipped = form_pairs(load_rows(self.source), self.source)
+        if missing := [slot for slot in self.template.slots if slot not in pairs[0].fields]:
+            raise RowsError(
+                f"{self.source}: the template has a slot {{{missing[0]}}}; fields has {', '.join(pairs[0].fields)}."
+            )
+        self.tokenizer = load_tokenizer(self.tokenizer_name)
+        if self.form == "choice":
+            encoded = encode_choice(self.tokenizer, self.template, pairs, self.max_tokens, self.choices)
+        else:
+            encoded = encode_pair(
+                self.tokenizer, self.template, pairs, self.max_tokens, self.truncate_answers
+            )
+        fits = np.flatnonzero(encoded.both_kept())
+        rank_zero_info(
+            f"{self.source}: {len(pairs):,} pairs, {skipped:,} equal or empty ones skipped; "
+            f"{len(pairs) - len(fits):,} too long, {encoded.trimmed:,} inputs cut"
+        )
+        if not len(fits):
+            raise RowsError(f"{self.source}: no pair fits into max_tokens={self.max_tokens}. Raise it.")
+        rows = 2 * fits if self.orders == "one" else (2 * fits[:, None] + [0, 1]).reshape(-1)
+        self.predict_set = ShownPairs(encoded, rows)
+
+    def collate(self, examples: list[Any]) -> dict[str, Any]:
+        """A selector batch without labels, with the pair's ``index`` and its ``order``, both ``(batch,)``."""
+        has_types = self.form == "pair" and "token_type_ids" in self.tokenizer.model_input_names
+        batch = collate_choices([choice for choice, _, _ in examples], pad_id(self.tokenizer), has_types)
+        del batch["labels"]
+        return {
+            **batch,
+            "index": torch.tensor([index for _, index, _ in examples]),
+            "order": torch.tensor([order for _, _, order in examples]),
+        }

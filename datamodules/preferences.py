@@ -1,0 +1,255 @@
+"""Preference pairs and votes, by client, for a selector, for DPO or for supervised fine-tuning.
+
+Rules of Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025,
+https://arxiv.org/abs/2407.03038, sections 3 and 6: each client's pairs are split into training and validation
+*before* they are doubled; doubled means (x, yw, yl) with label A and (x, yl, yw) with label B, so a selector
+cannot win by position, and a pair and its swapped twin are never on both sides. Votes of one client on the same
+two answers stay together as well.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from lightning.pytorch.utilities import rank_zero_info
+
+from fedlight.datamodules.columns import value_at
+from fedlight.datamodules.encoding import Encoded, encode_choice, encode_pair, encode_responses
+from fedlight.datamodules.examples import (
+    ChoiceExamples,
+    Examples,
+    PreferredExamples,
+    ResponseExamples,
+    collate_choices,
+    collate_preferred,
+    collate_responses,
+)
+from fedlight.datamodules.federated import FederatedDataModule
+from fedlight.datamodules.holdout import Holdout
+from fedlight.datamodules.partition import Clients, Partition
+from fedlight.datamodules.reports import SetupReport, padding_shares
+from fedlight.datamodules.rows import Rows, RowsError, load_rows
+from fedlight.datamodules.splits import pool, share_out
+from fedlight.datamodules.templates import Template, check_choice
+from fedlight.datamodules.text import load_tokenizer, pad_id
+from fedlight.datamodules.votes import Comparison, Votes, read_votes
+
+TOY_COLUMNS = {
+    "prompt": "prompt",
+    "response_a": "response_a",
+    "response_b": "response_b",
+    "choice": "choice",
+    "client": "client",
+}
+TOY_VALUES = {"a": "a", "b": "b", "tie": "tie"}
+SOURCE_STRIDE = 1 << 32
+"""Far above any number of votes: pairs of the training, validation and test source never share an index."""
+
+
+class PreferenceDataModule(FederatedDataModule):
+    """Votes on two answers to a prompt.
+
+    Args:
+        source: where the rows are; see `fedlight.datamodules.rows`.
+        split: split of a hub dataset.
+        val_source: rows to validate on; None: a share of each client's own.
+        val_split: its split.
+        test_source: rows to test on; None with a ``holdout``: the held-out rows of ``source``.
+        test_split: its split.
+        columns: column map; see `fedlight.datamodules.columns`. None: that of the embedded world.
+        choice_values: which raw values mean ``a``, ``b`` and ``tie``.
+        view: ``"selector"``: both orders of every comparison, with the choice as label; ``"dpo"``: chosen and rejected;
+            ``"sft"``: the chosen answer alone.
+        form: of the selector's input: ``"choice"`` for a causal model, ``"pair"`` for an encoder.
+        choices: the two words of the form choice, each one token after ": "; the module must be told the same.
+        choice_template: of the view selector in form choice; a name or a text, see `fedlight.datamodules.templates`.
+        pair_template: of the form pair: the text before the two answers; may be empty.
+        generation_template: of the views dpo and sft.
+        trim: slot that loses text where a prompt is too long; None: the first of post, input, prompt, instruction.
+        truncate_answers: in form pair, cut answers where a cut prompt is not enough, instead of leaving the vote out.
+        tokenizer: hub name or folder, or ``"toy"``.
+        max_tokens: most tokens of an input.
+        partition: how votes are shared out among clients; None: by the column mapped to ``client``.
+        holdout: rows kept out of training; see `fedlight.datamodules.holdout`.
+        val_share: share of each client's comparisons for validation, in [0, 1); 0: no validation.
+        val_max: most comparisons of a client in validation.
+        batch_size, eval_batch_size, seed, bucket, num_workers: see `FederatedDataModule`.
+    """
+
+    def __init__(
+        self,
+        source: str = "toy:votes",
+        split: str = "train",
+        val_source: str | None = None,
+        val_split: str = "validation",
+        test_source: str | None = None,
+        test_split: str = "test",
+        columns: dict[str, str] | None = None,
+        choice_values: dict[str, Any] | None = None,
+        view: Literal["selector", "dpo", "sft"] = "selector",
+        form: Literal["choice", "pair"] = "choice",
+        choices: tuple[str, str] = ("A", "B"),
+        choice_template: str = "toy_choice",
+        pair_template: str = "{prompt}",
+        generation_template: str = "toy_generation",
+        trim: str | None = None,
+        truncate_answers: bool = False,
+        tokenizer: str = "toy",
+        max_tokens: int = 512,
+        partition: Partition | None = None,
+        holdout: Holdout | None = None,
+        val_share: float = 0.05,
+        val_max: int = 200,
+        batch_size: int = 32,
+        eval_batch_size: int = 64,
+        seed: int = 0,
+        bucket: bool = True,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(batch_size, eval_batch_size, seed, bucket, num_workers)
+        if not 0 <= val_share < 1 or val_max < 1:
+            raise ValueError(
+                f"val_share={val_share} must lie in [0, 1) and val_max={val_max} must be at least 1."
+            )
+        self.train_rows = (source, split)
+        self.val_rows = val_source and (val_source, val_split)
+        self.test_rows = (test_source, test_split) if test_source else holdout and (source, split)
+        self.columns = columns or TOY_COLUMNS
+        self.choice_values = choice_values or TOY_VALUES
+        self.view, self.form, self.truncate_answers = view, form, truncate_answers
+        self.choices = choices
+        self.template = self._template(choice_template, pair_template, generation_template, trim)
+        self.tokenizer_name, self.max_tokens = tokenizer, max_tokens
+        self.partition, self.holdout = partition or Partition(), holdout
+        self.val_share, self.val_max = val_share, val_max
+        self.report: SetupReport | None = None
+
+    def setup(self, stage: str) -> None:
+        """Reads, tokenises and shares out what the stage needs, once."""
+        self.tokenizer = load_tokenizer(self.tokenizer_name)
+        if stage in ("fit", "validate") and self.report is None:
+            self._setup_training()
+        if stage in ("test", "predict") and self.test_set is None:
+            if self.test_rows is None:
+                raise ValueError(
+                    "there is nothing to test on: set test_source, or holdout to test on held-out rows."
+                )
+            self.test_set = self.predict_set = self._evaluation_set(*self.test_rows, held_out=True, stride=2)
+
+    def collate(self, examples: list[Any]) -> dict[str, Any]:
+        """A batch of the view."""
+        padding = pad_id(self.tokenizer)
+        if self.view == "dpo":
+            return collate_preferred(examples, padding)
+        if self.view == "sft":
+            return collate_responses(examples, padding)
+        has_types = self.form == "pair" and "token_type_ids" in self.tokenizer.model_input_names
+        return collate_choices(examples, padding, has_types)
+
+    def _setup_training(self) -> None:
+        votes = self._votes(
+            load_rows(*self.train_rows), self.train_rows[0], held_out=False, needs_clients=True
+        )
+        encoded = self._encode(votes.comparisons)
+        fits = self._fitting(votes, encoded)
+        examples = self._examples(encoded, votes, fits)
+        split = share_out(
+            self.partition,
+            owners=[votes.clients[vote] for vote in fits] if votes.clients else [],
+            categories=[votes.categories[vote] for vote in fits] if votes.categories else [],
+            prompts=votes.prompt_numbers()[fits],
+            keys=np.array(votes.comparison)[fits],
+            share=0.0 if self.val_rows else self.val_share,
+            at_most=self.val_max,
+            seed=self.seed,
+        )
+        order, self.client_indices = pool(self._of_votes(split.train))
+        self.train_set = examples.take(order)
+        self.train_lengths = self.train_set.lengths
+        if split.val is not None:
+            order, self.val_client_indices = pool(self._of_votes(split.val), examples.lengths)
+            self.val_set = examples.take(order)
+        elif self.val_rows:
+            self.val_set = self._evaluation_set(*self.val_rows, held_out=False, stride=1)
+        padding = padding_shares(self.client_indices, self.train_lengths, self.batch_size, self.seed)
+        self.report = SetupReport("pairs", split, len(votes.winner) - len(fits), encoded.trimmed, *padding)
+        rank_zero_info(f"{votes.counts}\n{self.report}")
+
+    def _evaluation_set(self, source: str, split: str, held_out: bool, stride: int) -> Examples:
+        rows = load_rows(source, split)
+        votes = self._votes(rows, source, held_out, needs_clients=False)
+        encoded = self._encode(votes.comparisons)
+        fits = self._fitting(votes, encoded)
+        rank_zero_info(
+            f"{votes.counts}; {len(votes.winner) - len(fits):,} too long, {encoded.trimmed:,} inputs cut"
+        )
+        examples = self._examples(encoded, votes, fits, stride * SOURCE_STRIDE)
+        return examples.take(np.argsort(examples.lengths, kind="stable"))
+
+    def _votes(self, rows: Rows, source: str, held_out: bool, needs_clients: bool) -> Votes:
+        if self.holdout is not None:
+            mask = self.holdout.mask(rows, source) == held_out
+            rows = [row for row, wanted in zip(rows, mask, strict=True) if wanted]
+        columns = self.columns if needs_clients else _without_missing_owners(rows, self.columns)
+        if missing := [slot for slot in self.template.slots if slot not in columns]:
+            raise RowsError(
+                f"{source}: the template has a slot {{{missing[0]}}}. Set columns.{missing[0]}, or another template."
+            )
+        return read_votes(rows, columns, self.choice_values, self.template.required, source)
+
+    def _fitting(self, votes: Votes, encoded: Encoded) -> np.ndarray:
+        """The votes whose comparison fits in both orders, ``(votes,)``."""
+        fits = np.flatnonzero(encoded.both_kept()[votes.comparison])
+        if not len(fits):
+            raise RowsError(
+                f"{votes.counts.source}: no vote fits into max_tokens={self.max_tokens}. Raise it."
+            )
+        return fits
+
+    def _encode(self, comparisons: Sequence[Comparison]) -> Encoded:
+        if self.view == "selector" and self.form == "choice":
+            return encode_choice(self.tokenizer, self.template, comparisons, self.max_tokens, self.choices)
+        if self.view == "selector":
+            return encode_pair(
+                self.tokenizer, self.template, comparisons, self.max_tokens, self.truncate_answers
+            )
+        fields = [comparison.fields for comparison in comparisons for _ in range(2)]
+        answers = [answer for comparison in comparisons for answer in (comparison.first, comparison.second)]
+        return encode_responses(self.tokenizer, self.template, fields, answers, self.max_tokens, pairs=True)
+
+    def _examples(self, encoded: Encoded, votes: Votes, fits: np.ndarray, first_index: int = 0) -> Examples:
+        comparison, winner = np.array(votes.comparison)[fits], np.array(votes.winner)[fits]
+        if self.view == "selector":
+            return ChoiceExamples.of_votes(encoded, comparison, winner)
+        if self.view == "dpo":
+            return PreferredExamples(encoded, comparison, winner, first_index + fits)
+        return ResponseExamples(encoded, 2 * comparison + winner)
+
+    def _of_votes(self, clients: Clients) -> Clients:
+        """Indices of votes -> indices of examples: a selector has two per vote."""
+        if self.view != "selector":
+            return clients
+        return {client: (2 * votes[:, None] + [0, 1]).reshape(-1) for client, votes in clients.items()}
+
+    def _template(self, choice: str, pair: str, generation: str, trim: str | None) -> Template:
+        if self.view == "selector" and self.form == "pair":
+            return Template.named(pair) if pair else Template("")
+        template = Template.named(choice if self.view == "selector" else generation)
+        if self.view == "selector":
+            check_choice(template)
+        if trim is None:
+            return template
+        if trim not in template.slots:
+            raise ValueError(f"trim={trim!r} is no slot of the template; it has {', '.join(template.slots)}.")
+        return Template(template.text, trim, template.without)
+
+
+def _without_missing_owners(rows: Rows, columns: Mapping[str, str]) -> dict[str, str]:
+    """Rows to test on need no client and no category: aggregated labels have none."""
+    present = dict(columns)
+    for name in {"client", "category"} & set(columns):
+        try:
+            value_at(rows[0], columns[name])
+        except (KeyError, IndexError, TypeError, ValueError):
+            del present[name]
+    return present

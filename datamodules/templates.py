@@ -1,0 +1,217 @@
+"""Prompt templates: texts with named slots, one of which may lose text when the whole does not fit.
+
+The summarization and question-answering templates are those of Figure 4 in Wu et al., "Towards Federated RLHF
+with Aggregated Client Preference for LLMs" (FedBiscuit), ICLR 2025, https://arxiv.org/abs/2407.03038, word for
+word; only the slots ``output_A`` and ``output_B`` are called ``response_a`` and ``response_b`` here, and
+``instruction`` of SHP keeps its name. The two question-answering templates are Alpaca's (Taori et al. 2023,
+https://github.com/tatsu-lab/stanford_alpaca).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from string import Formatter
+
+ANSWER_SLOTS = ("response_a", "response_b")
+TRIM_ORDER = ("post", "input", "prompt", "instruction")
+
+ALPACA = """Below is an instruction that describes a task, paired with an input that provides further context. \
+Write a response that appropriately completes the request.
+
+### Instruction:
+{instruction}
+
+### Input:
+{input}
+
+### Response:"""
+
+ALPACA_NO_INPUT = """Below is an instruction that describes a task. \
+Write a response that appropriately completes the request.
+
+### Instruction:
+{instruction}
+
+### Response:"""
+
+TLDR_GENERATION = """Below is an instruction that describes a task, paired with an input that provides \
+further context. Write a response that appropriately completes the request.
+
+### Instruction:
+Summarize the following Reddit post in a paragraph of 50 words or less.
+
+### Input:
+SUBREDDIT: r/{subreddit}
+TITLE: {title}
+POST: {post}
+
+### Response:"""
+
+TLDR_CHOICE = """Below is a forum post followed by two summaries. Pick a more precise and concise one that summarizes \
+the most important points in the given forum post, without including unimportant or irrelevant details. \
+State your choice with a single capital letter, i.e., "A" if SUMMARY A is better, "B" if SUMMARY B is better.
+
+### SUBREDDIT: r/{subreddit}
+### TITLE: {title}
+### POST: {post}
+### SUMMARY A: {response_a}
+### SUMMARY B: {response_b}
+### YOUR CHOICE:"""
+
+SHP_CHOICE = """Below is a query followed by two responses. Pick a helpful response that is precise, concise, \
+and casual. State your choice with a single capital letter, i.e., "A" if RESPONSE A is better, "B" if RESPONSE B is better.
+
+### QUERY: {instruction}
+### RESPONSE A: {response_a}
+### RESPONSE B: {response_b}
+### YOUR CHOICE:"""
+
+ARGUMENT_CHOICE = """Below is a claim followed by two arguments for it. Pick the more convincing argument. \
+State your choice with a single capital letter, i.e., "A" if ARGUMENT A is more convincing, "B" if ARGUMENT B is \
+more convincing.
+
+### CLAIM: {prompt}
+### ARGUMENT A: {response_a}
+### ARGUMENT B: {response_b}
+### YOUR CHOICE:"""
+
+ARGUMENT_GENERATION = """Below is a claim. Write a convincing argument for it.
+
+### CLAIM: {prompt}
+
+### ARGUMENT:"""
+
+TEXTS = {
+    "alpaca": ALPACA,
+    "alpaca_no_input": ALPACA_NO_INPUT,
+    "tldr_generation": TLDR_GENERATION,
+    "tldr_choice": TLDR_CHOICE,
+    "shp_choice": SHP_CHOICE,
+    "argument_choice": ARGUMENT_CHOICE,
+    "argument_generation": ARGUMENT_GENERATION,
+}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A rendered text in three parts, of which the middle one may be cut at its end."""
+
+    before: str
+    trimmable: str
+    after: str
+
+    @property
+    def text(self) -> str:
+        """The three parts in one."""
+        return self.before + self.trimmable + self.after
+
+    def cut(self, characters: int) -> "Parts":
+        """Keeps that many characters of the trimmable part, less the space it would end with."""
+        return Parts(self.before, self.trimmable[:characters].rstrip(), self.after)
+
+
+@dataclass(frozen=True)
+class Template:
+    """A text with slots in braces (``{{`` for a brace itself); what is filled in is never read as a template again.
+
+    Args:
+        text: the text.
+        trim: the slot that loses text from its end when the whole is too long; None: nothing may be cut.
+        without: the template for rows in which the ``trim`` slot is empty (Alpaca's form without input).
+    """
+
+    text: str
+    trim: str | None = None
+    without: "Template | None" = None
+
+    @classmethod
+    def named(cls, name: str) -> "Template":
+        """The template of that name, or ``name`` itself as the text if it has a slot in braces.
+
+        The slot that may lose text is the first of post, input, prompt and instruction that occurs.
+
+        Raises:
+            ValueError: neither a known name nor a text with slots.
+
+        Example:
+            >>> Template.named("Claim: {prompt}").trim
+            'prompt'
+            >>> Template.named("alpaca").slots
+            ('instruction', 'input')
+        """
+        text = name if "{" in name else _text_of(name)
+        slots = _slots(text)
+        trim = next((slot for slot in TRIM_ORDER if slot in slots), None)
+        if name == "alpaca":
+            return cls(text, trim, without=cls(ALPACA_NO_INPUT, "instruction"))
+        return cls(text, trim)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The names of the slots, in order, without those for the two answers."""
+        return tuple(slot for slot in _slots(self.text) if slot not in ANSWER_SLOTS)
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The slot without which a row says nothing, if any: the trimmed one, where no other form does without it."""
+        trim = (self.without or self).trim
+        return () if trim is None else (trim,)
+
+    def render(self, fields: Mapping[str, str], ending: str = "") -> Parts:
+        """Fills the slots.
+
+        Args:
+            fields: text of every slot.
+            ending: is put behind the template; it is never cut.
+
+        Example:
+            >>> Template("POST: {post} TITLE: {title}", trim="post").render({"post": "a b c", "title": "t"})
+            Parts(before='POST: ', trimmable='a b c', after=' TITLE: t')
+        """
+        if self.without is not None and not fields[self.trim or ""].strip():
+            return self.without.render(fields, ending)
+        parts = ["", "", ""]
+        at = 0
+        for literal, slot, _, _ in Formatter().parse(self.text):
+            parts[at] += literal
+            if slot is not None and slot == self.trim and at == 0:
+                parts[1] = fields[slot]
+                at = 2
+            elif slot is not None:
+                parts[at] += fields[slot]
+        if at == 0:  # nothing to trim: the whole text is fixed
+            return Parts(parts[0] + ending, "", "")
+        return Parts(parts[0], parts[1], parts[2] + ending)
+
+
+def check_choice(template: Template) -> None:
+    """A template of comparisons shows both answers.
+
+    Raises:
+        ValueError: a slot is missing, or the text does not end with a colon.
+    """
+    slots = _slots(template.text)
+    if missing := [slot for slot in ANSWER_SLOTS if slot not in slots]:
+        raise ValueError(
+            f"choice_template has no slot {{{missing[0]}}}; a comparison shows {{response_a}} and {{response_b}}."
+        )
+    if not template.text.endswith(":"):
+        raise ValueError(
+            f"choice_template ends with {template.text[-10:]!r}, but the choice follows ': '. End it with a colon."
+        )
+
+
+def _text_of(name: str) -> str:
+    if name in ("toy_choice", "toy_generation"):
+        from fedlight.toy import world
+
+        return world.CHOICE_TEMPLATE if name == "toy_choice" else world.GENERATION_TEMPLATE
+    if name not in TEXTS:
+        known = ", ".join([*TEXTS, "toy_choice", "toy_generation"])
+        raise ValueError(
+            f"template {name!r} is not one of {known}; a text of your own needs slots such as {{prompt}}."
+        )
+    return TEXTS[name]
+
+
+def _slots(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(slot for _, slot, _, _ in Formatter().parse(text) if slot))
