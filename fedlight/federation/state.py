@@ -33,7 +33,7 @@ def movement(received: State, trained: State) -> State:
         >>> movement({"w": torch.tensor([1.0])}, {"w": torch.tensor([3.5])})["w"].item()
         2.5
     """
-    return {name: value.to(float64) - received[name].to(float64) for name, value in trained.items()}
+    return {name: value.to(float64).sub_(received[name]) for name, value in trained.items()}
 
 
 def moved(state: State, by: State, scale: float = 1.0) -> State:
@@ -46,6 +46,6 @@ def moved(state: State, by: State, scale: float = 1.0) -> State:
         (6.0, 4.0)
     """
     return {
-        name: (value.to(float64) + scale * by[name]).to(float32) if name in by else value
+        name: value.to(float64).add_(by[name], alpha=scale).to(float32) if name in by else value
         for name, value in state.items()
     }
