@@ -1,0 +1,62 @@
+"""Every listed dependency is used, and everything that is imported is listed, with a bound and a pin."""
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+IMPORT_NAMES = {"huggingface-hub": "huggingface_hub", "scikit-learn": "sklearn"}
+USED_THROUGH_ANOTHER = {"bitsandbytes"}  # transformers imports it when a base is quantized
+TOOLS = {"mypy", "pre-commit", "pytest-xdist", "ruff"}  # started by the Makefile, imported by nobody
+
+
+def names(requirements: list[str]) -> set[str]:
+    """Distribution names of requirement strings."""
+    return {re.split(r"[\[<>=!~ ]", requirement, maxsplit=1)[0] for requirement in requirements}
+
+
+def imports(*folders: str) -> set[str]:
+    """Top-level packages from outside that the Python files of the folders import."""
+    found: set[str] = set()
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found.add((node.module or "").split(".")[0])
+    return found - set(sys.stdlib_module_names) - {"fedlight", "examples"}
+
+
+PACKAGE = ("fedlight", "modules", "datamodules", "callbacks")
+RUNTIME = {IMPORT_NAMES.get(name, name) for name in names(PROJECT["dependencies"])}
+DEVELOPMENT = {
+    IMPORT_NAMES.get(name, name) for name in names(PROJECT["optional-dependencies"]["dev"]) - TOOLS
+}
+
+
+def test_the_package_imports_what_it_lists_and_lists_what_it_imports():
+    assert imports(*PACKAGE) | USED_THROUGH_ANOTHER == RUNTIME
+
+
+def test_so_do_tests_and_examples():
+    assert imports("tests", "examples", "benchmarks") <= RUNTIME | DEVELOPMENT
+    # setuptools is named in a program that tests/test_wheel.py starts
+    assert imports("tests", "examples", "benchmarks") >= DEVELOPMENT - {"setuptools"}
+
+
+@pytest.mark.parametrize(
+    "requirement", PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"], ids=str
+)
+def test_every_requirement_has_a_lower_bound_below_its_pin(requirement):
+    name, bound = re.fullmatch(r"([\w-]+)(?:\[[\w,]+\])?>=([\d.]+)", requirement).groups()
+    pins = dict(
+        line.lower().replace("_", "-").split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line and not line.startswith("#")
+    )
+    assert [int(part) for part in bound.split(".")] <= [int(part) for part in pins[name].split(".")]

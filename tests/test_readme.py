@@ -1,0 +1,101 @@
+"""What the pages say is run: Python blocks are executed, commands are parsed by what they would start."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md"))),
+]
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """(page, block) for every fenced block of a language."""
+    pattern = rf"^```{language}\n(.*?)^```"
+    texts = ((page, (ROOT / page).read_text(encoding="utf-8")) for page in PAGES)
+    return [
+        (page, block) for page, text in texts for block in re.findall(pattern, text, re.DOTALL | re.MULTILINE)
+    ]
+
+
+def commands() -> list[str]:
+    """Every command of the bash blocks, without comments, once."""
+    lines = [
+        " ".join(shlex.split(line, comments=True))
+        for _, block in blocks("bash")
+        for line in block.splitlines()
+    ]
+    return sorted({line for line in lines if line})
+
+
+def links() -> list[tuple[str, str]]:
+    """(page, target) for every relative link."""
+    found = [
+        (page, re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8"))) for page in PAGES
+    ]
+    return sorted({(page, target) for page, targets in found for target in targets})
+
+
+@pytest.mark.parametrize(("page", "block"), blocks("python"), ids=lambda value: value.split("\n")[0][:40])
+def test_python_blocks_run(page, block, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT)  # as in a shell that stands in the checkout
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block, page, "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_name_what_exists(command, capsys):
+    program, *arguments = shlex.split(command)
+    if program == "make":
+        targets = re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert set(arguments) <= set(targets)
+    elif program == "python":
+        assert (ROOT / arguments[0]).is_file()
+    elif program == "fedlight":
+        parse_fedlight(arguments)
+        assert capsys.readouterr().out
+    else:
+        assert (program, arguments) == (".venv/bin/pre-commit", ["install"])
+
+
+def parse_fedlight(arguments: list[str]) -> None:
+    """Parses without running: prints the recipe, the help or the complete config, or fails."""
+    from fedlight.cli import main
+    from fedlight.recipes import load
+
+    if arguments[0] == "run" and arguments[1] != "--help":
+        print(load(arguments[1], [item for item in arguments[2:] if "=" in item]))
+        return
+    if "--help" not in arguments:
+        arguments = [*arguments, "--print_config"]
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code in (0, None)
+
+
+@pytest.mark.parametrize(("page", "target"), links())
+def test_links_lead_somewhere(page, target):
+    assert (ROOT / page).parent.joinpath(target).resolve().exists()
+
+
+def test_the_map_names_real_folders():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    folders = re.findall(
+        r"^ *([a-z]+)/ ", text.partition("## File map")[2].partition("## Where")[0], re.MULTILINE
+    )
+    assert len(folders) >= 10
+    assert [
+        name for name in folders if not ((ROOT / name).is_dir() or (ROOT / "fedlight" / name).is_dir())
+    ] == []
+
+
+def test_every_make_target_of_the_readme_has_help():
+    text = (ROOT / "Makefile").read_text()
+    phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    assert phony
+    assert set(phony[1].split()) == set(re.findall(r"^([a-z]+):.*## ", text, re.MULTILINE))
