@@ -3,7 +3,6 @@ VENV ?= .venv
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check bench
@@ -17,7 +16,7 @@ demo: $(VENV)/.run  ## FedBis on the embedded world: progress, one table, runs/d
 	$(BIN)/fedlight run demo
 
 test: $(VENV)/.dev  ## the whole test suite, two processes, no network
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 check: $(VENV)/.dev  ## lint, formatting and types
 	$(BIN)/ruff check .

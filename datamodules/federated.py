@@ -10,9 +10,9 @@ from typing import Any
 
 import lightning as L
 import numpy as np
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset, default_collate
 
-from fedlight.datamodules.rounds import ClientIndices, PooledSampler, RoundPlan, RoundSampler
+from fedlight.datamodules.rounds import ClientIndices, PooledSampler, RoundPlan
 from fedlight.federation.client import Visit
 
 
@@ -107,10 +107,13 @@ class FederatedDataModule(L.LightningDataModule):
     def _sequential(self, dataset: Dataset | None, skip_batches: int = 0) -> DataLoader | list:
         if dataset is None:
             return []
-        size = self.eval_batch_size
-        rows = range(len(dataset))  # type: ignore[arg-type]
-        batches = [list(rows[start : start + size]) for start in range(skip_batches * size, len(rows), size)]
-        return self._loader(dataset, RoundSampler(batches))
+        rest = range(skip_batches * self.eval_batch_size, len(dataset))  # type: ignore[arg-type]
+        return DataLoader(
+            Subset(dataset, rest),
+            batch_size=self.eval_batch_size,
+            collate_fn=self.collate,
+            num_workers=self.num_workers,
+        )
 
     def _loader(self, dataset: Dataset, batches: Sampler) -> DataLoader:
         return DataLoader(

@@ -4,88 +4,15 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.callbacks import ModelCheckpoint
+from plain_lightning import Numbers, Regression, assert_equal, federate, module, ten_clients, trainer, weights
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from fedlight.callbacks.federated_loop import FederatedLoop
 from fedlight.datamodules.federated import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.server import Average
-
-
-class Regression(L.LightningModule):
-    """Dropout makes the random stream matter; AdamW makes the moments matter."""
-
-    def __init__(self, optimizer="AdamW", lr=0.05, dropout=0.3, norm=False):
-        super().__init__()
-        self.net = nn.Sequential(
-            nn.Linear(4, 8), nn.BatchNorm1d(8) if norm else nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1)
-        )
-        self.optimizer, self.lr = optimizer, lr
-
-    def training_step(self, batch, batch_idx):
-        return nn.functional.mse_loss(self.net(batch[0]), batch[1])
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val/loss", nn.functional.mse_loss(self.net(batch[0]), batch[1]))
-
-    def configure_optimizers(self):
-        return getattr(torch.optim, self.optimizer)(self.parameters(), lr=self.lr)
-
-
-class Numbers(L.LightningDataModule):
-    def setup(self, stage):
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(120, 4, generator=generator)
-        self.data = TensorDataset(x, x.sum(1, keepdim=True))
-
-    def train_dataloader(self):
-        return DataLoader(self.data, batch_size=4, shuffle=True)
-
-    def val_dataloader(self):
-        return DataLoader(self.data, batch_size=60)
-
-
-def ten_clients(dataset):
-    """Of 3 to 21 examples, named so that their order is not the order of their data."""
-    cuts = np.cumsum([0, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21])
-    return {f"c{(7 * i) % 10}": np.arange(cuts[i], cuts[i + 1]) for i in range(10)}
-
-
-def trainer(rounds=3, callbacks=(), **kwargs):
-    kwargs.setdefault("enable_checkpointing", False)
-    kwargs.setdefault("logger", False)
-    return L.Trainer(
-        max_epochs=rounds,
-        accelerator="cpu",
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=list(callbacks),
-        **kwargs,
-    )
-
-
-def module(seed=0, **kwargs):
-    L.seed_everything(seed, verbose=False)
-    return Regression(**kwargs)
-
-
-def weights(of):
-    return {name: p.detach().clone() for name, p in of.named_parameters()}
-
-
-def assert_equal(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
-
-
-def federate(rounds=3, clients=ten_clients, model=None, **loop):
-    loop = FederatedLoop(**({"clients_per_round": 3, "local_steps": 2} | loop))
-    model = model or module()
-    trainer(rounds, [loop]).fit(model, FederatedWrapper(Numbers(), clients))
-    return model, loop
 
 
 def test_training_learns_and_records_every_visit():
@@ -301,85 +228,6 @@ def test_estimated_steps_asked_early_do_not_pool_the_first_round():
     t = trainer(2, [loop])
     t.fit(model, FederatedWrapper(Numbers(), ten_clients))
     assert model.estimated == t.global_step == 12
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"max_steps": 5}, "trainer.max_steps=5 would cut a round"),
-        ({"limit_train_batches": 0.5}, "trainer.limit_train_batches=0.5 would cut"),
-        ({"limit_train_batches": 3}, "trainer.limit_train_batches=3 would cut"),
-        ({"overfit_batches": 2}, "would cut a round"),
-        ({"val_check_interval": 0.5}, "use check_val_every_n_epoch"),
-        ({"fast_dev_run": True}, "would cut a round"),
-        ({"rounds": -1}, "give the number of rounds"),
-        ({"callbacks": [StochasticWeightAveraging(0.1)]}, "averages weights across clients"),
-    ],
-)
-def test_settings_that_would_cut_a_round_are_refused_before_any_work(settings, message):
-    settings = dict(settings)
-    callbacks = [FederatedLoop(clients_per_round=3, local_steps=2), *settings.pop("callbacks", [])]
-    model = module()
-    before = weights(model)
-    with pytest.raises(ValueError, match=message):
-        trainer(settings.pop("rounds", 2), callbacks, **settings).fit(
-            model, FederatedWrapper(Numbers(), ten_clients)
-        )
-    assert_equal(before, weights(model))
-
-
-def test_more_clients_per_round_than_clients_is_refused():
-    with pytest.raises(ValueError, match=r"clients_per_round=11 is more than the 10 clients"):
-        federate(clients_per_round=11)
-
-
-def test_an_empty_client_is_refused():
-    with pytest.raises(ValueError, match="'empty'"):
-        federate(clients=lambda d: ten_clients(d) | {"empty": np.arange(0)})
-
-
-def test_a_datamodule_without_clients_is_refused_with_the_remedy():
-    with pytest.raises(ValueError, match="FederatedWrapper"):
-        trainer(1, [FederatedLoop()]).fit(module(), Numbers())
-
-
-def test_batch_norm_statistics_would_leak_and_are_refused():
-    with pytest.raises(ValueError, match=r"net\.1 keeps running statistics"):
-        federate(model=module(norm=True))
-
-
-@pytest.mark.parametrize("setting", [{"clients_per_round": 0}, {"local_steps": 0}])
-def test_nonsense_numbers_are_refused(setting):
-    with pytest.raises(ValueError, match="must be at least 1"):
-        FederatedLoop(**setting)
-
-
-def test_a_checkpoint_from_inside_a_round_is_refused_on_resume(tmp_path):
-    save = ModelCheckpoint(tmp_path, every_n_train_steps=3, save_top_k=-1)
-    loop = FederatedLoop(clients_per_round=3, local_steps=2)
-    trainer(1, [loop, save], enable_checkpointing=True).fit(
-        module(), FederatedWrapper(Numbers(), ten_clients)
-    )
-    inside = next(tmp_path.glob("*step=3.ckpt"))
-    save = ModelCheckpoint(tmp_path / "again", every_n_train_steps=3, save_top_k=-1)
-    t = trainer(1, [FederatedLoop(clients_per_round=3, local_steps=2), save], enable_checkpointing=True)
-    with pytest.raises(ValueError, match="written inside round 0"):
-        t.fit(module(), FederatedWrapper(Numbers(), ten_clients), ckpt_path=inside, weights_only=True)
-
-
-def test_a_checkpoint_of_central_training_is_refused_on_resume(tmp_path):
-    t = trainer(1)
-    t.fit(module(), Numbers())
-    t.save_checkpoint(tmp_path / "central.ckpt")
-    t = trainer(2, [FederatedLoop(clients_per_round=3, local_steps=2)])
-    with pytest.raises(ValueError, match="not of a federated run"):
-        t.fit(module(), FederatedWrapper(Numbers(), ten_clients), ckpt_path=tmp_path / "central.ckpt")
-
-
-def test_a_used_loop_is_not_taken_for_a_new_run():
-    _, loop = federate(rounds=1)
-    with pytest.raises(ValueError, match="make a new one"):
-        trainer(1, [loop]).fit(module(), FederatedWrapper(Numbers(), ten_clients))
 
 
 def test_without_the_loop_the_same_wrapper_trains_centrally():
