@@ -40,7 +40,7 @@ class Encoded:
 
     def both_kept(self) -> np.ndarray:
         """For two sequences per comparison: whether both fit, ``(comparisons,)``."""
-        return self.kept.reshape(-1, 2).all(axis=1)
+        return np.asarray(self.kept.reshape(-1, 2).all(axis=1))
 
 
 def choice_ids(tokenizer: Any, template: Template, choices: tuple[str, str] = ("A", "B")) -> tuple[int, int]:

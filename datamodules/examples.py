@@ -4,7 +4,7 @@ The examples of one set share a `TokenTable`: a set itself holds only row number
 nothing but its indices, and a comparison on which a hundred workers voted is stored once.
 """
 
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -12,21 +12,6 @@ from torch.utils.data import Dataset
 
 from fedlight.datamodules.encoding import Encoded
 from fedlight.datamodules.text import pad, pad_inputs, pad_responses
-
-
-class Examples(Protocol):
-    """What the datamodules need of a set of examples."""
-
-    lengths: np.ndarray
-
-    def __len__(self) -> int:
-        """Number of examples."""
-
-    def __getitem__(self, item: int) -> Any:
-        """One example."""
-
-    def take(self, indices: np.ndarray) -> Any:
-        """The same examples, only these and in this order."""
 
 
 class Choice(TypedDict):
@@ -163,6 +148,9 @@ class PreferredExamples(Dataset):
             "rejected": response(self.encoded, row + 1 - winner),
             "index": int(self.index[item]),
         }
+
+
+Examples = ChoiceExamples | ResponseExamples | PreferredExamples
 
 
 def response(encoded: Encoded, row: int) -> Response:

@@ -40,6 +40,20 @@ class Holdout:
             held |= self._matching(value, existing, source)
         return np.array([text in held for text in texts])
 
+    def side(self, rows: Rows, source: str, held_out: bool) -> Rows:
+        """The rows that are held out, or the others.
+
+        Raises:
+            RowsError: as `mask`, or no row is left.
+        """
+        mask = self.mask(rows, source)
+        wanted = [row for row, held in zip(rows, mask, strict=True) if held == held_out]
+        if not wanted:
+            raise RowsError(
+                f"{source}: holdout.values cover every row: none is left to train on. Name fewer."
+            )
+        return wanted
+
     def _matching(self, value: str, existing: Sequence[str], source: str) -> set[str]:
         if value.endswith("*"):
             found = {text for text in existing if text.startswith(value[:-1])}

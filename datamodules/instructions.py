@@ -70,7 +70,8 @@ class InstructionDataModule(FederatedDataModule):
                 f"val_share={val_share} must lie in [0, 1) and val_max={val_max} must be at least 1."
             )
         self.train_rows = (source, split)
-        self.test_rows = (test_source, test_split) if test_source else holdout and (source, split)
+        own = (source, split) if holdout else None
+        self.test_rows = (test_source, test_split) if test_source else own
         self.columns = columns or ALPACA_COLUMNS
         self.template = Template.named(template)
         self.tokenizer_name, self.max_tokens = tokenizer, max_tokens
@@ -92,7 +93,7 @@ class InstructionDataModule(FederatedDataModule):
                 raise ValueError(
                     "there is nothing to test on: set test_source, or holdout to test on held-out rows."
                 )
-            examples, _, _ = self._examples(*self.test_rows, held_out=True)
+            examples, _, _ = self._examples(self.test_rows, held_out=True)
             self.test_set = examples.take(np.argsort(examples.lengths, kind="stable"))
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
@@ -100,7 +101,7 @@ class InstructionDataModule(FederatedDataModule):
         return collate_responses(examples, pad_id(self.tokenizer))
 
     def _setup_training(self) -> None:
-        examples, rows, (too_long, trimmed) = self._examples(*self.train_rows, held_out=False)
+        examples, rows, (too_long, trimmed) = self._examples(self.train_rows, held_out=False)
         prompts = _prompt_numbers(rows)
         split = share_out(
             self.partition,
@@ -113,8 +114,7 @@ class InstructionDataModule(FederatedDataModule):
             seed=self.seed,
         )
         order, self.client_indices = pool(split.train)
-        self.train_set = examples.take(order)
-        self.train_lengths = self.train_set.lengths
+        self.train_set, self.train_lengths = examples.take(order), examples.lengths[order]
         if split.val is not None:
             order, self.val_client_indices = pool(split.val, examples.lengths)
             self.val_set = examples.take(order)
@@ -123,16 +123,16 @@ class InstructionDataModule(FederatedDataModule):
         rank_zero_info(str(self.report))
 
     def _examples(
-        self, source: str, split: str, held_out: bool
+        self, source: tuple[str, str], held_out: bool
     ) -> tuple[ResponseExamples, list[dict[str, str]], tuple[int, int]]:
         """The examples that fit, their rows, and how many are too long and how many were cut."""
-        rows = self._read(source, split, held_out)
+        rows = self._read(*source, held_out)
         encoded = encode_responses(
             self.tokenizer, self.template, rows, [row["response"] for row in rows], self.max_tokens
         )
         fits = np.flatnonzero(encoded.kept)
         if not len(fits):
-            raise RowsError(f"{source}: no example fits into max_tokens={self.max_tokens}. Raise it.")
+            raise RowsError(f"{source[0]}: no example fits into max_tokens={self.max_tokens}. Raise it.")
         kept = [rows[example] for example in fits]
         return ResponseExamples(encoded, fits), kept, (len(rows) - len(fits), encoded.trimmed)
 
@@ -140,8 +140,7 @@ class InstructionDataModule(FederatedDataModule):
         """Rows by the names of the column map; those with a missing value and exact repetitions are left out."""
         raw = load_rows(source, split)
         if self.holdout is not None:
-            mask = self.holdout.mask(raw, source) == held_out
-            raw = [row for row, wanted in zip(raw, mask, strict=True) if wanted]
+            raw = self.holdout.side(raw, source, held_out)
         columns = {name: path for name, path in self.columns.items() if not held_out or name not in OWNERS}
         check_columns(raw, columns, source)
         needed = {*self.template.required, "response", *OWNERS} & set(columns)

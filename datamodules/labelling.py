@@ -80,8 +80,8 @@ def gather(predictions: Iterable[Mapping[str, Any]], num_pairs: int, orders: Ord
         orders: ``"both"`` takes the mean over the two orders, ``"one"`` looks at order 0 alone.
 
     Returns:
-        ``(num_pairs, 2)``: log-probabilities that the first, the second answer is better; NaN where a pair was not read in
-        every order that counts.
+        ``(num_pairs, 2)``: log-probabilities that the first, the second answer is better; NaN where a pair was not
+        read in every order that counts.
 
     Example:
         >>> as_a = {"index": 0, "order": 0, "logp_a": -1.0, "logp_b": -2.0}
@@ -155,7 +155,7 @@ def label(pairs: Sequence[Comparison], log_probs: np.ndarray) -> tuple[list[dict
             "votes_b": int((margins[:, pair] < 0).sum()),
             "margin": float(margins[:, pair].mean()),
         }
-        for pair in np.flatnonzero(read & (winners >= 0))
+        for pair in np.flatnonzero(read & (winners >= 0)).tolist()
     ]
     first, second, neither = (int((read & (winners == side)).sum()) for side in (0, 1, -1))
     return rows, LabelCounts(first, second, neither, int((~read).sum()))

@@ -39,7 +39,11 @@ class Partition:
     min_size: int = 1
 
     def split(
-        self, clients: Sequence[str], categories: Sequence[str], prompts: Sequence[int], seed: int
+        self,
+        clients: Sequence[str],
+        categories: Sequence[str],
+        prompts: Sequence[int] | np.ndarray,
+        seed: int,
     ) -> Clients:
         """Shares out ``len(prompts)`` examples, given each one's client key, category and prompt number.
 
@@ -174,7 +178,7 @@ def _check_dirichlet(labels: np.ndarray, num_clients: int, alpha: float, min_siz
         )
     if len(np.unique(labels)) == 1:
         raise ValueError(
-            f"every example has the category {labels[0]!r}, so a Dirichlet split by category says nothing. "
+            f"every example has the category '{labels[0]}', so a Dirichlet split by category says nothing. "
             "Map `category` to another column, or use partition.by=iid."
         )
 

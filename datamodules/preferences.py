@@ -65,11 +65,13 @@ class PreferenceDataModule(FederatedDataModule):
         choice_template: of the view selector in form choice; a name or a text, see `fedlight.datamodules.templates`.
         pair_template: of the form pair: the text before the two answers; may be empty.
         generation_template: of the views dpo and sft.
-        trim: slot that loses text where a prompt is too long; None: the first of post, input, prompt, instruction.
+        trim: slot that loses text where a prompt is too long; ``"auto"``: the first of post, input, prompt and
+            instruction; None: none, votes that do not fit as they are are left out.
         truncate_answers: in form pair, cut answers where a cut prompt is not enough, instead of leaving the vote out.
         tokenizer: hub name or folder, or ``"toy"``.
         max_tokens: most tokens of an input.
-        partition: how votes are shared out among clients; None: by the column mapped to ``client``.
+        partition: how votes are shared out among clients; None: by the column mapped to ``client``, or
+            without one a single client has all.
         holdout: rows kept out of training; see `fedlight.datamodules.holdout`.
         val_share: share of each client's comparisons for validation, in [0, 1); 0: no validation.
         val_max: most comparisons of a client in validation.
@@ -92,7 +94,7 @@ class PreferenceDataModule(FederatedDataModule):
         choice_template: str = "toy_choice",
         pair_template: str = "{prompt}",
         generation_template: str = "toy_generation",
-        trim: str | None = None,
+        trim: str | None = "auto",
         truncate_answers: bool = False,
         tokenizer: str = "toy",
         max_tokens: int = 512,
@@ -112,15 +114,17 @@ class PreferenceDataModule(FederatedDataModule):
                 f"val_share={val_share} must lie in [0, 1) and val_max={val_max} must be at least 1."
             )
         self.train_rows = (source, split)
-        self.val_rows = val_source and (val_source, val_split)
-        self.test_rows = (test_source, test_split) if test_source else holdout and (source, split)
+        self.val_rows = (val_source, val_split) if val_source else None
+        own = (source, split) if holdout else None
+        self.test_rows = (test_source, test_split) if test_source else own
         self.columns = columns or TOY_COLUMNS
         self.choice_values = choice_values or TOY_VALUES
         self.view, self.form, self.truncate_answers = view, form, truncate_answers
         self.choices = choices
         self.template = self._template(choice_template, pair_template, generation_template, trim)
         self.tokenizer_name, self.max_tokens = tokenizer, max_tokens
-        self.partition, self.holdout = partition or Partition(), holdout
+        own_clients = Partition() if "client" in self.columns else Partition("iid", num_clients=1)
+        self.partition, self.holdout = partition or own_clients, holdout
         self.val_share, self.val_max = val_share, val_max
         self.report: SetupReport | None = None
 
@@ -134,7 +138,7 @@ class PreferenceDataModule(FederatedDataModule):
                 raise ValueError(
                     "there is nothing to test on: set test_source, or holdout to test on held-out rows."
                 )
-            self.test_set = self.predict_set = self._evaluation_set(*self.test_rows, held_out=True, stride=2)
+            self.test_set = self.predict_set = self._evaluation_set(self.test_rows, held_out=True, stride=2)
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
         """A batch of the view."""
@@ -164,20 +168,18 @@ class PreferenceDataModule(FederatedDataModule):
             seed=self.seed,
         )
         order, self.client_indices = pool(self._of_votes(split.train))
-        self.train_set = examples.take(order)
-        self.train_lengths = self.train_set.lengths
+        self.train_set, self.train_lengths = examples.take(order), examples.lengths[order]
         if split.val is not None:
             order, self.val_client_indices = pool(self._of_votes(split.val), examples.lengths)
             self.val_set = examples.take(order)
         elif self.val_rows:
-            self.val_set = self._evaluation_set(*self.val_rows, held_out=False, stride=1)
+            self.val_set = self._evaluation_set(self.val_rows, held_out=False, stride=1)
         padding = padding_shares(self.client_indices, self.train_lengths, self.batch_size, self.seed)
         self.report = SetupReport("pairs", split, len(votes.winner) - len(fits), encoded.trimmed, *padding)
         rank_zero_info(f"{votes.counts}\n{self.report}")
 
-    def _evaluation_set(self, source: str, split: str, held_out: bool, stride: int) -> Examples:
-        rows = load_rows(source, split)
-        votes = self._votes(rows, source, held_out, needs_clients=False)
+    def _evaluation_set(self, rows: tuple[str, str], held_out: bool, stride: int) -> Examples:
+        votes = self._votes(load_rows(*rows), rows[0], held_out, needs_clients=False)
         encoded = self._encode(votes.comparisons)
         fits = self._fitting(votes, encoded)
         rank_zero_info(
@@ -188,8 +190,7 @@ class PreferenceDataModule(FederatedDataModule):
 
     def _votes(self, rows: Rows, source: str, held_out: bool, needs_clients: bool) -> Votes:
         if self.holdout is not None:
-            mask = self.holdout.mask(rows, source) == held_out
-            rows = [row for row, wanted in zip(rows, mask, strict=True) if wanted]
+            rows = self.holdout.side(rows, source, held_out)
         columns = self.columns if needs_clients else _without_missing_owners(rows, self.columns)
         if missing := [slot for slot in self.template.slots if slot not in columns]:
             raise RowsError(
@@ -237,11 +238,7 @@ class PreferenceDataModule(FederatedDataModule):
         template = Template.named(choice if self.view == "selector" else generation)
         if self.view == "selector":
             check_choice(template)
-        if trim is None:
-            return template
-        if trim not in template.slots:
-            raise ValueError(f"trim={trim!r} is no slot of the template; it has {', '.join(template.slots)}.")
-        return Template(template.text, trim, template.without)
+        return template if trim == "auto" else template.trimming(trim)
 
 
 def _without_missing_owners(rows: Rows, columns: Mapping[str, str]) -> dict[str, str]:

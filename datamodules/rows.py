@@ -77,8 +77,8 @@ def _read_file(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_parquet(path: Path) -> list[dict[str, Any]]:
-    import pyarrow
-    import pyarrow.parquet
+    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow.parquet  # type: ignore[import-untyped]
 
     try:
         return pyarrow.parquet.read_table(path).to_pylist()
@@ -111,7 +111,7 @@ def _open(path: Path) -> IO[str]:
     opener = gzip.open if path.suffix == ".gz" else open
     # utf-8-sig: spreadsheets put a byte order mark before the first column's name; newline="": cells hold line breaks.
     newline = "" if ".csv" in path.suffixes or ".tsv" in path.suffixes else None
-    return opener(path, "rt", encoding="utf-8-sig", newline=newline)  # type: ignore[return-value]
+    return opener(path, "rt", encoding="utf-8-sig", newline=newline)
 
 
 class _Lines:
@@ -188,7 +188,7 @@ def _hub_rows(source: str, split: str) -> Rows:
     bars_were_on = datasets.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:
-        return datasets.load_dataset(name, config or None, split=split)
+        return _load_dataset(name, config, split)
     except datasets.exceptions.DatasetNotFoundError:
         raise RowsError(
             f"{source}: no such file here, and no such dataset to be had from the hub. Check the name; for a "
@@ -203,6 +203,20 @@ def _hub_rows(source: str, split: str) -> Rows:
     finally:
         if bars_were_on:
             datasets.enable_progress_bars()
+
+
+def _load_dataset(name: str, config: str, split: str) -> Rows:
+    """Loads a dataset; one that is defined by a script (never run) comes from the hub's own Parquet copy of it."""
+    import datasets
+
+    try:
+        return datasets.load_dataset(name, config or None, split=split)
+    except RuntimeError as error:
+        if "scripts are no longer supported" not in str(error):
+            raise
+        return datasets.load_dataset(
+            name, data_dir=config or "default", revision="refs/convert/parquet", split=split
+        )
 
 
 def _unreachable(source: str, error: BaseException) -> str:

@@ -58,7 +58,8 @@ State your choice with a single capital letter, i.e., "A" if SUMMARY A is better
 ### YOUR CHOICE:"""
 
 SHP_CHOICE = """Below is a query followed by two responses. Pick a helpful response that is precise, concise, \
-and casual. State your choice with a single capital letter, i.e., "A" if RESPONSE A is better, "B" if RESPONSE B is better.
+and casual. State your choice with a single capital letter, i.e., "A" if RESPONSE A is better, "B" if RESPONSE B is \
+better.
 
 ### QUERY: {instruction}
 ### RESPONSE A: {response_a}
@@ -144,6 +145,16 @@ class Template:
         if name == "alpaca":
             return cls(text, trim, without=cls(ALPACA_NO_INPUT, "instruction"))
         return cls(text, trim)
+
+    def trimming(self, slot: str | None) -> "Template":
+        """The same template with another slot that may lose text, or None.
+
+        Raises:
+            ValueError: the template has no such slot.
+        """
+        if slot is not None and slot not in self.slots:
+            raise ValueError(f"trim={slot!r} is no slot of the template; it has {', '.join(self.slots)}.")
+        return Template(self.text, slot, self.without)
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -37,8 +37,8 @@ class RowCounts:
     """What became of the rows of a source; ``str`` gives it in one line.
 
     Example:
-        >>> print(RowCounts("v.csv", rows=5, ties=1, missing=1, votes=3, comparisons=2))
-        v.csv: 5 rows, 3 votes on 2 comparisons; left out: 1 ties, 1 missing, 0 identical, 0 duplicates; 0 conflicts kept
+        >>> print(RowCounts("v", rows=5, ties=1, missing=1, votes=3, comparisons=2))
+        v: 5 rows, 3 votes on 2 comparisons; left out: 1 ties, 1 missing, 0 identical, 0 duplicates; 0 conflicts kept
     """
 
     source: str

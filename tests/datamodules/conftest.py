@@ -1,0 +1,70 @@
+"""Tiny tokenizers: one token per word, so that lengths can be counted by hand."""
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+WORDS = "A B a b : CHOICE: POST: A: B: ANSWER: x y z long short good bad q r tie".split()  # noqa: SIM905
+WORDS += [f"w{i}" for i in range(40)]
+
+
+def save_tokenizer(folder, specials, template, **names):
+    vocabulary = {word: number for number, word in enumerate([*specials, *WORDS])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=specials[0]))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    single, pair = template
+    used = [(word, vocabulary[word]) for word in specials if word in f"{single} {pair}"]
+    tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=used)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=specials[0], **names).save_pretrained(
+        folder
+    )
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def causal(tmp_path_factory):
+    """Folder of a causal model's tokenizer: <s> in front, </s> at the end of responses, no padding token."""
+    return save_tokenizer(
+        tmp_path_factory.mktemp("causal"),
+        ["<unk>", "<s>", "</s>"],
+        ("<s> $A", "<s> $A <s> $B"),
+        bos_token="<s>",
+        eos_token="</s>",
+    )
+
+
+@pytest.fixture(scope="session")
+def encoder(tmp_path_factory):
+    """Folder of a BERT-like tokenizer."""
+    return save_tokenizer(
+        tmp_path_factory.mktemp("encoder"),
+        ["[UNK]", "[PAD]", "[CLS]", "[SEP]"],
+        ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"),
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        pad_token="[PAD]",
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )
+
+
+@pytest.fixture
+def tokenizer(causal):
+    return PreTrainedTokenizerFast.from_pretrained(causal)
+
+
+@pytest.fixture
+def pair_tokenizer(encoder):
+    return PreTrainedTokenizerFast.from_pretrained(encoder)
+
+
+@pytest.fixture
+def words():
+    """Token ids -> text."""
+
+    def decode(tokenizer, ids):
+        return " ".join(tokenizer.convert_ids_to_tokens([int(token) for token in ids]))
+
+    return decode

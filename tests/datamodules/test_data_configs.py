@@ -1,0 +1,203 @@
+"""Every file of conf/data, as the command line reads it, on a few rows with the real columns."""
+
+import json
+
+import lightning as L
+import pytest
+from jsonargparse import ArgumentParser
+
+from fedlight import conf
+
+TLDR = [
+    {
+        "info": {
+            "id": f"t3_{i}",
+            "post": f"post {i}",
+            "title": "title",
+            "article": None,
+            "site": None,
+            "subreddit": "aww",
+        },
+        "summaries": [
+            {"text": f"first {i}", "policy": "sup2", "note": "ok"},
+            {"text": f"second {i}", "policy": "ref", "note": None},
+        ],
+        "choice": i % 2,
+        "worker": f"w{i % 3}",
+        "batch": "batch3.json",
+        "split": "train",
+        "extra": {"confidence": None},
+    }
+    for i in range(12)
+]
+SHP = [
+    {
+        "post_id": f"p{i // 2}",
+        "domain": f"ask{i // 2 % 3}_train",
+        "upvote_ratio": 0.98,
+        "history": f"question {i // 2}",
+        "c_root_id_A": "a",
+        "c_root_id_B": "b",
+        "created_at_utc_A": 1,
+        "created_at_utc_B": 2,
+        "score_A": 20 if i % 2 else 3,
+        "score_B": 10,
+        "human_ref_A": f"one {i}",
+        "human_ref_B": f"other {i}",
+        "labels": i % 2,
+        "seconds_difference": 1.0,
+        "score_ratio": 2.0,
+    }
+    for i in range(400)
+]
+SAFERLHF = [
+    {
+        "prompt": f"how {i // 2}",
+        "response_0": "x",
+        "response_1": "y",
+        "is_response_0_safe": True,
+        "better_response_id": 0,
+        "safer_response_id": 1,
+    }
+    for i in range(6)
+]
+ALPACA = [
+    {"instruction": f"do {i}", "input": "this" if i % 3 == 0 else "", "output": "done", "text": "..."}
+    for i in range(40)
+]
+UKP = [
+    {
+        "pair_id": f"a{i}",
+        "topic": topic,
+        "prompt": "claim",
+        "response_a": f"one {i}",
+        "response_b": f"other {i}",
+        "choice": ("a", "b", "tie")[i % 3],
+        "worker": f"w{i % 2}",
+    }
+    for i, topic in enumerate(
+        [
+            "tv-is-better-than-books_tv",
+            "should-physical-education-be-mandatory-in-schools-_no-",
+            *["is-porn-wrong-_yes"] * 16,
+        ]
+    )
+]
+MTBENCH = [
+    {
+        "question_id": i,
+        "category": "writing" if i % 4 == 0 else "math",
+        "turn": 1,
+        "judge": f"j{i % 2}",
+        "model_a": "m",
+        "model_b": "n",
+        "prompts": ["one", "two"],
+        "answers_a": [f"x {i}", "y"],
+        "answers_b": [f"z {i}", "y"],
+        "winner": ("model_a", "model_b", "tie")[i % 3],
+    }
+    for i in range(20)
+]
+
+
+@pytest.fixture
+def instantiate(tmp_path, causal):
+    def instantiate(name, rows, *overrides, has_test=True):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        parser = ArgumentParser(parser_mode="omegaconf+")
+        parser.add_subclass_arguments(L.LightningDataModule, "data")
+        tests = [f"--data.test_source={path}"] if has_test else []
+        given = [
+            f"--data={conf.path(f'data/{name}.yaml')}",
+            f"--data.source={path}",
+            f"--data.tokenizer={causal}",
+            *tests,
+        ]
+        return parser.instantiate(parser.parse_args([*given, *overrides])).data
+
+    return instantiate
+
+
+def test_every_file_is_tested_here():
+    names = {"tldr_comparisons", "shp", "saferlhf_prompts", "alpaca", "ukpconvarg", "mtbench"}
+    assert {path.stem for path in conf.path("data").glob("*.yaml")} == names
+
+
+@pytest.mark.parametrize("view", ["selector", "dpo", "sft"])
+def test_tldr_comparisons(instantiate, view):
+    module = instantiate("tldr_comparisons", TLDR, f"--data.view={view}")
+    module.setup("fit")
+    assert list(module.client_indices) == ["w0", "w1", "w2"]
+    twice = 2 if view == "selector" else 1
+    assert len(module.train_set) == 9 * twice  # one of four pairs of each worker is for validation
+    module.setup("test")
+    assert len(module.test_set) == 12 * twice
+    assert next(iter(module.train_dataloader()))
+
+
+def test_shp(instantiate):
+    module = instantiate("shp", SHP, "--data.partition.num_clients=8", "--data.partition.alpha=1.0")
+    module.setup("fit")
+    assert len(module.client_indices) == 8
+    assert module.partition.by == "dirichlet"
+    assert module.template.trim is None
+    assert len(module.train_set) + len(module.val_set) == 800
+
+
+def test_shp_read_the_wrong_way_round_is_refused(instantiate):
+    module = instantiate("shp", SHP, "--data.choice_values={a: 0, b: 1}")
+    with pytest.raises(ValueError, match=r"in 400 of 400 rows the choice contradicts the scores"):
+        module.setup("fit")
+
+
+def test_saferlhf_prompts(instantiate):
+    module = instantiate("saferlhf_prompts", SAFERLHF, has_test=False)
+    module.setup("predict")
+    (batch,) = module.predict_dataloader()
+    assert len(batch["prompt"]) == 3
+    assert batch["prompt"][2].endswith("### Instruction:\nhow 2\n\n### Response:")
+
+
+def test_alpaca(instantiate):
+    module = instantiate("alpaca", ALPACA)
+    module.setup("fit")
+    assert (len(module.client_indices), len(module.train_set)) == (10, 30)
+
+
+def test_alpaca_by_client_and_by_category(instantiate):
+    rows = [{**row, "task": f"t{i % 4}"} for i, row in enumerate(ALPACA)]
+    module = instantiate("alpaca", rows, "--data.columns.client=task", "--data.partition.by=client")
+    module.setup("fit")
+    assert sorted(module.client_indices) == ["t0", "t1", "t2", "t3"]
+
+
+def test_ukpconvarg(instantiate, encoder):
+    module = instantiate("ukpconvarg", UKP, f"--data.tokenizer={encoder}")
+    module.setup("fit")
+    module.setup("test")
+    assert list(module.client_indices) == ["w0", "w1"]
+    assert len(module.train_set) + len(module.val_set) == 2 * 10  # six of the 16 are ties
+    assert len(module.test_set) == 2 * 2
+    batch = next(iter(module.train_dataloader()))
+    assert batch["token_type_ids"].shape == batch["input_ids"].shape
+
+
+def test_ukpconvarg_with_a_causal_model(instantiate, encoder):
+    module = instantiate("ukpconvarg", UKP, "--data.form=choice", "--data.choices=[a, b]")
+    module.setup("fit")
+    assert "token_type_ids" not in next(iter(module.train_dataloader()))
+
+
+def test_mtbench(instantiate):
+    module = instantiate("mtbench", MTBENCH, has_test=False)
+    module.setup("fit")
+    module.setup("test")
+    assert list(module.client_indices) == ["j0", "j1"]
+    assert len(module.test_set) == 2 * 4  # five of writing, one of them a tie
+
+
+def test_a_misspelt_key_is_refused(instantiate, capsys):
+    with pytest.raises(SystemExit):
+        instantiate("shp", SHP, "--data.partition.num_client=8")
+    assert "num_client" in capsys.readouterr().err

@@ -1,0 +1,112 @@
+import json
+
+import pytest
+
+from fedlight.datamodules.holdout import Holdout
+from fedlight.datamodules.instructions import InstructionDataModule
+from fedlight.datamodules.partition import Partition
+from fedlight.datamodules.rows import RowsError
+
+TEMPLATE = "POST: {instruction} ANSWER:"
+
+
+def make_rows(count=24):
+    return [
+        {"instruction": f"w{i}", "input": "", "output": "x y", "task": f"u{i % 3}", "kind": f"k{i % 2}"}
+        for i in range(count)
+    ]
+
+
+@pytest.fixture
+def build(tmp_path, causal):
+    def build(rows=None, stage="fit", **options):
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows or make_rows()))
+        columns = {"instruction": "instruction", "response": "output"} | options.pop("columns", {})
+        settings = {"template": TEMPLATE, "tokenizer": causal, "batch_size": 4, "columns": columns} | options
+        datamodule = InstructionDataModule(str(path), **settings)
+        datamodule.setup(stage)
+        return datamodule
+
+    return build
+
+
+def test_loss_on_the_response_alone(build, words):
+    datamodule = build(val_share=0.0)
+    batch = datamodule.collate([datamodule.train_set[i] for i in range(2)])
+    assert words(datamodule.tokenizer, batch["input_ids"][0]) == "<s> POST: w0 ANSWER: x y </s>"
+    assert batch["labels"][0, :4].tolist() == [-100] * 4
+    assert batch["labels"][0, 4:].tolist() == batch["input_ids"][0, 4:].tolist()
+
+
+def test_padding_has_no_loss_and_no_attention(build):
+    rows = [{"instruction": "w0", "output": "x"}, {"instruction": "w1", "output": "x y z"}]
+    datamodule = build(rows, val_share=0.0)
+    batch = datamodule.collate([datamodule.train_set[i] for i in range(2)])
+    assert batch["attention_mask"].tolist() == [[1] * 6 + [0] * 2, [1] * 8]
+    assert batch["labels"][0].tolist()[6:] == [-100] * 2
+
+
+def test_alpaca_template_with_and_without_input(build):
+    rows = [
+        {"instruction": "w0", "input": "w1", "output": "x"},
+        {"instruction": "w0", "input": "", "output": "x"},
+    ]
+    datamodule = build(rows, template="alpaca", columns={"input": "input"}, val_share=0.0)
+    with_input, without = (datamodule.train_set[i] for i in range(2))
+    # "## Input:" and its text are three words more, "paired with an input that provides further context" eight more.
+    assert with_input["prompt_length"] - without["prompt_length"] == 3 + 8
+
+
+def test_clients_by_column_category_or_evenly(build):
+    by_task = build(columns={"client": "task"}, partition=Partition("client"))
+    assert by_task.client_sizes() == {"u0": 7, "u1": 7, "u2": 7}
+    assert len(by_task.val_set) == 3
+    by_kind = build(columns={"category": "kind"}, partition=Partition("dirichlet", num_clients=2, alpha=1.0))
+    assert sum(by_kind.client_sizes().values()) + len(by_kind.val_set) == 24
+    assert len(build(partition=Partition("iid", num_clients=5)).client_indices) == 5
+    assert list(build().client_indices) == ["c0"]
+
+
+def test_answers_to_one_prompt_stay_on_one_side(build):
+    rows = [{"instruction": f"w{i // 2}", "output": "x" if i % 2 else "y"} for i in range(20)]
+    datamodule = build(rows, val_share=0.3)
+    trained, scored = (
+        {int(e["ids"][2]) for e in dataset} for dataset in (datamodule.train_set, datamodule.val_set)
+    )
+    assert not trained & scored
+    assert len(scored) == 3
+
+
+def test_missing_repeated_and_too_long_rows(build, caplog):
+    rows = [
+        *make_rows(4),
+        make_rows(1)[0],
+        {**make_rows(1)[0], "output": ""},
+        {**make_rows(1)[0], "output": "x " * 50},
+    ]
+    with caplog.at_level("INFO"):
+        datamodule = build(rows, val_share=0.0, max_tokens=10)
+    assert len(datamodule.train_set) == 4
+    assert datamodule.report.too_long == 1
+    assert "7 rows, 5 examples; left out: 1 missing, 1 duplicates" in caplog.text
+    with pytest.raises(RowsError, match=r"no example fits into max_tokens=4"):
+        build(max_tokens=4)
+    with pytest.raises(RowsError, match=r"every row has an empty value in one of instruction, response"):
+        build([{"instruction": "w0", "output": ""}])
+
+
+def test_held_out_rows(build):
+    datamodule = build(stage="test", holdout=Holdout("kind", ["k1"]))
+    assert len(datamodule.test_set) == 12
+    with pytest.raises(ValueError, match=r"nothing to test on"):
+        build(stage="test")
+
+
+def test_columns_are_checked(build):
+    with pytest.raises(
+        RowsError, match=r"no column 'answer' \(mapped to 'response'\).*instruction, input, output"
+    ):
+        build(columns={"response": "answer"})
+    with pytest.raises(ValueError, match=r"columns has no 'input'"):
+        build(template="alpaca")

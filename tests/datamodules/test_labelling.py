@@ -1,0 +1,161 @@
+import json
+
+import numpy as np
+import pytest
+
+from fedlight.datamodules.completions import CompletionPairDataModule
+from fedlight.datamodules.labelling import form_pairs, gather, label, majority
+from fedlight.datamodules.preferences import PreferenceDataModule
+from fedlight.datamodules.prompts import PromptDataModule
+from fedlight.datamodules.rows import RowsError
+from fedlight.datamodules.votes import Comparison
+
+
+def test_all_pairs_of_different_completions():
+    rows = [
+        {"fields": {"post": "p", "title": "t"}, "prompt": "rendered", "completions": ["u", "v", "w", "u"]},
+        {"prompt": "q", "completions": ["u", ""]},
+    ]
+    pairs, skipped = form_pairs(rows, "rows")
+    assert [pair.first + pair.second for pair in pairs] == ["uv", "uw", "vw", "vu", "wu"]
+    assert skipped == 2
+    assert pairs[0].fields == {"post": "p", "title": "t"}
+    with pytest.raises(RowsError, match=r"rows, row 1: no list `completions`. Its columns are: prompt"):
+        form_pairs([{"prompt": "q"}], "rows")
+    with pytest.raises(RowsError, match=r"neither `fields` nor `prompt`"):
+        form_pairs([{"completions": ["u", "v"]}], "rows")
+    with pytest.raises(RowsError, match=r"no prompt has two different completions"):
+        form_pairs([{"prompt": "q", "completions": ["u", "u"]}], "rows")
+
+
+def test_both_orders_cancel_a_taste_for_the_first_position():
+    # Says A with 0.9 whatever is shown, but for a little more if the second answer is A.
+    shown = [
+        {"index": 0, "order": 0, "logp_a": np.log(0.9), "logp_b": np.log(0.1)},
+        {"index": 0, "order": 1, "logp_a": np.log(0.95), "logp_b": np.log(0.05)},
+    ]
+    assert majority(gather(shown, 1, "one")[None]).tolist() == [0]
+    both = gather(shown, 1, "both")
+    assert both[0] == pytest.approx([np.log(0.9 * 0.05) / 2, np.log(0.1 * 0.95) / 2])
+    assert majority(both[None]).tolist() == [1]
+
+
+def test_majority_counts_selectors_not_confidence():
+    sure, unsure = [-0.01, -5.0], [-0.8, -0.6]
+    assert majority(np.array([[sure], [unsure], [unsure]])).tolist() == [1]
+    with pytest.raises(
+        ValueError, match=r"2 selectors vote: an even number can tie. Use an odd number, for example 3"
+    ):
+        majority(np.zeros((2, 4, 2)))
+    with pytest.raises(ValueError, match=r"0 selectors vote"):
+        majority(np.zeros((0, 4, 2)))
+
+
+def test_every_labelled_pair_is_kept_whichever_side_won():
+    # Public code kept only the pairs won by B.
+    pairs = [Comparison({"prompt": f"p{i}"}, "u", "v") for i in range(4)]
+    log_probs = np.array([[[-0.1, -2.0], [-2.0, -0.1], [-0.7, -0.7], [np.nan, np.nan]]])
+    rows, counts = label(pairs, log_probs)
+    assert [(row["prompt"], row["choice"]) for row in rows] == [("p0", "a"), ("p1", "b")]
+    assert rows[0]["margin"] == pytest.approx(1.9)
+    assert str(counts) == (
+        "2 labelled pairs (first answer won 1, second 1); left out: 1 undecided, 1 not read by every selector"
+    )
+
+
+def save(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+CHOICE = "POST: {prompt} A: {response_a} B: {response_b} CHOICE:"
+
+
+@pytest.mark.parametrize("orders", ["one", "both"])
+def test_from_prompts_to_pairs_for_dpo(tmp_path, causal, words, orders):
+    prompts = PromptDataModule(
+        save(tmp_path / "prompts.jsonl", [{"text": "w0"}, {"text": "w1"}, {"text": "w0"}]),
+        columns={"prompt": "text"},
+        template="POST: {prompt} ANSWER:",
+        tokenizer=causal,
+    )
+    prompts.setup("predict")
+    (batch,) = prompts.predict_dataloader()
+    assert batch["prompt"] == ["POST: w0 ANSWER:", "POST: w1 ANSWER:"]  # the same prompt is asked once
+    assert batch["index"].tolist() == [0, 1]
+    lines = [
+        {"prompt": prompt, "fields": fields, "completions": ["bad", "good", "long long"]}
+        for prompt, fields in zip(batch["prompt"], batch["fields"], strict=True)
+    ]
+    source = save(tmp_path / "completions.jsonl", lines)
+    pairs = CompletionPairDataModule(
+        source, orders=orders, choice_template=CHOICE, tokenizer=causal, eval_batch_size=5
+    )
+    pairs.setup("predict")
+    predictions = []
+    for batch in pairs.predict_dataloader():
+        assert "labels" not in batch
+        for ids, mask, index, order in zip(
+            *(batch[name].tolist() for name in ("input_ids", "attention_mask", "index", "order")), strict=True
+        ):
+            text = words(pairs.tokenizer, ids[: sum(mask)])
+            likes_a = -0.1 if "A: good" in text else -1.0
+            predictions.append({"index": index, "order": order, "logp_a": likes_a, "logp_b": -0.5})
+    assert len(predictions) == (6 if orders == "one" else 12)
+    formed, _ = form_pairs(lines, source)
+    rows, counts = label(formed, gather(predictions, len(formed), orders)[None])
+    good = [row for row in rows if "good" in (row["response_a"], row["response_b"])]
+    assert len(good) == 4
+    assert all(row[f"response_{row['choice']}"] == "good" for row in good)
+    assert counts.first_won > 0 < counts.second_won
+    # The labelled rows are preference data with the default column names.
+    dpo = PreferenceDataModule(
+        save(tmp_path / "labelled.jsonl", rows),
+        columns={name: name for name in ("prompt", "response_a", "response_b", "choice")},
+        view="dpo",
+        generation_template="POST: {prompt} ANSWER:",
+        tokenizer=causal,
+        batch_size=4,
+    )
+    dpo.setup("fit")
+    # Read in both orders, "bad" against "long long" is undecided: whichever is shown second is preferred.
+    assert dpo.client_sizes() == {"c0": 5 if orders == "one" else 3}
+    assert len(dpo.val_set) == 1
+
+
+def test_completions_must_have_the_template_s_slots(tmp_path, causal):
+    source = save(tmp_path / "completions.jsonl", [{"prompt": "w0", "completions": ["x", "y"]}])
+    module = CompletionPairDataModule(
+        source, choice_template=CHOICE.replace("{prompt}", "{post}"), tokenizer=causal
+    )
+    with pytest.raises(RowsError, match=r"the template has a slot {post}; fields has prompt"):
+        module.setup("predict")
+
+
+def test_pairs_too_long_are_left_out_with_their_index_kept(tmp_path, causal):
+    rows = [{"prompt": "w0", "completions": ["x", "long " * 20, "y"]}]
+    module = CompletionPairDataModule(
+        save(tmp_path / "completions.jsonl", rows), choice_template=CHOICE, tokenizer=causal, max_tokens=12
+    )
+    module.setup("predict")
+    (batch,) = module.predict_dataloader()
+    assert (batch["index"].tolist(), batch["order"].tolist()) == ([1, 1], [0, 1])
+
+
+def test_prompts_are_cut_left_out_and_limited(tmp_path, causal, caplog):
+    rows = [{"prompt": "w0 w1 w2 w3"}, {"prompt": "w4"}, {"prompt": "w5"}, {"prompt": ""}]
+    source = save(tmp_path / "prompts.jsonl", rows)
+
+    def prompts(**options):
+        module = PromptDataModule(source, template="POST: {prompt} ANSWER:", tokenizer=causal, **options)
+        with caplog.at_level("INFO"):
+            module.setup("predict")
+        return module.predict_set.texts
+
+    assert prompts(max_tokens=5) == ["POST: w0 w1 ANSWER:", "POST: w4 ANSWER:", "POST: w5 ANSWER:"]
+    assert "3 prompts; 0 too long, 1 cut" in caplog.text
+    assert prompts(limit=1) == ["POST: w0 w1 w2 w3 ANSWER:"]
+    with pytest.raises(RowsError, match=r"no prompt fits into max_tokens=3"):
+        prompts(max_tokens=3)
+    with pytest.raises(ValueError, match=r"limit=0 must be at least 1"):
+        prompts(limit=0)

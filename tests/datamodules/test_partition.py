@@ -1,0 +1,124 @@
+import numpy as np
+import pytest
+
+from fedlight.datamodules.partition import Partition, by_key, dirichlet, iid
+from fedlight.datamodules.splits import count_single, hold_out, pool, share_out
+
+
+def everything(clients):
+    return sorted(np.concatenate(list(clients.values())).tolist())
+
+
+def test_iid_deals_out_everything_once_and_depends_on_the_seed_alone():
+    split = iid(103, 10, seed=0)
+    assert everything(split) == list(range(103))
+    assert sorted({len(own) for own in split.values()}) == [10, 11]
+    assert all((np.diff(own) > 0).all() for own in split.values())
+    np.random.seed(99)
+    assert iid(103, 10, seed=0)["c3"].tolist() == split["c3"].tolist()
+    assert iid(103, 10, seed=1)["c3"].tolist() != split["c3"].tolist()
+
+
+def test_more_clients_than_examples():
+    with pytest.raises(
+        ValueError, match=r"num_clients is 11, but there are 10 examples: a client would be empty"
+    ):
+        iid(10, 11, seed=0)
+    with pytest.raises(ValueError, match=r"below min_size=4"):
+        Partition("iid", num_clients=3, min_size=4).split([], [], range(10), seed=0)
+
+
+def test_by_key_drops_small_clients_and_keeps_the_order_of_rows():
+    split = by_key(["v", "u", "w", "u", "v", "u"], min_size=2)
+    assert {client: own.tolist() for client, own in split.items()} == {"u": [1, 3, 5], "v": [0, 4]}
+    with pytest.raises(ValueError, match=r"min_size is 4, but the largest client has 3 examples"):
+        by_key(["v", "u", "w", "u", "v", "u"], min_size=4)
+
+
+def test_dirichlet_gives_every_client_its_minimum_and_no_prompt_to_two():
+    rng = np.random.default_rng(0)
+    groups = rng.integers(0, 120, 600)
+    labels = np.array([f"d{group % 6}" for group in groups])
+    split = dirichlet(labels, 12, 0.3, seed=5, min_size=4, groups=groups)
+    assert everything(split) == list(range(600))
+    assert min(len(own) for own in split.values()) >= 4
+    owners = [set(groups[own]) for own in split.values()]
+    assert sum(len(owned) for owned in owners) == len(set(groups))
+
+
+def test_small_alpha_means_few_categories_per_client():
+    labels = np.repeat([f"d{i}" for i in range(10)], 100)
+
+    def mean_largest_share(alpha):
+        split = dirichlet(labels, 10, alpha, seed=0)
+        return np.mean(
+            [np.unique(labels[own], return_counts=True)[1].max() / len(own) for own in split.values()]
+        )
+
+    # Even shares over ten categories would be 0.1.
+    assert mean_largest_share(0.01) > 0.8
+    assert mean_largest_share(100.0) < 0.25
+
+
+def test_dirichlet_refuses_what_cannot_be():
+    labels = ["x"] * 5 + ["y"] * 5
+    with pytest.raises(ValueError, match=r"alpha is 0"):
+        dirichlet(labels, 2, 0, seed=0)
+    with pytest.raises(ValueError, match=r"6 clients with min_size=2 need 12 examples, but there are 10"):
+        dirichlet(labels, 6, 1.0, seed=0, min_size=2)
+    with pytest.raises(ValueError, match=r"every example has the category 'x'.*partition.by=iid"):
+        dirichlet(["x"] * 10, 2, 1.0, seed=0)
+    with pytest.raises(ValueError, match=r"100 draws. Lower num_clients"):
+        dirichlet(labels, 5, 0.01, seed=0, min_size=2, groups=[0] * 5 + [1] * 5)
+
+
+def test_a_split_needs_its_column():
+    with pytest.raises(ValueError, match=r"partition.by=client needs the column map to name `client`"):
+        Partition("client").split([], [], range(3), seed=0)
+    with pytest.raises(ValueError, match=r"partition.by=dirichlet needs the column map to name `category`"):
+        Partition("dirichlet").split([], [], range(3), seed=0)
+
+
+@pytest.mark.parametrize(("pairs", "validation"), [(1, 1), (2, 1), (39, 1), (40, 2), (100, 5), (9000, 200)])
+def test_validation_sizes(pairs, validation):
+    train, val = hold_out({"u": np.arange(pairs)}, np.arange(pairs), 0.05, 200, seed=0)
+    assert len(val["u"]) == validation
+    assert len(train["u"]) == max(pairs - validation, 1)
+
+
+def test_no_key_on_both_sides():
+    keys = np.array([0, 1, 2, 0, 1, 2, 3, 0])
+    train, val = hold_out({"u": np.arange(8)}, keys, 0.25, 200, seed=1)
+    assert not set(keys[train["u"]]) & set(keys[val["u"]])
+    assert len(set(keys[val["u"]])) == 1
+    assert sorted([*train["u"], *val["u"]]) == list(range(8))
+
+
+def test_a_client_s_validation_does_not_depend_on_the_others():
+    both = {"u": np.arange(50), "v": np.arange(50, 90)}
+    keys = np.arange(90)
+    assert (
+        hold_out(both, keys, 0.1, 200, 0)[1]["v"].tolist()
+        == hold_out({"v": both["v"]}, keys, 0.1, 200, 0)[1]["v"].tolist()
+    )
+
+
+def test_share_out_counts_what_it_drops():
+    owners = ["u", "u", "u", "v", "w", "w"]
+    categories = ["x", "x", "x", "x", "x", "y"]
+    split = share_out(
+        Partition("client", min_size=2), owners, categories, np.arange(6), np.arange(6), 0.0, 200, seed=0
+    )
+    assert (sorted(split.train), split.val) == (["u", "w"], None)
+    assert (split.dropped_clients, split.single_category_clients) == (1, 1)
+    assert count_single(np.array([]), split.train) is None
+
+
+def test_pool_keeps_track_of_owners():
+    lengths = np.array([9, 1, 5, 3, 7])
+    order, positions = pool({"u": np.array([0, 4]), "v": np.array([3, 1])}, lengths)
+    assert lengths[order].tolist() == [1, 3, 7, 9]
+    assert {client: sorted(order[own].tolist()) for client, own in positions.items()} == {
+        "u": [0, 4],
+        "v": [1, 3],
+    }

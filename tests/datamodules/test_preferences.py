@@ -1,0 +1,274 @@
+import json
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+
+from fedlight.datamodules.holdout import Holdout
+from fedlight.datamodules.partition import Partition
+from fedlight.datamodules.preferences import PreferenceDataModule
+from fedlight.datamodules.rows import RowsError
+
+CHOICE = "POST: {prompt} A: {response_a} B: {response_b} CHOICE:"
+ANSWER = "POST: {prompt} ANSWER:"
+NAMES = ("prompt", "response_a", "response_b", "choice")
+
+
+def make_rows(count=40, clients=4):
+    """Vote i: post w{i}, good against bad, the good one shown first in even rows."""
+    sides = [("good", "bad", "a"), ("bad", "good", "b")]
+    rows = [dict(zip(NAMES, (f"w{i}", *sides[i % 2]), strict=True)) for i in range(count)]
+    return [{**row, "who": f"u{i % clients}", "topic": f"t{i % 3}"} for i, row in enumerate(rows)]
+
+
+def save(folder, rows, name="votes.jsonl"):
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder / name)
+
+
+@pytest.fixture
+def build(tmp_path, causal):
+    def build(rows=None, stages=("fit",), columns=None, **options):
+        source = save(tmp_path, make_rows() if rows is None else rows)
+        settings = {
+            "columns": {name: name for name in NAMES} | {"client": "who"} | (columns or {}),
+            "choice_template": CHOICE,
+            "generation_template": ANSWER,
+            "tokenizer": causal,
+            "batch_size": 4,
+        }
+        datamodule = PreferenceDataModule(source, **(settings | options))
+        for stage in stages:
+            datamodule.setup(stage)
+        return datamodule
+
+    return build
+
+
+def texts(datamodule, dataset, indices=None):
+    """(text, label) of selector examples."""
+    tokenizer = datamodule.tokenizer
+    wanted = range(len(dataset)) if indices is None else indices
+    return [
+        (" ".join(tokenizer.convert_ids_to_tokens(dataset[i]["ids"].tolist())), dataset[i]["label"])
+        for i in wanted
+    ]
+
+
+def posts(datamodule, dataset, indices=None):
+    return {text.split("POST: ")[1].split()[0] for text, _ in texts(datamodule, dataset, indices)}
+
+
+def test_every_vote_becomes_two_examples_whose_labels_point_at_the_winner(build):
+    datamodule = build()
+    for text, label in texts(datamodule, datamodule.train_set):
+        assert f"{'AB'[label]}: good" in text
+    labels = [label for _, label in texts(datamodule, datamodule.train_set)]
+    assert sum(labels) * 2 == len(labels) == 2 * (40 - 4)  # each of four clients gives one pair to validation
+
+
+def test_clients_hold_their_own_votes(build):
+    datamodule = build()
+    for client, indices in datamodule.client_indices.items():
+        numbers = {int(post[1:]) % 4 for post in posts(datamodule, datamodule.train_set, indices)}
+        assert numbers == {int(client[1:])}
+    assert sum(len(own) for own in datamodule.client_indices.values()) == len(datamodule.train_set)
+    assert datamodule.client_sizes() == {f"u{i}": 18 for i in range(4)}
+    assert datamodule.train_lengths.tolist() == [len(example["ids"]) for example in datamodule.train_set]
+
+
+def test_a_pair_and_its_twin_are_never_on_both_sides(build):
+    # u0 votes twice on the same answers, once each way, and the rows show them in both orders.
+    rows = make_rows(40)
+    rows += [
+        {**row, "response_a": row["response_b"], "response_b": row["response_a"]}
+        for row in rows
+        if row["who"] == "u0"
+    ]
+    datamodule = build(rows, val_share=0.3)
+    assert len(datamodule.train_set) + len(datamodule.val_set) == 2 * (40 + 10)
+    for client, indices in datamodule.client_indices.items():
+        trained = posts(datamodule, datamodule.train_set, indices)
+        scored = posts(datamodule, datamodule.val_set, datamodule.val_client_indices[client])
+        assert trained
+        assert scored
+        assert not trained & scored
+
+
+def test_a_client_with_one_pair_is_scored_on_it(build):
+    datamodule = build(make_rows(5, clients=5))
+    assert posts(datamodule, datamodule.train_set) == posts(datamodule, datamodule.val_set)
+    assert len(datamodule.val_set) == len(datamodule.train_set) == 10
+
+
+def test_selector_batch(build):
+    datamodule = build([{**make_rows(1)[0]}, {**make_rows(1)[0], "prompt": "w1 w2 w3"}], val_share=0.0)
+    batch = datamodule.collate([datamodule.train_set[i] for i in (0, 2)])
+    assert {name: tuple(value.shape) for name, value in batch.items()} == {
+        "input_ids": (2, 10),
+        "attention_mask": (2, 10),
+        "labels": (2,),
+    }
+    assert batch["attention_mask"].sum(1).tolist() == [8, 10]
+    assert batch["input_ids"][0, 8:].tolist() == [2, 2]  # padded with </s>: there is no padding token
+    assert batch["labels"].tolist() == [0, 0]
+    assert datamodule.val_set is None
+
+
+def test_pair_batch_has_segments(build, encoder):
+    datamodule = build(make_rows(1), form="pair", tokenizer=encoder)
+    batch = datamodule.collate([datamodule.train_set[0], datamodule.train_set[1]])
+    # [CLS] w0 [SEP] good [SEP] bad [SEP]
+    assert batch["token_type_ids"].tolist() == [[0, 0, 0, 0, 0, 1, 1]] * 2
+    assert batch["labels"].tolist() == [0, 1]
+
+
+def test_dpo_view(build, words):
+    datamodule = build(make_rows(4), view="dpo", val_share=0.0)
+    example = datamodule.train_set[0]
+    assert words(datamodule.tokenizer, example["chosen"]["ids"]) == "<s> POST: w0 ANSWER: good </s>"
+    assert words(datamodule.tokenizer, example["rejected"]["ids"]) == "<s> POST: w0 ANSWER: bad </s>"
+    batch = datamodule.collate([datamodule.train_set[i] for i in range(4)])
+    assert (batch["chosen"]["labels"] != -100).sum(1).tolist() == [2, 2, 2, 2]  # the answer and </s>
+    assert (batch["chosen"]["input_ids"][:, 4] != batch["rejected"]["input_ids"][:, 4]).all()
+    assert len(set(batch["index"].tolist())) == 4
+
+
+def test_sft_view_takes_the_chosen_answer(build, words):
+    datamodule = build(make_rows(6), view="sft", val_share=0.0)
+    assert all("good" in words(datamodule.tokenizer, example["ids"]) for example in datamodule.train_set)
+    assert len(datamodule.train_set) == 6
+
+
+def test_indices_of_pairs_are_unique_over_training_validation_and_test(build, tmp_path):
+    test = save(tmp_path, make_rows(3), "test.jsonl")
+    datamodule = build(make_rows(8, 2), ("fit", "test"), view="dpo", test_source=test)
+    sets = (datamodule.train_set, datamodule.val_set, datamodule.test_set)
+    indices = [example["index"] for dataset in sets for example in dataset]
+    assert len(indices) == 8 + 3 == len(set(indices))
+
+
+def test_held_out_debates_are_tested_on_and_never_trained_on(build, tmp_path):
+    rows = make_rows(30)
+    gold = save(tmp_path, [{name: row[name] for name in (*NAMES, "topic")} for row in rows], "gold.jsonl")
+    held = Holdout("topic", ["t1", "t2*"])
+    datamodule = build(rows, ("fit", "test"), holdout=held, test_source=gold)
+    trained = posts(datamodule, datamodule.train_set) | posts(datamodule, datamodule.val_set)
+    tested = posts(datamodule, datamodule.test_set)
+    assert {int(post[1:]) % 3 for post in trained} == {0}
+    assert {int(post[1:]) % 3 for post in tested} == {1, 2}
+    assert posts(build(rows, ("test",), holdout=held), datamodule.test_set) == tested
+
+
+def test_holdout_values_that_do_not_occur(build):
+    with pytest.raises(RowsError, match=r"holdout value 't9' occurs in no row. topic has: t0, t1, t2"):
+        build(holdout=Holdout("topic", ["t9"]))
+    with pytest.raises(RowsError, match=r"no column 'debate'"):
+        build(holdout=Holdout("debate", ["t1"]))
+    with pytest.raises(RowsError, match=r"holdout.values cover every row"):
+        build(holdout=Holdout("topic", ["t*"]))
+
+
+def test_dirichlet_by_category(build):
+    partition = Partition("dirichlet", num_clients=3, alpha=0.3, min_size=2)
+    datamodule = build(make_rows(36), columns={"category": "topic"}, partition=partition)
+    assert list(datamodule.client_indices) == ["c0", "c1", "c2"]
+    assert datamodule.report.split.single_category_clients is not None
+    with pytest.raises(ValueError, match=r"needs the column map to name `category`"):
+        build(partition=partition)
+
+
+def test_small_clients_are_dropped_and_counted(build):
+    rows = [*make_rows(8, 2), {**make_rows(1)[0], "who": "late"}]
+    datamodule = build(rows, partition=Partition(min_size=2))
+    assert datamodule.report.split.dropped_clients == 1
+    assert "1 clients left out as too small" in str(datamodule.report)
+    assert len(datamodule.train_set) + len(datamodule.val_set) == 16
+
+
+def test_too_long_votes_are_counted_and_trimmed_ones_too(build, caplog):
+    rows = make_rows(3, 1)
+    rows[0]["prompt"] = " ".join(f"w{i}" for i in range(30))  # loses words
+    rows[1]["response_a"] = " ".join(["long"] * 30)  # cannot fit
+    with caplog.at_level("INFO"):
+        datamodule = build(rows, max_tokens=12, val_share=0.0)
+    assert (datamodule.report.too_long, datamodule.report.trimmed) == (1, 2)
+    assert "1 too long and left out, 2 inputs cut" in caplog.text
+    assert len(datamodule.train_set) == 4
+    with pytest.raises(RowsError, match=r"no vote fits into max_tokens=5. Raise it"):
+        build(rows, max_tokens=5)
+    with pytest.raises(RowsError, match=r"no vote fits"):
+        build(rows[:1], max_tokens=12, trim=None)
+
+
+def test_a_template_s_slot_needs_a_column(build):
+    with pytest.raises(RowsError, match=r"the template has a slot {title}. Set columns.title"):
+        build(choice_template="{title} " + CHOICE)
+
+
+def test_nothing_to_test_on(build):
+    with pytest.raises(ValueError, match=r"set test_source, or holdout"):
+        build(stages=("test",))
+
+
+def test_bad_settings_are_refused_before_any_work():
+    with pytest.raises(ValueError, match=r"val_share=1.0 must lie in \[0, 1\)"):
+        PreferenceDataModule("none.jsonl", val_share=1.0)
+
+
+def test_setup_twice_tokenises_once(build):
+    datamodule = build()
+    train_set = datamodule.train_set
+    datamodule.setup("fit")
+    datamodule.setup("validate")
+    assert datamodule.train_set is train_set
+
+
+def test_evaluation_batches_hold_similar_lengths(build):
+    rows = make_rows(40, 2)
+    for i, row in enumerate(rows):
+        row["prompt"] += " w39" * (i % 7)
+    datamodule = build(rows, val_share=0.5)
+    lengths = datamodule.val_set.lengths
+    assert (np.diff(lengths) >= 0).all()
+    assert datamodule.report.padding < datamodule.report.padding_unsorted
+
+
+def test_validation_rows_of_their_own(build, tmp_path):
+    other = save(tmp_path, make_rows(6, 2), "val.jsonl")
+    datamodule = build(make_rows(12), val_source=other)
+    assert (len(datamodule.train_set), len(datamodule.val_set)) == (24, 12)
+
+
+class Reader(L.LightningModule):
+    """Counts what it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = 0
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def training_step(self, batch, batch_idx):
+        self.seen += len(batch["labels"])
+        return self.weight.sum() + 0 * batch["labels"].sum()
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_a_plain_trainer_sees_the_pooled_votes(build):
+    module = Reader()
+    trainer = L.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, datamodule=build())
+    assert module.seen == 72

@@ -1,0 +1,49 @@
+"""Measurements on the real votes; FEDLIGHT_SHARED names a folder that has data/ukpconvarg/."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fedlight.datamodules.holdout import Holdout
+from fedlight.datamodules.preferences import TOY_COLUMNS, PreferenceDataModule
+from fedlight.datamodules.rows import load_rows
+from fedlight.datamodules.votes import read_votes
+
+SHARED = os.environ.get("FEDLIGHT_SHARED")
+FOLDER = Path(SHARED or "") / "data" / "ukpconvarg"
+pytestmark = pytest.mark.skipif(not SHARED, reason="FEDLIGHT_SHARED is not set")
+COLUMNS = {**TOY_COLUMNS, "client": "worker"}
+
+
+def test_counts():
+    votes = read_votes(
+        load_rows(str(FOLDER / "votes.jsonl.gz")),
+        COLUMNS,
+        {"a": "a", "b": "b", "tie": "tie"},
+        ("prompt",),
+        "votes",
+    )
+    counts = votes.counts
+    assert (counts.rows, counts.ties, counts.missing) == (43715, 9832, 0)
+    left_out = counts.ties + counts.missing + counts.identical + counts.duplicates
+    assert counts.votes == counts.rows - left_out
+    assert len(set(votes.clients)) == 320
+
+
+def test_little_is_padded_and_debates_are_held_out(encoder):
+    held = Holdout("topic", ["tv-is-better-than-books_*"])
+    module = PreferenceDataModule(
+        str(FOLDER / "votes.jsonl.gz"),
+        test_source=str(FOLDER / "gold.jsonl.gz"),
+        columns=COLUMNS,
+        form="pair",
+        tokenizer=encoder,
+        holdout=held,
+        batch_size=16,
+    )
+    module.setup("fit")
+    module.setup("test")
+    assert len(module.client_indices) == 320
+    assert module.report.padding < 0.10 < 0.30 < module.report.padding_unsorted
+    assert min(module.client_sizes().values()) >= 2

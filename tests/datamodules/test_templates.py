@@ -1,0 +1,102 @@
+import pytest
+
+from fedlight.datamodules.templates import TEXTS, Template, check_choice
+
+# Figure 4 of the FedBiscuit paper, typed from its page line by line.
+FIGURE_4 = {
+    "tldr_generation": """Below is an instruction that describes a task, paired with an input that provides further
+context. Write a response that appropriately completes the request.
+### Instruction:
+Summarize the following Reddit post in a paragraph of 50 words or less.
+### Input:
+SUBREDDIT: r/{subreddit}
+TITLE: {title}
+POST: {post}
+### Response:""",
+    "tldr_choice": """Below is a forum post followed by two summaries. Pick a more precise and concise one that
+summarizes the most important points in the given forum post, without including unimportant or irrelevant details.
+State your choice with a single capital letter, i.e., "A" if SUMMARY A is better, "B" if SUMMARY B is better.
+### SUBREDDIT: r/{subreddit}
+### TITLE: {title}
+### POST: {post}
+### SUMMARY A: {output_A}
+### SUMMARY B: {output_B}
+### YOUR CHOICE:""",
+    "alpaca": """Below is an instruction that describes a task, paired with an input that provides further context.
+Write a response that appropriately completes the request.
+### Instruction:
+{instruction}
+### Input:
+{input}
+### Response:""",
+    "alpaca_no_input": """Below is an instruction that describes a task. Write a response that appropriately
+completes the request.
+### Instruction:
+{instruction}
+### Response:""",
+    "shp_choice": """Below is a query followed by two responses. Pick a helpful response that is precise, concise, and
+casual. State your choice with a single capital letter, i.e., "A" if RESPONSE A is better, "B" if RESPONSE B is better.
+### QUERY: {instruction}
+### RESPONSE A: {output_A}
+### RESPONSE B: {output_B}
+### YOUR CHOICE:""",
+}
+
+
+@pytest.mark.parametrize("name", FIGURE_4)
+def test_the_paper_s_templates_word_for_word(name):
+    printed = FIGURE_4[name].replace("output_A", "response_a").replace("output_B", "response_b")
+    assert TEXTS[name].split() == printed.split()
+    # Every heading of the figure opens a line of its own.
+    headings = [line for line in printed.splitlines() if line.startswith("###")]
+    assert [line for line in TEXTS[name].splitlines() if line.startswith("###")] == headings
+
+
+def test_the_slot_that_may_lose_text():
+    assert {name: Template.named(name).trim for name in FIGURE_4} == {
+        "tldr_generation": "post",
+        "tldr_choice": "post",
+        "alpaca": "input",
+        "alpaca_no_input": "instruction",
+        "shp_choice": "instruction",
+    }
+    assert Template.named("tldr_choice").trimming("title").trim == "title"
+    assert Template.named("tldr_choice").trimming(None).required == ()
+    with pytest.raises(
+        ValueError, match=r"trim='text' is no slot of the template; it has subreddit, title, post"
+    ):
+        Template.named("tldr_choice").trimming("text")
+
+
+def test_alpaca_without_input_takes_the_short_form():
+    template = Template.named("alpaca")
+    long = template.render({"instruction": "add", "input": "1 2"}, ending=" 3")
+    assert (long.trimmable, long.after) == ("1 2", "\n\n### Response: 3")
+    short = template.render({"instruction": "add", "input": "  "}, ending=" 3")
+    assert "Input" not in short.text
+    assert short.text.endswith("### Instruction:\nadd\n\n### Response: 3")
+    assert template.required == ("instruction",)
+
+
+def test_braces_in_the_data_are_text():
+    parts = Template.named("POST: {post} {{fixed}}").render({"post": "{response_a} {"})
+    assert parts.text == "POST: {response_a} { {fixed}"
+
+
+def test_a_text_of_your_own_and_unknown_names():
+    assert Template.named("{a} or {b}?").render({"a": "1", "b": "2"}).text == "1 or 2?"
+    with pytest.raises(ValueError, match=r"template 'tdlr_choice' is not one of alpaca"):
+        Template.named("tdlr_choice")
+
+
+def test_toy_templates_exist():
+    assert Template.named("toy_choice").slots == ("prompt",)
+    assert Template.named("toy_generation").slots == ("prompt",)
+    check_choice(Template.named("toy_choice"))
+
+
+def test_a_choice_template_shows_both_answers_and_ends_with_a_colon():
+    with pytest.raises(ValueError, match=r"has no slot {response_b}"):
+        check_choice(Template("{prompt} {response_a}:"))
+    with pytest.raises(ValueError, match=r"End it with a colon"):
+        check_choice(Template("{response_a} {response_b} better?"))
