@@ -1,8 +1,8 @@
 """LoRA adapters on a frozen base: new, read from a PEFT folder, or merged into the base.
 
 E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022, https://arxiv.org/abs/2106.09685:
-``h = W x + (alpha / r) B A dropout(x)``. What is trained is fp32 whatever the base is in: in bf16 a step of 1e-5 is less
-than half a unit in the last place of most entries and would be rounded away.
+``h = W x + (alpha / r) B A dropout(x)``. What is trained is fp32 whatever the base is in: in bf16 a step of 1e-5 is
+less than half a unit in the last place of most entries and would be rounded away.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ def new_adapter(
         dropout: on the adapter's input, in training.
         targets: ``"all-linear"`` (every linear layer but the head), a regular expression, or names of layers.
         task: ``"CAUSAL_LM"`` or ``"SEQ_CLS"``.
-        new_weights: parameters of the base that no folder has; their modules are trained whole and saved with the adapter.
+        new_weights: parameters of the base that no folder has; their modules are trained whole and saved too.
         seed: of A. Adapters of one seed start equal.
 
     Raises:
@@ -56,12 +56,14 @@ def new_adapter(
     whole = {name.rpartition(".")[0] for name in new_weights}
     config = LoraConfig(
         r=rank,
-        lora_alpha=alpha,  # type: ignore[arg-type]
+        lora_alpha=alpha,
         lora_dropout=dropout,
         target_modules=targets,
         task_type=TaskType(task),
         # PEFT trains a module named classifier or score by itself.
-        modules_to_save=[name for name in sorted(whole) if not {"classifier", "score"} & set(name.split("."))],
+        modules_to_save=[
+            name for name in sorted(whole) if not {"classifier", "score"} & set(name.split("."))
+        ],
     )
     with _peft_warnings(), own_stream(seed, network.device):
         return _trained_in_fp32(get_peft_model(network, config))
@@ -79,7 +81,7 @@ def load_adapter(network: Any, folder: str, task: str, setting: str = "adapter")
     check_folder(folder, setting)
     config = PeftConfig.from_pretrained(folder)
     if config.peft_type != "LORA" or config.task_type != task:
-        kind = f"{config.peft_type} for {config.task_type}"
+        kind = f"{config.peft_type.value} for {config.task_type}"
         raise ValueError(f"{setting}={folder!r} is {kind}; needed is LORA for {task}")
     try:
         with _peft_warnings():
@@ -96,9 +98,22 @@ def merge_adapter(network: Any, folder: str, task: str) -> Any:
         FileNotFoundError: there is no adapter in the folder.
         ValueError: it does not fit.
     """
-    merged = load_adapter(network, folder, task).merge_and_unload()
-    del merged.peft_config
-    return merged.requires_grad_(False)
+    return load_adapter(network, folder, task).merge_and_unload().requires_grad_(False)
+
+
+def check_merge(merge: bool, adapter: str | None, base: str) -> None:
+    """Refuses to merge nothing, or into rounded weights.
+
+    Raises:
+        ValueError: see above.
+    """
+    if merge and adapter is None:
+        raise ValueError("merge_adapter=true needs an adapter to merge: set adapter to its folder")
+    if merge and base != "plain":
+        raise ValueError(
+            f"merge_adapter=true with base={base!r} would round the merged weights: merge into a plain base, "
+            "save that with save_merged, and give the folder as model"
+        )
 
 
 def check_folder(folder: str, setting: str) -> None:
@@ -109,7 +124,9 @@ def check_folder(folder: str, setting: str) -> None:
     """
     for name in ("adapter_config.json", WEIGHTS):
         if not (Path(folder) / name).is_file():
-            raise FileNotFoundError(f"{setting}={folder!r} has no {name}: give a folder written by save_adapter")
+            raise FileNotFoundError(
+                f"{setting}={folder!r} has no {name}: give a folder written by save_adapter"
+            )
 
 
 def adapter_checksum(folder: str) -> str:

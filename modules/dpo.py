@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn.functional import pad
 
 from fedlight.modules.functional import IGNORED, dpo_loss, reward_margin
 from fedlight.modules.generation import eval_mode
@@ -27,8 +27,8 @@ class DPOModule(LanguageModule):
     """Learns to prefer the chosen over the rejected response.
 
     A batch has ``chosen`` and ``rejected``, each with ``input_ids``, ``attention_mask`` and ``labels`` as
-    :class:`~fedlight.modules.sft.SFTModule` takes them. To start from a model that was tuned before, give its adapter with
-    ``merge_adapter=true``: then the reference is the tuned model, as the paper has it.
+    :class:`~fedlight.modules.sft.SFTModule` takes them. To start from a model that was tuned before, give its
+    adapter with ``merge_adapter=true``: then the reference is the tuned model, as the paper has it.
 
     Args:
         model: see :class:`LanguageModule`.
@@ -58,8 +58,8 @@ class DPOModule(LanguageModule):
         chosen, rejected = self.pair_log_probs(batch).unbind(dim=1)
         margin = reward_margin(chosen, rejected, *reference.unbind(dim=1))
         return {
-            "loss": dpo_loss(margin, self.hparams.beta),
-            "reward_margin": self.hparams.beta * margin.detach(),
+            "loss": dpo_loss(margin, self.options.beta),
+            "reward_margin": self.options.beta * margin.detach(),
             "reward_accuracy": (margin > 0).float(),
         }
 
@@ -69,15 +69,20 @@ class DPOModule(LanguageModule):
         return torch.stack(log_probs.sum(dim=1).chunk(2), dim=1)
 
     def reference_log_probs(self, batch: Batch) -> Tensor:
-        """The same by the reference, ``(batch, 2)``; computed when a pair is met for the first time, then remembered."""
+        """The same by the reference, ``(batch, 2)``; computed when a pair is met first, then remembered."""
         keys = self.pair_keys(batch)
         new = [row for row, key in enumerate(keys) if key not in self._reference]
         if new:
-            some = {side: {name: part[new] for name, part in batch[side].items()} for side in ("chosen", "rejected")}
+            some = {
+                side: {name: part[new] for name, part in batch[side].items()}
+                for side in ("chosen", "rejected")
+            }
             with torch.no_grad(), eval_mode(self.network), self.network.disable_adapter():
                 found = self.pair_log_probs(some).tolist()
             self._reference.update({keys[row]: values for row, values in zip(new, found, strict=True)})
-        return torch.tensor([self._reference[key] for key in keys], device=batch["chosen"]["input_ids"].device)
+        return torch.tensor(
+            [self._reference[key] for key in keys], device=batch["chosen"]["input_ids"].device
+        )
 
     def pair_keys(self, batch: Batch) -> list[int]:
         """A number for the tokens and labels of each pair: training and validation pairs may have the same index."""
@@ -100,6 +105,10 @@ class DPOModule(LanguageModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
+        if REFERENCE_KEY not in checkpoint:
+            raise ValueError(
+                "this checkpoint was not made by a DPOModule: give it as adapter, through save_adapter"
+            )
         saved = checkpoint[REFERENCE_KEY]
         self._reference = dict(zip(saved["keys"].tolist(), saved["values"].tolist(), strict=True))
 
@@ -118,4 +127,4 @@ def join(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, Tenso
 
 def _stack(parts: Sequence[Tensor], value: int) -> Tensor:
     width = max(part.shape[1] for part in parts)
-    return torch.cat([F.pad(part, (0, width - part.shape[1]), value=value) for part in parts])
+    return torch.cat([pad(part, (0, width - part.shape[1]), value=value) for part in parts])

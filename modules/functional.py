@@ -6,7 +6,6 @@
   ``-log sigmoid(beta * ((log pi(yw|x) - log pi_ref(yw|x)) - (log pi(yl|x) - log pi_ref(yl|x))))``.
 """
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -25,6 +24,7 @@ def token_log_probs(logits: Tensor, labels: Tensor) -> Tensor:
         ``(...)``, at most 0.
 
     Example:
+        >>> import torch
         >>> logits = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
         >>> token_log_probs(logits, torch.tensor([1, -100]))
         tensor([-0.6931, -0.0000])
@@ -46,6 +46,7 @@ def sft_loss(log_probs: Tensor, scored: Tensor) -> Tensor:
         ``(batch,)``, nats per token.
 
     Example:
+        >>> import torch
         >>> log_probs = torch.tensor([[-1.0, -2.0, -9.0], [-4.0, -9.0, -9.0]])
         >>> sft_loss(log_probs, torch.tensor([[True, True, False], [True, False, False]])).tolist()
         [1.5, 4.0]
@@ -64,13 +65,16 @@ def choice_loss(logits: Tensor, labels: Tensor) -> Tensor:
         ``(batch,)``, nats.
 
     Example:
+        >>> import torch
         >>> choice_loss(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]))
         tensor([0.6931, 2.1269])
     """
     return functional.cross_entropy(logits.float(), labels, reduction="none")
 
 
-def reward_margin(chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor) -> Tensor:
+def reward_margin(
+    chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor
+) -> Tensor:
     """Implicit reward of the chosen over the rejected response, before beta; positive where the policy prefers it.
 
     Args:
@@ -83,6 +87,7 @@ def reward_margin(chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, re
         ``(batch,)``, nats.
 
     Example:
+        >>> import torch
         >>> nats = [torch.tensor([value]) for value in (-4.0, -7.0, -5.0, -6.0)]
         >>> reward_margin(*nats).tolist()
         [2.0]
@@ -101,6 +106,7 @@ def dpo_loss(margin: Tensor, beta: float) -> Tensor:
         ``(batch,)``; log 2 where policy and reference agree.
 
     Example:
+        >>> import torch
         >>> dpo_loss(torch.tensor([0.0, 20.0]), beta=0.1)
         tensor([0.6931, 0.1269])
     """

@@ -19,7 +19,7 @@ from fedlight.modules import adapters, base_model, checkpoints
 from fedlight.modules.generation import complete
 from fedlight.modules.optimizers import SCHEDULES, check_optimizer, cosine, make_optimizer
 from fedlight.modules.readout import check_readout
-from fedlight.modules.settings import check_choice, check_range
+from fedlight.modules.settings import check_choice, check_precision, check_range
 from fedlight.modules.streams import joint_key, own_stream, text_keys
 
 Batch = dict[str, Any]
@@ -86,60 +86,51 @@ class LanguageModule(LightningModule):
         check_range("lora_rank", lora_rank, 1, float("inf"))
         check_range("lora_dropout", lora_dropout, 0, 1)
         check_range("lr", lr, 0, float("inf"), above_low=True)
-        if merge_adapter and adapter is None:
-            raise ValueError("merge_adapter=true needs an adapter to merge: set adapter to its folder")
-        if merge_adapter and base != "plain":
-            raise ValueError(
-                f"merge_adapter=true with base={base!r} would round the merged weights: merge into a plain base, "
-                "save that with save_merged, and give the folder as model"
-            )
+        adapters.check_merge(merge_adapter, adapter, base)
         self.save_hyperparameters()
         self.network: Any = None
         self.tokenizer: Any = None
         self.base: dict[str, Any] = {}
 
+    @property
+    def options(self) -> Any:
+        """The constructor's arguments, as attributes."""
+        return self.hparams
+
     # Loading
 
     def setup(self, stage: str) -> None:
-        precision = str(self.trainer.precision)
-        if precision.endswith("-true") and not precision.startswith("32"):
-            raise ValueError(
-                f"trainer.precision={precision!r} would round the adapter after every step: set model.dtype to 'bf16' or "
-                "'fp16' for the base, and leave trainer.precision at '32-true' or a '-mixed' one"
-            )
+        check_precision(str(self.trainer.precision))
 
     def configure_model(self) -> None:
         if self.network is not None:
             return
-        tokenizer = base_model.load_tokenizer(self.hparams.model, self.hparams.trust_remote_code)
-        if self.hparams.adapter is not None:
-            adapters.check_folder(self.hparams.adapter, "adapter")
+        tokenizer = base_model.load_tokenizer(self.options.model, self.options.trust_remote_code)
+        if self.options.adapter is not None:
+            adapters.check_folder(self.options.adapter, "adapter")
         network, new = self.load_base()
         self.base = self._describe(network, new)
         self.network, self.tokenizer = self._with_adapter(network, new), tokenizer
 
     def load_base(self) -> tuple[Any, list[str]]:
         """The base without an adapter, and the names of its parameters that are in no folder."""
-        network, new = base_model.load_base(self.hparams.model, **self.load_options())
-        check_readout(network, self.hparams.model)
+        network, new = base_model.load_base(self.options.model, **self.load_options())
+        check_readout(network, self.options.model)
         return network, new
 
     def load_options(self) -> dict[str, Any]:
         """Arguments of :func:`fedlight.modules.base_model.load_base`."""
-        return {name: self.hparams[name] for name in ("base", "dtype", "trust_remote_code", "seed")}
+        return {name: self.options[name] for name in ("base", "dtype", "trust_remote_code", "seed")}
 
     def _describe(self, network: nn.Module, new: list[str]) -> dict[str, Any]:
-        described = {
-            "model": self.hparams.model,
-            "base": self.hparams.base,
-            "checksum": base_model.fingerprint(network, skip=new),
-        }
-        if self.hparams.merge_adapter:
-            described["merged adapter"] = adapters.adapter_checksum(self.hparams.adapter)
+        described = {name: self.options[name] for name in ("model", "base")}
+        described["checksum"] = base_model.fingerprint(network, skip=new)
+        if self.options.merge_adapter:
+            described["merged adapter"] = adapters.adapter_checksum(self.options.adapter)
         return described
 
     def _with_adapter(self, network: Any, new: list[str]) -> Any:
-        options = self.hparams
+        options = self.options
         if options.adapter is not None and not options.merge_adapter:
             return adapters.load_adapter(network, options.adapter, self.task)
         if options.merge_adapter:
@@ -164,7 +155,9 @@ class LanguageModule(LightningModule):
 
     def example_losses(self, batch: Batch) -> Tensor:
         """One loss per example, ``(batch,)``."""
-        raise NotImplementedError(f"{type(self).__name__} has no loss: use SFTModule, SelectorModule or DPOModule")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no loss: use SFTModule, SelectorModule or DPOModule"
+        )
 
     def example_metrics(self, batch: Batch) -> dict[str, Tensor]:
         """What is logged, one value per example, ``(batch,)`` each; ``loss`` is among it."""
@@ -175,10 +168,9 @@ class LanguageModule(LightningModule):
         return joint_key(*text_keys(batch["input_ids"], batch["attention_mask"]))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        # The masks of dropout follow from the epoch and the texts: not from what ran before, nor from the clients' order.
-        with own_stream(
-            derive_seed(self.hparams.seed, "dropout", self.current_epoch, self.batch_key(batch)), self.device
-        ):
+        # Dropout follows from the epoch and the texts, not from what ran before or from the order of the clients.
+        seed = derive_seed(self.options.seed, "dropout", self.current_epoch, self.batch_key(batch))
+        with own_stream(seed, self.device):
             metrics = self.example_metrics(batch)
         self.log_means("train", metrics)
         return metrics["loss"].mean()
@@ -192,17 +184,21 @@ class LanguageModule(LightningModule):
     def log_means(self, stage: str, metrics: dict[str, Tensor]) -> None:
         """Logs the mean of each metric as ``stage/name``."""
         for name, values in metrics.items():
-            self.log(f"{stage}/{name}", values.detach().mean(), batch_size=len(values), prog_bar=name == "loss")
+            self.log(
+                f"{stage}/{name}", values.detach().mean(), batch_size=len(values), prog_bar=name == "loss"
+            )
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        options = self.hparams
+        options = self.options
         trained = adapters.trained_parameters(self).values()
         optimizer = make_optimizer(options.optimizer, trained, options.lr, options.optimizer_args or {})
         if options.lr_schedule == "constant":
             return optimizer
         max_epochs = self.trainer.max_epochs
         if max_epochs is None or max_epochs < 1:
-            raise ValueError(f"lr_schedule='cosine' needs to know its end: trainer.max_epochs={max_epochs}, set it above 0")
+            raise ValueError(
+                f"lr_schedule='cosine' needs an end: trainer.max_epochs={max_epochs}, set it above 0"
+            )
         return {
             "optimizer": optimizer,
             "lr_scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, cosine(max_epochs)),
@@ -219,7 +215,7 @@ class LanguageModule(LightningModule):
         max_new_tokens: int = 80,
         seed: int = 0,
     ) -> list[list[str]]:
-        """n completions of each prompt; see :func:`fedlight.modules.generation.complete`."""
+        """Completes each prompt n times; see :func:`fedlight.modules.generation.complete`."""
         self.configure_model()
         return complete(
             self.causal_lm,
@@ -233,14 +229,10 @@ class LanguageModule(LightningModule):
         )
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        options = self.hparams
+        options, named = self.options, ("temperature", "top_p", "max_new_tokens")
+        seed = derive_seed(options.seed, "completions", dataloader_idx, batch_idx)
         return self.generate(
-            batch["prompt"],
-            n=options.completions,
-            temperature=options.temperature,
-            top_p=options.top_p,
-            max_new_tokens=options.max_new_tokens,
-            seed=derive_seed(options.seed, "completions", dataloader_idx, batch_idx),
+            batch["prompt"], n=options.completions, seed=seed, **{name: options[name] for name in named}
         )
 
     # Saving
@@ -297,8 +289,10 @@ class LanguageModule(LightningModule):
         Raises:
             ValueError: the base is quantized.
         """
-        if self.hparams.base != "plain":
-            raise ValueError(f"save_merged needs base='plain', not {self.hparams.base!r}: it would save rounded weights")
+        if self.options.base != "plain":
+            raise ValueError(
+                f"save_merged needs base='plain', not {self.options.base!r}, whose weights are rounded"
+            )
         merged = copy.deepcopy(self.network).merge_and_unload()
         merged.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)

@@ -32,13 +32,19 @@ def check_optimizer(name: str, args: Mapping[str, Any]) -> None:
     check_choice("optimizer", name, [key for key, value in vars(torch.optim).items() if _is_optimizer(value)])
     if "lr" in args:
         raise ValueError("optimizer_args has 'lr': set lr itself")
-    taken = [key for key in inspect.signature(getattr(torch.optim, name)).parameters if key not in ("params", "lr")]
+    taken = [
+        key for key in inspect.signature(getattr(torch.optim, name)).parameters if key not in ("params", "lr")
+    ]
     for key in args:
         check_choice(f"optimizer_args of {name}", key, taken)
 
 
 def _is_optimizer(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
+    return (
+        isinstance(value, type)
+        and issubclass(value, torch.optim.Optimizer)
+        and value is not torch.optim.Optimizer
+    )
 
 
 def make_optimizer(

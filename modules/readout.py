@@ -1,8 +1,8 @@
 """Reads a causal language model only where it is needed.
 
-The output head over the whole vocabulary at every position is often the dearest product of a small model's forward pass. A
-loss on the response alone needs the head at the response's positions; a choice between two tokens needs two rows of it
-at one position.
+The output head over the whole vocabulary at every position is often the dearest product of a small model's forward
+pass. A loss on the response alone needs the head at the response's positions; a choice between two tokens needs two
+rows of it at one position.
 """
 
 from typing import Any
@@ -64,7 +64,8 @@ def response_log_probs(causal_lm: Any, batch: dict[str, Tensor]) -> tuple[Tensor
 
     Args:
         causal_lm: see :func:`head_logits`.
-        batch: ``input_ids``, ``attention_mask`` and ``labels``, each ``(batch, tokens)``; labels are -100 on prompt and padding.
+        batch: ``input_ids``, ``attention_mask`` and ``labels``, each ``(batch, tokens)``; labels are -100 where
+            nothing is scored.
 
     Returns:
         ``(batch, tokens - 1)`` log-probabilities, 0 where there is no label, and the bool mask of labelled tokens.
@@ -89,4 +90,4 @@ def check_readout(causal_lm: Any, model: str) -> None:
         found = head_logits(causal_lm, hidden_states(causal_lm, ids, seen))
     if not torch.allclose(found, expected, rtol=0.05, atol=0.05 * float(expected.abs().max())):
         kind = causal_lm.config.model_type
-        raise ValueError(f"model={model!r}: a {kind} makes its logits in a way that fedlight does not know; use another")
+        raise ValueError(f"model={model!r}: a {kind} makes its logits in an unknown way: use another model")

@@ -1,12 +1,12 @@
 """The binary selector of FedBis: which of two responses is the better one.
 
 E. Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025, https://arxiv.org/abs/2407.03038:
-cross-entropy (eq. 3) over the logits of two choice tokens behind a prompt that shows both responses. A classification head
-with two labels on a pretrained encoder is this library's addition, for encoders that are no language models.
+cross-entropy (eq. 3) over the logits of two choice tokens behind a prompt that shows both responses. A classification
+head with two labels on a pretrained encoder is this library's addition, for encoders that are no language models.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,15 @@ from fedlight.modules.functional import choice_loss
 from fedlight.modules.language_model import Batch, LanguageModule
 from fedlight.modules.settings import check_choice
 
+STAGES = ("val", "test")
 TEXTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class SelectorModule(LanguageModule):
     """Says A or B.
 
-    A batch has ``input_ids`` and ``attention_mask``, ``(batch, tokens)`` and padded on the right, and ``labels``, ``(batch,)``,
-    0 where A is better and 1 where B is; for an encoder also ``token_type_ids`` where it has them. Under
+    A batch has ``input_ids`` and ``attention_mask``, ``(batch, tokens)`` and padded on the right, and ``labels``,
+    ``(batch,)``, 0 where A is better and 1 where B is; for an encoder also ``token_type_ids`` where it has them. Under
     ``head="choice"`` the text ends right before the choice token.
 
     Args:
@@ -46,22 +47,24 @@ class SelectorModule(LanguageModule):
         if len(choices) != 2:
             raise ValueError(f"choices={list(choices)} must be two words")
         self.task = "CAUSAL_LM" if head == "choice" else "SEQ_CLS"
-        self.accuracy = nn.ModuleDict({stage: MulticlassAccuracy(2, average="micro") for stage in ("val", "test")})
+        self.accuracy = nn.ModuleDict({stage: MulticlassAccuracy(2, average="micro") for stage in STAGES})
         self.choice_rows: Tensor | None = None
 
     def configure_model(self) -> None:
         if self.network is not None:
             return
         super().configure_model()
-        if self.hparams.head == "choice":
-            self.choice_rows = torch.tensor(choice_tokens(self.tokenizer, self.hparams.choices), device="cpu")
+        if self.options.head == "choice":
+            self.choice_rows = torch.tensor(choice_tokens(self.tokenizer, self.options.choices), device="cpu")
             if any(weight.requires_grad for weight in self.causal_lm.get_output_embeddings().parameters()):
-                raise ValueError("lora_targets names the output head, of which head='choice' reads two frozen rows")
+                raise ValueError(
+                    "lora_targets names the output head, of which head='choice' reads two frozen rows"
+                )
 
     def load_base(self) -> tuple[Any, list[str]]:
-        if self.hparams.head == "choice":
+        if self.options.head == "choice":
             return super().load_base()
-        return base_model.load_base(self.hparams.model, num_labels=2, **self.load_options())
+        return base_model.load_base(self.options.model, num_labels=2, **self.load_options())
 
     def choice_logits(self, batch: Batch) -> Tensor:
         """Logits of A and B, ``(batch, 2)``."""
@@ -82,7 +85,7 @@ class SelectorModule(LanguageModule):
         self._evaluate("test", batch)
 
     def _evaluate(self, stage: str, batch: Batch) -> None:
-        logits, accuracy = self.choice_logits(batch), self.accuracy[stage]
+        logits, accuracy = self.choice_logits(batch), cast(MulticlassAccuracy, self.accuracy[stage])
         self.log_means(stage, {"loss": choice_loss(logits, batch["labels"])})
         accuracy.update(logits, batch["labels"])
         self.log(f"{stage}/accuracy", accuracy, prog_bar=True)
@@ -97,8 +100,8 @@ class SelectorModule(LanguageModule):
         Raises:
             ValueError: ``head`` is ``classifier``.
         """
-        if self.hparams.head == "classifier":
-            raise ValueError("head='classifier' is an encoder, which cannot generate: use head='choice' or an SFTModule")
+        if self.options.head == "classifier":
+            raise ValueError("head='classifier' does not write text: use head='choice' or an SFTModule")
         return super().generate(*args, **kwargs)
 
 
@@ -113,6 +116,6 @@ def choice_tokens(tokenizer: Any, choices: Sequence[str]) -> list[int]:
     if words != list(choices) or rows[0][:-1] != rows[1][:-1] or rows[0] == rows[1]:
         raise ValueError(
             f"choices={list(choices)}: behind ': ' this tokenizer does not make one distinct token of each, but "
-            f"{' and '.join(str(tokenizer.convert_ids_to_tokens(row)) for row in rows)}; take other words or another model"
+            f"{' and '.join(str(tokenizer.convert_ids_to_tokens(row)) for row in rows)}; take other words or models"
         )
     return [row[-1] for row in rows]

@@ -41,3 +41,24 @@ def check_range(setting: str, value: float, low: float, high: float, above_low: 
     """
     if not (low < value if above_low else low <= value) or value > high:
         raise ValueError(f"{setting}={value} must be in {'(' if above_low else '['}{low}, {high}]")
+
+
+def check_precision(precision: str) -> None:
+    """Refuses a ``trainer.precision`` that would turn fp32 adapters into half precision.
+
+    Raises:
+        ValueError: it would.
+
+    Example:
+        >>> check_precision("bf16-mixed")
+        >>> check_precision("bf16-true")
+        Traceback (most recent call last):
+        ...
+        ValueError: trainer.precision='bf16-true' would round the adapter after every step: set model.dtype, which is
+        the base's, to 'bf16' or 'fp16', and trainer.precision to '32-true' or to a '-mixed' one
+    """
+    if precision.endswith("-true") and not precision.startswith(("32", "64")):
+        raise ValueError(
+            f"trainer.precision={precision!r} would round the adapter after every step: set model.dtype, which is "
+            "the base's, to 'bf16' or 'fp16', and trainer.precision to '32-true' or to a '-mixed' one"
+        )

@@ -10,9 +10,9 @@ from fedlight.modules.readout import response_log_probs
 class SFTModule(LanguageModule):
     """Learns to write the responses of its training data.
 
-    A batch has ``input_ids``, ``attention_mask`` and ``labels``, each ``(batch, tokens)`` and padded on the right; labels are
-    -100 on prompt and padding. The output head is computed at labelled positions only. Arguments are those of
-    :class:`LanguageModule`.
+    A batch has ``input_ids``, ``attention_mask`` and ``labels``, each ``(batch, tokens)`` and padded on the right;
+    labels are -100 on prompt and padding. The output head is computed at labelled positions only. Arguments are those
+    of :class:`LanguageModule`.
     """
 
     def example_losses(self, batch: Batch) -> Tensor:

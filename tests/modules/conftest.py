@@ -1,5 +1,6 @@
 """Tiny models and hand-made batches: a Llama and a BERT of two layers, and a byte-level tokenizer."""
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -129,12 +130,27 @@ def make_trainer(tmp_path):
     """A silent CPU trainer; further arguments go through."""
     import lightning
 
+    # Most of these trainings have nothing to validate on. pytest takes the filter back after the test.
+    warnings.filterwarnings("ignore", "You defined a `validation_step` but have no `val_dataloader`")
+
     def make(**arguments):
         quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
         plain = {"accelerator": "cpu", "enable_checkpointing": False, "default_root_dir": tmp_path}
         return lightning.Trainer(**{**quiet, **plain, "max_epochs": 2, **arguments})
 
     return make
+
+
+@pytest.fixture
+def keep_every_epoch(tmp_path):
+    """Saves ``{epoch}.ckpt`` at the end of each epoch; unlike ModelCheckpoint it has no state of its own."""
+    import lightning
+
+    class Keep(lightning.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}.ckpt")
+
+    return Keep()
 
 
 @pytest.fixture

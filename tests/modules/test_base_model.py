@@ -1,0 +1,134 @@
+"""Finding and loading a base, and the errors where that fails."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedlight.modules import base_model
+from fedlight.modules.sft import SFTModule
+
+
+def load(model: str) -> SFTModule:
+    module = SFTModule(model)
+    module.configure_model()
+    return module
+
+
+def one_line(error: BaseException) -> str:
+    assert "\n" not in str(error)
+    assert error.__suppress_context__
+    return str(error)
+
+
+def test_a_missing_folder(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no such folder"):
+        load(str(tmp_path / "nowhere"))
+
+
+def test_a_folder_without_a_model(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
+        load(str(tmp_path))
+
+
+def test_offline_and_not_in_the_cache():
+    with pytest.raises(OSError, match="the hub cannot be reached") as raised:
+        load("nobody/no-such-model")
+    assert "OfflineModeIsEnabled" in one_line(raised.value)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A hub on this machine that knows no model; its address is made known to huggingface_hub."""
+
+    class NotFound(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), NotFound)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    from huggingface_hub.utils import close_session
+
+    close_session()
+    yield server
+    server.shutdown()
+    server.server_close()
+    close_session()
+
+
+def test_a_name_that_the_hub_does_not_know(hub):
+    with pytest.raises(
+        OSError, match="neither a folder here nor a model on the hub; check the name"
+    ) as raised:
+        load("nobody/no-such-model")
+    one_line(raised.value)
+
+
+def test_a_hub_that_does_not_answer(hub):
+    hub.shutdown()
+    hub.server_close()
+    with pytest.raises(OSError, match=r"cannot be reached \(ConnectError\): give the folder") as raised:
+        load("nobody/no-such-model")
+    one_line(raised.value)
+
+
+def test_damaged_weights(llama, tmp_path):
+    for file in Path(llama).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(OSError, match="cannot be loaded") as raised:
+        load(str(tmp_path))
+    one_line(raised.value)
+
+
+def test_missing_weights(llama, tmp_path):
+    for file in Path(llama).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    with pytest.raises(ValueError, match=r"lacks weights.*layers\.2"):
+        load(str(tmp_path))
+
+
+def test_a_misspelt_lora_target(llama):
+    module = SFTModule(llama, lora_targets=["q_proj", "v_prj"])
+    with pytest.raises(ValueError, match="lora_targets='v_prj': did you mean 'v_proj'"):
+        module.configure_model()
+
+
+def test_auto_is_fp32_on_a_cpu_without_bf16(monkeypatch):
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "amx_bf16": False})
+    assert base_model.choose_dtype("auto", cpu) == torch.float32
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    assert base_model.choose_dtype("auto", cpu) == torch.bfloat16
+    assert base_model.choose_dtype("auto", torch.device("mps")) == torch.float32
+
+
+def test_the_base_has_no_dropout(bert):
+    network, new = base_model.load_base(
+        bert, base="plain", dtype="fp32", trust_remote_code=False, num_labels=2
+    )
+    assert {part.p for part in network.modules() if isinstance(part, torch.nn.Dropout)} == {0.0}
+    assert new == ["classifier.bias", "classifier.weight"]
+
+
+def test_fingerprint_is_of_the_values(llama, other_llama):
+    options = {"base": "plain", "trust_remote_code": False}
+    one, _ = base_model.load_base(llama, dtype="fp32", **options)
+    rounded, _ = base_model.load_base(llama, dtype="bf16", **options)
+    other, _ = base_model.load_base(other_llama, dtype="fp32", **options)
+    assert base_model.fingerprint(one, []) == base_model.fingerprint(rounded, [])
+    assert base_model.fingerprint(one, []) != base_model.fingerprint(other, [])

@@ -1,0 +1,177 @@
+"""DPO against an implementation written out, its reference, and resuming in the middle."""
+
+import math
+
+import pytest
+import torch
+
+from fedlight.modules.dpo import DPOModule
+from fedlight.modules.sft import SFTModule
+
+
+def ready(*args, **kwargs) -> DPOModule:
+    module = DPOModule(*args, **kwargs)
+    module.configure_model()
+    return module.eval()
+
+
+def moved(module: DPOModule) -> DPOModule:
+    """An adapter that is not at its start, so that policy and reference differ."""
+    stream = torch.Generator().manual_seed(8)
+    with torch.no_grad():
+        for name, weight in module.state_dict().items():
+            if "lora_B" in name:
+                weight.copy_(0.1 * torch.randn(weight.shape, generator=stream))
+    return module
+
+
+def log_prob_written_out(network, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Log-probability of one unpadded response: full logits, one token after the other."""
+    scores = network(input_ids=ids[None]).logits[0].double()
+    total = torch.zeros((), dtype=torch.float64)
+    for t in range(1, len(ids)):
+        if labels[t] != -100:
+            total = total + scores[t - 1, ids[t]] - torch.log(torch.exp(scores[t - 1]).sum())
+    return total
+
+
+def losses_written_out(module: DPOModule, batch: dict, beta: float) -> torch.Tensor:
+    """Equation 7, pair by pair and side by side, without padding, cache or a joint pass."""
+    losses = []
+    for row in range(len(batch["index"])):
+        score = {}
+        for side in ("chosen", "rejected"):
+            length = int(batch[side]["attention_mask"][row].sum())
+            text = batch[side]["input_ids"][row, :length], batch[side]["labels"][row, :length]
+            score[side] = log_prob_written_out(module.network, *text)
+            with torch.no_grad(), module.network.disable_adapter():
+                score[f"reference {side}"] = log_prob_written_out(module.network, *text)
+        ratio = (
+            score["chosen"] - score["reference chosen"] - (score["rejected"] - score["reference rejected"])
+        )
+        losses.append(-torch.log(1 / (1 + torch.exp(-beta * ratio))))
+    return torch.stack(losses)
+
+
+def test_values_and_gradients_equal_an_independent_implementation(llama, make_pair_batch):
+    batch, beta = make_pair_batch(), 0.5
+    ours, reference = moved(ready(llama, beta=beta)), moved(ready(llama, beta=beta))
+    losses, expected = ours.example_losses(batch), losses_written_out(reference, batch, beta)
+    assert (losses - math.log(2)).abs().min() > 0.01
+    torch.testing.assert_close(losses.double(), expected, rtol=1e-4, atol=1e-5)
+
+    losses.mean().backward()
+    expected.mean().backward()
+    gradients = {name: weight.grad for name, weight in reference.named_parameters() if weight.requires_grad}
+    assert len(gradients) == 28
+    for name, weight in ours.named_parameters():
+        if weight.requires_grad:
+            assert weight.grad.abs().max() > 0
+            torch.testing.assert_close(weight.grad, gradients[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("base", ["plain", "int8", "nf4"])
+def test_the_first_loss_is_log_2(llama, base, make_pair_batch):
+    metrics = ready(llama, base=base).example_metrics(make_pair_batch())
+    torch.testing.assert_close(metrics["loss"], torch.full((3,), math.log(2)), rtol=0, atol=1e-6)
+    assert metrics["reward_margin"].abs().max() < 1e-5
+
+
+def test_swapped_roles_mirror_the_margin(llama, make_pair_batch):
+    module, batch = moved(ready(llama)), make_pair_batch()
+    swapped = {**batch, "chosen": batch["rejected"], "rejected": batch["chosen"]}
+    one, other = module.example_metrics(batch), module.example_metrics(swapped)
+    torch.testing.assert_close(one["reward_margin"], -other["reward_margin"])
+    torch.testing.assert_close(one["reward_accuracy"], 1 - other["reward_accuracy"])
+
+
+def test_the_reference_is_computed_once_per_pair(llama, make_trainer, loader, make_pair_batch):
+    module = DPOModule(llama, lr=1e-3, lora_dropout=0.5)
+    module.configure_model()
+    passes = []
+    # 3 + 3 rows of 9 tokens per pass; eval mode and no gradient tell the reference's passes.
+    module.causal_lm.model.register_forward_hook(
+        lambda part, _, output: passes.append((part.training, output.last_hidden_state.requires_grad))
+    )
+    batches = [make_pair_batch(seed=0), make_pair_batch(seed=1)]
+    make_trainer(max_epochs=3).fit(module, loader(batches))
+    assert passes.count((False, False)) == 2
+    assert passes.count((True, True)) == 6
+    assert len(module._reference) == 6
+
+
+def test_the_reference_is_the_base_whatever_the_adapter_is(llama, make_pair_batch):
+    batch = make_pair_batch()
+    start = ready(llama).pair_log_probs(batch)
+    module = moved(ready(llama)).train()
+    torch.testing.assert_close(module.reference_log_probs(batch), start.detach())
+    assert not torch.allclose(module.pair_log_probs(batch), start)
+    assert all(part.training for part in module.modules())
+    assert all(weight.requires_grad for name, weight in module.named_parameters() if "lora_" in name)
+
+
+def test_a_pair_is_known_by_its_tokens_however_it_is_padded(llama, make_pair_batch):
+    module, batch = ready(llama), make_pair_batch()
+    first = module.reference_log_probs(batch)
+    wider = {
+        side: {
+            name: torch.nn.functional.pad(part, (0, 2), value=-100 if name == "labels" else 0)
+            for name, part in batch[side].items()
+        }
+        for side in ("chosen", "rejected")
+    }
+    assert torch.equal(module.reference_log_probs(wider), first)
+    assert len(module._reference) == 3
+    other = make_pair_batch(seed=5)
+    assert not torch.equal(module.reference_log_probs(other), first)
+    assert torch.equal(module.reference_log_probs(batch), first)
+
+
+def test_resumed_in_the_middle_equals_uninterrupted(
+    llama, make_trainer, loader, make_pair_batch, keep_every_epoch, tmp_path
+):
+    batches = [make_pair_batch(seed=seed) for seed in range(3)]
+    settings = {"lr": 1e-3, "lora_dropout": 0.3, "beta": 0.5}
+    whole = DPOModule(llama, **settings)
+    make_trainer(max_epochs=3, callbacks=[keep_every_epoch]).fit(whole, loader(batches))
+    resumed = DPOModule(llama, **settings)
+    make_trainer(max_epochs=3).fit(resumed, loader(batches), ckpt_path=tmp_path / "0.ckpt", weights_only=True)
+    ours, theirs = whole.state_dict(), resumed.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert whole._reference == resumed._reference
+
+
+def test_a_checkpoint_of_another_kind_is_refused(llama, make_trainer, loader, make_sft_batch, tmp_path):
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(SFTModule(llama), loader([make_sft_batch()]))
+    trainer.save_checkpoint(tmp_path / "sft.ckpt")
+    with pytest.raises(ValueError, match="was not made by a DPOModule: give it as adapter"):
+        DPOModule.load_from_checkpoint(tmp_path / "sft.ckpt")
+
+
+def test_a_merged_adapter_is_the_reference(
+    llama, make_trainer, loader, make_sft_batch, make_pair_batch, tmp_path
+):
+    tuned = SFTModule(llama, lr=1e-2)
+    make_trainer().fit(tuned, loader([make_sft_batch()]))
+    tuned.save_adapter(tmp_path / "sft")
+    module, batch = ready(llama, adapter=str(tmp_path / "sft"), merge_adapter=True), make_pair_batch()
+    torch.testing.assert_close(module.example_losses(batch), torch.full((3,), math.log(2)), rtol=0, atol=1e-6)
+    assert not torch.allclose(module.reference_log_probs(batch), ready(llama).reference_log_probs(batch))
+
+
+def test_preferences_are_learned(llama, make_trainer, loader, make_pair_batch):
+    module, trainer = DPOModule(llama, lr=1e-3), make_trainer(max_epochs=5)
+    batches = loader([make_pair_batch()])
+    trainer.fit(module, batches, batches)
+    metrics = trainer.callback_metrics
+    assert metrics["val/reward_accuracy"] == 1
+    assert metrics["val/reward_margin"] > 0
+    assert metrics["val/loss"] < math.log(2)
+
+
+def test_defaults_are_the_papers():
+    module = DPOModule("x")
+    assert (module.hparams.beta, module.hparams.lr, module.hparams.optimizer) == (0.1, 1e-6, "RMSprop")
+    with pytest.raises(ValueError, match="beta=0 must be in"):
+        DPOModule("x", beta=0)

@@ -1,0 +1,133 @@
+"""Batched generation: padding, cache, streams, limits."""
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from fedlight.modules.generation import encode_prompts, pad_left
+from fedlight.modules.sft import SFTModule
+
+PROMPTS = ["the cat", "a dog ran to the park: B day after", "c", "it was a nice"]
+
+
+@pytest.fixture(scope="module")
+def module(llama):
+    module = SFTModule(llama, completions=2, max_new_tokens=5)
+    module.configure_model()
+    return module
+
+
+def test_a_batch_equals_one_by_one(module):
+    together = module.generate(PROMPTS, temperature=0, max_new_tokens=12)
+    assert together == [module.generate([prompt], temperature=0, max_new_tokens=12)[0] for prompt in PROMPTS]
+    assert len({texts[0] for texts in together}) == len(PROMPTS)
+
+
+def test_greedy_equals_a_loop_without_cache(module):
+    network, tokenizer = module.network.eval(), module.tokenizer
+    ids = tokenizer(PROMPTS[1])["input_ids"]
+    length = len(ids)
+    for _ in range(12):
+        ids.append(int(network(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+    expected = tokenizer.decode(ids[length:], skip_special_tokens=True).strip()
+    module.network.train()
+    assert module.generate(PROMPTS[:2], temperature=0, max_new_tokens=12)[1] == [expected]
+
+
+def test_reading_a_prompt_once_for_all_copies_changes_nothing(module):
+    """The same draws as with ``num_return_sequences``, which reads each copy anew."""
+    texts = pad_left(encode_prompts(module.tokenizer, PROMPTS), module.tokenizer.pad_token_id)
+    width = texts["input_ids"].shape[1]
+    config = GenerationConfig(
+        max_new_tokens=8, num_return_sequences=3, do_sample=True, temperature=0.7, top_k=0, pad_token_id=0
+    )
+    module.network.eval()
+    torch.manual_seed(11)
+    tokens = module.causal_lm.generate(**texts, generation_config=config)[:, width:]
+    module.network.train()
+    expected = [text.strip() for text in module.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
+    found = module.generate(PROMPTS, n=3, max_new_tokens=8, seed=11)
+    assert found == [expected[row : row + 3] for row in range(0, 12, 3)]
+
+
+def test_draws_depend_on_the_seed_alone(module):
+    torch.manual_seed(1)
+    one = module.generate(PROMPTS, n=2, max_new_tokens=5, seed=3)
+    torch.manual_seed(2)
+    assert one == module.generate(PROMPTS, n=2, max_new_tokens=5, seed=3)
+    assert one != module.generate(PROMPTS, n=2, max_new_tokens=5, seed=4)
+    assert one[0][0] != one[0][1]
+
+
+def test_greedy_copies_are_equal(module):
+    [[one, two]] = module.generate(PROMPTS[:1], n=2, temperature=0, max_new_tokens=4)
+    assert one == two != ""
+
+
+def test_modes_are_given_back(module):
+    module.network.train()
+    module.network.get_submodule("base_model.model.model.norm").eval()
+    before = [part.training for part in module.modules()]
+    module.generate(PROMPTS[:1], max_new_tokens=2)
+    assert [part.training for part in module.modules()] == before
+    module.network.train()
+
+
+def test_top_p_near_zero_is_greedy(module):
+    greedy = module.generate(PROMPTS, temperature=0, max_new_tokens=6)
+    assert module.generate(PROMPTS, top_p=1e-6, max_new_tokens=6) == greedy
+
+
+def test_defaults_of_the_model_do_not_interfere(module, monkeypatch):
+    expected = module.generate(PROMPTS, temperature=0, max_new_tokens=6)
+    drawn = module.generate(PROMPTS, max_new_tokens=6)
+    monkeypatch.setattr(
+        module.causal_lm,
+        "generation_config",
+        GenerationConfig(
+            do_sample=True, temperature=9.0, top_k=1, repetition_penalty=5.0, eos_token_id=[1, 2]
+        ),
+    )
+    assert module.generate(PROMPTS, temperature=0, max_new_tokens=6) == expected
+    assert module.generate(PROMPTS, max_new_tokens=6) == drawn
+
+
+def test_a_completion_ends_at_the_end_token(module):
+    head = module.causal_lm.lm_head.weight
+    kept = head.detach().clone()
+    with torch.no_grad():
+        head.zero_()
+        head[1] = (
+            1.0  # the end token wins wherever the hidden state sums to more than 0, else another constant
+        )
+        head[2] = -1.0
+    texts = module.generate(PROMPTS, temperature=0, max_new_tokens=5)
+    with torch.no_grad():
+        head.copy_(kept)
+    assert all(text == "" or len(text) >= 1 for [text] in texts)
+    assert any(text == "" for [text] in texts)
+
+
+def test_what_does_not_fit_is_refused(module):
+    with pytest.raises(
+        ValueError, match=r"prompt 1 has \d+ tokens; with max_new_tokens=60 .* the model's 64"
+    ):
+        module.generate(["c", "the cat sat on the mat, and then some other animal came"], max_new_tokens=60)
+    with pytest.raises(ValueError, match="prompt 1 is empty"):
+        module.generate(["c", ""], max_new_tokens=5)
+    for wrong in ({"temperature": -1}, {"top_p": 0}, {"n": 0}, {"max_new_tokens": 0}):
+        with pytest.raises(ValueError, match="must be in"):
+            module.generate(["c"], **wrong)
+    assert module.generate([]) == []
+
+
+def test_prediction_can_go_on_from_a_batch(module, make_trainer, loader):
+    batches = [
+        {"prompt": PROMPTS[:2], "index": torch.arange(2)},
+        {"prompt": PROMPTS[2:], "index": torch.arange(2, 4)},
+    ]
+    first, second = make_trainer().predict(module, loader(batches))
+    assert [len(texts) for texts in first + second] == [2, 2, 2, 2]
+    with torch.no_grad():
+        assert module.predict_step(batches[1], 1) == second
+        assert module.predict_step(batches[1], 0) != second

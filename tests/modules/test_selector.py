@@ -1,0 +1,210 @@
+"""The selector: two rows of a language model's head, or a classifier on an encoder."""
+
+import pytest
+import torch
+from peft import PeftModel
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
+
+from fedlight.modules.selector import SelectorModule, choice_tokens
+
+
+def ready(*args, **kwargs) -> SelectorModule:
+    module = SelectorModule(*args, **kwargs)
+    module.configure_model()
+    return module.eval()
+
+
+@pytest.mark.parametrize("base", ["plain", "int8", "nf4"])
+def test_choice_logits_equal_full_logits(llama, base, make_choice_batch):
+    module, batch = ready(llama, base=base), make_choice_batch()
+    found = module.choice_logits(batch)
+    rows = [module.tokenizer.convert_tokens_to_ids(token) for token in ("ĠA", "ĠB")]
+    logits = module.network(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    last = batch["attention_mask"].sum(dim=1) - 1
+    torch.testing.assert_close(found, logits[torch.arange(3), last][:, rows])
+
+
+def test_the_head_over_the_vocabulary_is_never_computed(llama, make_choice_batch):
+    module = ready(llama)
+
+    def refuse(*_):
+        raise AssertionError("the output head was called")
+
+    module.causal_lm.lm_head.register_forward_hook(refuse)
+    module.example_losses(make_choice_batch()).sum().backward()
+
+
+def test_scaled_and_capped_heads(make_choice_batch, llama, tmp_path):
+    from transformers import AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = Gemma2Config(
+        vocab_size=320,
+        num_key_value_heads=2,
+        head_dim=8,
+        final_logit_softcapping=0.5,
+        initializer_range=0.3,
+        **sizes,
+    )
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(llama).save_pretrained(tmp_path)
+    module, batch = ready(str(tmp_path)), make_choice_batch()
+    logits = module.network(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    last = batch["attention_mask"].sum(dim=1) - 1
+    expected = logits[torch.arange(3), last][:, module.choice_rows]
+    assert expected.abs().max() > 0.3
+    torch.testing.assert_close(module.choice_logits(batch), expected)
+
+
+def test_an_unknown_head_is_refused(llama, monkeypatch):
+    from transformers import LlamaForCausalLM
+
+    plain = LlamaForCausalLM.forward
+
+    def doubled(self, *args, **kwargs):
+        output = plain(self, *args, **kwargs)
+        output.logits = output.logits * 2
+        return output
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", doubled)
+    with pytest.raises(ValueError, match="a llama makes its logits in an unknown way"):
+        ready(llama)
+
+
+def test_swapped_roles(llama, make_choice_batch):
+    batch = make_choice_batch()
+    ab, ba = ready(llama), ready(llama, choices=["B", "A"])
+    torch.testing.assert_close(ab.choice_logits(batch).flip(1), ba.choice_logits(batch))
+    swapped = {**batch, "labels": 1 - batch["labels"]}
+    torch.testing.assert_close(ab.example_losses(batch), ba.example_losses(swapped))
+
+
+def test_padding_does_not_count(llama, make_choice_batch):
+    module, batch = ready(llama), make_choice_batch()
+    wider = {
+        **batch,
+        "input_ids": torch.nn.functional.pad(batch["input_ids"], (0, 4), value=7),
+        "attention_mask": torch.nn.functional.pad(batch["attention_mask"], (0, 4)),
+    }
+    torch.testing.assert_close(module.choice_logits(batch), module.choice_logits(wider))
+
+
+def test_words_that_are_not_one_token_are_refused(llama):
+    with pytest.raises(ValueError, match=r"choices=\['Alpha', 'Beta'\].*'p', 'h', 'a'\]"):
+        ready(llama, choices=["Alpha", "Beta"])
+    with pytest.raises(ValueError, match="one distinct token"):
+        ready(llama, choices=["A", "A"])
+    with pytest.raises(ValueError, match="must be two words"):
+        SelectorModule(llama, choices=["A", "B", "C"])
+    with pytest.raises(ValueError, match="head='clasifier': did you mean 'classifier'"):
+        SelectorModule(llama, head="clasifier")
+
+
+def test_a_tokenizer_that_knows_only_one_choice_is_refused():
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, ":": 1, "A": 2}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+    with pytest.raises(ValueError, match=r"\[':', '<unk>'\]"):
+        choice_tokens(fast, ["A", "B"])
+
+
+def test_word_level_tokenizers_are_fine():
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, ":": 1, "A": 2, "B": 3}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    assert choice_tokens(
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>"), ["A", "B"]
+    ) == [2, 3]
+
+
+def test_a_trained_output_head_is_refused(llama):
+    with pytest.raises(ValueError, match="lora_targets names the output head"):
+        ready(llama, lora_targets=["q_proj", "lm_head"])
+
+
+def test_accuracy_counts_examples_not_batches(llama, make_trainer, loader, make_choice_batch):
+    module, trainer = ready(llama), make_trainer()
+    batches = [make_choice_batch(batch=1, seed=1), make_choice_batch(batch=4, seed=2)]
+    [metrics] = trainer.test(module, loader(batches), verbose=False)
+    right = sum(int((module.choice_logits(b).argmax(1) == b["labels"]).sum()) for b in batches)
+    assert metrics["test/accuracy"] == pytest.approx(right / 5)
+    losses = torch.cat([module.example_losses(b) for b in batches])
+    assert metrics["test/loss"] == pytest.approx(losses.mean().item(), rel=1e-5)
+
+
+def test_predictions_are_log_probabilities(llama, make_trainer, loader, make_choice_batch):
+    module, batch = ready(llama), make_choice_batch()
+    [found] = make_trainer().predict(module, loader([batch]))
+    assert found.shape == (3, 2)
+    torch.testing.assert_close(found.exp().sum(dim=1), torch.ones(3))
+    picked = -found[torch.arange(3), batch["labels"]]
+    torch.testing.assert_close(picked, module.example_losses(batch).detach())
+
+
+def test_choices_are_learned(llama, make_trainer, loader, make_choice_batch):
+    batch = make_choice_batch(batch=4)
+    module, trainer = SelectorModule(llama, lr=1e-2), make_trainer(max_epochs=6)
+    trainer.fit(module, loader([batch]), loader([batch]))
+    assert trainer.callback_metrics["val/accuracy"] == 1
+
+
+@pytest.mark.parametrize("base", ["plain", "int8", "nf4"])
+@pytest.mark.parametrize("encoder", ["bert", "bert_without_pooler"])
+def test_a_classifier_trains_saves_and_reloads(
+    request, encoder, base, make_trainer, loader, make_choice_batch, tmp_path
+):
+    folder, batch = request.getfixturevalue(encoder), make_choice_batch()
+    batch["token_type_ids"] = (torch.arange(9) > 4).long().expand(3, 9)
+    module, trainer = SelectorModule(folder, head="classifier", base=base, lr=1e-2), make_trainer()
+    trainer.fit(module, loader([batch]))
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    names = set(module.state_dict())
+    assert any("classifier" in name for name in names)
+    assert any("pooler.dense.modules_to_save" in name for name in names) == (encoder == "bert_without_pooler")
+    again = SelectorModule.load_from_checkpoint(tmp_path / "x.ckpt")
+    found = module.eval().choice_logits(batch)
+    assert found.shape == (3, 2)
+    assert torch.equal(found, again.eval().choice_logits(batch))
+
+    module.save_adapter(tmp_path / "adapter")
+    third = ready(folder, head="classifier", base=base, adapter=str(tmp_path / "adapter"), seed=99)
+    torch.testing.assert_close(found, third.choice_logits(batch))
+
+
+def test_a_classifiers_peft_folder_has_its_head(bert, make_choice_batch, tmp_path):
+    module, batch = ready(bert, head="classifier", seed=4), make_choice_batch()
+    module.save_adapter(tmp_path)
+    torch.manual_seed(77)
+    base = AutoModelForSequenceClassification.from_pretrained(bert, num_labels=2)
+    with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):
+        loaded = PeftModel.from_pretrained(base, tmp_path).eval()
+    logits = loaded(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    torch.testing.assert_close(logits, module.choice_logits(batch))
+
+
+def test_a_new_head_follows_from_the_seed(bert):
+    def head(stream: int, seed: int) -> torch.Tensor:
+        torch.manual_seed(stream)
+        state = ready(bert, head="classifier", seed=seed).state_dict()
+        return state["network.base_model.model.classifier.modules_to_save.default.weight"]
+
+    assert torch.equal(head(1, seed=0), head(2, seed=0))
+    assert not torch.equal(head(1, seed=0), head(1, seed=1))
+
+
+def test_a_classifier_sees_segments(bert, make_choice_batch):
+    module, batch = ready(bert, head="classifier"), make_choice_batch()
+    segments = {**batch, "token_type_ids": (torch.arange(9) > 4).long().expand(3, 9)}
+    assert not torch.allclose(module.choice_logits(batch), module.choice_logits(segments))
+
+
+def test_a_classifier_in_bf16_trains_its_head_in_fp32(bert, make_trainer, loader, make_choice_batch):
+    module = SelectorModule(bert, head="classifier", dtype="bf16", lr=1e-2)
+    make_trainer(max_epochs=1).fit(module, loader([make_choice_batch()]))
+    assert {value.dtype for value in module.state_dict().values()} == {torch.float32}
+
+
+def test_a_classifier_does_not_generate(bert):
+    with pytest.raises(ValueError, match="use head='choice'"):
+        ready(bert, head="classifier").generate(["the cat"])
