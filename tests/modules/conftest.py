@@ -142,6 +142,17 @@ def make_trainer(tmp_path):
 
 
 @pytest.fixture
+def trained(llama, make_trainer, loader, make_sft_batch, tmp_path):
+    """A trained module and its checkpoint."""
+    from fedlight.modules.sft import SFTModule
+
+    module, trainer = SFTModule(llama, lr=1e-2), make_trainer()
+    trainer.fit(module, loader([make_sft_batch()]))
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    return module, tmp_path / "x.ckpt"
+
+
+@pytest.fixture
 def keep_every_epoch(tmp_path):
     """Saves ``{epoch}.ckpt`` at the end of each epoch; unlike ModelCheckpoint it has no state of its own."""
     import lightning

@@ -1,0 +1,90 @@
+"""Adapters as folders: saved, continued, merged, refused."""
+
+import pytest
+import torch
+
+from fedlight.modules.selector import SelectorModule
+from fedlight.modules.sft import SFTModule
+
+
+def ready(module):
+    module.configure_model()
+    return module
+
+
+def base_state(module) -> dict[str, torch.Tensor]:
+    return {n: p.detach().clone() for n, p in module.named_parameters() if not p.requires_grad}
+
+
+def same(one: dict, other: dict) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_saved_adapter_is_a_peft_folder(trained, llama, tmp_path, make_sft_batch):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    module, _ = trained
+    module.save_adapter(tmp_path / "adapter")
+    batch = make_sft_batch(seed=4)
+    base = AutoModelForCausalLM.from_pretrained(llama)
+    with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):
+        loaded = PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    torch.testing.assert_close(loaded(**inputs).logits, module.network.eval()(**inputs).logits)
+
+
+def test_start_from_an_adapter(trained, llama, tmp_path):
+    module, _ = trained
+    module.save_adapter(tmp_path / "adapter")
+    again = ready(SFTModule(llama, adapter=str(tmp_path / "adapter"), lora_rank=2))
+    assert same(module.state_dict(), again.state_dict())
+    assert all(weight.requires_grad for name, weight in again.named_parameters() if "lora_" in name)
+
+
+def test_merge_an_adapter(trained, llama, tmp_path, make_sft_batch):
+    module, _ = trained
+    module.save_adapter(tmp_path / "adapter")
+    merged = ready(SFTModule(llama, adapter=str(tmp_path / "adapter"), merge_adapter=True, lora_rank=2))
+    batch = make_sft_batch(seed=4)
+    torch.testing.assert_close(module.eval().example_losses(batch), merged.eval().example_losses(batch))
+    assert {value.shape[0] for name, value in merged.state_dict().items() if "lora_A" in name} == {2}
+    assert merged.base["checksum"] == module.base["checksum"]
+    assert merged.base != module.base
+
+
+def test_save_merged_gives_a_model(trained, tmp_path, make_sft_batch):
+    module, _ = trained
+    before = base_state(module)
+    module.save_merged(tmp_path / "whole")
+    assert same(before, base_state(module))
+    again = ready(SFTModule(str(tmp_path / "whole"), base="int8"))
+    batch = make_sft_batch(seed=4)
+    torch.testing.assert_close(
+        module.eval().example_losses(batch), again.eval().example_losses(batch), rtol=0.02, atol=0
+    )
+    with pytest.raises(ValueError, match="needs base='plain', not 'int8'"):
+        again.save_merged(tmp_path / "twice")
+
+
+def test_adapters_that_do_not_fit(trained, llama, bert, tmp_path):
+    module, _ = trained
+    folder = str(tmp_path / "adapter")
+    with pytest.raises(FileNotFoundError, match=r"has no adapter_config\.json"):
+        ready(SFTModule(llama, adapter=folder))
+    module.save_adapter(folder)
+    with pytest.raises(ValueError, match="is LORA for CAUSAL_LM; needed is LORA for SEQ_CLS"):
+        ready(SelectorModule(bert, head="classifier", adapter=folder))
+
+
+def test_an_adapter_of_a_smaller_model_does_not_fit(trained, tmp_path, tmp_path_factory):
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    module, _ = trained
+    module.save_adapter(tmp_path / "adapter")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    small = LlamaConfig(vocab_size=320, **sizes)
+    LlamaForCausalLM(small).save_pretrained(tmp_path / "small")
+    AutoTokenizer.from_pretrained(module.hparams.model).save_pretrained(tmp_path / "small")
+    with pytest.raises(ValueError, match="does not fit this base"):
+        ready(SFTModule(str(tmp_path / "small"), adapter=str(tmp_path / "adapter")))
