@@ -1,13 +1,46 @@
 """The LightningCLI behind ``fedlight fit|validate|test|predict``; apart from cli.py, since torch loads for seconds."""
 
+import os
+import re
+import sys
 import warnings
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning as L
 from jsonargparse import set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from fedlight.callbacks.federated_loop import FederatedLoop
+
+
+class OneLineParser(LightningArgumentParser):
+    """Says in one line what is wrong, not in a page of everything that could have been given."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Ends the program with exit code 2; ``FEDLIGHT_TRACEBACK=1`` shows the parser's whole message."""
+        if os.environ.get("FEDLIGHT_TRACEBACK") or not self.exit_on_error:  # parsers of nested classes raise
+            super().error(message, ex)
+        print(f"fedlight: {tell(message)}\n(FEDLIGHT_TRACEBACK=1 shows more)", file=sys.stderr)
+        sys.exit(2)
+
+
+def tell(message: str) -> str:
+    """The telling part of a nested message of the parser, with the key it is about.
+
+    Example:
+        >>> tell('Parser key "federated": Parser key "algorithm": - Expected a dot import path string: FedAvgg')
+        "federated.algorithm: there is no class 'FedAvgg'; give its name if fedlight has it, else package.module.Name"
+    """
+    key = ".".join(dict.fromkeys(re.findall(r'Parser key "([^"]+)"', message)))
+    where = f"{key}: " if key else ""
+    if found := re.search(r"(Option '.*' is not accepted)", message):
+        return where + found[1]
+    if found := re.search(r"(?:Expected a dot import path string|Not a valid subclass of [^:]*)[:.] *(\S+)", message):
+        return f"{where}there is no class {found[1]!r}; give its name if fedlight has it, else package.module.Name"
+    if expected := [line for line in re.findall(r"- (Expected .*)", message) if "NoneType" not in line]:
+        given = re.findall(r"Given value: (.*)", message)
+        return f"{where}{expected[0]}" + (f", given {given[0]}" if given else "")
+    return " ".join(message.split())
 
 
 class FedlightCLI(LightningCLI):
@@ -29,6 +62,7 @@ class FedlightCLI(LightningCLI):
             auto_configure_optimizers=False,
             seed_everything_default=0,
             save_config_kwargs={"overwrite": True},
+            parser_class=OneLineParser,
             parser_kwargs={"parser_mode": "omegaconf+"},
             args=args,
         )
