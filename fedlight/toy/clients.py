@@ -11,7 +11,7 @@ import random
 from typing import Literal, NamedTuple
 
 from fedlight.federation.seeding import derive_seed
-from fedlight.toy.world import Traits, draw_post, draw_summary, measure
+from fedlight.toy.world import Traits, draw_summary, measure
 
 # weights of Traits: covered, invented, polite, filler, words, junk
 COMMON = (1.2, -1.6, 1.2, -0.6, -0.15, -0.8)
@@ -105,9 +105,8 @@ def vote(rng: random.Random, taste: tuple[float, ...], a: Traits, b: Traits, noi
     return "a" if difference > 0 else "b"
 
 
-def cast(rng: random.Random, voter: Voter, noise: float) -> dict[str, str]:
-    """One row of votes: a fresh post, two summaries of it in the order in which they were drawn, and the choice."""
-    post = draw_post(rng)
+def cast(rng: random.Random, voter: Voter, post: str, noise: float) -> dict[str, str]:
+    """One row of votes: a post, two different summaries in the order in which they were drawn, and the choice."""
     a = draw_summary(rng, post)
     b = draw_summary(rng, post)
     while b == a:

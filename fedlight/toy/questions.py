@@ -1,7 +1,7 @@
 """Neutral comparisons of two summaries, in the selector's own format, for the pretraining of the tiny language model.
 
 A large language model comes able to read two answers and say which is the longer one; a tiny one has to be taught that.
-Every question is asked in both directions (longer, shorter), so knowing them tells nothing about what anybody likes.
+Each question is about one trait; none says whether more of it is better.
 """
 
 import random
@@ -12,15 +12,10 @@ from fedlight.toy.world import NAMES, Traits, facts_of
 # question -> the number of which the greater one is the answer
 QUESTIONS: dict[str, Callable[[Traits], int]] = {
     "which is longer ?": lambda traits: traits.words,
-    "which is shorter ?": lambda traits: -traits.words,
     "which covers more ?": lambda traits: traits.covered,
-    "which covers less ?": lambda traits: -traits.covered,
     "which invents more ?": lambda traits: traits.invented,
-    "which invents less ?": lambda traits: -traits.invented,
     "which is kinder ?": lambda traits: traits.polite,
-    "which is ruder ?": lambda traits: -traits.polite,
     "which rambles more ?": lambda traits: traits.filler,
-    "which rambles less ?": lambda traits: -traits.filler,
 }
 
 
@@ -30,8 +25,8 @@ def answers(traits_a: Traits, traits_b: Traits) -> dict[str, str]:
     Example:
         >>> from fedlight.toy.world import Traits
         >>> found = answers(Traits(1, 0, 1, 0, 4, 0), Traits(1, 1, 1, 0, 7, 0))
-        >>> found["which is longer ?"], found["which invents less ?"], "which is kinder ?" in found
-        ('B', 'A', False)
+        >>> found["which is longer ?"], found["which invents more ?"], "which is kinder ?" in found
+        ('B', 'B', False)
     """
     scored = {question: (score(traits_a), score(traits_b)) for question, score in QUESTIONS.items()}
     return {question: "A" if a > b else "B" for question, (a, b) in scored.items() if a != b}

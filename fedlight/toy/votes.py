@@ -73,11 +73,21 @@ def rows(name: str, **options: float | str) -> list[dict[str, str]]:
         raise ValueError(f"toy rows {name!r} do not exist: choose from {', '.join(NAMES_OF_ROWS)}")
     rng = random.Random(derive_seed(world.seed, "toy", name))
     if name in ("prompts", "eval_prompts"):
-        return [{"prompt": draw_post(rng)} for _ in range(world.size)]
+        return [{"prompt": _draw_own_post(rng, name)} for _ in range(world.size)]
     voters = population(world.seed, world.num_clients, world.votes_per_client, world.opposition)
     if name == "votes":
-        return [cast(rng, voter, world.noise) for voter in voters for _ in range(voter.num_votes)]
-    return [cast(rng, voters[index % len(voters)], world.noise) for index in range(world.size)]
+        turns = [voter for voter in voters for _ in range(voter.num_votes)]
+    else:
+        turns = [voters[index % len(voters)] for index in range(world.size)]
+    return [cast(rng, voter, _draw_own_post(rng, name), world.noise) for voter in turns]
+
+
+def _draw_own_post(rng: random.Random, name: str) -> str:
+    """A post of these rows; every possible post belongs to one of the four sets, whatever the seed, so none is shared."""
+    while True:
+        post = draw_post(rng)
+        if NAMES_OF_ROWS[derive_seed("toy", "post", post) % len(NAMES_OF_ROWS)] == name:
+            return post
 
 
 def _number(name: str, value: float | str) -> float:

@@ -1,10 +1,10 @@
 """The embedded world: posts made of facts, and good and bad summaries of them, in some hundred words.
 
-A post states four facts, each ``name verb object .``; names and verbs are distinct within a post, and every verb has
-three usual objects. A summary opens with a style word or none, repeats some of the facts in the post's order, and may
-pad them with filler words. An *invented* fact gives a name and verb of the post another of the verb's usual objects: it
-is as plausible as a true one, so only a reader who compares it with the post can tell. Nothing here knows what anybody
-likes: tastes are in ``clients.py``.
+A post states four facts, each ``name verb object .``, about four different people. Everybody has one trade, so the
+verb follows from the name, and three usual objects, of which the post has one. A summary opens with a style word or
+none, repeats some of the facts in the post's order, and may pad them with filler words. An *invented* fact has another
+of the person's usual objects: it is as plausible as a true one, so only a reader who compares it with the post can
+tell. Nothing here knows what anybody likes: tastes are in ``clients.py``.
 
 Everything is text of lower-case words and full stops separated by blanks, so it survives a tokenizer's round trip.
 """
@@ -13,21 +13,23 @@ import random
 import re
 from typing import NamedTuple
 
-NAMES = tuple("anna ben carla dan eva finn gina hugo ida jack kira leo mona nils olga paul".split())
-USUAL_OBJECTS = {
-    "paints": ("walls", "boats", "doors"),
-    "bakes": ("bread", "cakes", "pies"),
-    "grows": ("roses", "beans", "corn"),
-    "fixes": ("clocks", "bikes", "radios"),
-    "sells": ("hats", "shoes", "coats"),
-    "reads": ("poems", "maps", "letters"),
-    "builds": ("towers", "bridges", "sheds"),
-    "keeps": ("goats", "bees", "hens"),
-    "cooks": ("soup", "rice", "stew"),
-    "plays": ("chess", "drums", "cards"),
+PEOPLE = {
+    "anna": ("paints", ("walls", "boats", "doors")),
+    "ben": ("bakes", ("bread", "cakes", "pies")),
+    "carla": ("grows", ("roses", "beans", "corn")),
+    "dan": ("fixes", ("clocks", "bikes", "radios")),
+    "eva": ("sells", ("hats", "shoes", "coats")),
+    "finn": ("reads", ("poems", "maps", "letters")),
+    "gina": ("builds", ("towers", "bridges", "sheds")),
+    "hugo": ("keeps", ("goats", "bees", "hens")),
+    "ida": ("cooks", ("soup", "rice", "stew")),
+    "jack": ("plays", ("chess", "drums", "cards")),
+    "kira": ("draws", ("trees", "horses", "ships")),
+    "leo": ("studies", ("stars", "rocks", "birds")),
 }
-VERBS = tuple(USUAL_OBJECTS)
-OBJECTS = tuple(thing for things in USUAL_OBJECTS.values() for thing in things)
+NAMES = tuple(PEOPLE)
+VERBS = tuple(verb for verb, _ in PEOPLE.values())
+OBJECTS = tuple(thing for _, things in PEOPLE.values() for thing in things)
 POLITE = ("kindly", "gladly")
 RUDE = ("duh", "ugh")
 FILLERS = ("basically", "honestly", "literally")
@@ -63,10 +65,9 @@ class Traits(NamedTuple):
 
 
 def draw_post(rng: random.Random) -> str:
-    """A post of four facts with different names and different verbs."""
+    """A post of four facts about different people."""
     names = rng.sample(NAMES, FACTS_PER_POST)
-    verbs = rng.sample(VERBS, FACTS_PER_POST)
-    return " ".join(f"{name} {verb} {rng.choice(USUAL_OBJECTS[verb])} ." for name, verb in zip(names, verbs, strict=True))
+    return " ".join(f"{name} {PEOPLE[name][0]} {rng.choice(PEOPLE[name][1])} ." for name in names)
 
 
 def draw_summary(rng: random.Random, post: str) -> str:
@@ -84,7 +85,7 @@ def draw_summary(rng: random.Random, post: str) -> str:
     for index in chosen:
         name, verb, thing = facts[index]
         if rng.random() < carelessness:
-            thing = rng.choice([other for other in USUAL_OBJECTS[verb] if other != thing])
+            thing = rng.choice([other for other in PEOPLE[name][1] if other != thing])
         if rng.random() < padding:
             words.append(rng.choice(FILLERS))
         words += [name, verb, thing, "."]
@@ -131,4 +132,4 @@ def _words(text: str) -> list[str]:
 
 
 def _is_fact(words: Fact) -> bool:
-    return words[0] in NAMES and words[1] in USUAL_OBJECTS and words[2] in OBJECTS
+    return words[0] in NAMES and words[1] in VERBS and words[2] in OBJECTS

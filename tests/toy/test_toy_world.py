@@ -1,0 +1,180 @@
+"""The embedded world: its texts, its votes, and that nothing but the texts themselves tells how a vote went."""
+
+import random
+
+import pytest
+
+from fedlight.toy import rows
+from fedlight.toy.clients import COMMON, OPPOSED, group_taste, population, utility, vote
+from fedlight.toy.oracle import Oracle
+from fedlight.toy.questions import QUESTIONS, answers
+from fedlight.toy.world import CHOICE_TEMPLATE, NAMES, PEOPLE, Traits, draw_post, draw_summary, facts_of, measure
+
+POST = "anna bakes bread . ben reads maps . carla keeps bees . dan plays chess ."
+
+
+@pytest.fixture(scope="module")
+def heldout() -> list[dict[str, str]]:
+    return rows("heldout", size=4000)
+
+
+def share(hits: list[bool]) -> float:
+    return sum(hits) / len(hits)
+
+
+def decided(votes: list[dict[str, str]]) -> list[dict[str, str]]:
+    return [row for row in votes if row["choice"] != "tie"]
+
+
+@pytest.mark.parametrize(
+    ("summary", "expected"),
+    [
+        ("kindly anna bakes bread . ben reads maps .", Traits(2, 0, 1, 0, 7, 0)),
+        ("duh anna bakes pies . literally ben reads poems .", Traits(0, 2, -1, 1, 8, 0)),
+        ("anna bakes bread . anna bakes bread .", Traits(1, 0, 0, 0, 6, 0)),
+        ("ben bakes bread", Traits(0, 1, 0, 0, 3, 0)),
+        ("anna bakes . bread", Traits(1, 0, 0, 0, 3, 0)),
+        ("anna anna xyz kindly", Traits(0, 0, 1, 0, 4, 3)),
+        ("", Traits(0, 0, 0, 0, 0, 0)),
+    ],
+)
+def test_traits_of_hand_written_summaries(summary: str, expected: Traits) -> None:
+    assert measure(POST, summary) == expected
+
+
+def test_own_texts_are_well_formed() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        post = draw_post(rng)
+        summary = draw_summary(rng, post)
+        assert len({name for name, _, _ in facts_of(post)}) == 4
+        traits = measure(post, summary)
+        assert traits.junk == 0
+        assert 1 <= traits.covered + traits.invented <= 4
+
+
+def test_an_invented_fact_is_as_plausible_as_a_true_one() -> None:
+    """Without its post no fact looks invented: whatever is stated is true about 7 times in 10."""
+    rng = random.Random(1)
+    stated: dict[str, list[bool]] = {}
+    for _ in range(8000):
+        post = draw_post(rng)
+        for name, verb, thing in facts_of(draw_summary(rng, post)):
+            assert verb == PEOPLE[name][0]
+            assert thing in PEOPLE[name][1]
+            stated.setdefault(thing, []).append(thing in post.split())
+    assert len(stated) == 3 * len(NAMES)
+    # 0.7 of some 500 facts with each object: four standard errors are 0.08
+    assert all(share(true) == pytest.approx(0.7, abs=0.085) for true in stated.values())
+
+
+@pytest.mark.parametrize("name", ["votes", "heldout", "prompts", "eval_prompts"])
+def test_rows_are_a_function_of_the_options(name: str) -> None:
+    options = {"num_clients": 5, "votes_per_client": 10, "size": 20}
+    first = rows(name, seed=3, **options)
+    assert first == rows(name, seed="3", **{option: str(value) for option, value in options.items()})
+    assert first != rows(name, seed=4, **options)
+
+
+def test_the_sets_share_no_post() -> None:
+    posts = [{row["prompt"] for row in rows(name)} for name in ("votes", "heldout", "prompts", "eval_prompts")]
+    assert len(set.union(*posts)) == sum(map(len, posts))
+    assert not posts[0] & {row["prompt"] for row in rows("heldout", seed=1)}
+
+
+def test_columns_and_clients() -> None:
+    votes = rows("votes")
+    assert set(votes[0]) == {"prompt", "response_a", "response_b", "choice", "client", "group"}
+    numbers = [sum(row["client"] == client for row in votes) for client in {row["client"] for row in votes}]
+    assert len(numbers) == 40
+    assert max(numbers) > 8 * min(numbers)
+    assert 0.01 < share([row["choice"] == "tie" for row in votes]) < 0.08
+    assert {row["group"] for row in votes} == set(OPPOSED)
+
+
+def test_position_tells_nothing(heldout: list[dict[str, str]]) -> None:
+    """4000 votes: four standard errors of a fair coin are 0.032."""
+    assert share([row["choice"] == "a" for row in decided(heldout)]) == pytest.approx(0.5, abs=0.032)
+    longer_first = share([len(row["response_a"].split()) > len(row["response_b"].split()) for row in heldout])
+    longer_second = share([len(row["response_a"].split()) < len(row["response_b"].split()) for row in heldout])
+    assert longer_first == pytest.approx(longer_second, abs=0.045)
+
+
+def test_no_name_of_a_client_or_group_is_in_a_text(heldout: list[dict[str, str]]) -> None:
+    words = {word for row in heldout for column in ("prompt", "response_a", "response_b") for word in row[column].split()}
+    assert not words & ({row["client"] for row in heldout} | set(OPPOSED) | {"a", "b", "A", "B"})
+
+
+def test_a_vote_without_noise_follows_the_taste() -> None:
+    better, worse = Traits(2, 0, 1, 0, 7, 0), Traits(1, 1, 0, 0, 6, 0)
+    assert utility(COMMON, better) == pytest.approx(2.4 + 1.2 - 1.05)
+    assert utility(COMMON, worse) == pytest.approx(1.2 - 1.6 - 0.9)
+    assert vote(random.Random(0), COMMON, better, worse, noise=0) == "a"
+    assert vote(random.Random(0), COMMON, worse, better, noise=0) == "b"
+    assert vote(random.Random(0), COMMON, worse, worse, noise=0) == "tie"
+
+
+def test_noise_is_that_of_bradley_and_terry() -> None:
+    """At a difference of 1 and scale 1 the first wins with probability 1 / (1 + e^-1) = 0.731, ties apart."""
+    rng = random.Random(0)
+    taste = (1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    choices = [vote(rng, taste, Traits(1, 0, 0, 0, 0, 0), Traits(0, 0, 0, 0, 0, 0), noise=1.0) for _ in range(20000)]
+    # P(difference > 0.15) = 1 / (1 + e^-0.85) = 0.7006; P(difference < -0.15) = 1 - 1 / (1 + e^-1.15) = 0.2405
+    assert choices.count("a") / 20000 == pytest.approx(0.7006, abs=0.013)
+    assert choices.count("b") / 20000 == pytest.approx(0.2405, abs=0.013)
+
+
+def test_opposition_moves_groups_from_the_common_taste_to_their_own() -> None:
+    halfway = group_taste("terse", 0.5)
+    assert halfway[2] == pytest.approx((1.2 - 1.2) / 2)
+    assert [voter.group for voter in population(0, 6, 10, 0.2)].count("warm") == 2
+    agreement = [Oracle(opposition=o).accuracy(rows("heldout", opposition=o)) for o in (0.0, 0.5, 1.0)]
+    assert agreement[0] > agreement[1] + 0.03 > agreement[2] + 0.06
+
+
+def test_simple_rules_are_clearly_worse_than_the_oracle(heldout: list[dict[str, str]]) -> None:
+    limit = Oracle().accuracy(heldout)
+
+    def rule(trait: str, sign: int) -> float:
+        hits = []
+        for row in decided(heldout):
+            a, b = (getattr(measure(row["prompt"], row[side]), trait) * sign for side in ("response_a", "response_b"))
+            hits.append(0.5 if a == b else float((a > b) == (row["choice"] == "a")))
+        return sum(hits) / len(hits)
+
+    assert 0.84 < limit < 0.93
+    assert Oracle().accuracy(heldout, personal=True) > limit
+    for trait, sign in [("words", 1), ("words", -1), ("covered", 1), ("invented", -1), ("polite", 1), ("filler", -1)]:
+        assert rule(trait, sign) < limit - 0.08
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sed": 1}, "toy option 'sed' does not exist: choose from seed, num_clients"),
+        ({"seed": "one"}, "toy option seed='one' is not a number"),
+        ({"opposition": 2}, r"toy option opposition=2.* between 0 and 1"),
+        ({"num_clients": 0}, "num_clients=0"),
+        ({"noise": -1}, "noise=-1"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, float | str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rows("votes", **options)
+
+
+def test_unknown_rows_are_named() -> None:
+    with pytest.raises(ValueError, match="toy rows 'vote' do not exist: choose from votes, heldout"):
+        rows("vote")
+
+
+def test_questions_and_their_answers() -> None:
+    found = answers(Traits(1, 2, 0, 1, 10, 0), Traits(2, 0, 1, 0, 7, 0))
+    assert list(found.values()) == ["A", "B", "A", "B", "A"]
+    assert list(found) == list(QUESTIONS)
+    assert answers(Traits(1, 0, 0, 0, 3, 0), Traits(1, 0, 0, 0, 3, 0)) == {}
+
+
+def test_what_is_better_is_never_asked_before_the_votes() -> None:
+    assert "better" in CHOICE_TEMPLATE
+    assert not any("better" in question for question in QUESTIONS)
