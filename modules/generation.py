@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -77,7 +78,9 @@ def complete(
     with own_stream(seed, causal_lm.device), eval_mode(causal_lm), torch.no_grad():
         read = _read_once(causal_lm, prompt_batch, copies, tokenizer.pad_token_id)
         tokens = causal_lm.generate(**read, generation_config=config)[:, prompt_batch["input_ids"].shape[1] :]
-    texts = [text.strip() for text in tokenizer.batch_decode(tokens, skip_special_tokens=True)]
+    ends = config.eos_token_id or []
+    written = [list(takewhile(lambda token: token not in ends, row)) for row in tokens.tolist()]
+    texts = [text.strip() for text in tokenizer.batch_decode(written, skip_special_tokens=True)]
     return [texts[row : row + copies] * (n // copies) for row in range(0, len(texts), copies)]
 
 

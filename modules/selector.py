@@ -54,6 +54,8 @@ class SelectorModule(LanguageModule):
         if self.network is not None:
             return
         super().configure_model()
+        # A decoder with a classification head finds its last token by the padding token.
+        self.causal_lm.config.pad_token_id = self.tokenizer.pad_token_id
         if self.options.head == "choice":
             self.choice_rows = torch.tensor(choice_tokens(self.tokenizer, self.options.choices), device="cpu")
             if any(weight.requires_grad for weight in self.causal_lm.get_output_embeddings().parameters()):

@@ -50,8 +50,8 @@ def text_keys(input_ids: Tensor, attention_mask: Tensor) -> list[int]:
         >>> same == shifted, same == other
         (True, False)
     """
-    rows = zip(input_ids.cpu(), attention_mask.cpu().bool(), strict=True)
-    return [joint_key(ids[used].to(torch.int64).numpy().tobytes()) for ids, used in rows]
+    rows = zip(input_ids.to("cpu", torch.int64).numpy(), attention_mask.bool().cpu().numpy(), strict=True)
+    return [joint_key(ids[used].tobytes()) for ids, used in rows]
 
 
 def joint_key(*parts: bytes | int) -> int:

@@ -4,7 +4,12 @@ import pytest
 import torch
 from peft import PeftModel
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
 
 from fedlight.modules.selector import SelectorModule, choice_tokens
 
@@ -36,7 +41,7 @@ def test_the_head_over_the_vocabulary_is_never_computed(llama, make_choice_batch
 
 
 def test_scaled_and_capped_heads(make_choice_batch, llama, tmp_path):
-    from transformers import AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
+    from transformers import Gemma2Config, Gemma2ForCausalLM
 
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -181,6 +186,17 @@ def test_a_classifiers_peft_folder_has_its_head(bert, make_choice_batch, tmp_pat
         loaded = PeftModel.from_pretrained(base, tmp_path).eval()
     logits = loaded(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     torch.testing.assert_close(logits, module.choice_logits(batch))
+
+
+def test_a_decoder_can_have_a_classifier(llama, make_choice_batch, tmp_path):
+    """Without a padding token in its config: then padding must not be read either."""
+    network = AutoModelForCausalLM.from_pretrained(llama)
+    network.config.pad_token_id = None
+    network.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(llama).save_pretrained(tmp_path)
+    module, batch = ready(str(tmp_path), head="classifier"), make_choice_batch()
+    alone = {name: part[2:, :7] for name, part in batch.items() if name != "labels"}
+    torch.testing.assert_close(module.choice_logits(batch)[2:], module.choice_logits(alone))
 
 
 def test_a_new_head_follows_from_the_seed(bert):
