@@ -1,6 +1,7 @@
 """Recipes: from the first stage to a table of results, in one process.
 
-A recipe is a YAML file in ``conf/recipes/`` with ``stages:`` (see ``fedlight.stages``) and the values that they share.
+A recipe is a YAML file in ``conf/recipes/`` with ``stages:`` (see ``fedlight.stages``) and the values that they share;
+the rows of its last stage are the results. A stage may be ``like:`` an earlier one, with changes.
 These refer to each other with ``${...}``; ``${run}`` is the folder of one seed's run and ``${seed}`` the seed. A second
 call does nothing that is done; a stage that was stopped goes on from its newest readable checkpoint, or from the
 predictions that it had written.
@@ -46,7 +47,7 @@ def _first_comment(file: Path) -> str:
 
 
 def load(name: str, overrides: list[str] | None = None) -> Recipe:
-    """Reads a recipe, with its ``base:`` recipe under it and ``KEY=VALUE`` overrides over it.
+    """Reads a recipe, with its the recipe that it ``extends:`` under it and ``KEY=VALUE`` overrides over it.
 
     Raises:
         ValueError: no such recipe, or an override of a value that the recipe does not have.
@@ -56,9 +57,9 @@ def load(name: str, overrides: list[str] | None = None) -> Recipe:
         known = ", ".join(sorted(f.stem for f in conf_path("recipes").glob("*.yaml")))
         raise ValueError(f"there is no recipe {name!r}: give one of {known}, or the path of a YAML file")
     recipe: Any = OmegaConf.to_container(OmegaConf.load(file))
-    if "base" in recipe:
-        base = load(str(file.parent / recipe.pop("base")))
-        recipe = OmegaConf.to_container(OmegaConf.merge(base, recipe))
+    if "extends" in recipe:
+        extended = load(str(file.parent / recipe.pop("extends")))
+        recipe = OmegaConf.to_container(OmegaConf.merge(extended, recipe))
     changes = OmegaConf.create(recipe)
     for item in overrides or []:
         key, equals, _ = item.partition("=")
@@ -97,7 +98,7 @@ def run(
         for stage in stages(recipe, output / f"seed{seed}", seed):
             done = stage.run()
             seconds += done["seconds"]
-            rows += [{**row, "seed": seed} for row in done["result"].get("rows", [])]
+        rows += [{**row, "seed": seed} for row in done["result"].get("rows", [])]
     from fedlight.results import show, versions
 
     results = {"recipe": Path(name).stem, "rows": rows, "seconds": round(seconds, 1), "versions": versions()}
@@ -110,13 +111,22 @@ def stages(recipe: Recipe, folder: Path, seed: int) -> list[Stage]:
     """The stages of one seed's run, in order; those with ``when: false`` are left out.
 
     Raises:
-        ValueError: a ``${...}`` that the recipe does not have.
+        ValueError: a ``${...}`` or a ``like:`` that the recipe does not have.
     """
+    OmegaConf.register_new_resolver(
+        "choose", lambda condition, yes, no: yes if condition else no, replace=True
+    )
     try:
         resolved: Any = OmegaConf.to_container(
             OmegaConf.create({**recipe, "run": str(folder), "seed": seed}), resolve=True
         )
     except OmegaConfBaseException as error:
         raise ValueError(f"the recipe refers to what it does not have: {error}") from None
-    wanted = {name: spec for name, spec in resolved["stages"].items() if spec.pop("when", True)}
-    return [Stage(name, folder / name, spec) for name, spec in wanted.items()]
+    specs: dict[str, Any] = {}
+    for name, spec in resolved["stages"].items():
+        like = spec.pop("like", None)
+        if like is not None and like not in specs:
+            raise ValueError(f"stage {name} is like {like!r}, which is no stage before it")
+        base = specs[like] if like else {}
+        specs[name] = {**base, **spec, "with": {**base.get("with", {}), **spec.get("with", {})}}
+    return [Stage(name, folder / name, spec) for name, spec in specs.items() if spec.pop("when", True)]

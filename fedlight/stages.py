@@ -69,8 +69,8 @@ class Stage:
 
     def _fingerprint(self) -> str:
         settings: list[Any] = [self.command, self.target, self.arguments]
-        if self.command != "call":
-            settings.append(conf_path(self.target).read_text())
+        named = [self.target, *self.arguments.values()]
+        settings += [conf_path(name).read_text() for name in named if _is_config(name)]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
     def _call(self) -> dict[str, Any]:
@@ -95,7 +95,13 @@ class Stage:
         return {"metrics": {key: float(value) for key, value in trainer.callback_metrics.items()}}
 
 
+def _is_config(value: Any) -> bool:
+    return isinstance(value, str) and value.endswith(".yaml") and conf_path(value).is_file()
+
+
 def _text(value: Any) -> str:
+    if _is_config(value):
+        return str(conf_path(value))
     return value if isinstance(value, str) else json.dumps(value)
 
 

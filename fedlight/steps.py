@@ -1,4 +1,4 @@
-"""The stages of recipes that are no Lightning command: labelling by vote, comparing with the toy world's oracle."""
+"""The stages of recipes that are no Lightning command: labelling by vote, merging, and the tables of results."""
 
 import json
 from pathlib import Path
@@ -57,25 +57,100 @@ def _write_labels(
     pairs: list[Comparison], log_probs: np.ndarray, skipped: int, output: str
 ) -> dict[str, Any]:
     rows, counts = label(pairs, log_probs)
-    Path(output).parent.mkdir(parents=True, exist_ok=True)
-    Path(output).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _write_rows(rows, output)
     return {
         "pairs": len(rows),
         "report": f"{counts}; {skipped:,} pairs of equal or empty completions skipped",
     }
 
 
-def compare_with_oracle(seed: int, tests: dict[str, str], answers: dict[str, str]) -> dict[str, Any]:
-    """The table of the toy world: accuracy of the selectors, win rate of the tuned models over the raw one.
+def _write_rows(rows: list[dict[str, Any]], output: str) -> None:
+    Path(output).parent.mkdir(parents=True, exist_ok=True)
+    Path(output).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def merge_adapter(model: str, adapter: str, output: str) -> None:
+    """Writes base and adapter as one model folder, for stages that put an adapter of their own on top.
+
+    Args:
+        model: hub name or folder of the base.
+        adapter: its PEFT folder.
+        output: the new model's folder.
+    """
+    from fedlight.modules.sft import SFTModule
+
+    module = SFTModule(model, adapter=adapter)
+    module.configure_model()
+    module.save_merged(output)
+
+
+def pair_answers(ours: str, theirs: str, output: str) -> dict[str, Any]:
+    """Puts two models' answers to the same prompts side by side, for a selector to compare.
+
+    Args:
+        ours: rows that ``completions.yaml`` wrote, one completion each; the first of the pair.
+        theirs: the other model's.
+        output: rows of the same form with two completions each.
+
+    Raises:
+        ValueError: the two answer every prompt alike.
+    """
+    rows = [
+        {"fields": a["fields"], "completions": [a["completions"][0], b["completions"][0]]}
+        for a, b in zip(load_rows(ours), load_rows(theirs), strict=True)
+    ]
+    different = sum(a != b for a, b in (row["completions"] for row in rows))
+    if not different:
+        raise ValueError(
+            f"{ours}: the tuned model answers all {len(rows)} prompts as the raw one does; raise dpo_lr or dpo_epochs"
+        )
+    _write_rows(rows, output)
+    return {"prompts": len(rows), "different": different}
+
+
+def compare_by_selector(
+    tests: dict[str, str], duel: str, votes: str, orders: Orders = "both"
+) -> dict[str, Any]:
+    """The table where nobody but the selector can judge.
+
+    A model tuned on a selector's labels may please that selector without being better: read ``win_rate_by_selector`` as
+    how well the tuning worked, and let somebody else judge the answers.
+
+    Args:
+        tests: method -> folder of the stage that tested its selector; ``raw`` first, the tuned method second.
+        duel: the tuned model's and the raw model's answers, from ``pair_answers``.
+        votes: what the selector says of them.
+        orders: as in the votes.
+
+    Returns:
+        ``rows``, one per method: ``selector_accuracy`` on held-out votes and ``win_rate_by_selector`` against raw.
+    """
+    rows = load_rows(duel)
+    pairs, _ = form_pairs(rows, duel)
+    log_probs = gather(load_rows(votes), len(pairs), orders)
+    read = log_probs[~np.isnan(log_probs).any(axis=1)]
+    alike = [0.0] * (len(rows) - len(pairs))
+    won = win_rate([*read[:, 0].tolist(), *alike], [*read[:, 1].tolist(), *alike])
+    raw, tuned = tests
+    return {
+        "rows": [
+            {"method": raw, "selector_accuracy": _accuracy(tests[raw]), "win_rate_by_selector": 0.5},
+            {"method": tuned, "selector_accuracy": _accuracy(tests[tuned]), "win_rate_by_selector": won},
+        ]
+    }
+
+
+def compare_with_oracle(seed: int, results: str, answers: dict[str, str]) -> dict[str, Any]:
+    """The table of the toy world: what the oracle, who knows every client's taste, says of the answers.
 
     Args:
         seed: of the toy world.
-        tests: method -> folder of the stage that tested its selector.
+        results: folder of the stage that called ``compare_by_selector``; its rows are taken over.
         answers: method -> file of its answers to the evaluation prompts; ``raw`` is what the others are compared with.
 
     Returns:
-        ``rows``, one per method: ``selector_accuracy`` on held-out votes, ``win_rate_vs_raw`` and ``utility`` by the
-        oracle. The oracle's own accuracy is what the noise of the votes leaves possible for one taste.
+        ``rows``, one per method, with ``win_rate_vs_raw`` and mean ``utility``; and one for the oracle, whose accuracy is
+        what the noise of the votes leaves possible for one taste, and whose labels are the ceiling of the tuning.
     """
     oracle = Oracle(seed)
     utilities = {
@@ -86,13 +161,15 @@ def compare_with_oracle(seed: int, tests: dict[str, str], answers: dict[str, str
         ]
         for method, file in answers.items()
     }
-    accuracy = {method: _accuracy(folder) for method, folder in tests.items()}
-    accuracy["oracle"] = oracle.accuracy(toy_rows("heldout", seed=seed))
+    known = {row["method"]: row for row in _result(results)["rows"]}
+    known["oracle"] = {
+        "method": "oracle",
+        "selector_accuracy": oracle.accuracy(toy_rows("heldout", seed=seed)),
+    }
     return {
         "rows": [
             {
-                "method": method,
-                "selector_accuracy": accuracy.get(method),
+                **known[method],
                 "win_rate_vs_raw": win_rate(scores, utilities["raw"]),
                 "utility": float(np.mean(scores)),
             }
@@ -101,6 +178,11 @@ def compare_with_oracle(seed: int, tests: dict[str, str], answers: dict[str, str
     }
 
 
+def _result(folder: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((Path(folder) / "done.json").read_text())["result"]
+    return result
+
+
 def _accuracy(folder: str) -> float:
-    metrics: dict[str, float] = json.loads((Path(folder) / "done.json").read_text())["result"]["metrics"]
-    return metrics["test/accuracy"]
+    accuracy: float = _result(folder)["metrics"]["test/accuracy"]
+    return accuracy
