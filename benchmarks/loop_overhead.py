@@ -1,7 +1,8 @@
 """What the federated loop costs: a round through Lightning against the same steps in a hand-written torch loop.
 
 Both train the same model on the same batches, alternating within one run, so that a noisy machine disturbs both alike;
-reported is the median of the ratios of neighbouring rounds. A second part measures peak memory against the number of clients at a fixed cohort.
+reported is the median of the ratios of neighbouring rounds. A second part measures peak memory against the number of
+clients at a fixed cohort.
 
 Run: python benchmarks/loop_overhead.py [--rounds 6]
 """
@@ -153,7 +154,7 @@ def peak_memory(clients: int) -> None:
         enable_model_summary=False,
         callbacks=[FederatedLoop(clients_per_round=COHORT, local_steps=STEPS)],
     )
-    split = [rows for rows in np.array_split(np.arange(20_000), clients)]
+    split = np.array_split(np.arange(20_000), clients)
     wrapper = FederatedWrapper(data, lambda dataset: {str(i): rows for i, rows in enumerate(split)})
     trainer.fit(Net(256, full=False), datamodule=wrapper)
     peak = next(
