@@ -29,12 +29,15 @@ class FederatedDataModule(L.LightningDataModule):
     Attributes:
         train_set: all clients' training examples, pooled.
         client_indices: client id -> indices into ``train_set``.
+        examples_together: so many neighbours in ``client_indices`` share a training batch; divides each client's number
+            of examples, and ``batch_size``.
         train_lengths: tokens of each example of ``train_set``, or None where length means nothing.
         skip_predict_batches: prediction batches that an interrupted run has finished already.
     """
 
     train_set: Dataset
     client_indices: ClientIndices
+    examples_together: int = 1
     train_lengths: np.ndarray | None = None
     val_set: Dataset | None = None
     val_client_indices: ClientIndices | None = None
@@ -70,7 +73,9 @@ class FederatedDataModule(L.LightningDataModule):
         """The round's plan, made when the training set is ready."""
         if self._plan is None:
             lengths = self.train_lengths if self.bucket else None
-            self._plan = RoundPlan(self.client_indices, self.batch_size, self.seed, lengths)
+            self._plan = RoundPlan(
+                self.client_indices, self.batch_size, self.seed, lengths, self.examples_together
+            )
         return self._plan
 
     def client_sizes(self) -> dict[str, int]:
@@ -89,7 +94,13 @@ class FederatedDataModule(L.LightningDataModule):
         """The round's batches, or without a federated loop one pass over the pooled set, new in each epoch."""
         if self.plan.visits is not None:
             return self._loader(self.train_set, self.plan.sampler())
-        pooled = PooledSampler(len(self.train_set), self.batch_size, self.seed, self.plan.lengths)  # type: ignore[arg-type]
+        pooled = PooledSampler(
+            len(self.train_set),  # type: ignore[arg-type]
+            self.batch_size,
+            self.seed,
+            self.plan.lengths,
+            self.examples_together,
+        )
         return self._loader(self.train_set, pooled)
 
     def val_dataloader(self) -> DataLoader | list:

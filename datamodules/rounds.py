@@ -18,6 +18,7 @@ def visit_batches(
     batch_size: int,
     seed: int,
     lengths: np.ndarray | None = None,
+    together: int = 1,
 ) -> list[list[int]]:
     """The batches of one visit: the client's examples in passes, each pass newly shuffled.
 
@@ -31,21 +32,25 @@ def visit_batches(
         batch_size: examples per batch, at most.
         seed: of the order.
         lengths: tokens of every example of the pooled set, or None for no bucketing.
+        together: so many neighbours in ``indices`` are drawn as one and share a batch.
 
     Example:
         >>> visit_batches(np.array([7, 8, 9]), num_batches=2, batch_size=8, seed=0)
         [[9, 7, 8], [9, 8, 7]]
+        >>> visit_batches(np.array([4, 5, 6, 7, 8, 9]), num_batches=1, batch_size=4, seed=0, together=2)
+        [[8, 9, 4, 5]]
     """
     generator = np.random.default_rng(seed)
-    size = min(batch_size, len(indices))
-    per_pass = len(indices) // size
+    groups = indices.reshape(-1, together)
+    size = min(batch_size // together, len(groups))
+    per_pass = len(groups) // size
     batches: list[np.ndarray] = []
     while len(batches) < num_batches:
         wanted = min(per_pass, num_batches - len(batches))
-        drawn = generator.permutation(indices)[: wanted * size]
+        drawn = generator.permutation(groups)[: wanted * size]
         if lengths is not None:
-            drawn = drawn[np.argsort(lengths[drawn], kind="stable")]
-        batches += [drawn[i * size : (i + 1) * size] for i in generator.permutation(wanted)]
+            drawn = drawn[np.argsort(lengths[drawn[:, 0]], kind="stable")]
+        batches += [drawn[i * size : (i + 1) * size].reshape(-1) for i in generator.permutation(wanted)]
     return [batch.tolist() for batch in batches]
 
 
@@ -72,15 +77,22 @@ class RoundPlan:
         batch_size: examples per batch, at least 1.
         seed: of the order of the examples.
         lengths: tokens of every example of the pooled set, for length bucketing.
+        together: so many neighbours among a client's indices share a batch.
     """
 
     def __init__(
-        self, client_indices: ClientIndices, batch_size: int, seed: int, lengths: np.ndarray | None = None
+        self,
+        client_indices: ClientIndices,
+        batch_size: int,
+        seed: int,
+        lengths: np.ndarray | None = None,
+        together: int = 1,
     ) -> None:
         self.client_indices = client_indices
         self.batch_size = batch_size
         self.seed = seed
         self.lengths = lengths
+        self.together = together
         self.visits: Sequence[Visit] | None = None
         self.round_idx = 0
 
@@ -103,7 +115,9 @@ class RoundPlan:
         for visit in self.visits or ():
             seed = derive_seed(self.seed, "order", self.round_idx, visit.client_id, visit.split)
             indices = self.client_indices[visit.client_id]
-            batches += visit_batches(indices, visit.num_batches, self.batch_size, seed, self.lengths)
+            batches += visit_batches(
+                indices, visit.num_batches, self.batch_size, seed, self.lengths, self.together
+            )
         return RoundSampler(batches)
 
 
@@ -111,12 +125,18 @@ class PooledSampler(Sampler[list[int]]):
     """Batches of one pass over all examples, shuffled anew for each epoch that Lightning announces."""
 
     def __init__(
-        self, num_examples: int, batch_size: int, seed: int, lengths: np.ndarray | None = None
+        self,
+        num_examples: int,
+        batch_size: int,
+        seed: int,
+        lengths: np.ndarray | None = None,
+        together: int = 1,
     ) -> None:
         self.indices = np.arange(num_examples)
         self.batch_size = batch_size
         self.seed = seed
         self.lengths = lengths
+        self.together = together
         self.epoch = 0
         self.sampler = self  # Lightning looks here for set_epoch
 
@@ -127,7 +147,9 @@ class PooledSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """The epoch's batches."""
         seed = derive_seed(self.seed, "pooled", self.epoch)
-        return iter(visit_batches(self.indices, len(self), self.batch_size, seed, self.lengths))
+        return iter(
+            visit_batches(self.indices, len(self), self.batch_size, seed, self.lengths, self.together)
+        )
 
     def __len__(self) -> int:
         """Full batches in a pass, at least 1."""

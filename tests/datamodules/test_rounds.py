@@ -74,3 +74,15 @@ def test_pooled_order_is_new_in_each_epoch_and_repeatable():
 @pytest.mark.parametrize(("size", "expected"), [(3, 1), (8, 1), (17, 2)])
 def test_batches_in_one_pass(size, expected):
     assert RoundPlan({"a": np.arange(size)}, batch_size=8, seed=0).num_batches("a") == expected
+
+
+def test_neighbours_stay_together_in_visits_and_in_pooled_batches():
+    lengths = np.repeat([9, 5, 7, 5, 8, 6], 2)
+    plan = RoundPlan({"u": np.arange(12)}, batch_size=4, seed=0, lengths=lengths, together=2)
+    plan.set([Visit("u", 5)], round_idx=0)
+    pooled = list(PooledSampler(12, 4, seed=0, lengths=lengths, together=2))
+    for batch in [*plan.sampler(), *pooled]:
+        assert len(batch) == 4
+        assert [index + 1 for index in batch[::2]] == batch[1::2]
+        assert all(index % 2 == 0 for index in batch[::2])
+    assert sorted(sum(pooled, [])) == list(range(12))
