@@ -13,8 +13,7 @@ import torch
 
 from fedlight.federation.seeding import derive_seed
 from fedlight.toy import MODEL, world
-from fedlight.toy.pretrain import BETTER
-from fedlight.toy.questions import QUESTIONS, answers, name_questions
+from fedlight.toy.exercises import BETTER, QUESTIONS, answers, name_questions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

@@ -1,11 +1,12 @@
 """Makes the tiny language model of the embedded world: ``python -m fedlight.toy.pretrain --output DIR``.
 
-A Llama of some 0.7 M parameters with a word-level tokenizer is trained from nothing on the world's text alone, half of
-every step on summaries of posts (it learns to write them, good and bad), half on neutral comparisons of two summaries
-(it learns to read them). No client, taste, vote or utility is seen here. See README.md for what came out.
+A Llama of some 0.4 M parameters with a word-level tokenizer is trained from nothing on the world's text alone: on
+summaries of posts (it learns to write them, good and bad) and on neutral exercises about pairs of summaries (it learns
+to read them). No client, taste, vote or utility is seen here. See README.md for what came out.
 """
 
 import argparse
+import math
 import random
 import time
 from pathlib import Path
@@ -17,175 +18,138 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedlight.federation.seeding import derive_seed
-from fedlight.toy import world
-from fedlight.toy.questions import QUESTIONS, answers, ask, name_questions
+from fedlight.toy.exercises import JUDGEMENTS, check_text, pair_text, summary_text
+from fedlight.toy.network import make_model, make_tokenizer
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
-
-SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-QUESTIONS_PER_PAIR = 6
 
 
 class Schedule(NamedTuple):
     """How long and how fast to train.
 
     Attributes:
-        steps: optimizer steps; the learning rate warms up over 200 and falls to zero along a cosine.
-        writing_steps: the first steps, with 32 summaries to write and nothing else: copying comes first.
+        steps: optimizer steps; the learning rate warms up over 100 and falls to zero along a cosine.
+        writing_steps: the first steps, without pairs: words and facts come first.
         lr: peak learning rate of AdamW.
+        seed: of the first weights and of all texts.
     """
 
-    steps: int = 6000
-    writing_steps: int = 600
+    steps: int = 2400
+    writing_steps: int = 400
     lr: float = 3e-3
+    seed: int = 0
 
 
-def make_tokenizer() -> "PreTrainedTokenizerFast":
-    """One token per word or punctuation mark of the world, joined by blanks when decoded."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+class Batch(NamedTuple):
+    """Token ids and what is to be learned of them, each ``(batch, tokens)``; labels are -100 elsewhere.
 
-    vocabulary = {word: index for index, word in enumerate([*SPECIAL.values(), *_words_of_the_world()])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL["unk_token"]))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, model_max_length=256, **SPECIAL
-    )
+    Attributes:
+        ids: the texts, padded on the right.
+        written: labels on the words of summaries, and on what ends them.
+        answered: labels on the letters that answer a question.
+        judged: labels on tallies' values and on marks.
+    """
 
-
-def make_model(tokenizer: "PreTrainedTokenizerFast", seed: int) -> "LlamaForCausalLM":
-    """The untrained model: four layers of width 128."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        max_position_embeddings=256,
-        initializer_range=0.05,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    return LlamaForCausalLM(config)
-
-
-def summary_text(rng: random.Random) -> str:
-    """A post and a summary of it, ready for the tokenizer, with the end of the text."""
-    post = world.draw_post(rng)
-    prompt = world.GENERATION_TEMPLATE.format(prompt=post)
-    return f"{prompt} {world.draw_summary(rng, post)} {SPECIAL['eos_token']}"
-
-
-def pair_text(rng: random.Random) -> str:
-    """A post, two summaries and up to six questions about them with their answers, in the selector's format."""
-    post = world.draw_post(rng)
-    a, b = world.draw_summary(rng, post), world.draw_summary(rng, post)
-    asked = ask(rng, answers(world.measure(post, a), world.measure(post, b)), QUESTIONS_PER_PAIR - 1)
-    asked += ask(rng, name_questions(a, b), QUESTIONS_PER_PAIR - len(asked))
-    rng.shuffle(asked)
-    filled = world.CHOICE_TEMPLATE.format(prompt=post, response_a=a, response_b=b)
-    text, slot = filled.split(BETTER)
-    return text + "\n".join(f"{question}{slot} {answer}" for question, answer in asked)
-
-
-BETTER = "which is better ?"
+    ids: Tensor
+    written: Tensor
+    answered: Tensor
+    judged: Tensor
 
 
 class Reader:
-    """Turns texts into batches with their two kinds of targets."""
+    """Turns texts into batches."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
         self._tokenizer = tokenizer
         self._id = tokenizer.convert_tokens_to_ids
+        self._judgements = self._id(list(JUDGEMENTS))
+        self._openings = self._id(["SUMMARY", "CHECK", "A"])
 
-    def summaries(self, texts: list[str]) -> tuple[Tensor, Tensor]:
-        """Token ids and labels ``(batch, tokens)``: what follows ``SUMMARY :`` is learned."""
-        ids = self._encode(texts)
-        start = (ids == self._id("SUMMARY")).argmax(1)[:, None] + 2
-        learned = (np.arange(ids.shape[1]) >= start) & (ids != self._tokenizer.pad_token_id)
-        return torch.from_numpy(ids), torch.from_numpy(np.where(learned, ids, -100))
-
-    def pairs(self, texts: list[str]) -> tuple[Tensor, Tensor, Tensor]:
-        """Token ids, labels of both summaries' words and labels of the answers, each ``(batch, tokens)``."""
-        ids = self._encode(texts)
+    def batch(self, texts: list[str]) -> Batch:
+        """Encodes texts of any kind."""
+        encoded = self._tokenizer(texts, padding=True, padding_side="right", return_tensors="np", add_special_tokens=False)
+        ids = encoded["input_ids"]
         position = np.arange(ids.shape[1])
-        first, end = (ids == self._id("A")).argmax(1)[:, None] + 2, (ids == self._id("which")).argmax(1)[:, None]
-        written = (position >= first) & (position < end)
-        answered = np.zeros_like(written)
+        start = np.isin(ids, self._openings).argmax(1)[:, None] + 2
+        asked = ids == self._id("which")
+        end = np.where(asked.any(1), asked.argmax(1), ids.shape[1])[:, None]
+        judged = np.isin(ids, self._judgements)
+        answered = np.zeros_like(judged)
         answered[:, 2:] = ids[:, :-2] == self._id("CHOICE")
-        return torch.from_numpy(ids), *(torch.from_numpy(np.where(mask, ids, -100)) for mask in (written, answered))
-
-    def _encode(self, texts: list[str]) -> np.ndarray:
-        encoded = self._tokenizer(texts, padding=True, return_tensors="np", add_special_tokens=False)
-        return encoded["input_ids"]
+        inside = (position >= start) & (position < end) & (ids != self._tokenizer.pad_token_id)
+        masks = (inside & ~judged, answered, judged)
+        return Batch(torch.from_numpy(ids), *(torch.from_numpy(np.where(mask, ids, -100)) for mask in masks))
 
 
-def step_loss(model: "LlamaForCausalLM", reader: Reader, rng: random.Random, pairs: bool) -> tuple[Tensor, ...]:
-    """Losses of one step: words of written summaries and, with pairs, words of compared ones and answers."""
-    ids, labels = reader.summaries([summary_text(rng) for _ in range(8 if pairs else 32)])
-    writing = _cross_entropy(model(input_ids=ids).logits, labels)
-    if not pairs:
-        return (writing,)
-    ids, read, answered = reader.pairs([pair_text(rng) for _ in range(24)])
-    logits = model(input_ids=ids).logits
-    return writing, _cross_entropy(logits, read), _cross_entropy(logits, answered)
+def draw_texts(rng: random.Random, pairs: bool) -> list[list[str]]:
+    """The two lists of texts of one step: single summaries, half of them checked, and pairs, every third checked."""
+    count = 8 if pairs else 24
+    singles = [summary_text(rng) for _ in range(count)] + [check_text(rng) for _ in range(count)]
+    return [singles, [pair_text(rng, mark=index % 3 == 0) for index in range(24)]] if pairs else [singles]
 
 
-def pretrain(schedule: Schedule, seed: int, report_every: int = 100) -> "tuple[LlamaForCausalLM, PreTrainedTokenizerFast]":
-    """Trains the model from nothing; a function of its arguments on one machine."""
+def losses(model: "LlamaForCausalLM", batch: Batch) -> dict[str, Tensor]:
+    """Mean cross-entropy of each kind of label that the batch has."""
+    logits = model(input_ids=batch.ids).logits[:, :-1].flatten(0, 1)
+    kinds = {kind: getattr(batch, kind)[:, 1:].flatten() for kind in ("written", "answered", "judged")}
+    return {
+        kind: functional.cross_entropy(logits, labels, ignore_index=-100)
+        for kind, labels in kinds.items()
+        if (labels >= 0).any()
+    }
+
+
+def pretrain(schedule: Schedule, output: Path, save_every: int = 250) -> None:
+    """Trains the model from nothing and saves it with its tokenizer; a function of the schedule on one machine."""
     tokenizer = make_tokenizer()
-    model = make_model(tokenizer, derive_seed(seed, "toy", "init")).train()
-    reader, rng = Reader(tokenizer), random.Random(derive_seed(seed, "toy", "pretrain"))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=schedule.lr, betas=(0.9, 0.98), weight_decay=0.05)
-    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _warmup_cosine(step, schedule.steps))
+    model = make_model(tokenizer, derive_seed(schedule.seed, "toy", "first weights")).train()
+    reader, rng = Reader(tokenizer), random.Random(derive_seed(schedule.seed, "toy", "texts"))
+    optimizer = torch.optim.AdamW(_decayed(model), lr=schedule.lr, betas=(0.9, 0.98))
+    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warmup_cosine(step, schedule.steps))
     start = time.perf_counter()
-    for step in range(schedule.steps):
-        losses = step_loss(model, reader, rng, pairs=step >= schedule.writing_steps)
+    tokenizer.save_pretrained(output)
+    for step in range(1, schedule.steps + 1):
+        texts = draw_texts(rng, pairs=step > schedule.writing_steps)
+        found = [losses(model, reader.batch(kind)) for kind in texts]
         optimizer.zero_grad()
-        sum(losses, torch.zeros(())).backward()
+        torch.stack([loss for kinds in found for loss in kinds.values()]).sum().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         rate.step()
-        if step % report_every == 0:
-            shown = " ".join(f"{loss.item():.3f}" for loss in losses)
-            print(f"step {step}: writing, reading, answers {shown} ({time.perf_counter() - start:.0f} s)", flush=True)
-    return model.eval(), tokenizer
+        if step % 50 == 0:
+            shown = " | ".join(" ".join(f"{kind} {loss.item():.3f}" for kind, loss in kinds.items()) for kinds in found)
+            print(f"step {step}: {shown} ({time.perf_counter() - start:.0f} s)", flush=True)
+        if step % save_every == 0 or step == schedule.steps:
+            model.save_pretrained(output)
+
+
+def warmup_cosine(step: int, steps: int, warmup: int = 100) -> float:
+    """The share of the peak learning rate at a step.
+
+    Example:
+        >>> warmup_cosine(49, 1100), warmup_cosine(100, 1100), warmup_cosine(600, 1100), warmup_cosine(1100, 1100)
+        (0.5, 1.0, 0.5, 0.0)
+    """
+    progress = min(1.0, max(0, step - warmup) / max(1, steps - warmup))
+    return round(min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * progress)), 12)
 
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Pretrain the tiny language model of the embedded world.")
     parser.add_argument("--output", type=Path, required=True, help="folder for the model and its tokenizer")
-    parser.add_argument("--steps", type=int, default=Schedule().steps)
-    parser.add_argument("--lr", type=float, default=Schedule().lr)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    model, tokenizer = pretrain(Schedule(steps=arguments.steps, lr=arguments.lr), arguments.seed)
-    model.save_pretrained(arguments.output)
-    tokenizer.save_pretrained(arguments.output)
+    for name, default in Schedule()._asdict().items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    arguments = vars(parser.parse_args())
+    pretrain(output=arguments.pop("output"), schedule=Schedule(**arguments))
 
 
-def _words_of_the_world() -> list[str]:
-    templates = world.GENERATION_TEMPLATE + world.CHOICE_TEMPLATE + " ".join(QUESTIONS) + "which names A B ."
-    for field in ("{prompt}", "{response_a}", "{response_b}"):
-        templates = templates.replace(field, " ")
-    spoken = [*world.NAMES, *world.VERBS, *world.OBJECTS, *world.POLITE, *world.RUDE, *world.FILLERS]
-    return list(dict.fromkeys([*templates.replace(":", " : ").split(), *spoken]))
-
-
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
-
-
-def _warmup_cosine(step: int, steps: int, warmup: int = 200) -> float:
-    progress = min(1.0, max(0, step - warmup) / max(1, steps - warmup))
-    return min(1.0, (step + 1) / warmup) * 0.5 * (1 + float(np.cos(np.pi * progress)))
+def _decayed(model: "LlamaForCausalLM") -> list[dict[str, object]]:
+    # Biases and norms are spared: the heads with a start (see network.py) live in their biases.
+    matrices = [weight for weight in model.parameters() if weight.ndim > 1]
+    vectors = [weight for weight in model.parameters() if weight.ndim < 2]
+    return [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
 
 
 if __name__ == "__main__":

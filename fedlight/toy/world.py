@@ -10,7 +10,6 @@ Everything is text of lower-case words and full stops separated by blanks, so it
 """
 
 import random
-import re
 from typing import NamedTuple
 
 PEOPLE = {
@@ -22,14 +21,11 @@ PEOPLE = {
     "finn": ("reads", ("poems", "maps", "letters")),
     "gina": ("builds", ("towers", "bridges", "sheds")),
     "hugo": ("keeps", ("goats", "bees", "hens")),
-    "ida": ("cooks", ("soup", "rice", "stew")),
-    "jack": ("plays", ("chess", "drums", "cards")),
-    "kira": ("draws", ("trees", "horses", "ships")),
-    "leo": ("studies", ("stars", "rocks", "birds")),
 }
 NAMES = tuple(PEOPLE)
 VERBS = tuple(verb for verb, _ in PEOPLE.values())
 OBJECTS = tuple(thing for _, things in PEOPLE.values() for thing in things)
+_VERBS, _OBJECTS = frozenset(VERBS), frozenset(OBJECTS)
 POLITE = ("kindly", "gladly")
 RUDE = ("duh", "ugh")
 FILLERS = ("basically", "honestly", "literally")
@@ -52,7 +48,7 @@ class Traits(NamedTuple):
         invented: different facts it states that are not in the post.
         polite: 1 with a polite word, -1 with a rude one, 0 with neither or both.
         filler: filler words.
-        words: words of any kind; full stops do not count.
+        words: words of any kind, other marks included; full stops do not count.
         junk: words that belong to no fact and are neither style nor filler (a world's own summaries have none).
     """
 
@@ -128,8 +124,8 @@ def measure(post: str, summary: str) -> Traits:
 
 
 def _words(text: str) -> list[str]:
-    return re.findall(r"\w+", text)
+    return text.replace(".", " ").split()
 
 
 def _is_fact(words: Fact) -> bool:
-    return words[0] in NAMES and words[1] in VERBS and words[2] in OBJECTS
+    return words[0] in PEOPLE and words[1] in _VERBS and words[2] in _OBJECTS

@@ -4,7 +4,7 @@ import pytest
 
 from fedlight.toy.oracle import Oracle
 
-POST = "anna bakes bread . ben reads maps . carla keeps bees . dan plays chess ."
+POST = "anna bakes bread . ben reads maps . carla keeps bees . dan fixes clocks ."
 
 
 def test_better_summaries_are_worth_more() -> None:

@@ -7,15 +7,15 @@ import pytest
 from fedlight.toy import rows
 from fedlight.toy.clients import COMMON, OPPOSED, group_taste, population, utility, vote
 from fedlight.toy.oracle import Oracle
-from fedlight.toy.questions import QUESTIONS, answers
+from fedlight.toy.exercises import QUESTIONS, answers
 from fedlight.toy.world import CHOICE_TEMPLATE, NAMES, PEOPLE, Traits, draw_post, draw_summary, facts_of, measure
 
-POST = "anna bakes bread . ben reads maps . carla keeps bees . dan plays chess ."
+POST = "anna bakes bread . ben reads maps . carla keeps bees . dan fixes clocks ."
 
 
 @pytest.fixture(scope="module")
 def heldout() -> list[dict[str, str]]:
-    return rows("heldout", size=4000)
+    return rows("heldout", size=3000)
 
 
 def share(hits: list[bool]) -> float:
@@ -93,11 +93,11 @@ def test_columns_and_clients() -> None:
 
 
 def test_position_tells_nothing(heldout: list[dict[str, str]]) -> None:
-    """4000 votes: four standard errors of a fair coin are 0.032."""
-    assert share([row["choice"] == "a" for row in decided(heldout)]) == pytest.approx(0.5, abs=0.032)
+    """3000 votes: four standard errors of a fair coin are 0.037."""
+    assert share([row["choice"] == "a" for row in decided(heldout)]) == pytest.approx(0.5, abs=0.037)
     longer_first = share([len(row["response_a"].split()) > len(row["response_b"].split()) for row in heldout])
     longer_second = share([len(row["response_a"].split()) < len(row["response_b"].split()) for row in heldout])
-    assert longer_first == pytest.approx(longer_second, abs=0.045)
+    assert longer_first == pytest.approx(longer_second, abs=0.052)
 
 
 def test_no_name_of_a_client_or_group_is_in_a_text(heldout: list[dict[str, str]]) -> None:

@@ -1,0 +1,124 @@
+"""The texts of the tiny language model's pretraining: summaries to write, and neutral exercises in reading them.
+
+A large language model comes able to read two answers and say which is the longer one; a tiny one has to be taught that.
+There are comparisons in the selector's own format ("which is longer ?", the answer is a letter), tallies of one of two
+summaries ("A covers 2"), and checked summaries, with "right" or "wrong" behind every fact.
+Each exercise is about one trait; none says whether more of it is better.
+"""
+
+import random
+from collections.abc import Callable
+
+from fedlight.toy.world import (
+    CHOICE_TEMPLATE,
+    GENERATION_TEMPLATE,
+    NAMES,
+    OBJECTS,
+    Traits,
+    draw_post,
+    draw_summary,
+    facts_of,
+    measure,
+)
+
+BETTER = "which is better ?"
+END = "</s>"
+MARKERS = ("POST", "SUMMARY", "CHECK", "A", "B", "which")
+SPOKEN = tuple("is better YOUR CHOICE longer covers more invents kinder rambles names words sounds".split())
+JUDGEMENTS = (*map(str, range(18)), "rude", "plain", "kind", "right", "wrong", "silent")
+
+QUESTIONS_PER_PAIR = 3
+TALLIES_PER_PAIR = 10
+
+# question -> the number of which the greater one is the answer
+QUESTIONS: dict[str, Callable[[Traits], int]] = {
+    "which is longer ?": lambda traits: traits.words,
+    "which covers more ?": lambda traits: traits.covered,
+    "which invents more ?": lambda traits: traits.invented,
+    "which is kinder ?": lambda traits: traits.polite,
+    "which rambles more ?": lambda traits: traits.filler,
+}
+
+
+def answers(traits_a: Traits, traits_b: Traits) -> dict[str, str]:
+    """Every question that has an answer for these two, with it; a draw has none.
+
+    Example:
+        >>> from fedlight.toy.world import Traits
+        >>> found = answers(Traits(1, 0, 1, 0, 4, 0), Traits(1, 1, 1, 0, 7, 0))
+        >>> found["which is longer ?"], found["which invents more ?"], "which is kinder ?" in found
+        ('B', 'B', False)
+    """
+    scored = {question: (score(traits_a), score(traits_b)) for question, score in QUESTIONS.items()}
+    return {question: "A" if a > b else "B" for question, (a, b) in scored.items() if a != b}
+
+
+def name_questions(summary_a: str, summary_b: str) -> dict[str, str]:
+    """``which names anna ?`` for every name that one of the two mentions and the other does not.
+
+    Example:
+        >>> name_questions("anna bakes pies .", "anna bakes pies . ben reads maps .")
+        {'which names ben ?': 'B'}
+    """
+    in_a, in_b = ({name for name, _, _ in facts_of(summary)} for summary in (summary_a, summary_b))
+    return {f"which names {name} ?": "A" if name in in_a else "B" for name in NAMES if (name in in_a) != (name in in_b)}
+
+
+def tallies(letter: str, post: str, summary: str) -> list[tuple[str, str]]:
+    """What can be said of one of two summaries: pairs of an opening and the one word that completes it.
+
+    Example:
+        >>> said = dict(tallies("B", "anna paints walls . ben bakes pies .", "kindly anna paints doors ."))
+        >>> said["B covers"], said["B anna"], said["B ben"]
+        ('0', 'wrong', 'silent')
+    """
+    traits, stated, true = measure(post, summary), facts_of(summary), set(facts_of(post))
+    counts = {"words": traits.words, "covers": traits.covered, "invents": traits.invented, "rambles": traits.filler}
+    said = [(f"{letter} {what}", str(count)) for what, count in counts.items()]
+    said.append((f"{letter} sounds", ("rude", "plain", "kind")[traits.polite + 1]))
+    judged = {fact[0]: "right" if fact in true else "wrong" for fact in stated}
+    return said + [(f"{letter} {name}", judged.get(name, "silent")) for name, _, _ in facts_of(post)]
+
+
+def ask(rng: random.Random, found: dict[str, str], count: int) -> list[tuple[str, str]]:
+    """Up to ``count`` of the questions in random order, each with its answer."""
+    return rng.sample(sorted(found.items()), min(count, len(found)))
+
+
+def summary_text(rng: random.Random) -> str:
+    """A post and a summary of it, as the model is to write it when prompted with `GENERATION_TEMPLATE`."""
+    post = draw_post(rng)
+    return f"{GENERATION_TEMPLATE.format(prompt=post)} {draw_summary(rng, post)} {END}"
+
+
+def check_text(rng: random.Random) -> str:
+    """A post and a checked summary; its opening differs from a summary's, so the model does not write marks into those."""
+    post = draw_post(rng)
+    opening = GENERATION_TEMPLATE.format(prompt=post).replace("SUMMARY", "CHECK")
+    return f"{opening} {checked(post, draw_summary(rng, post))} {END}"
+
+
+def checked(post: str, summary: str) -> str:
+    """A summary with "right" or "wrong" behind the object of every fact.
+
+    Example:
+        >>> checked("anna paints walls . ben bakes pies .", "duh anna paints walls . ben bakes bread .")
+        'duh anna paints walls right . ben bakes bread wrong .'
+    """
+    true = {thing for _, _, thing in facts_of(post)}
+    marks = {thing: f"{thing} {'right' if thing in true else 'wrong'}" for thing in OBJECTS}
+    return " ".join(marks.get(word, word) for word in summary.split())
+
+
+def pair_text(rng: random.Random, mark: bool = False) -> str:
+    """A post, two summaries (checked ones with ``mark``), questions about them in the selector's format, and tallies."""
+    post = draw_post(rng)
+    a, b = draw_summary(rng, post), draw_summary(rng, post)
+    asked = ask(rng, answers(measure(post, a), measure(post, b)), QUESTIONS_PER_PAIR - 1)
+    asked += ask(rng, name_questions(a, b), 1)
+    rng.shuffle(asked)
+    said = rng.sample([*tallies("A", post, a), *tallies("B", post, b)], TALLIES_PER_PAIR)
+    shown_a, shown_b = (checked(post, summary) if mark else summary for summary in (a, b))
+    text, slot = CHOICE_TEMPLATE.format(prompt=post, response_a=shown_a, response_b=shown_b).split(BETTER)
+    lines = [f"{question}{slot} {answer}" for question, answer in asked]
+    return text + "\n".join([*lines, *(f"{opening} {value}" for opening, value in said)])
