@@ -3,8 +3,8 @@
 Data: UKPConvArg1 (Habernal and Gurevych, "Which argument is more convincing?", ACL 2016,
 https://aclanthology.org/P16-1150), which of two arguments convinces more; training on the votes of single workers,
 test on gold labels. Both stances of a debate are on one side. Compared, on the same pairs: the longer argument
-wins; a worker alone; the pooled votes; FedBis with as many optimizer steps as the pooled training. Every model
-is asked in both orders of a pair, and its verdict is the mean log-odds of the two.
+wins; a worker alone; the pooled votes; FedBis with as many optimizer steps as the pooled training, within two in
+a hundred (whole rounds). Every model is asked in both orders of a pair, and its verdict is the mean log-odds of the two.
 
 Finished methods are kept in the folder's ``results.json`` and not trained again.
 
@@ -148,22 +148,21 @@ def federated(options: argparse.Namespace) -> Row:
         f"--data.source={options.folder / 'train.jsonl'}",
         f"--data.test_source={options.folder / 'test.jsonl'}",
         f"--trainer.max_epochs={options.rounds}",
-        f"--federated.clients_per_round={options.clients}",
-        f"--federated.local_steps={options.local_steps}",
         *options.federated,
     )
 
 
 def centralised(options: argparse.Namespace) -> Row:
-    """The pooled votes; an epoch has as many steps as a round, so a schedule over epochs is the same."""
+    """The pooled votes; an epoch of 20 steps, so that the learning rate can fall by epochs."""
     return train_and_test(
         options,
         options.folder / "centralised",
         "--federated=null",
         f"--data.source={options.folder / 'train.jsonl'}",
         f"--data.test_source={options.folder / 'test.jsonl'}",
-        f"--trainer.max_epochs={options.rounds}",
-        f"--trainer.limit_train_batches={options.clients * options.local_steps}",
+        f"--trainer.max_epochs={-(-options.steps // 20)}",
+        f"--trainer.max_steps={options.steps}",
+        "--trainer.limit_train_batches=20",
         *options.centralised,
     )
 
@@ -228,9 +227,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--config", default="ukpconvarg.yaml")
     parser.add_argument("--model", help="hub name or folder; the config's if not given")
     parser.add_argument("--methods", nargs="+", default=["fedbis", "centralised", "alone"])
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--clients", type=int, default=4, help="per round")
-    parser.add_argument("--local_steps", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=8, help="of FedBis")
+    parser.add_argument(
+        "--steps", type=int, default=300, help="of the pooled training; as many as FedBis takes"
+    )
     parser.add_argument("--workers", type=int, default=8, help="how many train alone, drawn from all")
     parser.add_argument(
         "--pairs", type=int, default=0, help="tested on; drawn from the held-out gold pairs; 0: all"
@@ -242,7 +242,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--set", nargs="+", default=[], help="overrides of the config for all, as KEY=VALUE")
     parser.add_argument("--federated", nargs="+", default=[], help="for FedBis")
     parser.add_argument(
-        "--centralised", nargs="+", default=[], help="for pooled training and for workers alone"
+        "--centralised",
+        nargs="+",
+        default=["model.lr_schedule=cosine"],  # what averaging over clients does for FedBis
+        help="for pooled training and for workers alone",
     )
     options = parser.parse_args()
     for name in ("set", "federated", "centralised"):
