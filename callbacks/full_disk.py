@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+MESSAGE = "the disk is full"
+
 
 @contextmanager
 def full_disk_named(path: Path) -> Iterator[None]:
-    """Names ``path`` and the way on when the disk fills up inside the block.
+    """Names ``path`` and the way on when the disk fills up inside the block; in nested blocks the inner one does.
 
     Raises:
         OSError: with ``errno.ENOSPC``, instead of one that names neither.
@@ -21,11 +23,17 @@ def full_disk_named(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
+    except Exception as error:
+        if not _is_full(error) or MESSAGE in str(error):
             raise
         raise OSError(
             errno.ENOSPC,
-            f"the disk is full while writing {path}: free some space and give the same command again, "
+            f"{MESSAGE} while writing {path}: free some space and give the same command again, "
             "it goes on from what is finished",
         ) from error
+
+
+def _is_full(error: Exception) -> bool:
+    """Also where it is no OSError: safetensors has an error class of its own."""
+    code = getattr(error, "errno", None)
+    return code in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)

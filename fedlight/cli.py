@@ -6,7 +6,11 @@ The key ``federated:`` holds the federated loop; without it the same config trai
 """
 
 import sys
+from pathlib import Path
 from typing import Any
+
+from fedlight.conf import path as conf_path
+from fedlight.errors import one_line_errors
 
 USAGE = """usage: fedlight COMMAND ...
 
@@ -31,12 +35,11 @@ def main(argv: list[str] | None = None) -> None:
 
         print(f"fedlight {__version__}")
     elif command == "run":
-        from fedlight.recipes import main as run_recipe
+        with one_line_errors():
+            from fedlight.recipes import main as run_recipe
 
-        run_recipe(argv[1:])
+            run_recipe(argv[1:])
     elif command in ("fit", "validate", "test", "predict"):
-        from fedlight.errors import one_line_errors
-
         with one_line_errors():
             lightning_cli(argv)
     else:
@@ -54,4 +57,17 @@ def lightning_cli(argv: list[str]) -> Any:
     """
     from fedlight.lightning_cli import FedlightCLI
 
-    return FedlightCLI(args=argv)
+    return FedlightCLI(args=[find_config(argument) for argument in argv])
+
+
+def find_config(argument: str) -> str:
+    """Puts the path of one of fedlight's own configs for its name, unless there is such a file here.
+
+    Example:
+        >>> find_config("--data=data/alpaca.yaml") == f"--data={conf_path('data/alpaca.yaml')}"
+        True
+    """
+    option, equals, value = argument.rpartition("=")
+    if value.endswith(".yaml") and not Path(value).is_file() and conf_path(value).is_file():
+        return f"{option}{equals}{conf_path(value)}"
+    return argument

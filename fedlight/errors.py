@@ -1,4 +1,4 @@
-"""One clear line for what a user can mend; the stack on request."""
+"""One clear line for what a user can mend and for Ctrl-C; the stack on request."""
 
 import os
 import sys
@@ -10,14 +10,21 @@ from contextlib import contextmanager
 def one_line_errors() -> Iterator[None]:
     """Ends the program with the message of a bad setting, file or checkpoint instead of its stack.
 
-    ``FEDLIGHT_TRACEBACK=1`` in the environment shows the stack.
+    ``FEDLIGHT_TRACEBACK=1`` in the environment shows the stack. A Ctrl-C ends it with exit code 130.
     """
-    from lightning.fabric.utilities.exceptions import MisconfigurationException
-
     try:
         yield
-    except (ValueError, OSError, MisconfigurationException) as error:
-        if os.environ.get("FEDLIGHT_TRACEBACK"):
+    except KeyboardInterrupt as stop:
+        print(f"fedlight: stopped {stop}".rstrip(), file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        if os.environ.get("FEDLIGHT_TRACEBACK") or not _can_be_mended(error):
             raise
         message = " ".join(str(error).split()) or type(error).__name__
         sys.exit(f"fedlight: {message}\n(FEDLIGHT_TRACEBACK=1 shows where)")
+
+
+def _can_be_mended(error: Exception) -> bool:
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+    return isinstance(error, (ValueError, OSError, MisconfigurationException))

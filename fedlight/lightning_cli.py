@@ -1,9 +1,12 @@
 """The LightningCLI behind ``fedlight fit|validate|test|predict``; apart from cli.py, since torch loads for seconds."""
 
+import importlib
 import os
+import pkgutil
 import re
 import sys
 import warnings
+from pathlib import Path
 from typing import Any, NoReturn
 
 import lightning as L
@@ -11,6 +14,8 @@ from jsonargparse import set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from fedlight.callbacks.federated_loop import FederatedLoop
+from fedlight.callbacks.full_disk import full_disk_named
+from fedlight.modules.checkpoints import check_readable
 
 
 class OneLineParser(LightningArgumentParser):
@@ -35,12 +40,27 @@ def tell(message: str) -> str:
     where = f"{key}: " if key else ""
     if found := re.search(r"(Option '.*' is not accepted)", message):
         return where + found[1]
-    if found := re.search(r"(?:Expected a dot import path string|Not a valid subclass of [^:]*)[:.] *(\S+)", message):
+    if found := re.search(
+        r"(?:Expected a dot import path string|Not a valid subclass of [^:]*)[:.] *(\S+)", message
+    ):
         return f"{where}there is no class {found[1]!r}; give its name if fedlight has it, else package.module.Name"
-    if expected := [line for line in re.findall(r"- (Expected .*)", message) if "NoneType" not in line]:
-        given = re.findall(r"Given value: (.*)", message)
-        return f"{where}{expected[0]}" + (f", given {given[0]}" if given else "")
-    return " ".join(message.split())
+    lines = [line.strip() for line in message.splitlines() if "NoneType" not in line]
+    reasons = [line[line.index("Expected") :] for line in lines if "Expected" in line]
+    reasons += [line[2:] for line in lines if line.startswith("- ")]
+    given = re.findall(r"Given value: (.*)", message)
+    if reasons and reasons[0].startswith("Expected") and "Got value" not in reasons[0] and given:
+        return f"{where}{reasons[0]}, given {given[0]}"
+    if reasons:
+        return f"{where}{reasons[0]}"
+    return where + " ".join(re.sub(r'Parser key "[^"]+": ', "", message).split())
+
+
+def know_short_names() -> None:
+    """Imports the files whose classes a config may name without their package: what is not imported is not found."""
+    for package in ("modules", "datamodules", "callbacks", "federation.algorithms"):
+        where = importlib.import_module(f"fedlight.{package}")
+        for file in pkgutil.iter_modules(where.__path__):
+            importlib.import_module(f"{where.__name__}.{file.name}")
 
 
 class FedlightCLI(LightningCLI):
@@ -53,7 +73,9 @@ class FedlightCLI(LightningCLI):
     def __init__(self, args: list[str]) -> None:
         # Lightning's own call of a function that torch is about to rename.
         warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+        know_short_names()
         set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
+        self.command = args[0]
         super().__init__(
             L.LightningModule,
             L.LightningDataModule,
@@ -71,9 +93,42 @@ class FedlightCLI(LightningCLI):
         """Adds ``federated:``, whose absence means centralised training."""
         parser.add_lightning_class_args(FederatedLoop, "federated", subclass_mode=True, required=False)
 
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """The one that is wanted: a parser takes half a second to build."""
+        return {self.command: super().subcommands()[self.command]}
+
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses ``args`` alone; Lightning's own method warns that the process has arguments as well."""
         self.config = parser.parse_args(args)
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> L.Trainer:
         return super()._instantiate_trainer(config, [c for c in callbacks if c is not None])
+
+    def instantiate_classes(self) -> None:
+        """Says of a refused setting what its class said, without the parser's words around it."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            raise ValueError(tell(str(error))) from error
+
+    def _parse_ckpt_path(self) -> None:
+        """Refuses a damaged checkpoint before any work.
+
+        Lightning's own method has the settings in the checkpoint replace those in the config, unasked.
+        """
+        path = self.config[self.command].get("ckpt_path")
+        if path and Path(path).suffix == ".ckpt" and "://" not in str(path):
+            check_readable(path)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        try:
+            with full_disk_named(Path(self.trainer.default_root_dir)):
+                super()._run_subcommand(subcommand)
+        except SystemExit as stop:  # what Lightning makes of a Ctrl-C
+            if isinstance(stop.__context__, KeyboardInterrupt):
+                raise KeyboardInterrupt(self._way_on()) from None
+            raise
+
+    def _way_on(self) -> str:
+        newest = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
+        return f"after a checkpoint: --ckpt_path {newest} goes on from there" if newest else ""

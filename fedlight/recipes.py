@@ -23,8 +23,6 @@ Recipe = dict[str, Any]
 
 def main(argv: list[str]) -> None:
     """``fedlight run NAME [--seeds 0 1 2] [--output DIR] [KEY=VALUE ...]``."""
-    from fedlight.errors import one_line_errors
-
     parser = argparse.ArgumentParser(
         "fedlight run", description=_listing(), formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -32,9 +30,10 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help="one run for each; default: the recipe's")
     parser.add_argument("--output", type=Path, help="folder of the results; default: runs/NAME")
     parser.add_argument("set", nargs="*", metavar="KEY=VALUE", help="change a value of the recipe: rounds=3")
-    options = parser.parse_intermixed_args(argv)
-    with one_line_errors():
-        run(options.name, options.seeds, options.output, options.set)
+    # Taken out first: argparse would read those behind --seeds as seeds.
+    changes = [word for word in argv if "=" in word and not word.startswith("-")]
+    options = parser.parse_intermixed_args([word for word in argv if word not in changes])
+    run(options.name, options.seeds, options.output, changes + options.set)
 
 
 def _listing() -> str:
@@ -47,7 +46,7 @@ def _first_comment(file: Path) -> str:
 
 
 def load(name: str, overrides: list[str] | None = None) -> Recipe:
-    """Reads a recipe, with its the recipe that it ``extends:`` under it and ``KEY=VALUE`` overrides over it.
+    """Reads a recipe, with the recipe that it ``extends:`` under it and ``KEY=VALUE`` overrides over it.
 
     Raises:
         ValueError: no such recipe, or an override of a value that the recipe does not have.
@@ -113,9 +112,9 @@ def stages(recipe: Recipe, folder: Path, seed: int) -> list[Stage]:
     Raises:
         ValueError: a ``${...}`` or a ``like:`` that the recipe does not have.
     """
-    OmegaConf.register_new_resolver(
-        "choose", lambda condition, yes, no: yes if condition else no, replace=True
-    )
+    # Since 2.4 OmegaConf warns about the older of the two names.
+    register = getattr(OmegaConf, "register_resolver", OmegaConf.register_new_resolver)
+    register("choose", lambda condition, yes, no: yes if condition else no, replace=True)
     try:
         resolved: Any = OmegaConf.to_container(
             OmegaConf.create({**recipe, "run": str(folder), "seed": seed}), resolve=True

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fedlight.callbacks.full_disk import full_disk_named
 from fedlight.conf import path as conf_path
 
 COMMANDS = ("fit", "validate", "test", "predict", "call")
@@ -47,31 +48,53 @@ class Stage:
             ``result``, what the call returned or the metrics of the command; ``seconds`` that it took.
 
         Raises:
-            ValueError: it was done with other settings.
+            ValueError: it was done, or begun, with other settings.
+            KeyboardInterrupt: it was stopped; another run goes on.
         """
+        self._check_settings()
         marker = self.folder / "done.json"
-        fingerprint = self._fingerprint()
         if marker.is_file():
             done: dict[str, Any] = json.loads(marker.read_text())
-            if done["fingerprint"] != fingerprint:
-                raise ValueError(
-                    f"{self.folder} was made with other settings: give another --output, or delete that "
-                    "folder and those of the stages after it"
-                )
             return done
-        self.folder.mkdir(parents=True, exist_ok=True)
         print(f"── {self.name}", file=sys.stderr, flush=True)
         start = time.perf_counter()
-        result = self._call() if self.command == "call" else self._lightning()
-        done = {"result": result, "seconds": time.perf_counter() - start, "fingerprint": fingerprint}
+        try:
+            with full_disk_named(self.folder):
+                result = self._call() if self.command == "call" else self._lightning()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"in stage {self.name}; the same command goes on from here") from None
+        done = {"result": result, "seconds": time.perf_counter() - start}
         write_json(marker, done)
         return done
 
-    def _fingerprint(self) -> str:
-        settings: list[Any] = [self.command, self.target, self.arguments]
+    def _check_settings(self) -> None:
+        """Writes ``settings.json`` before the first work; refuses to go on from another's."""
+        file = self.folder / "settings.json"
+        settings = self._settings()
+        if not file.is_file():
+            write_json(file, settings)
+            return
+        made_with = json.loads(file.read_text())
+        changed = [key for key in {**made_with, **settings} if made_with.get(key) != settings.get(key)]
+        if changed:
+            was, now = (json.dumps(of.get(changed[0])) for of in (made_with, settings))
+            raise ValueError(
+                f"{self.folder} was made with {changed[0]}={was}, now it is {now}: give another --output, or delete "
+                "that folder and those of the stages after it"
+            )
+
+    def _settings(self) -> dict[str, Any]:
+        """Everything that the stage depends on; configs by their content."""
         named = [self.target, *self.arguments.values()]
-        settings += [conf_path(name).read_text() for name in named if _is_config(name)]
-        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+        contents = {
+            name: hashlib.sha256(conf_path(name).read_bytes()).hexdigest()[:16]
+            for name in named
+            if _is_config(name)
+        }
+        settings: dict[str, Any] = json.loads(
+            json.dumps({"stage": f"{self.command} {self.target}", **self.arguments})
+        )
+        return {**settings, "contents of configs": contents}
 
     def _call(self) -> dict[str, Any]:
         module, _, function = self.target.rpartition(".")
@@ -89,10 +112,8 @@ class Stage:
         checkpoint = newest_checkpoint(self.folder / "checkpoints") if self.command == "fit" else None
         if checkpoint is not None:
             argv.append(f"--ckpt_path={checkpoint}")
-        trainer = lightning_cli(argv).trainer
-        if trainer.interrupted:
-            sys.exit(f"fedlight: stopped in stage {self.name}; the same command goes on from here")
-        return {"metrics": {key: float(value) for key, value in trainer.callback_metrics.items()}}
+        metrics = lightning_cli(argv).trainer.callback_metrics
+        return {"metrics": {key: float(value) for key, value in metrics.items()}}
 
 
 def _is_config(value: Any) -> bool:
@@ -107,14 +128,14 @@ def _text(value: Any) -> str:
 
 def newest_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint that can be read; a damaged one is named and passed over."""
-    import torch
+    from fedlight.modules.checkpoints import check_readable
 
     for file in sorted(folder.glob("*.ckpt"), key=lambda f: f.stat().st_mtime, reverse=True):
         try:
-            torch.load(file, map_location="cpu", weights_only=True)
+            check_readable(file)
             return file
-        except Exception as error:  # whatever a cut-off zip raises
-            print(f"passing over the damaged checkpoint {file} ({type(error).__name__})", file=sys.stderr)
+        except ValueError as error:
+            print(f"passed over: {error}", file=sys.stderr)
     return None
 
 
@@ -122,5 +143,6 @@ def write_json(file: Path, content: Any) -> None:
     """Writes all or nothing, so that a stop leaves no half file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n")
-    os.replace(temporary, file)
+    with full_disk_named(file):
+        temporary.write_text(json.dumps(content, indent=2) + "\n")
+        os.replace(temporary, file)

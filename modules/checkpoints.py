@@ -41,6 +41,26 @@ def check_base(saved: Mapping[str, Any] | None, own: Mapping[str, Any]) -> None:
         raise ValueError(f"this checkpoint belongs to another model: made on {was}, here is {now}")
 
 
+def check_optimizer_settings(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Refuses to go on with another optimizer: torch would silently keep the settings of the checkpoint.
+
+    Raises:
+        ValueError: a setting differs.
+
+    Example:
+        >>> check_optimizer_settings({"lr": 0.1, "model": "a"}, {"lr": 0.2, "model": "b"})
+        Traceback (most recent call last):
+        ...
+        ValueError: the checkpoint was trained with lr=0.1 and goes on with it, not with lr=0.2: ...
+    """
+    for name in ("lr", "optimizer", "optimizer_args", "lr_schedule"):
+        if saved.get(name) != own.get(name):
+            raise ValueError(
+                f"the checkpoint was trained with {name}={saved.get(name)} and goes on with it, not with "
+                f"{name}={own.get(name)}: give the same, or start anew from its adapter by the setting adapter"
+            )
+
+
 def check_state(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
     """Refuses a state whose names or shapes are not exactly those of the module.
 

@@ -229,11 +229,10 @@ class LanguageModule(LightningModule):
         )
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        options, named = self.options, ("temperature", "top_p", "max_new_tokens")
-        seed = derive_seed(options.seed, "completions", dataloader_idx, batch_idx)
-        return self.generate(
-            batch["prompt"], n=options.completions, seed=seed, **{name: options[name] for name in named}
-        )
+        options = {name: self.options[name] for name in ("temperature", "top_p", "max_new_tokens")}
+        # Not of batch_idx: a run that goes on from the tenth batch counts it as the first.
+        seed = derive_seed(self.options.seed, "completions", *batch["prompt"])
+        return self.generate(batch["prompt"], n=self.options.completions, seed=seed, **options)
 
     # Saving
 
@@ -259,6 +258,8 @@ class LanguageModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoints.check_base(checkpoint.get(checkpoints.BASE_KEY), self.base)
+        if self._trainer is not None and self._trainer.state.fn == "fit":
+            checkpoints.check_optimizer_settings(checkpoint["hyper_parameters"], self.hparams)
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]

@@ -1,0 +1,73 @@
+"""A language model of two narrow layers with the words of the embedded world, and a command line in this process."""
+
+import contextlib
+import io
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+VOTES = "toy:votes?num_clients=6&votes_per_client=10"
+HELDOUT = "toy:heldout?num_clients=6&size=24"
+PROMPTS = "toy:prompts?size=12"
+EVAL_PROMPTS = "toy:eval_prompts?size=12"
+
+
+def make_model(folder: Path, seed: int = 0, **changes) -> str:
+    """Untrained: nothing that is tested with it is a matter of skill."""
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    from fedlight.toy import MODEL
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    specials = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    config = LlamaConfig(
+        **{"vocab_size": len(tokenizer), "initializer_range": 0.3, "max_position_embeddings": 256},
+        **{**sizes, **specials, **changes},
+    )
+    torch.manual_seed(seed)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@dataclass
+class Outcome:
+    """What a command left: its exit code (0 if it went well) and its two outputs."""
+
+    code: int
+    out: str
+    err: str
+
+
+def fedlight(*args: str) -> Outcome:
+    """Runs ``fedlight ARGS`` in this process: importing torch anew takes longer than most of these commands."""
+    from fedlight.cli import main
+
+    out, err = io.StringIO(), io.StringIO()
+    code = 0
+    handler = signal.getsignal(signal.SIGINT)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main(list(args))
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+            if isinstance(stop.code, str):
+                print(stop.code, file=err)
+        finally:
+            signal.signal(signal.SIGINT, handler)  # Lightning leaves it ignored after a Ctrl-C
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def tiny_recipe(model: str, *more: str) -> list[str]:
+    """Overrides that make the recipe ``demo`` a matter of seconds."""
+    return [
+        f"model={model}",
+        *(f"train_source={VOTES}", f"test_source={HELDOUT}", f"prompt_source={PROMPTS}"),
+        *(f"eval_source={EVAL_PROMPTS}", "accelerator=cpu", "rounds=2", "clients_per_round=2"),
+        *("local_steps=2", "batch_size=4", "num_prompts=6", "num_eval_prompts=6", "completions=2"),
+        *("max_new_tokens=6", "dpo_lr=0.05", "dpo_epochs=2"),
+        *more,
+    ]
