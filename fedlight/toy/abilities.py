@@ -39,7 +39,11 @@ def reading(
 
 
 def write(
-    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", posts: list[str], samples: int, temperature: float = 0.7
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerFast",
+    posts: list[str],
+    samples: int,
+    temperature: float = 0.7,
 ) -> list[list[str]]:
     """``samples`` sampled summaries of every post; uses torch's global random state."""
     tokenizer.padding_side = "left"
@@ -61,9 +65,15 @@ def writing(
     torch.manual_seed(seed)
     texts = write(model, tokenizer, posts, samples=4)
     found = [world.measure(post, text) for post, group in zip(posts, texts, strict=True) for text in group]
-    means = {name: sum(getattr(traits, name) for traits in found) / len(found) for name in world.Traits._fields}
+    means = {
+        name: sum(getattr(traits, name) for traits in found) / len(found) for name in world.Traits._fields
+    }
     distinct = sum(len(set(group)) for group in texts) / len(texts)
-    return {"true_share": means["covered"] / (means["covered"] + means["invented"]), "distinct_of_4": distinct, **means}
+    return {
+        "true_share": means["covered"] / (means["covered"] + means["invented"]),
+        "distinct_of_4": distinct,
+        **means,
+    }
 
 
 def main() -> None:
@@ -73,7 +83,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, nargs="?", default=MODEL)
     folder = parser.parse_args().folder
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder).eval(),
+        AutoTokenizer.from_pretrained(folder),
+    )
     for name, value in (writing(model, tokenizer) | reading(model, tokenizer)).items():
         print(f"{name:24} {value:.3f}")
 

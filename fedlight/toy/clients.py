@@ -72,7 +72,9 @@ def population(seed: int, num_clients: int, votes_per_client: float, opposition:
     rng.shuffle(groups)
     voters = []
     for index, group in enumerate(groups):
-        taste = tuple(weight * (1 + rng.gauss(0, PERSONAL_SPREAD)) for weight in group_taste(group, opposition))
+        taste = tuple(
+            weight * (1 + rng.gauss(0, PERSONAL_SPREAD)) for weight in group_taste(group, opposition)
+        )
         num_votes = max(4, round(votes_per_client * math.exp(rng.gauss(0, 0.7))))
         voters.append(Voter(f"c{index:03d}", group, taste, num_votes))
     return voters

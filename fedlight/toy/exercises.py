@@ -24,7 +24,8 @@ from fedlight.toy.world import (
 BETTER = "which is better ?"
 END = "</s>"
 MARKERS = ("POST", "SUMMARY", "CHECK", "A", "B", "which")
-SPOKEN = tuple("is better YOUR CHOICE longer covers more invents kinder rambles names words sounds".split())
+ASKED = ("is", "better", "YOUR", "CHOICE", "longer", "covers", "more", "invents", "kinder", "rambles")
+SPOKEN = (*ASKED, "names", "words", "sounds")
 JUDGEMENTS = (*map(str, range(18)), "rude", "plain", "kind", "right", "wrong", "silent")
 
 QUESTIONS_PER_PAIR = 3
@@ -61,7 +62,11 @@ def name_questions(summary_a: str, summary_b: str) -> dict[str, str]:
         {'which names ben ?': 'B'}
     """
     in_a, in_b = ({name for name, _, _ in facts_of(summary)} for summary in (summary_a, summary_b))
-    return {f"which names {name} ?": "A" if name in in_a else "B" for name in NAMES if (name in in_a) != (name in in_b)}
+    return {
+        f"which names {name} ?": "A" if name in in_a else "B"
+        for name in NAMES
+        if (name in in_a) != (name in in_b)
+    }
 
 
 def tallies(letter: str, post: str, summary: str) -> list[tuple[str, str]]:
@@ -73,7 +78,12 @@ def tallies(letter: str, post: str, summary: str) -> list[tuple[str, str]]:
         ('0', 'wrong', 'silent')
     """
     traits, stated, true = measure(post, summary), facts_of(summary), set(facts_of(post))
-    counts = {"words": traits.words, "covers": traits.covered, "invents": traits.invented, "rambles": traits.filler}
+    counts = {
+        "words": traits.words,
+        "covers": traits.covered,
+        "invents": traits.invented,
+        "rambles": traits.filler,
+    }
     said = [(f"{letter} {what}", str(count)) for what, count in counts.items()]
     said.append((f"{letter} sounds", ("rude", "plain", "kind")[traits.polite + 1]))
     judged = {fact[0]: "right" if fact in true else "wrong" for fact in stated}

@@ -4,20 +4,23 @@ Learning to compare two texts word by word takes a transformer from nothing many
 plateau until its first attention heads look at useful places. Four heads therefore start there, in the spirit of
 Trockman and Kolter, "Mimetic Initialization of Self-Attention Layers", ICML 2023, https://arxiv.org/abs/2305.09828: one
 looks at the previous word, one at the last marker (``POST``, ``A``, ``B``, ...), and two at earlier uses of the same
-word. All of them are trained like the rest. Measured on this world: without them the words of two summaries are still
-confused after 900 steps, with them hardly after 500.
+word. All of them are trained like the rest. In short trials of equally many steps that was the difference between
+confusing the words of the two summaries (width 64, plain start) and not (width 96, these heads); the two same-word heads
+alone made no difference within 250 steps.
 """
 
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional
 
 from fedlight.toy import world
 from fedlight.toy.exercises import JUDGEMENTS, MARKERS, SPOKEN
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers.models.llama.modeling_llama import LlamaAttention
 
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 WIDTH, LAYERS, HEADS, HEAD_WIDTH = 96, 4, 4, 32
@@ -61,7 +64,7 @@ def make_model(tokenizer: "PreTrainedTokenizerFast", seed: int) -> "LlamaForCaus
         eos_token_id=tokenizer.eos_token_id,
     )
     model = LlamaForCausalLM(config)
-    attention = [layer.self_attn for layer in model.model.layers]
+    attention: list[LlamaAttention] = [layer.self_attn for layer in model.model.layers]
     markers = model.model.embed_tokens.weight[tokenizer.convert_tokens_to_ids(list(MARKERS))]
     with torch.no_grad():
         look_at_previous_word(attention[0], head=0)
@@ -71,7 +74,9 @@ def make_model(tokenizer: "PreTrainedTokenizerFast", seed: int) -> "LlamaForCaus
     return model
 
 
-def look_at_previous_word(attention: nn.Module, head: int, sharpness: float = 8.0, frequencies: int = 4) -> None:
+def look_at_previous_word(
+    attention: "LlamaAttention", head: int, sharpness: float = 8.0, frequencies: int = 4
+) -> None:
     """Constant queries and keys whose rotated product peaks at distance one: sum over f of cos(f * (distance - 1))."""
     amplitude = (sharpness * HEAD_WIDTH**0.5) ** 0.5
     angle = ROPE_BASE ** (-torch.arange(0, HEAD_WIDTH, 2) / HEAD_WIDTH)
@@ -81,17 +86,21 @@ def look_at_previous_word(attention: nn.Module, head: int, sharpness: float = 8.
     attention.q_proj.bias[rows] = torch.cat([used * angle.cos(), -used * angle.sin()])
 
 
-def look_at_last_marker(attention: nn.Module, markers: Tensor, head: int, sharpness: float = 12.0) -> None:
+def look_at_last_marker(
+    attention: "LlamaAttention", markers: Tensor, head: int, sharpness: float = 12.0
+) -> None:
     """Constant queries, and keys that are large for the embeddings of markers ``(markers, width)`` and fade slowly."""
     slow = (5, 6)  # periods of 112 and 199 words: over a text of the world nearer is always stronger
     amplitude = (sharpness / len(slow) * HEAD_WIDTH**0.5) ** 0.5
     rows = _cleared_rows(attention, head)
     for index in slow:
         attention.q_proj.bias[rows.start + index] = amplitude
-        attention.k_proj.weight[rows.start + index] = nn.functional.normalize(markers).sum(0) * amplitude / WIDTH**0.5
+        attention.k_proj.weight[rows.start + index] = (
+            functional.normalize(markers).sum(0) * amplitude / WIDTH**0.5
+        )
 
 
-def look_at_same_word(attention: nn.Module, head: int, sharpness: float = 5.0) -> None:
+def look_at_same_word(attention: "LlamaAttention", head: int, sharpness: float = 5.0) -> None:
     """Equal random projections for queries and keys, in the slow frequencies only, so that distance hardly matters."""
     slow = [index for index in range(HEAD_WIDTH) if index % (HEAD_WIDTH // 2) >= 5]
     rows = _cleared_rows(attention, head)
@@ -102,7 +111,7 @@ def look_at_same_word(attention: nn.Module, head: int, sharpness: float = 5.0) -
     attention.k_proj.weight[rows] = projection
 
 
-def _cleared_rows(attention: nn.Module, head: int) -> slice:
+def _cleared_rows(attention: "LlamaAttention", head: int) -> slice:
     rows = slice(head * HEAD_WIDTH, (head + 1) * HEAD_WIDTH)
     attention.q_proj.weight[rows] = 0
     attention.k_proj.weight[rows] = 0

@@ -35,7 +35,9 @@ class Oracle:
             ValueError: no client belongs to this group.
         """
         if group is not None and group not in self._means:
-            raise ValueError(f"group={group!r} has no clients: choose one of {sorted(self._means)} or None for all")
+            raise ValueError(
+                f"group={group!r} has no clients: choose one of {sorted(self._means)} or None for all"
+            )
         return utility(self._mean if group is None else self._means[group], _read(prompt_text, response_text))
 
     def accuracy(self, rows: Iterable[Mapping[str, str]], personal: bool = False) -> float:
@@ -62,8 +64,8 @@ class Oracle:
 
 def _read(post: str, summary: str) -> Traits:
     traits = measure(post, summary)
-    # Saying nothing at all is not a brief summary: it counts as one useless word per fact of an ordinary one.
-    return traits if traits.covered or traits.invented else traits._replace(junk=traits.junk + 2)
+    # Saying nothing at all is not a brief summary: it is worth less than an invented fact.
+    return traits if traits.covered or traits.invented else traits._replace(junk=traits.junk + 3)
 
 
 def _mean(tastes: list[tuple[float, ...]]) -> tuple[float, ...]:

@@ -68,7 +68,9 @@ class Reader:
 
     def batch(self, texts: list[str]) -> Batch:
         """Encodes texts of any kind."""
-        encoded = self._tokenizer(texts, padding=True, padding_side="right", return_tensors="np", add_special_tokens=False)
+        encoded = self._tokenizer(
+            texts, padding=True, padding_side="right", return_tensors="np", add_special_tokens=False
+        )
         ids = encoded["input_ids"]
         position = np.arange(ids.shape[1])
         start = np.isin(ids, self._openings).argmax(1)[:, None] + 2
@@ -118,7 +120,9 @@ def pretrain(schedule: Schedule, output: Path, save_every: int = 250) -> None:
         optimizer.step()
         rate.step()
         if step % 50 == 0:
-            shown = " | ".join(" ".join(f"{kind} {loss.item():.3f}" for kind, loss in kinds.items()) for kinds in found)
+            shown = " | ".join(
+                " ".join(f"{kind} {loss.item():.3f}" for kind, loss in kinds.items()) for kinds in found
+            )
             print(f"step {step}: {shown} ({time.perf_counter() - start:.0f} s)", flush=True)
         if step % save_every == 0 or step == schedule.steps:
             model.save_pretrained(output)

@@ -41,10 +41,14 @@ class WorldOptions(NamedTuple):
             0.5
         """
         if unknown := sorted(set(options) - set(cls._fields)):
-            raise ValueError(f"toy option {unknown[0]!r} does not exist: choose from {', '.join(cls._fields)}")
+            raise ValueError(
+                f"toy option {unknown[0]!r} does not exist: choose from {', '.join(cls._fields)}"
+            )
         world = cls(**{name: _number(name, value) for name, value in options.items()})  # type: ignore[arg-type]
         if world.num_clients < 1 or world.size < 1:
-            raise ValueError(f"toy options num_clients={world.num_clients} and size={world.size} must be 1 or more")
+            raise ValueError(
+                f"toy options num_clients={world.num_clients} and size={world.size} must be 1 or more"
+            )
         if not 0 <= world.opposition <= 1:
             raise ValueError(f"toy option opposition={world.opposition} must lie between 0 and 1")
         if world.noise < 0 or world.votes_per_client <= 0:

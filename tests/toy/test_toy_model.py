@@ -52,7 +52,9 @@ def test_special_tokens_are_distinct(tokenizer: "PreTrainedTokenizerFast", model
     assert model.config.vocab_size == len(tokenizer)
 
 
-def test_the_world_has_no_unknown_word_and_survives_the_round_trip(tokenizer: "PreTrainedTokenizerFast") -> None:
+def test_the_world_has_no_unknown_word_and_survives_the_round_trip(
+    tokenizer: "PreTrainedTokenizerFast",
+) -> None:
     rng = random.Random(0)
     for text in [draw(rng) for draw in (summary_text, check_text, pair_text) for _ in range(40)]:
         assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
@@ -60,7 +62,9 @@ def test_the_world_has_no_unknown_word_and_survives_the_round_trip(tokenizer: "P
 
 
 def test_choice_tokens_follow_the_colon(tokenizer: "PreTrainedTokenizerFast") -> None:
-    template = CHOICE_TEMPLATE.format(prompt=POST, response_a="anna bakes bread .", response_b="ben reads maps .")
+    template = CHOICE_TEMPLATE.format(
+        prompt=POST, response_a="anna bakes bread .", response_b="ben reads maps ."
+    )
     assert template.endswith("YOUR CHOICE:")
     colon = tokenizer(":")["input_ids"]
     with_a, with_b = tokenizer(template + " A")["input_ids"], tokenizer(template + " B")["input_ids"]
@@ -82,8 +86,12 @@ def test_the_tokenizer_in_the_folder_is_the_one_of_the_script(tokenizer: "PreTra
 
 
 def test_labels_of_pretraining(tokenizer: "PreTrainedTokenizerFast") -> None:
-    single = GENERATION_TEMPLATE.format(prompt=POST).replace("SUMMARY", "CHECK") + " anna bakes bread right . </s>"
-    question = "A : ben reads maps .\nB : anna bakes pies wrong .\nwhich is longer ?\nYOUR CHOICE: B\nA covers 1"
+    single = (
+        GENERATION_TEMPLATE.format(prompt=POST).replace("SUMMARY", "CHECK") + " anna bakes bread right . </s>"
+    )
+    question = (
+        "A : ben reads maps .\nB : anna bakes pies wrong .\nwhich is longer ?\nYOUR CHOICE: B\nA covers 1"
+    )
     batch = Reader(tokenizer).batch([single, f"POST : {POST}\n{question}"])
 
     def learned(labels: torch.Tensor) -> str:
@@ -102,7 +110,9 @@ def test_heads_start_where_they_should() -> None:
     tokenizer = make_tokenizer()
     untrained = make_model(tokenizer, derive_seed(0, "toy", "first weights")).eval()
     untrained.set_attn_implementation("eager")
-    ids = tokenizer(f"POST : {POST} A : anna bakes pies . B : ben reads maps .", return_tensors="pt")["input_ids"]
+    ids = tokenizer(f"POST : {POST} A : anna bakes pies . B : ben reads maps .", return_tensors="pt")[
+        "input_ids"
+    ]
     with torch.no_grad():
         previous_word, last_marker = untrained(input_ids=ids, output_attentions=True).attentions[0][0, :2]
     assert previous_word.argmax(-1).tolist() == [0, *range(ids.shape[1] - 1)]

@@ -6,9 +6,18 @@ import pytest
 
 from fedlight.toy import rows
 from fedlight.toy.clients import COMMON, OPPOSED, group_taste, population, utility, vote
-from fedlight.toy.oracle import Oracle
 from fedlight.toy.exercises import QUESTIONS, answers
-from fedlight.toy.world import CHOICE_TEMPLATE, NAMES, PEOPLE, Traits, draw_post, draw_summary, facts_of, measure
+from fedlight.toy.oracle import Oracle
+from fedlight.toy.world import (
+    CHOICE_TEMPLATE,
+    NAMES,
+    PEOPLE,
+    Traits,
+    draw_post,
+    draw_summary,
+    facts_of,
+    measure,
+)
 
 POST = "anna bakes bread . ben reads maps . carla keeps bees . dan fixes clocks ."
 
@@ -77,7 +86,9 @@ def test_rows_are_a_function_of_the_options(name: str) -> None:
 
 
 def test_the_sets_share_no_post() -> None:
-    posts = [{row["prompt"] for row in rows(name)} for name in ("votes", "heldout", "prompts", "eval_prompts")]
+    posts = [
+        {row["prompt"] for row in rows(name)} for name in ("votes", "heldout", "prompts", "eval_prompts")
+    ]
     assert len(set.union(*posts)) == sum(map(len, posts))
     assert not posts[0] & {row["prompt"] for row in rows("heldout", seed=1)}
 
@@ -96,12 +107,19 @@ def test_position_tells_nothing(heldout: list[dict[str, str]]) -> None:
     """3000 votes: four standard errors of a fair coin are 0.037."""
     assert share([row["choice"] == "a" for row in decided(heldout)]) == pytest.approx(0.5, abs=0.037)
     longer_first = share([len(row["response_a"].split()) > len(row["response_b"].split()) for row in heldout])
-    longer_second = share([len(row["response_a"].split()) < len(row["response_b"].split()) for row in heldout])
+    longer_second = share(
+        [len(row["response_a"].split()) < len(row["response_b"].split()) for row in heldout]
+    )
     assert longer_first == pytest.approx(longer_second, abs=0.052)
 
 
 def test_no_name_of_a_client_or_group_is_in_a_text(heldout: list[dict[str, str]]) -> None:
-    words = {word for row in heldout for column in ("prompt", "response_a", "response_b") for word in row[column].split()}
+    words = {
+        word
+        for row in heldout
+        for column in ("prompt", "response_a", "response_b")
+        for word in row[column].split()
+    }
     assert not words & ({row["client"] for row in heldout} | set(OPPOSED) | {"a", "b", "A", "B"})
 
 
@@ -118,7 +136,9 @@ def test_noise_is_that_of_bradley_and_terry() -> None:
     """At a difference of 1 and scale 1 the first wins with probability 1 / (1 + e^-1) = 0.731, ties apart."""
     rng = random.Random(0)
     taste = (1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    choices = [vote(rng, taste, Traits(1, 0, 0, 0, 0, 0), Traits(0, 0, 0, 0, 0, 0), noise=1.0) for _ in range(20000)]
+    choices = [
+        vote(rng, taste, Traits(1, 0, 0, 0, 0, 0), Traits(0, 0, 0, 0, 0, 0), noise=1.0) for _ in range(20000)
+    ]
     # P(difference > 0.15) = 1 / (1 + e^-0.85) = 0.7006; P(difference < -0.15) = 1 - 1 / (1 + e^-1.15) = 0.2405
     assert choices.count("a") / 20000 == pytest.approx(0.7006, abs=0.013)
     assert choices.count("b") / 20000 == pytest.approx(0.2405, abs=0.013)
@@ -138,13 +158,23 @@ def test_simple_rules_are_clearly_worse_than_the_oracle(heldout: list[dict[str, 
     def rule(trait: str, sign: int) -> float:
         hits = []
         for row in decided(heldout):
-            a, b = (getattr(measure(row["prompt"], row[side]), trait) * sign for side in ("response_a", "response_b"))
+            a, b = (
+                getattr(measure(row["prompt"], row[side]), trait) * sign
+                for side in ("response_a", "response_b")
+            )
             hits.append(0.5 if a == b else float((a > b) == (row["choice"] == "a")))
         return sum(hits) / len(hits)
 
     assert 0.84 < limit < 0.93
     assert Oracle().accuracy(heldout, personal=True) > limit
-    for trait, sign in [("words", 1), ("words", -1), ("covered", 1), ("invented", -1), ("polite", 1), ("filler", -1)]:
+    for trait, sign in [
+        ("words", 1),
+        ("words", -1),
+        ("covered", 1),
+        ("invented", -1),
+        ("polite", 1),
+        ("filler", -1),
+    ]:
         assert rule(trait, sign) < limit - 0.08
 
 
