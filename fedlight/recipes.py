@@ -45,6 +45,16 @@ def _first_comment(file: Path) -> str:
     return file.read_text().partition("\n")[0].lstrip("# ")
 
 
+def _read(file: Path) -> Recipe:
+    try:
+        recipe: Any = OmegaConf.to_container(OmegaConf.load(file))
+    except Exception as error:  # whatever the YAML parser raises
+        raise ValueError(f"{file} is no YAML: {error}") from None
+    if not isinstance(recipe, dict):
+        raise ValueError(f"{file} is no recipe: it has no stages")
+    return recipe
+
+
 def load(name: str, overrides: list[str] | None = None) -> Recipe:
     """Reads a recipe, with the recipe that it ``extends:`` under it and ``KEY=VALUE`` overrides over it.
 
@@ -55,19 +65,23 @@ def load(name: str, overrides: list[str] | None = None) -> Recipe:
     if not file.is_file():
         known = ", ".join(sorted(f.stem for f in conf_path("recipes").glob("*.yaml")))
         raise ValueError(f"there is no recipe {name!r}: give one of {known}, or the path of a YAML file")
-    recipe: Any = OmegaConf.to_container(OmegaConf.load(file))
+    recipe = _read(file)
     if "extends" in recipe:
         extended = load(str(file.parent / recipe.pop("extends")))
-        recipe = OmegaConf.to_container(OmegaConf.merge(extended, recipe))
-    changes = OmegaConf.create(recipe)
+        recipe = _plain(OmegaConf.merge(extended, recipe))
+    changes: Any = OmegaConf.create(recipe)
     for item in overrides or []:
         key, equals, _ = item.partition("=")
         if not equals or key.partition(".")[0] not in recipe:
             values = ", ".join(name for name in recipe if name != "stages")
             raise ValueError(f"{item!r}: the recipe {name} has no value {key!r}; its values are {values}")
         changes = OmegaConf.merge(changes, OmegaConf.from_dotlist([item]))
-    result: Any = OmegaConf.to_container(changes)
-    return result
+    return _plain(changes)
+
+
+def _plain(config: Any) -> Recipe:
+    recipe: Any = OmegaConf.to_container(config)
+    return recipe
 
 
 def run(
@@ -91,10 +105,12 @@ def run(
     output = (output or Path("runs") / Path(name).stem).absolute()
     for logger in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(logger).setLevel(logging.WARNING)
+    wanted = seeds if seeds is not None else recipe.get("seeds", [0])
+    plan = {seed: stages(recipe, output / f"seed{seed}", seed) for seed in wanted}
     rows: list[dict[str, Any]] = []
     seconds = 0.0
-    for seed in seeds if seeds is not None else recipe["seeds"]:
-        for stage in stages(recipe, output / f"seed{seed}", seed):
+    for seed, steps in plan.items():
+        for stage in steps:
             done = stage.run()
             seconds += done["seconds"]
         rows += [{**row, "seed": seed} for row in done["result"].get("rows", [])]
@@ -122,10 +138,17 @@ def stages(recipe: Recipe, folder: Path, seed: int) -> list[Stage]:
     except OmegaConfBaseException as error:
         raise ValueError(f"the recipe refers to what it does not have: {error}") from None
     specs: dict[str, Any] = {}
-    for name, spec in resolved["stages"].items():
+    for name, spec in _specs(resolved):
         like = spec.pop("like", None)
         if like is not None and like not in specs:
             raise ValueError(f"stage {name} is like {like!r}, which is no stage before it")
         base = specs[like] if like else {}
         specs[name] = {**base, **spec, "with": {**base.get("with", {}), **spec.get("with", {})}}
     return [Stage(name, folder / name, spec) for name, spec in specs.items() if spec.pop("when", True)]
+
+
+def _specs(recipe: Recipe) -> list[tuple[str, dict[str, Any]]]:
+    named = recipe.get("stages")
+    if not isinstance(named, dict) or not all(isinstance(spec, dict) for spec in named.values()):
+        raise ValueError("a recipe needs stages: names, each with a command, see conf/recipes/fedbis.yaml")
+    return list(named.items())

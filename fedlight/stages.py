@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ class Stage:
             dotted function; and ``with``, its overrides or arguments.
 
     Raises:
-        ValueError: the spec names no command, several, or something else.
+        ValueError: the spec names no command, several, or one that there is not.
     """
 
     def __init__(self, name: str, folder: Path, spec: dict[str, Any]) -> None:
@@ -40,6 +41,10 @@ class Stage:
         self.command = commands[0]
         self.target: str = spec[self.command]
         self.arguments: dict[str, Any] = spec.get("with") or {}
+        if self.command == "call":
+            self.function = _function(name, self.target)
+        elif not _is_config(self.target):
+            raise ValueError(f"stage {name}: there is no config {self.target!r} in fedlight or here")
 
     def run(self) -> dict[str, Any]:
         """Does the stage unless it is done.
@@ -87,7 +92,7 @@ class Stage:
         """Everything that the stage depends on; configs by their content."""
         named = [self.target, *self.arguments.values()]
         contents = {
-            name: hashlib.sha256(conf_path(name).read_bytes()).hexdigest()[:16]
+            name: hashlib.sha256(_config(name).read_bytes()).hexdigest()[:16]
             for name in named
             if _is_config(name)
         }
@@ -97,15 +102,14 @@ class Stage:
         return {**settings, "contents of configs": contents}
 
     def _call(self) -> dict[str, Any]:
-        module, _, function = self.target.rpartition(".")
-        return getattr(importlib.import_module(module), function)(**self.arguments) or {}
+        return self.function(**self.arguments) or {}
 
     def _lightning(self) -> dict[str, Any]:
         from fedlight.cli import lightning_cli
 
         argv = [
             self.command,
-            f"--config={conf_path(self.target)}",
+            f"--config={_config(self.target)}",
             f"--trainer.default_root_dir={self.folder}",
         ]
         argv += [f"--{key}={_text(value)}" for key, value in self.arguments.items()]
@@ -116,13 +120,27 @@ class Stage:
         return {"metrics": {key: float(value) for key, value in metrics.items()}}
 
 
+def _function(stage: str, name: str) -> Callable[..., dict[str, Any] | None]:
+    module, _, function = name.rpartition(".")
+    try:
+        found: Callable[..., dict[str, Any] | None] = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"stage {stage}: there is no function {name!r} ({error})") from None
+    return found
+
+
+def _config(name: str) -> Path:
+    """One of fedlight's own configs, else a file here."""
+    return conf_path(name) if conf_path(name).is_file() else Path(name).absolute()
+
+
 def _is_config(value: Any) -> bool:
-    return isinstance(value, str) and value.endswith(".yaml") and conf_path(value).is_file()
+    return isinstance(value, str) and value.endswith(".yaml") and _config(value).is_file()
 
 
 def _text(value: Any) -> str:
     if _is_config(value):
-        return str(conf_path(value))
+        return str(_config(value))
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -4,11 +4,20 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported, therefore before everything else
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["JSONARGPARSE_DEPRECATION_WARNINGS"] = "off"  # about how Lightning calls it
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory) -> str:
+    """Folder of an untrained language model that knows the words of the embedded world."""
+    from tiny_world import make_model
+
+    return make_model(tmp_path_factory.mktemp("tiny"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -29,7 +29,8 @@ def imports(*folders: str) -> set[str]:
                 found |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 found.add((node.module or "").split(".")[0])
-    return found - set(sys.stdlib_module_names) - {"fedlight", "examples"}
+    shared = {path.stem for path in (ROOT / "tests/support").glob("*.py")}
+    return found - set(sys.stdlib_module_names) - shared - {"fedlight", "examples"}
 
 
 PACKAGE = ("fedlight", "modules", "datamodules", "callbacks")

@@ -1,6 +1,7 @@
 """A language model of two narrow layers with the words of the embedded world, and a command line in this process."""
 
 import contextlib
+import csv
 import io
 import signal
 from dataclasses import dataclass
@@ -33,6 +34,19 @@ def make_model(folder: Path, seed: int = 0, **changes) -> str:
     return str(folder)
 
 
+def table(file: Path) -> list[dict[str, str]]:
+    """Rows of a CSV file."""
+    return list(csv.DictReader(file.read_text().splitlines()))
+
+
+def weights(folder: Path) -> dict[str, list]:
+    """The adapter that a run has left in its folder."""
+    from safetensors.torch import load_file
+
+    file = folder / "adapter/adapter_model.safetensors"
+    return {name: weight.tolist() for name, weight in load_file(file).items()}
+
+
 @dataclass
 class Outcome:
     """What a command left: its exit code (0 if it went well) and its two outputs."""
@@ -59,6 +73,16 @@ def fedlight(*args: str) -> Outcome:
         finally:
             signal.signal(signal.SIGINT, handler)  # Lightning leaves it ignored after a Ctrl-C
     return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def tiny_selector(model: str, folder: Path | str, *more: str) -> list[str]:
+    """Arguments of ``selector.yaml`` for two rounds of two clients."""
+    return [
+        *("--config=selector.yaml", "--trainer.accelerator=cpu", f"--trainer.default_root_dir={folder}"),
+        *(f"--model.model={model}", f"--data.source={VOTES}", f"--data.test_source={HELDOUT}"),
+        *("--trainer.max_epochs=2", "--federated.clients_per_round=2", "--federated.local_steps=2"),
+        *("--data.batch_size=4", *more),
+    ]
 
 
 def tiny_recipe(model: str, *more: str) -> list[str]:

@@ -1,0 +1,240 @@
+"""Recipes: what is done is not done again, settings do not mix, and a recipe's own mistakes are told in one line."""
+
+import json
+import os
+import shutil
+
+import pytest
+from tiny_world import fedlight, tiny_recipe
+
+from fedlight import recipes, stages, steps
+from fedlight.results import summary
+from fedlight.stages import newest_checkpoint
+
+
+@pytest.fixture(scope="module")
+def demo(tiny_model, tmp_path_factory):
+    """Folder of a finished run of the recipe demo."""
+    folder = tmp_path_factory.mktemp("demo")
+    outcome = fedlight("run", "demo", f"--output={folder}", "--seeds", "3", *tiny_recipe(tiny_model))
+    assert outcome.code == 0, outcome.err
+    assert "win rate vs raw" in outcome.out
+    return folder
+
+
+@pytest.fixture
+def run_small(tmp_path, monkeypatch):
+    """Writes a recipe of function calls and runs it; ``done`` are the calls, in order."""
+    done = []
+
+    def note(name, **arguments):
+        done.append(name)
+        return {"rows": [{"method": name, **arguments}]}
+
+    monkeypatch.setattr("fedlight.steps.note", note, raising=False)
+
+    def run(recipe, *arguments, name="small.yaml"):
+        (tmp_path / name).write_text(recipe if isinstance(recipe, str) else json.dumps(recipe))
+        done.clear()
+        return fedlight("run", str(tmp_path / name), f"--output={tmp_path / 'out'}", *arguments)
+
+    run.done = done
+    run.folder = tmp_path
+    run.results = lambda: json.loads((tmp_path / "out/results.json").read_text())
+    return run
+
+
+def call(name, **more):
+    return {"call": "fedlight.steps.note", "with": {"name": name}, **more}
+
+
+def test_the_demo_writes_its_results(demo):
+    results = json.loads((demo / "results.json").read_text())
+    assert results["recipe"] == "demo"
+    assert [(row["method"], row["seed"]) for row in results["rows"]] == [
+        ("raw", 3),
+        ("FedBis", 3),
+        ("oracle", 3),
+    ]
+    assert results["rows"][0]["win_rate_vs_raw"] == 0.5
+    assert all(0 <= row["selector_accuracy"] <= 1 for row in results["rows"])
+    assert set(results["versions"]) >= {"fedlight", "torch", "lightning"}
+    seed = demo / "seed3"
+    assert len((seed / "selector/visits.csv").read_text().splitlines()) == 1 + 2 * 2
+    assert {file.name for file in (seed / "dpo/adapter").iterdir()} >= {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+
+
+def test_the_demos_adapter_loads_with_peft(demo, tiny_model):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    for stage in ("selector", "dpo"):
+        base = AutoModelForCausalLM.from_pretrained(tiny_model)
+        loaded = PeftModel.from_pretrained(base, demo / f"seed3/{stage}/adapter")
+        assert any("lora_B" in name and value.any() for name, value in loaded.named_parameters())
+
+
+def test_a_second_call_does_nothing_that_is_done(demo, tiny_model):
+    def written():
+        return {file: file.stat().st_mtime_ns for file in (demo / "seed3").rglob("*")}
+
+    before, results = written(), (demo / "results.json").read_text()
+    outcome = fedlight("run", "demo", f"--output={demo}", "--seeds", "3", *tiny_recipe(tiny_model))
+    assert outcome.code == 0
+    assert "──" not in outcome.err
+    assert (written(), (demo / "results.json").read_text()) == (before, results)
+
+
+def test_other_settings_are_refused_and_named(demo, tiny_model):
+    changed = tiny_recipe(tiny_model, "local_steps=9")
+    outcome = fedlight("run", "demo", f"--output={demo}", "--seeds", "3", *changed)
+    assert outcome.code == 1
+    assert "federated.local_steps=2, now it is 9: give another --output, or delete" in outcome.err
+    assert "seed3/selector was made with" in outcome.err
+
+
+def test_a_stage_that_was_begun_with_other_settings_is_refused(run_small, monkeypatch):
+    def fail(name, **arguments):
+        raise ValueError("no")
+
+    recipe = {"seeds": [0], "x": 1, "stages": {"one": call("one")}}
+    recipe["stages"]["one"]["with"]["value"] = "${x}"
+    monkeypatch.setattr("fedlight.steps.note", fail)
+    assert run_small(recipe).code == 1
+    outcome = run_small(recipe, "x=2")
+    assert "one was made with value=1, now it is 2" in outcome.err
+
+
+def test_a_failed_stage_is_done_again_and_the_ones_before_are_not(run_small, monkeypatch):
+    good = steps.note
+    recipe = {"seeds": [0], "stages": {"one": call("one"), "two": call("two")}}
+
+    def fail_at_two(name, **arguments):
+        if name == "two":
+            raise OSError("the disk is gone")
+        return good(name, **arguments)
+
+    monkeypatch.setattr("fedlight.steps.note", fail_at_two)
+    assert "fedlight: the disk is gone" in run_small(recipe).err
+    monkeypatch.setattr("fedlight.steps.note", good)
+    assert run_small(recipe).code == 0
+    assert run_small.done == ["two"]
+
+
+def test_like_when_choose_and_interpolation(run_small):
+    recipe = {
+        "seeds": [0, 5],
+        "big": False,
+        "size": "${choose:${big},100,7}",
+        "stages": {
+            "one": call("one"),
+            "left_out": call("left_out", when="${big}"),
+            "two": {"like": "one", "with": {"name": "two", "size": "${size}", "seed_": "${seed}"}},
+            "like_what_is_left_out": {"like": "left_out", "when": True, "with": {"name": "last"}},
+        },
+    }
+    assert run_small(recipe).code == 0
+    assert run_small.done == ["one", "two", "last"] * 2
+    assert run_small.results()["rows"] == [{"method": "last", "seed": 0}, {"method": "last", "seed": 5}]
+
+
+def test_extends_lays_one_recipe_over_another(run_small):
+    run_small(
+        {"seeds": [0], "x": 1, "stages": {"one": call("one"), "two": call("two", when="${x}")}},
+        name="base.yaml",
+    )
+    shorter = {
+        "extends": "base.yaml",
+        "x": 0,
+        "stages": {"three": {"like": "one", "with": {"name": "three"}}},
+    }
+    assert run_small(shorter, f"--output={run_small.folder / 'other'}", name="short.yaml").code == 0
+    assert run_small.done == ["one", "three"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ({"stages": {"one": {"like": "zero"}}}, "stage one is like 'zero', which is no stage before it"),
+        ({"stages": {"one": call("one", colour="red")}}, "stage one: give one of fit, validate"),
+        ({"stages": {"one": {"with": {}}}}, "stage one: give one of fit, validate"),
+        (
+            {"stages": {"one": call("${nope}")}},
+            "the recipe refers to what it does not have: Interpolation key 'nope'",
+        ),
+        ({"stages": {"one": {"fit": "selectr.yaml"}}}, "stage one: there is no config 'selectr.yaml'"),
+        (
+            {"stages": {"one": {"call": "fedlight.steps.nothing"}}},
+            "stage one: there is no function 'fedlight.steps.nothing'",
+        ),
+        (
+            {"stages": {"one": {"call": "fedlight.stepps.note"}}},
+            "stage one: there is no function 'fedlight.stepps.note'",
+        ),
+        ({"stages": ["one"]}, "a recipe needs stages"),
+        ({}, "a recipe needs stages"),
+        ("seeds: [0\nstages: }", "is no YAML"),
+        ({"extends": "gone.yaml", "stages": {}}, "there is no recipe"),
+    ],
+)
+def test_mistakes_in_a_recipe_are_told_before_any_stage_runs(run_small, recipe, message):
+    if isinstance(recipe, dict):
+        recipe = {"seeds": [0], **recipe}
+        recipe.setdefault("stages", None)
+        if isinstance(recipe["stages"], dict):
+            recipe["stages"] = {"first": call("first"), **recipe["stages"]}
+    outcome = run_small(recipe)
+    assert outcome.code == 1
+    assert message in outcome.err
+    assert "Traceback" not in outcome.err
+    assert run_small.done == []
+
+
+def test_the_command_line_of_recipes(tmp_path):
+    assert "there is no recipe 'demoo': give one of demo, fedbis" in fedlight("run", "demoo").err
+    assert "has no value 'roundss'" in fedlight("run", "demo", "roundss=3").err
+    listed = fedlight("run", "--help").out
+    assert "demo" in listed
+    assert "fedbis" in listed
+
+
+def test_no_traceback_unless_wanted(monkeypatch):
+    monkeypatch.setenv("FEDLIGHT_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="demoo"):
+        fedlight("run", "demoo")
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(demo, tmp_path, capsys):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(demo / "seed3/selector/checkpoints", folder)
+    older, newest = folder / "epoch=0.ckpt", folder / "epoch=1.ckpt"
+    os.utime(older, (1, 1))
+    assert newest_checkpoint(folder) == newest
+    newest.write_bytes(newest.read_bytes()[:1000])
+    assert newest_checkpoint(folder) == older
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("passed over: checkpoint '")
+    assert "epoch=1.ckpt' is damaged" in line
+    older.write_bytes(b"")
+    assert newest_checkpoint(folder) is None
+
+
+def test_results_are_written_whole(tmp_path, monkeypatch):
+    stages.write_json(tmp_path / "x.json", {"a": 1})
+    with pytest.raises(TypeError):
+        stages.write_json(tmp_path / "x.json", {"a": object()})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": 1}
+
+
+def test_the_table_has_a_dash_for_what_was_not_measured():
+    rows = [{"method": "raw", "seed": 0, "x": 0.5}, {"method": "oracle", "seed": 0, "x": None}]
+    assert summary(rows) == {"raw": {"x": "0.500"}, "oracle": {"x": "-"}}
+
+
+def test_overrides_reach_what_refers_to_them():
+    recipe = recipes.load("demo", ["rounds=3", "train_source=votes.jsonl"])
+    assert recipe["rounds"] == 3
+    assert recipe["stages"]["selector"]["with"]["trainer.max_epochs"] == "${rounds}"
