@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
+from omegaconf import OmegaConf
 
 ROOT = Path(__file__).resolve().parents[2]
 DEBATES = (
@@ -48,7 +48,7 @@ def test_four_folds_hold_out_every_debate_once(benchmark):
 
 @pytest.mark.parametrize("name", ["ukpconvarg", "ukpconvarg_choice"])
 def test_the_configs_hold_out_fold_0(benchmark, name):
-    config = yaml.safe_load((ROOT / "conf" / f"{name}.yaml").read_text())
+    config = OmegaConf.load(ROOT / "conf" / f"{name}.yaml")
     values = config["data"]["init_args"]["holdout"]["values"]
     assert {value.removesuffix("_*") for value in values} == benchmark.held_out(DEBATES, 0)
 
