@@ -101,6 +101,9 @@ class FederatedDataModule(L.LightningDataModule):
             self.plan.lengths,
             self.examples_together,
         )
+        if self.trainer is not None:
+            # When a run is resumed Lightning opens the loader before it announces the epoch.
+            pooled.set_epoch(self.trainer.fit_loop.epoch_progress.current.processed)
         return self._loader(self.train_set, pooled)
 
     def val_dataloader(self) -> DataLoader | list:

@@ -119,6 +119,8 @@ class FedlightCLI(LightningCLI):
         path = self.config[self.command].get("ckpt_path")
         if path and Path(path).suffix == ".ckpt" and "://" not in str(path):
             check_readable(path)
+        if path:  # that is what going on means
+            warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
 
     def _run_subcommand(self, subcommand: str) -> None:
         try:

@@ -103,8 +103,7 @@ def run(
     """
     recipe = load(name, overrides)
     output = (output or Path("runs") / Path(name).stem).absolute()
-    for logger in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(logger).setLevel(logging.WARNING)
+    _silence_lightning()
     wanted = seeds if seeds is not None else recipe.get("seeds", [0])
     plan = {seed: stages(recipe, output / f"seed{seed}", seed) for seed in wanted}
     rows: list[dict[str, Any]] = []
@@ -120,6 +119,20 @@ def run(
     write_json(output / "results.json", results)
     show(results, output)
     return results
+
+
+def _silence_lightning() -> None:
+    """Leaves its warnings, and what fedlight reports through its loggers."""
+    import lightning.pytorch  # it sets up its loggers when it is imported
+
+    own = Path(lightning.__file__).parent
+
+    def is_wanted(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING or own not in Path(record.pathname).parents
+
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        for handler in logging.getLogger(name).handlers:
+            handler.addFilter(is_wanted)
 
 
 def stages(recipe: Recipe, folder: Path, seed: int) -> list[Stage]:

@@ -1,0 +1,171 @@
+"""A recipe that is killed or stopped, wherever, and called again ends with the same results to the last digit."""
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
+from tiny_world import fedlight, table, tiny_recipe
+
+from fedlight import conf, stages
+from fedlight.callbacks.adapter_export import AdapterExport
+from fedlight.callbacks.federated_loop import FederatedLoop
+from fedlight.callbacks.prediction_writer import PredictionWriter
+from fedlight.callbacks.progress import RoundProgress
+
+KILLED, STOPPED = -signal.SIGKILL, 130
+
+
+@pytest.fixture(scope="module")
+def command(tiny_model, tmp_path_factory):
+    """Arguments of a demo whose predictions take several batches; its folder comes behind them."""
+    recipe = tmp_path_factory.mktemp("recipe") / "demo.yaml"
+    several = {"with": {"data.init_args.eval_batch_size": 4}}
+    changes = dict.fromkeys(("completions", "votes"), several)
+    recipe.write_text(json.dumps({"extends": str(conf.path("recipes/demo.yaml")), "stages": changes}))
+    return ["run", str(recipe), *tiny_recipe(tiny_model, "num_prompts=12"), "--output"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(command, tmp_path_factory):
+    """What an uninterrupted run leaves, and the seconds that it takes."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    start = time.perf_counter()
+    outcome = fedlight(*command, str(folder))
+    assert outcome.code == 0, outcome.err
+    return what_counts(folder), time.perf_counter() - start
+
+
+def what_counts(folder):
+    """Everything that a run leaves but times."""
+    results = json.loads((folder / "results.json").read_text())
+    visits = table(folder / "seed0/selector/visits.csv")
+    files = {
+        str(file.relative_to(folder)): file.read_bytes()
+        for pattern in ("*.jsonl", "adapter/*.safetensors")
+        for file in folder.rglob(pattern)
+    }
+    timeless = [{key: value for key, value in row.items() if key != "seconds"} for row in visits]
+    return {"results": {**results, "seconds": None}, "visits": timeless, **files}
+
+
+class Child:
+    """The command in a process of its own: a fork, because importing torch anew would take longer than the run."""
+
+    def __init__(self, arguments, log, prepare=lambda: None):
+        self.log = log
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                prepare()
+                outcome = fedlight(*arguments)
+                log.write_text(outcome.err)
+                code = outcome.code
+            finally:
+                os._exit(code)
+
+    def wait(self):
+        _, status = os.waitpid(self.pid, 0)
+        return os.waitstatus_to_exitcode(status)
+
+
+def at(owner, name, when, signum):
+    """Has the process send itself a signal right before ``owner.name(...)`` does its work, the first time ``when``."""
+
+    def prepare():
+        original = getattr(owner, name)
+
+        def sabotaged(*args, **kwargs):
+            if when(*args, **kwargs):
+                os.kill(os.getpid(), signum)
+            return original(*args, **kwargs)
+
+        setattr(owner, name, sabotaged)
+
+    return prepare
+
+
+def second_epoch(callback, trainer, *args):
+    return trainer.current_epoch == 1
+
+
+def second_epoch_second_batch(callback, trainer, module, batch, batch_idx):
+    return trainer.current_epoch == 1 and batch_idx == 1
+
+
+def second_batch(callback, trainer, module, *args, **kwargs):
+    return args[-1] == 1
+
+
+def always(*args, **kwargs):
+    return True
+
+
+def marker_of(stage):
+    return lambda file, content: (file.parent.name, file.name) == (stage, "done.json")
+
+
+POINTS = [
+    (FederatedLoop, "on_train_batch_start", second_epoch_second_batch, KILLED, "selector"),
+    (FederatedLoop, "on_train_batch_start", second_epoch_second_batch, STOPPED, "selector"),
+    (AdapterExport, "on_fit_end", always, KILLED, "selector"),  # trained to the end, but not exported
+    (stages, "write_json", marker_of("selector"), KILLED, "selector"),  # and then not marked
+    (PredictionWriter, "on_predict_batch_end", second_batch, KILLED, "completions"),
+    (PredictionWriter, "on_predict_batch_end", second_batch, STOPPED, "completions"),
+    (PredictionWriter, "on_predict_end", always, KILLED, "completions"),
+    (ModelCheckpoint, "on_train_epoch_end", second_epoch, KILLED, "dpo"),
+    (RoundProgress, "on_train_epoch_start", second_epoch, STOPPED, "dpo"),
+    (stages, "write_json", marker_of("label_by_oracle"), KILLED, "label_by_oracle"),
+]
+
+
+def test_interrupted_at_every_kind_of_moment(command, uninterrupted, tmp_path):
+    folder, log = tmp_path / "run", tmp_path / "log"
+    for owner, name, when, end, stage in POINTS:
+        signum = signal.SIGKILL if end == KILLED else signal.SIGINT
+        child = Child([*command, str(folder)], log, at(owner, name, when, signum))
+        assert child.wait() == end, log.read_text()
+        assert (folder / "seed0" / stage / "settings.json").exists()
+        assert not (folder / "seed0" / stage / "done.json").exists()
+        if end == STOPPED:
+            last = log.read_text().splitlines()[-1]
+            assert last == f"fedlight: stopped in stage {stage}; the same command goes on from here"
+    assert Child([*command, str(folder)], log).wait() == 0, log.read_text()
+    assert what_counts(folder) == uninterrupted[0]
+
+
+def test_killed_at_random_moments(command, uninterrupted, tmp_path):
+    expected, seconds = uninterrupted
+    moments = random.Random(0)
+    folder, log = tmp_path / "run", tmp_path / "log"
+    ends = []
+    for signum in (signal.SIGKILL, signal.SIGINT, signal.SIGKILL, None):
+        child = Child([*command, str(folder)], log)
+        if signum is not None:
+            time.sleep(moments.uniform(0.1, 0.4) * seconds)
+            os.kill(child.pid, signum)
+        ends.append(child.wait())
+    assert KILLED in ends  # a machine that has become much faster may have finished before the second
+    assert ends[-1] == 0, log.read_text()
+    assert what_counts(folder) == expected
+
+
+def test_ctrl_c_in_fit_names_the_checkpoint_to_go_on_from(tiny_model, tmp_path):
+    from tiny_world import tiny_selector
+
+    log = tmp_path / "log"
+    prepare = at(FederatedLoop, "on_train_batch_start", second_epoch_second_batch, signal.SIGINT)
+    arguments = ["fit", *tiny_selector(tiny_model, tmp_path / "run")]
+    assert Child(arguments, log, prepare).wait() == STOPPED
+    checkpoint = tmp_path / "run/checkpoints/epoch=0.ckpt"
+    assert log.read_text().endswith(
+        f"fedlight: stopped after a checkpoint: --ckpt_path {checkpoint} goes on from there\n"
+    )
+    assert fedlight(*arguments, f"--ckpt_path={checkpoint}").code == 0
+    assert len(table(Path(tmp_path / "run/visits.csv"))) == 4
