@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import json
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,39 @@ def make_model(folder: Path, seed: int = 0, **changes) -> str:
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+def make_encoder(folder: Path) -> str:
+    """An untrained BERT of six narrow layers."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    specials = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3}
+    words = "one other claim a b 0 1 2 3 4 5 6 7 8 9".split()  # noqa: SIM905
+    tokenizer = Tokenizer(
+        models.WordLevel({**specials, **{w: 4 + i for i, w in enumerate(words)}}, unk_token="[UNK]")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        **{"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"},
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 6, "num_attention_heads": 2}
+    BertModel(BertConfig(vocab_size=len(specials) + len(words), **sizes)).save_pretrained(folder)
+    return str(folder)
+
+
+def write_rows(file: Path, rows: list[dict]) -> str:
+    """Writes JSON lines and gives the file's name."""
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
 
 
 def table(file: Path) -> list[dict[str, str]]:

@@ -1,0 +1,137 @@
+"""Every YAML in conf/ runs; those with real names on a few rows of the same shape and on models made here."""
+
+import json
+
+import pytest
+from omegaconf import OmegaConf
+from real_rows import ALPACA, MTBENCH, SAFERLHF, SHP, TLDR, TLDR_PROMPTS, UKP
+from tiny_world import VOTES, fedlight, make_encoder, table, write_rows
+
+from fedlight import conf
+from fedlight.toy import MODEL
+
+CPU = "--trainer.accelerator=cpu"
+AS_THEY_ARE = {  # on the embedded world and model; shorter
+    "selector": "fit --federated.clients_per_round=1 --federated.local_steps=1 --trainer.max_epochs=1 --trainer.limit_val_batches=0",
+    "sft": "fit --trainer.limit_train_batches=1 --trainer.limit_val_batches=1",
+    "completions": "predict --data.limit=2 --model.max_new_tokens=3",
+}
+REAL_VOTES = ("ukpconvarg", "ukpconvarg_choice")
+BY_THE_RECIPES = ("dpo", "votes")
+DATA = {  # command, config, rows, what is passed besides
+    "tldr_comparisons": ("fit", "selector", TLDR, ""),
+    "shp": ("fit", "selector", SHP, "--data.partition.num_clients=8"),
+    "mtbench": ("fit", "selector", MTBENCH, ""),
+    "alpaca": ("fit", "sft", ALPACA, "--data.partition.num_clients=4"),
+    "tldr_prompts": ("predict", "completions", TLDR_PROMPTS, ""),
+    "saferlhf_prompts": ("predict", "completions", SAFERLHF, ""),
+    "toy_votes": ("fit", "selector", None, f"--data.source={VOTES}"),
+    "toy_prompts": ("predict", "completions", None, "--data.limit=2"),
+}
+RECIPES = ("fedbis", "demo")  # demo: in test_recipes.py
+
+
+def test_every_file_is_run_somewhere():
+    here = {*AS_THEY_ARE, *REAL_VOTES, *BY_THE_RECIPES}
+    here |= {f"data/{name}" for name in (*DATA, "ukpconvarg")} | {f"recipes/{name}" for name in RECIPES}
+    folder = conf.path("")
+    assert {str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml")} == here
+
+
+def run(command, *arguments):
+    outcome = fedlight(command, CPU, *arguments)
+    assert outcome.code == 0, outcome.err
+    return outcome
+
+
+@pytest.mark.parametrize("name", AS_THEY_ARE)
+def test_as_they_are(name, tmp_path):
+    command, *changes = AS_THEY_ARE[name].split()
+    run(command, f"--config={name}.yaml", f"--trainer.default_root_dir={tmp_path}", *changes)
+    assert len(list(tmp_path.iterdir())) >= 1
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_data(name, tiny_model, tmp_path):
+    command, config, rows, changes = DATA[name]
+    arguments = [f"--config={config}.yaml", f"--trainer.default_root_dir={tmp_path / 'run'}"]
+    arguments += ["--model.model", tiny_model, "--data", f"data/{name}.yaml", "--data.tokenizer", tiny_model]
+    if rows is not None:
+        arguments += ["--data.source", write_rows(tmp_path / "rows.jsonl", rows)]
+    if command == "fit":
+        arguments += ["--data.batch_size=4", "--trainer.max_epochs=1"]
+        loop = ["--federated", "FederatedLoop"] if config == "sft" else []
+        arguments += [*loop, "--federated.clients_per_round=2", "--federated.local_steps=1"]
+    else:
+        arguments += ["--model.max_new_tokens=3", "--model.completions=1"]
+    run(command, *arguments, *changes.split())
+    if command == "fit":
+        assert len(table(tmp_path / "run/visits.csv")) == 2
+    else:
+        rows = (tmp_path / "run/completions.jsonl").read_text().splitlines()
+        assert all(len(json.loads(row)["completions"]) == 1 for row in rows)
+
+
+@pytest.mark.parametrize("name", REAL_VOTES)
+@pytest.mark.parametrize("data", [None, "data/ukpconvarg.yaml"])
+def test_real_votes(name, data, tiny_model, tmp_path):
+    model = tiny_model if name == "ukpconvarg_choice" else make_encoder(tmp_path / "encoder")
+    held_out = ("firefox-vs-internet-explorer_no", "is-the-school-uniform-a-good-or-bad-idea-_good")
+    more = [{**UKP[0], "topic": topic, "response_a": topic} for topic in held_out]
+    rows = write_rows(tmp_path / "votes.jsonl", UKP + more)
+    arguments = [
+        f"--config={name}.yaml",
+        f"--trainer.default_root_dir={tmp_path / 'run'}",
+        "--model.model",
+        model,
+    ]
+    if data is not None:
+        form = "choice" if name == "ukpconvarg_choice" else "pair"
+        arguments += ["--data", data, "--data.tokenizer", model, "--data.form", form]
+    arguments += [f"--data.source={rows}", f"--data.test_source={rows}", "--data.batch_size=4"]
+    fast = ["--trainer.max_epochs=1", "--federated.clients_per_round=2", "--federated.local_steps=1"]
+    run("fit", *arguments, *fast)
+    outcome = run("test", *arguments, f"--model.adapter={tmp_path / 'run/adapter'}", "--trainer.logger=false")
+    assert "test/accuracy" in outcome.out
+
+
+def test_the_recipe_fedbis(tiny_model, tmp_path):
+    instructions = OmegaConf.load(conf.path("data/alpaca.yaml"))
+    instructions.init_args.source = write_rows(tmp_path / "alpaca.jsonl", ALPACA)
+    OmegaConf.save(instructions, tmp_path / "alpaca.yaml")
+    votes, prompts = (
+        write_rows(tmp_path / name, rows) for name, rows in (("v.jsonl", TLDR), ("p.jsonl", TLDR_PROMPTS))
+    )
+    outcome = fedlight(
+        *(
+            "run",
+            "fedbis",
+            f"--output={tmp_path / 'out'}",
+            f"model={tiny_model}",
+            "sft=true",
+            "accelerator=cpu",
+        ),
+        *(f"instructions={tmp_path / 'alpaca.yaml'}", f"train_source={votes}", f"test_source={votes}"),
+        *(f"prompt_source={prompts}", f"eval_source={prompts}", "num_prompts=4", "num_eval_prompts=4"),
+        *(
+            "sft_epochs=1",
+            "rounds=1",
+            "clients_per_round=2",
+            "local_steps=1",
+            "batch_size=4",
+            "completions=2",
+        ),
+        *("max_new_tokens=4", "dpo_epochs=1", "dpo_lr=0.05", "max_tokens=200", "selector_lr=0.01"),
+    )
+    assert outcome.code == 0, outcome.err
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    assert [row["method"] for row in results["rows"]] == ["raw", "FedBis"]
+    assert 0 <= results["rows"][1]["win_rate_by_selector"] <= 1
+    merged = tmp_path / "out/seed0/merge/model"
+    assert (merged / "model.safetensors").exists()
+    settings = json.loads((tmp_path / "out/seed0/completions/settings.json").read_text())
+    assert settings["model.init_args.model"] == str(merged)  # DPO starts from the instructed model
+
+
+def test_the_embedded_model_is_there():
+    assert (MODEL / "model.safetensors").is_file()
