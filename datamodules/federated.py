@@ -103,7 +103,7 @@ class FederatedDataModule(L.LightningDataModule):
         )
         if self.trainer is not None:
             # When a run is resumed Lightning opens the loader before it announces the epoch.
-            pooled.set_epoch(self.trainer.current_epoch)
+            pooled.set_epoch(self.trainer.fit_loop.epoch_progress.current.processed)  # type: ignore[attr-defined]
         return self._loader(self.train_set, pooled)
 
     def val_dataloader(self) -> DataLoader | list:

@@ -75,8 +75,8 @@ class PreferenceDataModule(FederatedDataModule):
         holdout: rows kept out of training; see `fedlight.datamodules.holdout`.
         val_share: share of each client's comparisons for validation, in [0, 1); 0: no validation.
         val_max: most comparisons of a client in validation.
-        twins_together: of the view selector: both orders of a vote share a batch. What does not tell A from B then
-            cancels in its gradient, and an encoder leaves chance in a fraction of the steps.
+        twins_together: of the view selector, the only one with two orders: both of them share a batch. What does not
+            tell A from B then cancels in its gradient, and an encoder leaves chance in a fraction of the steps.
         batch_size, eval_batch_size, seed, bucket, num_workers: see `FederatedDataModule`.
     """
 
@@ -116,11 +116,9 @@ class PreferenceDataModule(FederatedDataModule):
             raise ValueError(
                 f"val_share={val_share} must lie in [0, 1) and val_max={val_max} must be at least 1."
             )
-        if twins_together and (view != "selector" or batch_size % 2):
-            raise ValueError(
-                f"twins_together needs view='selector' (it is {view!r}) and an even batch_size (it is {batch_size})."
-            )
-        self.examples_together = 2 if twins_together else 1
+        if twins_together and view == "selector" and batch_size % 2:
+            raise ValueError(f"twins_together needs an even batch_size; it is {batch_size}.")
+        self.examples_together = 2 if twins_together and view == "selector" else 1
         self.train_rows = (source, split)
         self.val_rows = (val_source, val_split) if val_source else None
         own = (source, split) if holdout else None

@@ -12,7 +12,8 @@ from fedlight.toy import MODEL
 
 CPU = "--trainer.accelerator=cpu"
 AS_THEY_ARE = {  # on the embedded world and model; shorter
-    "selector": "fit --federated.clients_per_round=1 --federated.local_steps=1 --trainer.max_epochs=1 --trainer.limit_val_batches=0",
+    "selector": "fit --federated.clients_per_round=1 --federated.local_steps=1 --trainer.max_epochs=1"
+    " --trainer.limit_val_batches=0",
     "sft": "fit --trainer.limit_train_batches=1 --trainer.limit_val_batches=1",
     "completions": "predict --data.limit=2 --model.max_new_tokens=3",
 }
