@@ -1,0 +1,257 @@
+"""Bad input ends with one line that names what to mend, or is left out and counted; nothing ends in a stack."""
+
+import errno
+import logging
+
+import pytest
+import torch
+from tiny_world import Outcome, fedlight, make_model, tiny_selector, weights, write_rows
+
+from fedlight.callbacks import visit_log
+from fedlight.modules.language_model import LanguageModule
+
+
+def vote(i, client="c0", choice=None):
+    """A vote on two summaries of post i; b wins where i is odd."""
+    names = ("anna paints walls", "ben bakes bread", "leo studies birds")
+    post = f"{names[i % 3]} . {names[(i + 1) % 3]} . " + "honestly " * i
+    answers = {"response_a": f"{names[i % 3]} .", "response_b": f"duh {names[(i + 1) % 3]} ."}
+    return {"prompt": post, **answers, "choice": choice or "ab"[i % 2], "client": client}
+
+
+VOTES = [vote(i, f"c{i % 3}") for i in range(12)]
+
+
+def refused(outcome: Outcome) -> str:
+    """The one line that a refused command ends with; everything before it was said in passing."""
+    assert outcome.code != 0
+    assert "Traceback" not in outcome.err
+    (line,) = [line for line in outcome.err.splitlines() if line.startswith("fedlight: ")]
+    return line
+
+
+@pytest.fixture
+def fit(tiny_model, tmp_path):
+    """Runs the tiny selector with more arguments, on rows of one's own where they are given."""
+
+    def fit(*more, rows=None):
+        given = [] if rows is None else [f"--data.source={write_rows(tmp_path / 'rows.jsonl', rows)}"]
+        return fedlight("fit", *tiny_selector(tiny_model, tmp_path / "run", *given, *more))
+
+    return fit
+
+
+@pytest.fixture
+def told(fit, caplog):
+    """What a run that goes well says of its data."""
+
+    def told(rows, *more):
+        with caplog.at_level(logging.INFO):
+            outcome = fit(*more, rows=rows)
+        assert outcome.code == 0, outcome.err
+        return caplog.text
+
+    return told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--data.columns={prompt: post, response_a: a, response_b: b, choice: c}"],
+            "no column 'post' (mapped to 'prompt')",
+        ),
+        (["--data.source=votes.jsonl"], "votes.jsonl: no such file. Give the path"),
+        (["--data.source=nobody/votes"], "nobody/votes: the hub cannot be reached"),
+        (
+            ["--model.model=nobody/model", "--data.tokenizer=toy"],
+            "model='nobody/model' is no folder here, and the hub cannot be reached",
+        ),
+        (["--model.model=./model", "--data.tokenizer=toy"], "model='./model': there is no such folder"),
+        (["--data.tokenizer=nobody/model"], "tokenizer 'nobody/model' cannot be loaded"),
+        (["--model.adapter=./adapter"], "adapter='./adapter' has no adapter_config.json"),
+        (["--data.max_tokens=20"], "no vote fits into max_tokens=20. Raise it."),
+        (["--data.choices=[zig, zag]"], "they must differ in the last token alone. Set other choices"),
+        (["--model.choices=[zig, zag]"], "this tokenizer does not make one distinct token of each"),
+        (
+            ["--federated.clients_per_round=7"],
+            "clients_per_round=7 is more than the 6 clients of the data: set",
+        ),
+        (["--federated.clients_per_round=0"], "federated.clients_per_round=0 must be at least 1"),
+        (
+            ["--trainer.max_steps=3"],
+            "trainer.max_steps=3 would cut a round of the federation: give max_epochs",
+        ),
+        (["--model.base=int9"], "base='int9': did you mean 'int8'?"),
+        (["--model.lrr=0.1"], "model: Option 'lrr' is not accepted"),
+        (["--feddle.x=1"], "--feddle.x=1"),
+        (["--model=SelectrModule"], "model: there is no class 'SelectrModule'"),
+        (["--federated.algorithm=FedAvgg"], "federated.algorithm: there is no class 'FedAvgg'"),
+        (
+            ["--federated.algorithm.weighting=best"],
+            "federated.algorithm.weighting: Expected a typing.Literal['unbiased',",
+        ),
+        (["--data.batch_size=two"], "data.batch_size: Expected a <class 'int'>. Got value: two"),
+        (["--data.batch_size=0"], "batch_size=0 must be at least 1"),
+        (["--data.partition={by: dirichlet, num_clients: 3}"], "needs the column map to name `category`"),
+        (
+            ["--data.partition={by: iid, num_clients: 999}"],
+            "a client would be empty. Set num_clients between",
+        ),
+        (["--config=gone.yaml"], "config: File does not exist"),
+        (["--model.seed=${nope}"], "Interpolation key"),
+        (["--ckpt_path=gone.ckpt"], "checkpoint 'gone.ckpt': there is no such file"),
+        (["--trainer.accelerator=abacus"], "accelerator='abacus'"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_cannot_be_meant_is_refused_in_one_line(fit, arguments, message):
+    assert message in refused(fit(*arguments))
+
+
+def test_one_category_says_nothing_to_a_split_by_category(fit):
+    rows = [{**row, "kind": "posts"} for row in VOTES]
+    columns = (
+        "{prompt: prompt, response_a: response_a, response_b: response_b, choice: choice, category: kind}"
+    )
+    line = refused(
+        fit(f"--data.columns={columns}", "--data.partition={by: dirichlet, num_clients: 3}", rows=rows)
+    )
+    assert "every example has the category 'posts'" in line
+
+
+def test_clients_that_always_choose_the_same_side_train(told):
+    """A selector sees every pair in both orders, so no client has one label only."""
+    assert "3 clients with 3 to 3 pairs" in told([{**row, "choice": "a"} for row in VOTES])
+
+
+def test_a_client_without_a_decided_vote_is_left_out_and_counted(told):
+    text = told([*VOTES, vote(12, "idle", "tie"), vote(13, "idle", "tie")])
+    assert "left out: 2 ties" in text
+    assert "3 clients" in text
+
+
+def test_a_client_smaller_than_a_batch_trains_on_what_it_has(told):
+    rows = [*VOTES, vote(20, "small")]
+    text = told(rows, "--data.batch_size=4", "--federated.clients_per_round=4")
+    assert "4 clients with 1 to 3 pairs" in text
+
+
+def test_small_clients_are_left_out_and_counted_where_wanted(told):
+    text = told([*VOTES, vote(20, "small")], "--data.partition={by: client, min_size: 2}")
+    assert "3 clients with 3 to 3 pairs" in text
+    assert "1 clients left out as too small" in text
+
+
+def test_gaps_and_repetitions_are_counted(told):
+    text = told(
+        [*VOTES, {**VOTES[0], "response_a": ""}, VOTES[1], {**VOTES[2], "response_b": VOTES[2]["response_a"]}]
+    )
+    assert "1 missing, 1 identical, 1 duplicates" in text
+
+
+def test_answers_that_do_not_fit_are_left_out_and_counted(told):
+    long = {**vote(3, "c0"), "response_a": "honestly " * 90, "response_b": "basically " * 90}
+    assert "1 too long and left out" in told([*VOTES, long])
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    assert fedlight("fit", *tiny_selector(tiny_model, folder, "--trainer.max_epochs=1")).code == 0
+    return folder / "checkpoints/epoch=0.ckpt"
+
+
+def test_a_checkpoint_of_another_model_is_refused(checkpoint, tmp_path):
+    other = make_model(tmp_path / "other", seed=1)
+    line = refused(fedlight("fit", *tiny_selector(other, tmp_path / "run"), f"--ckpt_path={checkpoint}"))
+    assert "this checkpoint belongs to another model: made on" in line
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"), [("lora_rank=2", "does not fit the module"), ("base=nf4", "another model")]
+)
+def test_a_checkpoint_of_other_settings_is_refused(fit, checkpoint, setting, message):
+    assert message in refused(fit(f"--model.{setting}", f"--ckpt_path={checkpoint}"))
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "text", "else"])
+@pytest.mark.parametrize("command", ["fit", "test"])
+def test_a_damaged_checkpoint_is_refused_before_any_work(tiny_model, checkpoint, tmp_path, damage, command):
+    whole, damaged = checkpoint.read_bytes(), tmp_path / "damaged.ckpt"
+    damaged.write_bytes(
+        {"cut": whole[: len(whole) // 2], "empty": b"", "text": b"not a checkpoint"}.get(damage, b"")
+    )
+    if damage == "else":
+        torch.save({"weights": torch.zeros(2)}, damaged)
+    line = refused(fedlight(command, *tiny_selector(tiny_model, tmp_path / "run"), f"--ckpt_path={damaged}"))
+    assert f"checkpoint '{damaged}'" in line
+    assert "use another" in line or "not a checkpoint of Lightning" in line
+    assert not (tmp_path / "run").exists()
+
+
+def no_space(*args, **kwargs):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class SafetensorError(Exception):
+    """As safetensors has it: no OSError, and no number of its own."""
+
+
+def no_space_for_safetensors(*args, **kwargs):
+    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+WRITERS = {
+    "checkpoints": ("lightning.fabric.plugins.io.torch_io._atomic_save", no_space, "run:"),
+    "metrics": ("lightning.fabric.loggers.csv_logs._ExperimentWriter.save", no_space, "run:"),
+    "visits": ("fedlight.callbacks.visit_log._csv_text", no_space, "run/visits.csv:"),
+    "adapter": (
+        "fedlight.modules.language_model.LanguageModule.save_adapter",
+        no_space_for_safetensors,
+        "run/adapter.tmp:",
+    ),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_full_disk_is_named_and_the_run_goes_on_later(fit, checkpoint, tmp_path, monkeypatch, writer):
+    target, fails, named = WRITERS[writer]
+    with monkeypatch.context() as full:
+        full.setattr(target, fails)
+        line = refused(fit())
+    assert f"the disk is full while writing {tmp_path}/{named}" in line.replace(": free", ":", 1)
+    assert "free some space and give the same command again" in line
+    saved = sorted((tmp_path / "run/checkpoints").glob("*.ckpt"))
+    going_on = [f"--ckpt_path={saved[-1]}"] if saved else []
+    assert fit(*going_on).code == 0
+    assert weights(tmp_path / "run")
+
+
+def test_a_full_disk_in_a_recipe_keeps_what_is_finished(tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setattr("fedlight.steps.note", lambda name: done.append(name), raising=False)
+    stages = ", ".join(
+        f"{name}: {{call: fedlight.steps.note, with: {{name: {name}}}}}" for name in ("one", "two")
+    )
+    (tmp_path / "small.yaml").write_text(f"{{seeds: [0], stages: {{{stages}}}}}")
+    command = ["run", str(tmp_path / "small.yaml"), f"--output={tmp_path / 'out'}"]
+    with monkeypatch.context() as full:
+        write = type(tmp_path).write_text
+        full.setattr(
+            type(tmp_path),
+            "write_text",
+            lambda self, text, **k: (
+                no_space() if str(self).endswith("two/done.tmp") else write(self, text, **k)
+            ),
+        )
+        line = refused(fedlight(*command))
+    assert f"the disk is full while writing {tmp_path}/out/seed0/two/done.json: free some space" in line
+    assert fedlight(*command).code == 0
+    assert done == ["one", "two", "two"]
+
+
+def test_writers_are_where_they_were():
+    """What is made to fail above exists: a renamed function would make the tests above pass for nothing."""
+    assert callable(visit_log._csv_text)
+    assert callable(LanguageModule.save_adapter)

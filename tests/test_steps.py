@@ -1,0 +1,158 @@
+"""The stages of recipes that are functions: labels and tables, with numbers done by hand."""
+
+import json
+
+import pytest
+from tiny_world import make_model, write_rows
+
+from fedlight import steps
+from fedlight.toy.oracle import Oracle
+
+POST = "anna paints walls . ben bakes bread . leo studies birds . ida cooks soup ."
+GOOD, BAD = "anna paints walls . ben bakes bread .", "duh leo studies stars ."
+
+
+def completions(*answers, prompt="p"):
+    """Rows as completions.yaml writes them, one prompt each."""
+    return [
+        {"fields": {"prompt": f"{prompt}{i}"}, "completions": list(some)} for i, some in enumerate(answers)
+    ]
+
+
+def votes(*log_odds):
+    """Rows as votes.yaml writes them with both orders; the log-odds are those of the first answer."""
+    both = [(index, order, odds) for index, odds in enumerate(log_odds) for order in (0, 1)]
+    return [
+        {
+            "index": index,
+            "order": order,
+            "logp_a": odds if order == 0 else 0.0,
+            "logp_b": 0.0 if order == 0 else odds,
+        }
+        for index, order, odds in both
+    ]
+
+
+def read(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.fixture
+def rows(tmp_path):
+    def write(name, content):
+        return write_rows(tmp_path / f"{name}.jsonl", content)
+
+    return write
+
+
+def test_labels_are_the_majority_of_the_selectors(rows, tmp_path):
+    source = rows("completions", completions(("x", "y"), ("same", "same"), ("v", "w")))
+    selectors = [
+        rows(f"s{i}", votes(*odds)) for i, odds in enumerate([(2.0, -1.0), (-3.0, -1.0), (1.0, 4.0)])
+    ]
+    output = tmp_path / "label/pairs.jsonl"
+    done = steps.label_with_selectors(source, selectors, str(output))
+    assert [(row["response_a"], row["response_b"], row["choice"]) for row in read(output)] == [
+        ("x", "y", "a"),  # two of three
+        ("v", "w", "b"),
+    ]
+    assert done["pairs"] == 2
+    assert "1 pairs of equal or empty completions skipped" in done["report"]
+
+
+def test_an_even_number_of_selectors_is_refused(rows, tmp_path):
+    source = rows("completions", completions(("x", "y")))
+    with pytest.raises(ValueError, match="odd"):
+        steps.label_with_selectors(source, [rows("s", votes(1.0))] * 2, str(tmp_path / "out.jsonl"))
+
+
+def test_the_oracle_labels_by_what_clients_like(rows, tmp_path):
+    content = [{"fields": {"prompt": POST}, "completions": [BAD, GOOD]}]
+    output = tmp_path / "pairs.jsonl"
+    steps.label_with_oracle(rows("completions", content), seed=0, output=str(output))
+    (row,) = read(output)
+    better = "ab"[Oracle(0).utility(POST, GOOD) > Oracle(0).utility(POST, BAD)]
+    assert (row["prompt"], row["response_a"], row["choice"]) == (POST, BAD, better)
+    assert better == "b"  # two facts said rightly against a rude one that is invented
+
+
+def test_answers_are_put_side_by_side(rows, tmp_path):
+    ours, theirs = rows("ours", completions("ab"[:1], "b")), rows("theirs", completions("a", "c"))
+    output = tmp_path / "duel.jsonl"
+    assert steps.pair_answers(ours, theirs, str(output)) == {"prompts": 2, "different": 1}
+    assert [row["completions"] for row in read(output)] == [["a", "a"], ["b", "c"]]
+
+
+def test_a_model_that_tuning_did_not_change_is_refused(rows, tmp_path):
+    same = rows("same", completions("a", "b"))
+    with pytest.raises(
+        ValueError, match="answers all 2 prompts as the raw one does; raise dpo_lr or dpo_epochs"
+    ):
+        steps.pair_answers(same, same, str(tmp_path / "duel.jsonl"))
+
+
+@pytest.fixture
+def tested(tmp_path):
+    """Folders of stages that tested the raw selector and the trained one."""
+    for name, accuracy in (("raw", 0.5), ("trained", 0.75)):
+        (tmp_path / name).mkdir()
+        done = {"result": {"metrics": {"test/accuracy": accuracy}}}
+        (tmp_path / name / "done.json").write_text(json.dumps(done))
+    return {"raw": str(tmp_path / "raw"), "FedBis": str(tmp_path / "trained")}
+
+
+def test_the_selectors_table(rows, tested):
+    """Four prompts: won, lost, won, and one answered alike, which counts half."""
+    duel = rows("duel", completions(("x", "y"), ("x", "y"), ("same", "same"), ("u", "v")))
+    table = steps.compare_by_selector(tested, duel, rows("votes", votes(1.0, -2.0, 0.5)))
+    assert table["rows"] == [
+        {"method": "raw", "selector_accuracy": 0.5, "win_rate_by_selector": 0.5},
+        {"method": "FedBis", "selector_accuracy": 0.75, "win_rate_by_selector": 2.5 / 4},
+    ]
+
+
+def test_the_oracles_table(rows, tmp_path):
+    (tmp_path / "results").mkdir()
+    known = [{"method": "raw", "selector_accuracy": 0.5}, {"method": "FedBis", "selector_accuracy": 0.75}]
+    (tmp_path / "results/done.json").write_text(json.dumps({"result": {"rows": known}}))
+
+    def answered(name, *answers):
+        return rows(name, [{"fields": {"prompt": POST}, "completions": [answer]} for answer in answers])
+
+    answers = {
+        "raw": answered("raw", BAD, GOOD),
+        "FedBis": answered("ours", GOOD, GOOD),
+        "oracle": answered("best", GOOD, BAD),
+    }
+    table = steps.compare_with_oracle(0, str(tmp_path / "results"), answers)["rows"]
+    good, bad = (Oracle(0).utility(POST, text) for text in (GOOD, BAD))
+    assert [(row["method"], row["win_rate_vs_raw"]) for row in table] == [
+        ("raw", 0.5),
+        ("FedBis", 0.75),
+        ("oracle", 0.5),
+    ]
+    assert [row["utility"] for row in table] == pytest.approx([(good + bad) / 2, good, (good + bad) / 2])
+    assert [row["selector_accuracy"] for row in table[:2]] == [0.5, 0.75]
+    assert 0.6 < table[2]["selector_accuracy"] < 1.0
+
+
+def test_a_merged_model_says_what_base_and_adapter_say(tmp_path):
+    from fedlight.modules.sft import SFTModule
+
+    model = make_model(tmp_path / "model")
+    trained = SFTModule(model, seed=1)
+    trained.configure_model()
+    for name, weight in trained.named_parameters():
+        if "lora_B" in name:
+            weight.data.fill_(0.05)
+    trained.save_adapter(tmp_path / "adapter")
+    steps.merge_adapter(model, str(tmp_path / "adapter"), str(tmp_path / "merged"))
+    prompts = ["POST : anna paints walls", "ben bakes"]
+
+    def said(**arguments):
+        module = SFTModule(**arguments)
+        return module.generate(prompts, temperature=0, max_new_tokens=8)
+
+    merged = said(model=str(tmp_path / "merged"))
+    assert merged == said(model=model, adapter=str(tmp_path / "adapter"))
+    assert merged != said(model=model)
