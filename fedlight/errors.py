@@ -1,17 +1,21 @@
 """One clear line for what a user can mend and for Ctrl-C; the stack on request."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """Ends the program with the message of a bad setting, file or checkpoint instead of its stack.
 
-    ``FEDLIGHT_TRACEBACK=1`` in the environment shows the stack. A Ctrl-C ends it with exit code 130.
+    ``FEDLIGHT_TRACEBACK=1`` in the environment shows the stack. A Ctrl-C ends it with exit code 130, and so does
+    SIGTERM, at which Lightning would end with exit code 0, or go on until the stage is over.
     """
+    signal.signal(signal.SIGTERM, _stop)
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -22,6 +26,10 @@ def one_line_errors() -> Iterator[None]:
             raise
         message = " ".join(str(error).split()) or type(error).__name__
         sys.exit(f"fedlight: {message}\n(FEDLIGHT_TRACEBACK=1 shows where)")
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _can_be_mended(error: Exception) -> bool:

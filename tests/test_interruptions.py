@@ -17,7 +17,9 @@ from fedlight.callbacks.federated_loop import FederatedLoop
 from fedlight.callbacks.prediction_writer import PredictionWriter
 from fedlight.callbacks.progress import RoundProgress
 
-KILLED, STOPPED = -signal.SIGKILL, 130
+KILLED, STOPPED, TERMINATED = "killed", "stopped", "terminated"
+SIGNALS = {KILLED: signal.SIGKILL, STOPPED: signal.SIGINT, TERMINATED: signal.SIGTERM}
+CODES = {KILLED: -signal.SIGKILL, STOPPED: 130, TERMINATED: 130}
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +120,7 @@ POINTS = [
     (stages, "write_json", marker_of("selector"), KILLED, "selector"),  # and then not marked
     (PredictionWriter, "on_predict_batch_end", second_batch, KILLED, "completions"),
     (PredictionWriter, "on_predict_batch_end", second_batch, STOPPED, "completions"),
+    (PredictionWriter, "on_predict_batch_end", always, TERMINATED, "completions"),
     (PredictionWriter, "on_predict_end", always, KILLED, "completions"),
     (ModelCheckpoint, "on_train_epoch_end", second_epoch, KILLED, "dpo"),
     (RoundProgress, "on_train_epoch_start", second_epoch, STOPPED, "dpo"),
@@ -128,12 +131,11 @@ POINTS = [
 def test_interrupted_at_every_kind_of_moment(command, uninterrupted, tmp_path):
     folder, log = tmp_path / "run", tmp_path / "log"
     for owner, name, when, end, stage in POINTS:
-        signum = signal.SIGKILL if end == KILLED else signal.SIGINT
-        child = Child([*command, str(folder)], log, at(owner, name, when, signum))
-        assert child.wait() == end, log.read_text()
+        child = Child([*command, str(folder)], log, at(owner, name, when, SIGNALS[end]))
+        assert child.wait() == CODES[end], log.read_text()
         assert (folder / "seed0" / stage / "settings.json").exists()
         assert not (folder / "seed0" / stage / "done.json").exists()
-        if end == STOPPED:
+        if end != KILLED:
             last = log.read_text().splitlines()[-1]
             assert last == f"fedlight: stopped in stage {stage}; the same command goes on from here"
     assert Child([*command, str(folder)], log).wait() == 0, log.read_text()
@@ -151,7 +153,7 @@ def test_killed_at_random_moments(command, uninterrupted, tmp_path):
             time.sleep(moments.uniform(0.1, 0.4) * seconds)
             os.kill(child.pid, signum)
         ends.append(child.wait())
-    assert KILLED in ends  # a machine that has become much faster may have finished before the second
+    assert CODES[KILLED] in ends  # a machine that has become much faster may have finished before the second
     assert ends[-1] == 0, log.read_text()
     assert what_counts(folder) == expected
 
@@ -162,7 +164,7 @@ def test_ctrl_c_in_fit_names_the_checkpoint_to_go_on_from(tiny_model, tmp_path):
     log = tmp_path / "log"
     prepare = at(FederatedLoop, "on_train_batch_start", second_epoch_second_batch, signal.SIGINT)
     arguments = ["fit", *tiny_selector(tiny_model, tmp_path / "run")]
-    assert Child(arguments, log, prepare).wait() == STOPPED
+    assert Child(arguments, log, prepare).wait() == CODES[STOPPED]
     checkpoint = tmp_path / "run/checkpoints/epoch=0.ckpt"
     assert log.read_text().endswith(
         f"fedlight: stopped after a checkpoint: --ckpt_path {checkpoint} goes on from there\n"

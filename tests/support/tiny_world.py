@@ -96,7 +96,7 @@ def fedlight(*args: str) -> Outcome:
 
     out, err = io.StringIO(), io.StringIO()
     code = 0
-    handler = signal.getsignal(signal.SIGINT)
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main(list(args))
@@ -105,7 +105,8 @@ def fedlight(*args: str) -> Outcome:
             if isinstance(stop.code, str):
                 print(stop.code, file=err)
         finally:
-            signal.signal(signal.SIGINT, handler)  # Lightning leaves it ignored after a Ctrl-C
+            for signum, handler in handlers.items():  # Lightning leaves Ctrl-C ignored after one
+                signal.signal(signum, handler)
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
