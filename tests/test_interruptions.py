@@ -24,10 +24,12 @@ CODES = {KILLED: -signal.SIGKILL, STOPPED: 130, TERMINATED: 130}
 
 @pytest.fixture(scope="module")
 def command(tiny_model, tmp_path_factory):
-    """Arguments of a demo whose predictions take several batches; its folder comes behind them."""
+    """Arguments of a demo without its ceiling, whose predictions take several batches; its folder comes last."""
     recipe = tmp_path_factory.mktemp("recipe") / "demo.yaml"
     several = {"with": {"data.init_args.eval_batch_size": 4}}
     changes = dict.fromkeys(("completions", "votes"), several)
+    ceiling = ("label_by_oracle", "dpo_by_oracle", "answers_oracle", "verdict")
+    changes |= {name: {"when": False} for name in ceiling}
     recipe.write_text(json.dumps({"extends": str(conf.path("recipes/demo.yaml")), "stages": changes}))
     return ["run", str(recipe), *tiny_recipe(tiny_model, "num_prompts=12"), "--output"]
 
@@ -124,7 +126,7 @@ POINTS = [
     (PredictionWriter, "on_predict_end", always, KILLED, "completions"),
     (ModelCheckpoint, "on_train_epoch_end", second_epoch, KILLED, "dpo"),
     (RoundProgress, "on_train_epoch_start", second_epoch, STOPPED, "dpo"),
-    (stages, "write_json", marker_of("label_by_oracle"), KILLED, "label_by_oracle"),
+    (stages, "write_json", marker_of("duel"), KILLED, "duel"),
 ]
 
 
