@@ -16,16 +16,16 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from fedlight.callbacks.federated_run import Run, federated_data, forget, seed_all
 from fedlight.callbacks.round_guard import federated_parameters, refuse_cut_rounds
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.channel import Channel, Identity
-from fedlight.federation.client import Client, FederatedData, Visit, Work, build_clients
+from fedlight.federation.client import Client, Visit, Work, build_clients
 from fedlight.federation.sampling import uniform_cohort
-from fedlight.federation.seeding import derive_seed
 from fedlight.federation.server import Average, ServerOptimizer
-from fedlight.federation.state import read, write
+from fedlight.federation.state import State, read, write
 
 
 class FederatedLoop(L.Callback):
@@ -39,6 +39,8 @@ class FederatedLoop(L.Callback):
         clients_per_round: clients sampled in a round, at most the number of clients.
         local_steps: optimizer steps of a visit; None is one pass over the client's data.
         channel: what the wire does to what is sent; lossless fp32 if not given.
+        aggregation: a robust way to combine the clients' movements, such as the coordinate-wise median; the algorithm's
+            own, with its weighting, if not given.
         seed: of the sampling of clients and of everything random inside a visit.
 
     Attributes:
@@ -57,6 +59,7 @@ class FederatedLoop(L.Callback):
         clients_per_round: int = 10,
         local_steps: int | None = None,
         channel: Channel | None = None,
+        aggregation: Aggregation | None = None,
         seed: int = 0,
     ) -> None:
         for name, value in (("clients_per_round", clients_per_round), ("local_steps", local_steps)):
@@ -67,6 +70,7 @@ class FederatedLoop(L.Callback):
         self.clients_per_round = clients_per_round
         self.local_steps = local_steps
         self.channel = channel or Identity()
+        self.aggregation = aggregation
         self.seed = seed
         self.rounds_done = 0
         self.clients: dict[str, Client] = {}
@@ -86,7 +90,7 @@ class FederatedLoop(L.Callback):
                 f"this FederatedLoop has done {self.rounds_done} rounds already: make a new one for a new run, "
                 "or go on with the same trainer and a larger max_epochs"
             )
-        self._data = _federated_data(trainer)
+        self._data = federated_data(trainer)
         self.clients = build_clients(self._data.client_sizes())
         if self.clients_per_round > len(self.clients):
             raise ValueError(
@@ -100,6 +104,8 @@ class FederatedLoop(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Takes the optimizer's parameters; a checkpoint is loaded by now, so its round is planned."""
         self._parameters = federated_parameters(trainer, pl_module)
+        self._run = Run(trainer, pl_module, self.clients, self.aggregation is not None)
+        self.algorithm.check(self._run)
         for client_id, memory in self._memories.items():
             self.clients[client_id].memory = memory
         self._plan_round(trainer)
@@ -111,12 +117,12 @@ class FederatedLoop(L.Callback):
                 f"the trainer is in epoch {trainer.current_epoch} but {self.rounds_done} rounds are done: "
                 "the checkpoint that was resumed is not of a federated run with this callback"
             )
-        _seed(self.seed, "round", self.rounds_done)
+        seed_all(self.seed, "round", self.rounds_done)
         self.visit_records = []
         self._inside_round = True
         self._global = read(self._parameters)
-        self._aggregation: Aggregation = self.algorithm.aggregation(len(self.clients))
-        self.algorithm.start_round(self.rounds_done, self._cohort, pl_module)
+        self.algorithm.start_round(self.rounds_done, self._cohort, self._run)
+        self._aggregation = self.aggregation or self.algorithm.aggregation(len(self.clients))
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -171,11 +177,11 @@ class FederatedLoop(L.Callback):
     def _begin_visit(self, trainer: L.Trainer, module: L.LightningModule, visit: Visit) -> None:
         self.visit = visit
         self._client = self.clients[visit.client_id]
-        payload = self.channel.down(self._global, self._client)
+        payload = self.channel.down(self.algorithm.send(visit, self._client, self._global), self._client)
         self._received, self._bytes_down = payload.state, payload.num_bytes
         write(self.algorithm.start_visit(visit, self._client, self._received, module), self._parameters)
-        _forget(trainer.optimizers)
-        _seed(self.seed, "visit", self.rounds_done, visit.client_id, visit.split)
+        forget(trainer.optimizers)
+        seed_all(self.seed, "visit", self.rounds_done, visit.client_id, visit.split)
         self._steps, self._losses, self._started = 0, [], time.perf_counter()
 
     def _add_loss(self, outputs: Any) -> None:
@@ -185,11 +191,12 @@ class FederatedLoop(L.Callback):
 
     def _finish_visit(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         assert self.visit is not None
-        trained = read(self._parameters)
+        trained = read({name: p for name, p in self._parameters.items() if name in self._received})
         mean_loss = torch.stack(self._losses).mean().item() if self._losses else float("nan")
         lr = trainer.optimizers[0].param_groups[0]["lr"]
         work = Work(self._steps, lr, mean_loss, time.perf_counter() - self._started)
-        payload = self.channel.up(self._received, trained, self._client)
+        reply = self.algorithm.reply(self.visit, self._client, self._received, trained, work)
+        payload = self.channel.up(self._received, reply, self._client)
         update = self.algorithm.finish_visit(self.visit, self._client, payload.state, work)
         if update is not None:
             self._aggregation.add(update)
@@ -208,16 +215,21 @@ class FederatedLoop(L.Callback):
         )
 
     def _finish_round(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        write(self.server.step(self._global, self._aggregation.result()), self._parameters)
-        _forget(trainer.optimizers)  # or a checkpoint would carry the last client's moments
+        movement = self.algorithm.finish_round(self._aggregation.result())
+        write(self.server.step(self._global, movement), self._parameters)
+        forget(trainer.optimizers)  # or a checkpoint would carry the last client's moments
         del self._global, self._received, self._aggregation
         self.visit, self._inside_round = None, False
         self.rounds_done += 1
         totals = {key: sum(float(r[key]) for r in self.visit_records) for key in ("bytes_down", "bytes_up")}
         losses = [float(r["loss"]) for r in self.visit_records]
         metrics = {"fed/loss": sum(losses) / len(losses), "fed/clients": float(len(self._cohort))}
-        metrics |= {f"fed/{key}": value for key, value in totals.items()}
+        metrics |= {f"fed/{key}": value for key, value in (totals | self.algorithm.metrics()).items()}
         module.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1)
+
+    def own_state(self, client_id: str) -> State | None:
+        """The parameters with which a client would go on alone; None where they are the global ones."""
+        return self.algorithm.own_state(self.clients[client_id])
 
     def state_dict(self) -> dict[str, Any]:
         """Rounds done, and what algorithm, server and clients remember."""
@@ -245,22 +257,3 @@ class FederatedLoop(L.Callback):
         self.server.load_state_dict(state_dict["server"])
         self._memories = state_dict["memories"]
         rank_zero_info(f"resuming after round {self.rounds_done}")
-
-
-def _federated_data(trainer: L.Trainer) -> FederatedData:
-    data = trainer.datamodule  # type: ignore[attr-defined]
-    if not isinstance(data, FederatedData):
-        raise ValueError(
-            f"the datamodule {type(data).__name__} does not say whose example is whose: derive it from "
-            "FederatedDataModule or wrap it, FederatedWrapper(datamodule, clients=...)"
-        )
-    return data
-
-
-def _forget(optimizers: list[torch.optim.Optimizer]) -> None:
-    for optimizer in optimizers:
-        optimizer.state.clear()
-
-
-def _seed(*parts: int | str) -> None:
-    L.seed_everything(derive_seed(*parts), verbose=False)

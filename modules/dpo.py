@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fedlight.federation.eval_mode import eval_mode
 from fedlight.modules.functional import IGNORED, dpo_loss, reward_margin
-from fedlight.modules.generation import eval_mode
 from fedlight.modules.language_model import Batch, LanguageModule
 from fedlight.modules.readout import response_log_probs
 from fedlight.modules.settings import check_range

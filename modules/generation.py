@@ -1,36 +1,15 @@
 """Completions of many prompts at once: left padding, a KV cache, and a random stream of their own."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from fedlight.federation.eval_mode import eval_mode
 from fedlight.modules.settings import check_range
 from fedlight.modules.streams import own_stream
-
-
-@contextmanager
-def eval_mode(module: nn.Module) -> Iterator[None]:
-    """Runs its body with every submodule in eval mode, then gives each its own mode back.
-
-    Example:
-        >>> layer = nn.Dropout()
-        >>> with eval_mode(layer):
-        ...     layer.training
-        False
-        >>> layer.training
-        True
-    """
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
 
 
 def complete(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedlight.federation.aggregation import Aggregation, WeightedSum
 from fedlight.federation.client import Client, Update, Visit, Work
+from fedlight.federation.federation import Federation, refuse_several_adapters
 from fedlight.federation.state import State
 
 Weighting = Literal["unbiased", "normalized", "uniform"]
@@ -36,24 +37,40 @@ class Algorithm:
             raise ValueError(f"weighting={weighting!r} is not one of unbiased, normalized, uniform")
         self.weighting = weighting
 
+    def check(self, federation: Federation) -> None:
+        """Before the first round: refuses what the algorithm cannot work with.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        refuse_several_adapters(federation.module, type(self).__name__)
+
     def plan(
         self, round_idx: int, cohort: Sequence[Client], num_batches: Callable[[str], int]
     ) -> list[Visit]:
         """The visits of a round, in the order in which they are trained: one per client."""
         return [Visit(client.id, num_batches(client.id)) for client in cohort]
 
-    def start_round(self, round_idx: int, cohort: Sequence[Client], module: nn.Module) -> None:
+    def start_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
         """Before the first visit of a round; the module holds the global state."""
 
+    def send(self, visit: Visit, client: Client, state: State) -> State:
+        """What goes down to the client: by default the global state; part of it, or tensors of the algorithm's own."""
+        return state
+
     def start_visit(self, visit: Visit, client: Client, received: State, module: nn.Module) -> State:
-        """The state from which the client trains: by default the one that it received."""
+        """The parameters from which the client trains: by default those that it received."""
         return received
 
     def adjust_gradients(self, client: Client, received: State, parameters: Mapping[str, Tensor]) -> None:
         """Changes gradients in place before an optimizer step, after unscaling and before clipping."""
 
+    def reply(self, visit: Visit, client: Client, received: State, trained: State, work: Work) -> State:
+        """What the client sends back, under names that it received: by default what it trained."""
+        return trained
+
     def finish_visit(self, visit: Visit, client: Client, movement: State, work: Work) -> Update | None:
-        """What the server adds up, given the movement that reached it; None for nothing."""
+        """What the server adds up, given the movement (reply minus received) that reached it; None for nothing."""
         return Update(client.id, movement, 1.0 if self.weighting == "uniform" else client.share)
 
     def aggregation(self, num_clients: int) -> Aggregation:
@@ -61,6 +78,18 @@ class Algorithm:
         if self.weighting == "unbiased":
             return WeightedSum("count", scale=num_clients)
         return WeightedSum("weight")
+
+    def finish_round(self, movement: State) -> State:
+        """What the server's optimizer gets of the combined movement: all but the algorithm's own tensors."""
+        return movement
+
+    def own_state(self, client: Client) -> State | None:
+        """The parameters with which the client would go on alone; None for the global ones."""
+        return None
+
+    def metrics(self) -> dict[str, float]:
+        """What is logged with the round, as ``fed/NAME``."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: tensors and plain values only."""

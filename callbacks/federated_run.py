@@ -1,0 +1,68 @@
+"""The run under a federated loop: what an algorithm sees of it, and the small acts between visits."""
+
+from collections.abc import Mapping, Sequence
+
+import lightning as L
+import torch
+from torch import nn
+
+from fedlight.callbacks.client_losses import ValidatesByClient, check_client_losses, client_losses
+from fedlight.federation.client import Client, FederatedData
+from fedlight.federation.seeding import derive_seed
+
+
+class Run:
+    """The :class:`~fedlight.federation.federation.Federation` of a trainer.
+
+    Args:
+        trainer: that runs.
+        module: what it trains.
+        clients: all clients by id.
+        robust: a robust aggregation takes the place of the algorithm's own.
+    """
+
+    def __init__(
+        self, trainer: L.Trainer, module: L.LightningModule, clients: Mapping[str, Client], robust: bool
+    ) -> None:
+        self.lightning_module = module
+        self.module: nn.Module = module
+        self.optimizers: Sequence[torch.optim.Optimizer] = trainer.optimizers
+        self.clients = clients
+        self.robust = robust
+        self._data = trainer.datamodule  # type: ignore[attr-defined]
+
+    def check_validation(self) -> None:
+        """Raises ``ValueError`` where clients cannot be scored."""
+        check_client_losses(self.lightning_module, self._data)
+
+    def validation_losses(self) -> dict[str, float]:
+        """Mean loss of each client's validation examples, the module as it stands."""
+        data = self._data
+        assert isinstance(data, ValidatesByClient)
+        return client_losses(self.lightning_module, data)
+
+
+def federated_data(trainer: L.Trainer) -> FederatedData:
+    """The trainer's datamodule.
+
+    Raises:
+        ValueError: it does not know whose example is whose.
+    """
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    if not isinstance(data, FederatedData):
+        raise ValueError(
+            f"the datamodule {type(data).__name__} does not say whose example is whose: derive it from "
+            "FederatedDataModule or wrap it, FederatedWrapper(datamodule, clients=...)"
+        )
+    return data
+
+
+def forget(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Clears what the optimizers remember; groups and learning rates stay."""
+    for optimizer in optimizers:
+        optimizer.state.clear()
+
+
+def seed_all(*parts: int | str) -> None:
+    """Seeds every global random stream with what it is for."""
+    L.seed_everything(derive_seed(*parts), verbose=False)

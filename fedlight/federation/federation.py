@@ -1,0 +1,45 @@
+"""What an algorithm sees of the run that it is in; the federated loop gives it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from fedlight.federation.client import Client
+
+
+class Federation(Protocol):
+    """The run, between visits: the module holds the global state.
+
+    Attributes:
+        module: what is trained.
+        optimizers: its optimizers, whose learning rates are those of the round.
+        clients: all clients by id, whether they take part in the round or not.
+        robust: a robust aggregation takes the place of the algorithm's own.
+    """
+
+    module: nn.Module
+    optimizers: Sequence[torch.optim.Optimizer]
+    clients: Mapping[str, Client]
+    robust: bool
+
+    def check_validation(self) -> None:
+        """Refuses a run in which clients cannot be scored, before any work.
+
+        Raises:
+            ValueError: the data have no validation examples by client, or the module has no loss per example.
+        """
+
+    def validation_losses(self) -> dict[str, float]:
+        """Mean loss over each client's validation examples, the module as it stands, in one pass over all of them."""
+
+
+def refuse_several_adapters(module: nn.Module, algorithm: str) -> None:
+    """Raises ``ValueError`` for a module with several adapters, of which ``algorithm`` would train the active one alone."""
+    names = getattr(module, "adapter_names", None)
+    if names is not None and len(names) > 1:
+        raise ValueError(
+            f"the module has {len(names)} adapters, of which {algorithm} would train one: set model.num_adapters=1, or "
+            "take an algorithm that shares the clients out among adapters, such as FedBiscuit"
+        )
