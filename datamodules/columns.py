@@ -4,8 +4,9 @@ A column map says for every name that fedlight knows where a row has it; dots go
 ``{"post": "info.post", "response_a": "summaries.0.text", "choice": "choice", "client": "worker"}``.
 
 Names with a meaning: ``response_a``, ``response_b`` and ``choice``, or ``chosen`` and ``rejected``; ``score_a``
-and ``score_b`` (the choice is tested against them); ``client``; ``category``. Every other name is a slot of the
-template.
+and ``score_b`` (the choice is tested against them); ``client``; ``category``; ``group``, a known group of the
+client, with which evaluation compares what an algorithm finds and which no model sees. Every other name is a slot of
+the template.
 """
 
 from collections.abc import Mapping, Sequence

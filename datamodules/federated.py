@@ -5,7 +5,7 @@ then the training loader streams the round's batches, client after client. Batch
 client and the visit alone, so they do not depend on who else takes part and a resumed run sees the same ones.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import lightning as L
@@ -32,6 +32,10 @@ class FederatedDataModule(L.LightningDataModule):
         examples_together: so many neighbours in ``client_indices`` share a training batch; divides each client's number
             of examples, and ``batch_size``.
         train_lengths: tokens of each example of ``train_set``, or None where length means nothing.
+        val_client_indices: client id -> positions in ``val_set``, in which order the loader gives it; None: not known.
+        test_client_indices: client id -> positions in ``test_set``, likewise.
+        client_groups: client id -> the group that it is known to belong to, None where no column says so. Evaluation
+            compares with it what an algorithm finds; no model and no algorithm sees it.
         skip_predict_batches: prediction batches that an interrupted run has finished already.
     """
 
@@ -42,6 +46,8 @@ class FederatedDataModule(L.LightningDataModule):
     val_set: Dataset | None = None
     val_client_indices: ClientIndices | None = None
     test_set: Dataset | None = None
+    test_client_indices: ClientIndices | None = None
+    client_groups: Mapping[str, str] | None = None
     predict_set: Dataset | None = None
 
     def __init__(

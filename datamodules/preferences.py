@@ -26,13 +26,13 @@ from fedlight.datamodules.examples import (
 )
 from fedlight.datamodules.federated import FederatedDataModule
 from fedlight.datamodules.holdout import Holdout
-from fedlight.datamodules.partition import Clients, Partition
+from fedlight.datamodules.partition import Clients, Partition, by_key
 from fedlight.datamodules.reports import SetupReport, padding_shares
 from fedlight.datamodules.rows import Rows, RowsError, load_rows
-from fedlight.datamodules.splits import pool, share_out
+from fedlight.datamodules.splits import pool, positions, share_out
 from fedlight.datamodules.templates import Template, check_choice
 from fedlight.datamodules.text import load_tokenizer, pad_id
-from fedlight.datamodules.votes import Comparison, Votes, read_votes
+from fedlight.datamodules.votes import Comparison, Votes, one_group_each, read_votes
 
 TOY_COLUMNS = {
     "prompt": "prompt",
@@ -41,6 +41,8 @@ TOY_COLUMNS = {
     "choice": "choice",
     "client": "client",
 }
+TOY_GROUP = {"group": "group"}
+"""A column that the rows of the embedded world have and files of the same columns need not."""
 TOY_VALUES = {"a": "a", "b": "b", "tie": "tie"}
 SOURCE_STRIDE = 1 << 32
 """Far above any number of votes: pairs of the training, validation and test source never share an index."""
@@ -123,7 +125,7 @@ class PreferenceDataModule(FederatedDataModule):
         self.val_rows = (val_source, val_split) if val_source else None
         own = (source, split) if holdout else None
         self.test_rows = (test_source, test_split) if test_source else own
-        self.columns = columns or TOY_COLUMNS
+        self.columns = columns or TOY_COLUMNS | (TOY_GROUP if source.startswith("toy:") else {})
         self.choice_values = choice_values or TOY_VALUES
         self.view, self.form, self.truncate_answers = view, form, truncate_answers
         self.choices = choices
@@ -144,7 +146,8 @@ class PreferenceDataModule(FederatedDataModule):
                 raise ValueError(
                     "there is nothing to test on: set test_source, or holdout to test on held-out rows."
                 )
-            self.test_set = self.predict_set = self._evaluation_set(self.test_rows, held_out=True, stride=2)
+            test_set, self.test_client_indices = self._evaluation_set(self.test_rows, held_out=True, stride=2)
+            self.test_set = self.predict_set = test_set
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
         """A batch of the view."""
@@ -179,12 +182,15 @@ class PreferenceDataModule(FederatedDataModule):
             order, self.val_client_indices = pool(self._of_votes(split.val), examples.lengths)
             self.val_set = examples.take(order)
         elif self.val_rows:
-            self.val_set = self._evaluation_set(self.val_rows, held_out=False, stride=1)
+            self.val_set, _ = self._evaluation_set(self.val_rows, held_out=False, stride=1)
         padding = padding_shares(self.client_indices, self.train_lengths, self.batch_size, self.seed)
         self.report = SetupReport("pairs", split, len(votes.winner) - len(fits), encoded.trimmed, *padding)
         rank_zero_info(f"{votes.counts}\n{self.report}")
 
-    def _evaluation_set(self, rows: tuple[str, str], held_out: bool, stride: int) -> Examples:
+    def _evaluation_set(
+        self, rows: tuple[str, str], held_out: bool, stride: int
+    ) -> tuple[Examples, Clients | None]:
+        """Rows of their own, sorted by length, and where each client's are; None where clients are not a column's."""
         votes = self._votes(load_rows(*rows), rows[0], held_out, needs_clients=False)
         encoded = self._encode(votes.comparisons)
         fits = self._fitting(votes, encoded)
@@ -192,7 +198,11 @@ class PreferenceDataModule(FederatedDataModule):
             f"{votes.counts}; {len(votes.winner) - len(fits):,} too long, {encoded.trimmed:,} inputs cut"
         )
         examples = self._examples(encoded, votes, fits, stride * SOURCE_STRIDE)
-        return examples.take(np.argsort(examples.lengths, kind="stable"))
+        order = np.argsort(examples.lengths, kind="stable")
+        if not votes.clients or self.partition.by != "client":
+            return examples.take(order), None
+        own = self._of_votes(by_key([votes.clients[vote] for vote in fits]))
+        return examples.take(order), positions(own, order)
 
     def _votes(self, rows: Rows, source: str, held_out: bool, needs_clients: bool) -> Votes:
         if self.holdout is not None:
@@ -202,7 +212,11 @@ class PreferenceDataModule(FederatedDataModule):
             raise RowsError(
                 f"{source}: the template has a slot {{{missing[0]}}}. Set columns.{missing[0]}, or another template."
             )
-        return read_votes(rows, columns, self.choice_values, self.template.required, source)
+        votes = read_votes(rows, columns, self.choice_values, self.template.required, source)
+        if votes.groups and self.partition.by == "client":
+            known = [*(self.client_groups or {}).items(), *votes.groups.items()]
+            self.client_groups = one_group_each(known, source)
+        return votes
 
     def _fitting(self, votes: Votes, encoded: Encoded) -> np.ndarray:
         """The votes whose comparison fits in both orders, ``(votes,)``."""
@@ -248,9 +262,9 @@ class PreferenceDataModule(FederatedDataModule):
 
 
 def _without_missing_owners(rows: Rows, columns: Mapping[str, str]) -> dict[str, str]:
-    """Rows to test on need no client and no category: aggregated labels have none."""
+    """Rows to test on need no client, category or group: aggregated labels have none."""
     present = dict(columns)
-    for name in {"client", "category"} & set(columns):
+    for name in {"client", "category", "group"} & set(columns):
         try:
             value_at(rows[0], columns[name])
         except (KeyError, IndexError, TypeError, ValueError):

@@ -119,6 +119,22 @@ def pool(clients: Clients, lengths: np.ndarray | None = None) -> tuple[np.ndarra
     return order, dict(zip(clients, positions, strict=True))
 
 
+def positions(clients: Clients, order: np.ndarray) -> Clients:
+    """Where each client's examples are in a set that has been put in another order.
+
+    Args:
+        clients: the examples of each client, as indices into the set before.
+        order: the set after, as indices into the set before, ``(examples,)``.
+
+    Example:
+        >>> after = positions({"u": np.array([0, 2]), "v": np.array([1])}, order=np.array([2, 1, 0]))
+        >>> {client: own.tolist() for client, own in after.items()}
+        {'u': [0, 2], 'v': [1]}
+    """
+    place = np.argsort(order)
+    return {client: np.sort(place[own]) for client, own in clients.items()}
+
+
 def count_single(categories: np.ndarray, clients: Clients) -> int | None:
     """Clients whose examples all have one category; None where there are no categories.
 

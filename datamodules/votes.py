@@ -1,6 +1,6 @@
 """Rows -> decided votes on comparisons: ties, gaps and repetitions counted, the orientation tested against scores."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ SPECIAL = (
     "score_b",
     "client",
     "category",
+    "group",
 )
 
 
@@ -70,6 +71,7 @@ class Votes:
         winner: per vote 0 if the first answer won, 1 if the second.
         clients: per vote whose it is; empty without a column for it.
         categories: per vote its category; empty without a column for it.
+        groups: client -> its known group; empty without a column for it. Never part of what a model reads.
         counts: what became of the rows.
     """
 
@@ -78,6 +80,7 @@ class Votes:
     winner: list[int] = field(default_factory=list)
     clients: list[str] = field(default_factory=list)
     categories: list[str] = field(default_factory=list)
+    groups: dict[str, str] = field(default_factory=dict)
     counts: RowCounts = field(default_factory=lambda: RowCounts(""))
 
     def prompt_numbers(self) -> np.ndarray:
@@ -107,14 +110,14 @@ def read_votes(
         source: name of the rows in messages.
 
     Raises:
-        RowsError: a mapped column does not exist, a choice has an unknown value, the choices contradict the scores, or
-            no vote is left.
+        RowsError: a mapped column does not exist, a choice has an unknown value, the choices contradict the scores, a
+            client has two groups, or no vote is left.
     """
     _check_map(columns, source)
     check_columns(rows, columns, source)
     meaning = _meanings(choice_values)
     _check_scores(rows, columns, meaning, source)
-    votes = Votes(counts=RowCounts(source, rows=len(rows)))
+    votes = Votes(groups=_groups(rows, columns, source), counts=RowCounts(source, rows=len(rows)))
     index: dict[tuple, int] = {}
     seen: set[tuple[str, int, int]] = set()
     for number, row in enumerate(rows):
@@ -199,6 +202,33 @@ def _check_map(columns: Columns, source: str) -> None:
         )
     if ("score_a" in columns) != ("score_b" in columns):
         raise RowsError(f"{source}: map both score_a and score_b, or none of them.")
+
+
+def one_group_each(pairs: Iterable[tuple[str, str]], source: str) -> dict[str, str]:
+    """Client -> its known group, from pairs of the two; pairs in which one is empty say nothing.
+
+    Raises:
+        RowsError: a client has two groups.
+
+    Example:
+        >>> one_group_each([("u", "warm"), ("v", ""), ("u", "warm")], "rows")
+        {'u': 'warm'}
+    """
+    groups: dict[str, str] = {}
+    for client, group in pairs:
+        if client and group and groups.setdefault(client, group) != group:
+            raise RowsError(
+                f"{source}: the client {client!r} has two groups, {groups[client]!r} and {group!r}. Map columns.group to "
+                "a column that says one thing of a client, or leave it out."
+            )
+    return groups
+
+
+def _groups(rows: Rows, columns: Columns, source: str) -> dict[str, str]:
+    if not {"client", "group"} <= set(columns):
+        return {}
+    pairs = ((text_at(row, columns["client"]), text_at(row, columns["group"])) for row in rows)
+    return one_group_each(pairs, source)
 
 
 def _meanings(choice_values: ChoiceValues) -> dict[str, str]:
