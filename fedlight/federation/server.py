@@ -1,24 +1,70 @@
-"""What the server does with a round's combined movement."""
+"""What the server does with a round's combined movement: plain averaging, momentum, adaptive steps.
+
+FedAvgM: Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
+2019, https://arxiv.org/abs/1909.06335. FedAdagrad, FedAdam, FedYogi: Reddi et al., "Adaptive Federated Optimization",
+ICLR 2021, https://arxiv.org/abs/2003.00295, Algorithm 2, which leaves the start of v open (at least tau ** 2): here it is
+tau ** 2 exactly. There is no bias correction. With the combined movement d of a round, tensor by tensor:
+
+    FedAvgM     v <- beta v + d                                          w <- w + lr v
+    the others  m <- beta1 m + (1 - beta1) d, from m = 0                 w <- w + lr m / (sqrt(v) + tau)
+    FedAdagrad  v <- v + d^2
+    FedAdam     v <- beta2 v + (1 - beta2) d^2
+    FedYogi     v <- v - (1 - beta2) d^2 sign(v - d^2)
+
+Moments are fp64, as movements are. A tensor that nobody sent keeps its value and its moments: it neither coasts on its
+momentum nor forgets it, as the selectors of FedBiscuit without sampled members need it.
+"""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
+
+from torch import Tensor, full_like, zeros_like
 
 from fedlight.federation.state import State, moved
 
 
 class ServerOptimizer(ABC):
-    """Treats the combined movement as a step direction."""
+    """Treats the combined movement as a step direction.
+
+    Args:
+        lr: server learning rate, above 0.
+        moments: names of what it keeps for each tensor between rounds.
+
+    Raises:
+        ValueError: ``lr`` is not above 0.
+    """
+
+    def __init__(self, lr: float, moments: tuple[str, ...] = ()) -> None:
+        if not lr > 0:
+            raise ValueError(f"the server's lr={lr} must be above 0; 1 is plain averaging")
+        self.lr = lr
+        self._moments: dict[str, State] = {moment: {} for moment in moments}
 
     @abstractmethod
+    def direction(self, name: str, movement: Tensor) -> Tensor:
+        """Where tensor ``name`` goes, of the shape of its combined movement (fp64); called once a round."""
+
     def step(self, state: State, movement: State) -> State:
-        """The new global state (fp32); names absent from ``movement`` do not move."""
+        """The new global state (fp32); names absent from ``movement`` do not move, nor do their moments."""
+        return moved(state, {name: self.direction(name, value) for name, value in movement.items()}, self.lr)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: tensors and plain values only."""
-        return {}
+        """What a resumed run needs: moment -> name -> tensor (fp64)."""
+        return {moment: dict(tensors) for moment, tensors in self._moments.items()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027  # most keep nothing
-        """Takes back what ``state_dict`` gave."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what ``state_dict`` gave; a checkpoint without any moments lets them start anew.
+
+        Raises:
+            ValueError: the moments are those of another server optimizer.
+        """
+        if state and state.keys() != self._moments.keys():
+            raise ValueError(
+                f"the checkpoint's server remembers {sorted(state)}, but {type(self).__name__} needs "
+                f"{sorted(self._moments)}: resume with the federated.server of the checkpoint"
+            )
+        self._moments.update({moment: dict(tensors) for moment, tensors in state.items()})
 
 
 class Average(ServerOptimizer):
@@ -37,10 +83,157 @@ class Average(ServerOptimizer):
     """
 
     def __init__(self, lr: float = 1.0) -> None:
-        if not lr > 0:
-            raise ValueError(f"the server's lr={lr} must be above 0; 1 is plain averaging")
-        self.lr = lr
+        super().__init__(lr)
 
-    def step(self, state: State, movement: State) -> State:
-        """One step."""
-        return moved(state, movement, self.lr)
+    def direction(self, name: str, movement: Tensor) -> Tensor:
+        """The movement itself."""
+        return movement
+
+
+class FedAvgM(ServerOptimizer):
+    """Momentum over the rounds; ``beta = 0`` is :class:`Average`.
+
+    Args:
+        lr: server learning rate, above 0.
+        beta: share of the velocity that a round keeps, in [0, 1).
+
+    Raises:
+        ValueError: a value is out of its range.
+
+    Example:
+        >>> import torch
+        >>> server, state, moved_by = FedAvgM(beta=0.5), {"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])}
+        >>> state = server.step(state, moved_by)
+        >>> state["w"].item(), server.step(state, moved_by)["w"].item()
+        (5.0, 11.0)
+    """
+
+    def __init__(self, lr: float = 1.0, beta: float = 0.9) -> None:
+        super().__init__(lr, ("velocity",))
+        _check_ranges(beta=beta)
+        self.beta = beta
+
+    def direction(self, name: str, movement: Tensor) -> Tensor:
+        """The new velocity."""
+        velocity = self._moments["velocity"]
+        velocity[name] = movement + self.beta * velocity[name] if name in velocity else movement.clone()
+        return velocity[name]
+
+
+class FedAdagrad(ServerOptimizer):
+    """Steps that shrink where the movements of all rounds so far add up.
+
+    Args:
+        lr: server learning rate, above 0.
+        beta1: share of the first moment that a round keeps, in [0, 1); 0 is Adagrad without momentum.
+        tau: added to the root of the second moment, above 0; the second moment starts at its square.
+
+    Raises:
+        ValueError: a value is out of its range.
+
+    Example:
+        >>> import torch
+        >>> server = FedAdagrad(lr=3.0, beta1=0.0, tau=3.0)  # second moment 9 + 16, so 1 + 3 * 4 / (5 + 3)
+        >>> server.step({"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])})["w"].item()
+        2.5
+    """
+
+    def __init__(self, lr: float = 1e-3, beta1: float = 0.9, tau: float = 1e-3) -> None:
+        super().__init__(lr, ("first", "second"))
+        _check_ranges(tau, beta1=beta1)
+        self.beta1, self.tau = beta1, tau
+
+    def direction(self, name: str, movement: Tensor) -> Tensor:
+        """The first moment over the root of the second."""
+        return _adaptive(self._moments, name, movement, self.beta1, self.tau, lambda v: v + movement**2)
+
+
+class FedAdam(ServerOptimizer):
+    """Steps that shrink where the movements of the last rounds are large.
+
+    Args:
+        lr: server learning rate, above 0.
+        beta1: share of the first moment that a round keeps, in [0, 1).
+        beta2: share of the second moment that a round keeps, in [0, 1).
+        tau: added to the root of the second moment, above 0; the second moment starts at its square.
+
+    Raises:
+        ValueError: a value is out of its range.
+
+    Example:
+        >>> import torch
+        >>> server = FedAdam(lr=4.0, beta1=0.5, beta2=0.0, tau=4.0)  # 1 + 4 * (0.5 * 4) / (4 + 4)
+        >>> server.step({"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])})["w"].item()
+        2.0
+    """
+
+    def __init__(self, lr: float = 1e-3, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> None:
+        super().__init__(lr, ("first", "second"))
+        _check_ranges(tau, beta1=beta1, beta2=beta2)
+        self.beta1, self.beta2, self.tau = beta1, beta2, tau
+
+    def direction(self, name: str, movement: Tensor) -> Tensor:
+        """The first moment over the root of the second."""
+
+        def second(v: Tensor) -> Tensor:
+            return self.beta2 * v + (1 - self.beta2) * movement**2
+
+        return _adaptive(self._moments, name, movement, self.beta1, self.tau, second)
+
+
+class FedYogi(ServerOptimizer):
+    """FedAdam whose second moment moves by no more than the square of a movement, and so forgets slowly.
+
+    Args:
+        lr: server learning rate, above 0.
+        beta1: share of the first moment that a round keeps, in [0, 1).
+        beta2: what a round adds to the second moment or takes from it is ``1 - beta2`` squared movements, in [0, 1).
+        tau: added to the root of the second moment, above 0; the second moment starts at its square.
+
+    Raises:
+        ValueError: a value is out of its range.
+
+    Example:
+        >>> import torch
+        >>> server = FedYogi(lr=2.0, beta1=0.0, beta2=0.0, tau=3.0)  # second moment 9 + 16, so 1 + 2 * 4 / (5 + 3)
+        >>> server.step({"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])})["w"].item()
+        2.0
+    """
+
+    def __init__(self, lr: float = 1e-3, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> None:
+        super().__init__(lr, ("first", "second"))
+        _check_ranges(tau, beta1=beta1, beta2=beta2)
+        self.beta1, self.beta2, self.tau = beta1, beta2, tau
+
+    def direction(self, name: str, movement: Tensor) -> Tensor:
+        """The first moment over the root of the second."""
+
+        def second(v: Tensor) -> Tensor:
+            square = movement**2
+            return v - (1 - self.beta2) * square * (v - square).sign()
+
+        return _adaptive(self._moments, name, movement, self.beta1, self.tau, second)
+
+
+def _adaptive(
+    moments: dict[str, State],
+    name: str,
+    movement: Tensor,
+    beta1: float,
+    tau: float,
+    second: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Updates both moments of tensor ``name``, ``second`` giving the new second one, and returns the direction."""
+    m = moments["first"].get(name, zeros_like(movement))
+    v = moments["second"].get(name, full_like(movement, tau**2))
+    moments["first"][name] = beta1 * m + (1 - beta1) * movement
+    moments["second"][name] = second(v)
+    return moments["first"][name] / (moments["second"][name].sqrt() + tau)
+
+
+def _check_ranges(tau: float | None = None, **betas: float) -> None:
+    for name, value in betas.items():
+        if not 0 <= value < 1:
+            raise ValueError(f"the server's {name}={value} must be at least 0 and below 1")
+    if tau is not None and not tau > 0:
+        raise ValueError(f"the server's tau={tau} must be above 0: it bounds the step of what hardly moves")

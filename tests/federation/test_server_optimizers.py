@@ -1,0 +1,217 @@
+"""Server optimizers: by hand, against a whole federation written out, and resumed."""
+
+import copy
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from plain_lightning import Numbers, assert_equal, federate, module, ten_clients, trainer, weights
+from written_out import assert_close, combined, local, recorded
+
+from fedlight.callbacks.federated_loop import FederatedLoop
+from fedlight.datamodules.federated import FederatedWrapper
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.server import Average, FedAdagrad, FedAdam, FedAvgM, FedYogi
+
+ALL = {
+    "avgm": lambda: FedAvgM(lr=0.9, beta=0.8),
+    "adagrad": lambda: FedAdagrad(lr=0.1, tau=0.01),
+    "adam": lambda: FedAdam(lr=0.1, tau=0.01),
+    "yogi": lambda: FedYogi(lr=0.1, tau=0.01),
+}
+
+
+def tensor(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def path(server, movements, start=1.0):
+    """Where one number goes."""
+    state, found = {"w": torch.tensor([start])}, []
+    for value in movements:
+        state = server.step(state, {"w": tensor(value)})
+        found.append(state["w"].item())
+    return found
+
+
+def by_hand(kind, movements, lr, beta1, beta2, tau, start=1.0):
+    """The same in Python's floats, from the formulas of the papers."""
+    w, m, v, velocity, found = start, 0.0, tau * tau, 0.0, []
+    for d in movements:
+        m = beta1 * m + (1 - beta1) * d
+        if kind == "avgm":
+            velocity = beta1 * velocity + d
+            w += lr * velocity
+        elif kind == "adagrad":
+            v += d * d
+        elif kind == "adam":
+            v = beta2 * v + (1 - beta2) * d * d
+        elif v > d * d:
+            v -= (1 - beta2) * d * d
+        elif v < d * d:
+            v += (1 - beta2) * d * d
+        if kind != "avgm":
+            w += lr * m / (math.sqrt(v) + tau)
+        w = float(np.float32(w))
+        found.append(w)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "server"),
+    [
+        ("avgm", FedAvgM(lr=0.3, beta=0.7)),
+        ("adagrad", FedAdagrad(lr=0.3, beta1=0.7, tau=0.05)),
+        ("adam", FedAdam(lr=0.3, beta1=0.7, beta2=0.9, tau=0.05)),
+        ("yogi", FedYogi(lr=0.3, beta1=0.7, beta2=0.9, tau=0.05)),
+    ],
+)
+def test_steps_by_hand(kind, server):
+    movements = [0.5, -0.25, 2.0, 0.01, 0.0, -1.0]
+    expected = by_hand(kind, movements, lr=0.3, beta1=0.7, beta2=0.9, tau=0.05)
+    assert path(server, movements) == pytest.approx(expected, rel=1e-7)
+
+
+def test_defaults_are_the_papers():
+    """One movement of 1 from v = 1e-6: 1e-3 * 0.1 / (sqrt(v) + 1e-3)."""
+    assert path(FedAvgM(), [1.0, 1.0], 0.0) == pytest.approx([1.0, 2.9])
+    step = {"adagrad": math.sqrt(1e-6 + 1), "adam": math.sqrt(0.99e-6 + 0.01), "yogi": math.sqrt(1e-6 + 0.01)}
+    servers = {"adagrad": FedAdagrad(), "adam": FedAdam(), "yogi": FedYogi()}
+    for name, server in servers.items():
+        assert path(server, [1.0], 0.0) == pytest.approx([1e-3 * 0.1 / (step[name] + 1e-3)], rel=1e-6)
+
+
+def test_yogi_forgets_a_large_movement_more_slowly_than_adam():
+    movements = [10.0] + [0.1] * 50
+    yogi, adam = FedYogi(beta2=0.9), FedAdam(beta2=0.9)
+    path(yogi, movements), path(adam, movements)
+    second = {s: s.state_dict()["second"]["w"].item() for s in (yogi, adam)}
+    assert second[yogi] == pytest.approx(10 + 1e-6 - 50 * 0.1 * 0.01)  # linear, adam's is geometric
+    assert second[adam] < 0.1
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_what_nobody_sent_keeps_its_value_and_its_moments(kind):
+    server = ALL[kind]()
+    state = {"a": torch.tensor([1.0]), "b": torch.tensor([1.0])}
+    state = server.step(state, {"a": tensor(0.5), "b": tensor(0.5)})
+    remembered = copy.deepcopy(server.state_dict())
+    later = server.step(state, {"a": tensor(0.5)})
+    assert torch.equal(later["b"], state["b"])
+    assert not torch.equal(later["a"], state["a"])
+    for moment, tensors in server.state_dict().items():
+        assert torch.equal(tensors["b"], remembered[moment]["b"])
+        assert tensors["b"].dtype == torch.float64
+    # b goes on as if the round without it had not been
+    assert torch.equal(server.step(later, {"b": tensor(0.5)})["b"], later["a"])
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_state_goes_through_a_safe_file_and_back_bit_for_bit(kind):
+    movements = [0.3, -0.2, 0.7, 0.1]
+    whole = path(ALL[kind](), movements)
+    first, buffer = ALL[kind](), io.BytesIO()
+    state = path(first, movements[:2])[-1]
+    kept = first.state_dict()
+    torch.save(kept, buffer)
+    path(first, [9.0])  # what was taken before does not change
+    second = ALL[kind]()
+    second.load_state_dict(torch.load(io.BytesIO(buffer.getvalue()), weights_only=True))
+    third = ALL[kind]()
+    third.load_state_dict(kept)
+    assert path(second, movements[2:], state) == whole[2:]
+    assert path(third, movements[2:], state) == whole[2:]
+
+
+def test_moments_of_another_server_are_refused():
+    server = FedAvgM()
+    path(server, [1.0])
+    with pytest.raises(
+        ValueError, match=r"remembers \['velocity'\], but FedAdam needs \['first', 'second'\]"
+    ):
+        FedAdam().load_state_dict(server.state_dict())
+    with pytest.raises(ValueError, match="but Average needs"):
+        Average().load_state_dict(server.state_dict())
+    FedAdam().load_state_dict(Average().state_dict())
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda: FedAvgM(lr=0), "lr=0 must be above 0"),
+        (lambda: FedAvgM(beta=1.0), r"beta=1.0 must be at least 0 and below 1"),
+        (lambda: FedAdagrad(beta1=-0.1), r"beta1=-0.1 must be"),
+        (lambda: FedAdam(beta2=1.0), r"beta2=1.0 must be"),
+        (lambda: FedAdam(lr=float("nan")), "lr=nan must be above 0"),
+        (lambda: FedYogi(tau=0.0), r"tau=0.0 must be above 0"),
+    ],
+)
+def test_values_out_of_range_are_refused(make, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        make()
+
+
+def test_momentum_of_zero_is_averaging_bit_for_bit():
+    plain, _ = federate(rounds=4)
+    momentum, _ = federate(rounds=4, server=FedAvgM(beta=0.0))
+    assert_equal(weights(plain), weights(momentum))
+
+
+def written_out_step(kind, moments, d):
+    """One round's step for one tensor and the moments after it, from the papers' formulas, with the values of ALL."""
+    if kind == "avgm":
+        velocity = 0.8 * moments.get("velocity", 0.0) + d
+        return 0.9 * velocity, {"velocity": velocity}
+    m = 0.9 * moments.get("m", 0.0) + 0.1 * d
+    v = moments.get("v", 1e-4)
+    if kind == "adagrad":
+        v = v + d**2
+    elif kind == "adam":
+        v = 0.99 * v + 0.01 * d**2
+    else:
+        v = torch.where(d**2 > v, v + 0.01 * d**2, v - 0.01 * d**2)
+    return 0.1 * m / (v**0.5 + 0.01), {"m": m, "v": v}
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_federation_equals_a_loop_written_out(kind):
+    start, end, rounds = recorded(server=ALL[kind](), algorithm=FedAvg("normalized"))
+    state, moments = start, {name: {} for name in start}
+    for of_clients in rounds:
+        assert len(of_clients) == 3
+        trained = {client: local(state, batches) for client, batches in of_clients.items()}
+        for name, d in combined(state, trained, "normalized").items():
+            step, moments[name] = written_out_step(kind, moments[name], d)
+            state = state | {name: state[name] + step}
+    assert_close(end, state)
+    assert any(not torch.allclose(end[name], start[name], atol=1e-2) for name in end)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_client_order_does_not_matter(kind):
+    class Reversed(FedAvg):
+        def plan(self, round_idx, cohort, num_batches):
+            return super().plan(round_idx, cohort, num_batches)[::-1]
+
+    forward, _ = federate(rounds=2, server=ALL[kind](), algorithm=FedAvg("normalized"))
+    backward, _ = federate(rounds=2, server=ALL[kind](), algorithm=Reversed("normalized"))
+    assert_equal(weights(forward), weights(backward))
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.parametrize("kind", ALL)
+def test_resumed_equals_uninterrupted(kind, tmp_path):
+    def run(folder, ckpt_path=None):
+        save = ModelCheckpoint(folder, save_top_k=-1, filename="{epoch}")
+        loop = FederatedLoop(server=ALL[kind](), clients_per_round=3, local_steps=2)
+        model = module()
+        fit = trainer(3, [loop, save], enable_checkpointing=True).fit
+        fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
+        return weights(model)
+
+    whole = run(tmp_path / "whole")
+    for checkpoint in sorted((tmp_path / "whole").glob("*.ckpt"))[:2]:
+        assert_equal(whole, run(tmp_path / checkpoint.stem, checkpoint))

@@ -1,0 +1,69 @@
+"""A small federation under plain SGD whose batches are taken down, so that a test can write its rounds out in fp64."""
+
+import lightning as L
+import torch
+from plain_lightning import Numbers, Regression, module, ten_clients, trainer, weights
+from torch import nn
+from torch.func import functional_call
+
+from fedlight.callbacks.federated_loop import FederatedLoop
+from fedlight.datamodules.federated import FederatedWrapper
+
+SHARES = {name: len(indices) / 120 for name, indices in ten_clients(None).items()}
+LR = 0.05
+
+
+def recorded(rounds=4, clients_per_round=3, local_steps=3, **loop):
+    """Weights before and after, and for each round the batches of each client, all in fp64."""
+    batches = [{} for _ in range(rounds)]
+
+    class Recorder(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            of_client = batches[federation.rounds_done].setdefault(federation.visit.client_id, [])
+            of_client.append([part.double() for part in batch])
+
+    model = module(optimizer="SGD", lr=LR, dropout=0.0)
+    start = doubled(weights(model))
+    federation = FederatedLoop(clients_per_round=clients_per_round, local_steps=local_steps, **loop)
+    trainer(rounds, [federation, Recorder()]).fit(model, FederatedWrapper(Numbers(), ten_clients))
+    return start, doubled(weights(model)), batches
+
+
+def doubled(state):
+    return {name: value.double() for name, value in state.items()}
+
+
+def gradients(state, batch):
+    """Of the mean squared error at ``state``, by torch alone."""
+    leaves = {name: value.clone().requires_grad_() for name, value in state.items()}
+    named = {name.removeprefix("net."): value for name, value in leaves.items()}
+    outputs = functional_call(Regression(dropout=0.0).net, named, (batch[0],))
+    grads = torch.autograd.grad(nn.functional.mse_loss(outputs, batch[1]), list(leaves.values()))
+    return dict(zip(leaves, grads, strict=True))
+
+
+def local(state, batches, change=lambda name, gradient, now: gradient):
+    """Plain SGD from ``state``; ``change`` gives the gradient that is used, from its name, itself and the weights."""
+    now = dict(state)
+    for batch in batches:
+        found = gradients(now, batch)
+        now = {name: value - LR * change(name, found[name], now) for name, value in now.items()}
+    return now
+
+
+def combined(state, trained, weighting="unbiased"):
+    """The combined movement of the clients, ``trained`` holding the weights with which each ended."""
+    total = sum(SHARES[c] for c in trained)
+    weight = {
+        "unbiased": {c: len(SHARES) / len(trained) * SHARES[c] for c in trained},
+        "normalized": {c: SHARES[c] / total for c in trained},
+        "uniform": dict.fromkeys(trained, 1 / len(trained)),
+    }[weighting]
+    return {name: sum(weight[c] * (trained[c][name] - state[name]) for c in trained) for name in state}
+
+
+def assert_close(found, expected):
+    """As close as fp32 training can be to fp64."""
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=2e-5, atol=2e-6)
