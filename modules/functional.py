@@ -4,6 +4,9 @@
   https://arxiv.org/abs/2407.03038, eq. 3: cross-entropy over the logits of two choice tokens alone.
 * DPO: R. Rafailov et al., "Direct Preference Optimization", NeurIPS 2023, https://arxiv.org/abs/2305.18290, eq. 7:
   ``-log sigmoid(beta * ((log pi(yw|x) - log pi_ref(yw|x)) - (log pi(yl|x) - log pi_ref(yl|x))))``.
+* Bradley-Terry loss: L. Ouyang et al., "Training language models to follow instructions with human feedback", NeurIPS
+  2022, https://arxiv.org/abs/2203.02155, eq. 1, for one pair; the model of choice is that of R. Bradley and M. Terry,
+  "Rank Analysis of Incomplete Block Designs", Biometrika 1952, https://doi.org/10.2307/2334029.
 """
 
 from torch import Tensor
@@ -111,3 +114,21 @@ def dpo_loss(margin: Tensor, beta: float) -> Tensor:
         tensor([0.6931, 0.1269])
     """
     return -functional.logsigmoid(beta * margin)
+
+
+def bradley_terry_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """Negative log-probability that the chosen response is chosen: ``-log sigmoid(chosen - rejected)``.
+
+    Args:
+        chosen: ``(batch,)``, reward of the chosen response.
+        rejected: ``(batch,)``, of the rejected one.
+
+    Returns:
+        ``(batch,)``, nats; log 2 where both rewards are equal.
+
+    Example:
+        >>> import torch
+        >>> bradley_terry_loss(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 2.0]))
+        tensor([0.6931, 2.1269])
+    """
+    return -functional.logsigmoid(chosen - rejected)

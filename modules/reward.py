@@ -1,0 +1,111 @@
+"""A scalar reward model: one number for a prompt with a response, higher where the response is better.
+
+L. Ouyang et al., "Training language models to follow instructions with human feedback", NeurIPS 2022,
+https://arxiv.org/abs/2203.02155, eq. 1: ``loss = -log sigmoid(r(x, yw) - r(x, yl))``, the preference model of R. Bradley
+and M. Terry, "Rank Analysis of Incomplete Block Designs", Biometrika 1952. With E. Wu et al. (FedBis, ICLR 2025,
+https://arxiv.org/abs/2407.03038, section 1) it is what a binary selector is compared with: a pair takes two sequences and
+both computation graphs, where a selector takes one of each. Deviation: K = 2, a pair is an example of its own.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from fedlight.modules import base_model
+from fedlight.modules.dpo import join
+from fedlight.modules.functional import bradley_terry_loss
+from fedlight.modules.language_model import Batch, LanguageModule
+from fedlight.modules.readout import hidden_states
+from fedlight.modules.streams import joint_key, text_keys
+
+
+class RewardModule(LanguageModule):
+    """Learns to give the chosen response a higher reward than the rejected one.
+
+    A batch has ``chosen`` and ``rejected`` as :class:`~fedlight.modules.dpo.DPOModule` takes them; the labels are not
+    read. The head is a new linear layer with one output on the hidden state of a language model's last token, the end
+    of the response, or an encoder's own classification head. It is trained whole and saved with the adapter, whose
+    folder ``AutoModelForSequenceClassification`` with ``num_labels=1`` and ``PeftModel`` read.
+
+    Args:
+        model: see :class:`LanguageModule`.
+        kwargs: further arguments of :class:`LanguageModule`.
+
+    Raises:
+        ValueError: a setting is misspelt or out of range.
+    """
+
+    task = "SEQ_CLS"
+
+    def __init__(self, model: str, **kwargs: Any) -> None:
+        super().__init__(model, **kwargs)
+
+    def load_base(self) -> tuple[Any, list[str]]:
+        return base_model.load_base(self.options.model, num_labels=1, **self.load_options())
+
+    def rewards(self, batch: dict[str, Tensor]) -> Tensor:
+        """Reward of each text, ``(batch,)``.
+
+        Args:
+            batch: ``input_ids`` and ``attention_mask``, ``(batch, tokens)``, padded on the right.
+        """
+        network, mask = self.causal_lm, batch["attention_mask"]
+        head = getattr(network, "score", None)
+        if head is None:  # an encoder
+            found = network(input_ids=batch["input_ids"], attention_mask=mask).logits
+        else:
+            # Where padding and end are one token, transformers would read the last token before the end.
+            states, last = hidden_states(network, batch["input_ids"], mask), mask.sum(dim=1) - 1
+            found = head(states[torch.arange(len(last), device=last.device), last])
+        rewards: Tensor = found.float().squeeze(dim=1)
+        return rewards
+
+    def pair_rewards(self, batch: Batch) -> Tensor:
+        """Reward of the chosen and of the rejected response, ``(batch, 2)``, in one forward pass."""
+        return torch.stack(self.rewards(join(batch["chosen"], batch["rejected"])).chunk(2), dim=1)
+
+    def example_losses(self, batch: Batch) -> Tensor:
+        """Bradley-Terry loss of each pair, ``(batch,)``."""
+        return self.example_metrics(batch)["loss"]
+
+    def example_metrics(self, batch: Batch) -> dict[str, Tensor]:
+        """Loss, and accuracy: 1 where the chosen response has the higher reward, 1/2 in a tie; ``(batch,)`` each."""
+        chosen, rejected = self.pair_rewards(batch).unbind(dim=1)
+        won, tied = chosen > rejected, chosen == rejected
+        return {"loss": bradley_terry_loss(chosen, rejected), "accuracy": won.float() + 0.5 * tied.float()}
+
+    def batch_key(self, batch: Batch) -> int:
+        sides = (batch["chosen"], batch["rejected"])
+        return joint_key(
+            *(key for side in sides for key in text_keys(side["input_ids"], side["attention_mask"]))
+        )
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:  # type: ignore[override]
+        """Logs the means; gives ``correct``, ``(batch, 1)``, and ``vote``, ``(batch,)``, both bool."""
+        return self._evaluate("val", batch)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:  # type: ignore[override]
+        """As :meth:`validation_step`."""
+        return self._evaluate("test", batch)
+
+    def _evaluate(self, stage: str, batch: Batch) -> dict[str, Tensor]:
+        metrics = self.example_metrics(batch)
+        self.log_means(stage, metrics)
+        correct = metrics["accuracy"] == 1
+        return {"correct": correct[:, None], "vote": correct}
+
+    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+        """Log-probabilities that ``chosen`` and that ``rejected`` is better, ``(batch, 2)``."""
+        chosen, rejected = self.pair_rewards(batch).unbind(dim=1)
+        margin = chosen - rejected
+        return logsigmoid(torch.stack([margin, -margin], dim=1))
+
+    def generate(self, *args: Any, **kwargs: Any) -> list[list[str]]:
+        """A reward model writes no text.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("a RewardModule does not write text: use an SFTModule")

@@ -1,0 +1,191 @@
+"""The reward model: its loss by hand, its head, and what is saved of it."""
+
+import math
+
+import lightning
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from torch.nn.functional import pad
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from fedlight.callbacks.federated_loop import FederatedLoop
+from fedlight.datamodules.federated import FederatedDataModule
+from fedlight.modules.reward import RewardModule
+
+HEAD = "network.base_model.model.score.modules_to_save.default.weight"
+
+
+def ready(*args, **kwargs) -> RewardModule:
+    module = RewardModule(*args, **kwargs)
+    module.configure_model()
+    return module.eval()
+
+
+@pytest.fixture
+def rewards_by_hand(monkeypatch):
+    """Rewards 2, 0, 1 of the chosen and 1, 3, 1 of the rejected responses."""
+    monkeypatch.setattr(RewardModule, "rewards", lambda *_: torch.tensor([2.0, 0, 1, 1, 3, 1]))
+
+
+def test_loss_and_accuracy_by_hand(llama, rewards_by_hand, make_pair_batch):
+    metrics = RewardModule(llama).example_metrics(make_pair_batch())
+    expected = [math.log(1 + math.exp(-margin)) for margin in (1, -3, 0)]
+    assert metrics["loss"].tolist() == pytest.approx(expected, rel=1e-6)
+    assert metrics["accuracy"].tolist() == [1, 0, 0.5]
+
+
+def test_evaluation_logs_means_and_says_who_was_right(
+    llama, rewards_by_hand, make_pair_batch, make_trainer, loader
+):
+    module, given = ready(llama), []
+
+    class Keep(lightning.Callback):
+        def on_test_batch_end(self, trainer, pl_module, outputs, *_):
+            given.append(outputs)
+
+    trainer = make_trainer(callbacks=[Keep()])
+    [metrics] = trainer.test(module, loader([make_pair_batch()]), verbose=False)
+    assert metrics["test/accuracy"] == 0.5
+    assert metrics["test/loss"] == pytest.approx((0.313262 + 3.048587 + 0.693147) / 3, abs=1e-5)
+    assert given[0]["correct"].tolist() == [[True], [False], [False]]
+    assert given[0]["vote"].tolist() == [True, False, False]
+
+
+def test_a_reward_is_the_head_on_the_last_token(llama, make_pair_batch):
+    module, text = ready(llama), make_pair_batch()["rejected"]
+    found = module.rewards(text)
+    head = module.state_dict()[HEAD]
+    for row, length in enumerate(text["attention_mask"].sum(dim=1).tolist()):
+        states = module.causal_lm.model(input_ids=text["input_ids"][row : row + 1, :length]).last_hidden_state
+        torch.testing.assert_close(found[row], head[0] @ states[0, -1])
+
+
+def test_the_end_counts_also_where_it_is_the_padding_token(llama, make_pair_batch, tmp_path):
+    network = AutoModelForCausalLM.from_pretrained(llama)
+    network.config.pad_token_id = network.config.eos_token_id
+    network.save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.save_pretrained(tmp_path)
+    module, text = ready(str(tmp_path)), make_pair_batch()["chosen"]
+    ended = text["input_ids"].clone()
+    ended[0, -1] = tokenizer.eos_token_id
+    found, without = module.rewards({**text, "input_ids": ended}), module.rewards(text)
+    assert (found != without).tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert"])
+def test_padding_does_not_change_rewards(request, kind, make_pair_batch):
+    module, batch = ready(request.getfixturevalue(kind)), make_pair_batch()
+    found = module.pair_rewards(batch)
+    wider = {
+        **batch,
+        "chosen": {
+            name: pad(part, (0, 4), value=9 * (name == "input_ids")) for name, part in batch["chosen"].items()
+        },
+    }
+    torch.testing.assert_close(found, module.pair_rewards(wider))
+    for side, column in (("chosen", 0), ("rejected", 1)):
+        torch.testing.assert_close(found[:, column], module.rewards(batch[side]))
+
+
+def test_gradients_reach_head_and_adapter(llama, make_pair_batch):
+    module = ready(llama)
+    module.example_losses(make_pair_batch()).mean().backward()
+    gradients = {name: weight.grad for name, weight in module.named_parameters() if weight.grad is not None}
+    assert gradients.keys() == module.state_dict().keys()
+    assert gradients[HEAD].abs().max() > 0
+    # B is 0 at the start, so A has no gradient yet.
+    assert all(gradients[name].abs().max() > 0 for name in gradients if "lora_B" in name)
+
+
+def test_swapped_roles_mirror_the_prediction(llama, make_pair_batch, make_trainer, loader):
+    module, batch = ready(llama), make_pair_batch()
+    swapped = {**batch, "chosen": batch["rejected"], "rejected": batch["chosen"]}
+    one, other = make_trainer().predict(module, loader([batch, swapped]))
+    torch.testing.assert_close(one, other.flip(1))
+    torch.testing.assert_close(one.exp().sum(dim=1), torch.ones(3))
+    torch.testing.assert_close(-one[:, 0], module.example_losses(batch).detach())
+
+
+def test_preferences_are_learned(llama, make_trainer, loader, make_pair_batch):
+    module, trainer = RewardModule(llama, lr=1e-2), make_trainer(max_epochs=6)
+    batches = loader([make_pair_batch()])
+    trainer.fit(module, batches, batches)
+    assert trainer.callback_metrics["val/accuracy"] == 1
+
+
+@pytest.mark.parametrize("base", ["plain", "int8", "nf4"])
+@pytest.mark.parametrize("kind", ["llama", "bert_without_pooler"])
+def test_checkpoint_and_adapter_give_equal_rewards(
+    request, kind, base, make_trainer, loader, make_pair_batch, tmp_path
+):
+    folder, batch = request.getfixturevalue(kind), make_pair_batch()
+    module, trainer = RewardModule(folder, base=base, lr=1e-2), make_trainer()
+    before = ready(folder, base=base).pair_rewards(batch)
+    trainer.fit(module, loader([batch]))
+    found = module.eval().pair_rewards(batch)
+    assert not torch.allclose(found, before, rtol=1e-3)
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    again = RewardModule.load_from_checkpoint(tmp_path / "x.ckpt").eval()
+    assert torch.equal(found, again.pair_rewards(batch))
+    module.save_adapter(tmp_path / "adapter")
+    third = ready(folder, base=base, adapter=str(tmp_path / "adapter"), seed=99)
+    torch.testing.assert_close(found, third.pair_rewards(batch))
+
+
+def test_peft_alone_reads_the_folder(llama, make_pair_batch, tmp_path):
+    module, text = ready(llama, seed=4), make_pair_batch()["chosen"]
+    module.save_adapter(tmp_path)
+    torch.manual_seed(77)
+    base = AutoModelForSequenceClassification.from_pretrained(llama, num_labels=1)
+    with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):
+        loaded = PeftModel.from_pretrained(base, tmp_path).eval()
+    logits = loaded(input_ids=text["input_ids"], attention_mask=text["attention_mask"]).logits
+    torch.testing.assert_close(logits[:, 0], module.rewards(text))
+
+
+def test_resumed_in_the_middle_equals_uninterrupted(
+    llama, make_trainer, loader, make_pair_batch, keep_every_epoch, tmp_path
+):
+    batches = [make_pair_batch(seed=seed) for seed in range(3)]
+    settings = {"lr": 1e-3, "lora_dropout": 0.3}
+    whole = RewardModule(llama, **settings)
+    make_trainer(max_epochs=3, callbacks=[keep_every_epoch]).fit(whole, loader(batches))
+    resumed = RewardModule(llama, **settings)
+    make_trainer(max_epochs=3).fit(resumed, loader(batches), ckpt_path=tmp_path / "0.ckpt", weights_only=True)
+    ours, theirs = whole.state_dict(), resumed.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_one_client_is_plain_training(llama, make_trainer, loader, make_pair_batch):
+    """Bit for bit, head and adapter, dropout included: the same batches in the same order, in one round."""
+
+    class Data(FederatedDataModule):
+        def setup(self, stage):
+            self.train_set = [make_pair_batch(seed=seed) for seed in range(4)]
+            self.client_indices = {"only": np.arange(4)}
+
+        def collate(self, examples):
+            return examples[0]
+
+    class Record(lightning.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            seen.append(batch)
+
+    seen, settings = [], {"lr": 1e-2, "lora_dropout": 0.3}
+    plain, federated = RewardModule(llama, **settings), RewardModule(llama, **settings)
+    callbacks = [FederatedLoop(clients_per_round=1), Record()]
+    once = {"max_epochs": 1, "limit_val_batches": 0}
+    make_trainer(**once, callbacks=callbacks).fit(federated, datamodule=Data(batch_size=1))
+    assert len(seen) == 4
+    make_trainer(**once).fit(plain, loader(seen))
+    ours, theirs = federated.state_dict(), plain.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_it_does_not_generate(llama):
+    with pytest.raises(ValueError, match="use an SFTModule"):
+        ready(llama).generate(["the cat"])
