@@ -1,0 +1,121 @@
+"""Aggregation, robust and not: by hand, against numpy, in a whole federation, against clients that lie."""
+
+import numpy as np
+import pytest
+import torch
+from plain_lightning import assert_equal, federate, weights
+from written_out import assert_close, local, recorded
+
+from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean, WeightedSum
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.client import Update
+
+NAN, INF = float("nan"), float("inf")
+
+
+def update(client, weight=1.0, **tensors):
+    return Update(client, {k: torch.tensor(v, dtype=torch.float64) for k, v in tensors.items()}, weight)
+
+
+def result(aggregation, *updates):
+    for each in updates:
+        aggregation.add(each)
+    return {name: value.tolist() for name, value in aggregation.result().items()}
+
+
+def test_median_by_hand():
+    odd = [update("a", w=[1.0, 9.0]), update("b", w=[2.0, -5.0]), update("c", w=[10.0, 0.0])]
+    assert result(CoordinateMedian(), *odd) == {"w": [2.0, 0.0]}
+    assert result(CoordinateMedian(), *odd, update("d", w=[3.0, 1.0])) == {"w": [2.5, 0.5]}
+    assert result(CoordinateMedian(), odd[0]) == {"w": [1.0, 9.0]}
+    assert result(CoordinateMedian()) == {}
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [(0.0, 22.0), (0.19, 22.0), (0.2, 3.0), (0.39, 3.0), (0.4, 3.0), (0.49999999999, 3.0)],
+)
+def test_trimmed_mean_by_hand(share, expected):
+    """Of 1, 2, 3, 4, 100: nothing, the outer two, then all but the middle."""
+    updates = [update(str(i), w=[v]) for i, v in enumerate((100.0, 3.0, 1.0, 4.0, 2.0))]
+    assert result(TrimmedMean(share), *updates) == {"w": [expected]}
+
+
+def test_share_of_a_hundred_is_what_one_reads():
+    updates = [update(str(i), w=[float(i**2)]) for i in range(100)]
+    kept = [float(i**2) for i in range(29, 71)]
+    assert 0.29 * 100 < 29  # in floating point
+    assert result(TrimmedMean(0.29), *updates)["w"][0] == pytest.approx(sum(kept) / len(kept))
+    assert result(TrimmedMean(), *updates)["w"][0] == pytest.approx(sum(i**2 for i in range(10, 90)) / 80)
+
+
+@pytest.mark.parametrize("num_clients", [1, 2, 7, 10])
+def test_equal_to_numpy(num_clients):
+    values = np.random.default_rng(num_clients).normal(size=(num_clients, 4, 3))
+    updates = [update(str(i), weight=i + 1.0, w=v.tolist()) for i, v in enumerate(values)]
+    median, cut = result(CoordinateMedian(), *updates)["w"], int(0.3 * num_clients)
+    np.testing.assert_allclose(median, np.median(values, axis=0), rtol=1e-14)
+    expected = np.sort(values, axis=0)[cut : num_clients - cut].mean(axis=0)
+    np.testing.assert_allclose(result(TrimmedMean(0.3), *updates)["w"], expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize("lie", [1e30, -1e30, INF, -INF, NAN])
+def test_two_of_seven_that_lie_change_little(lie):
+    honest = [update(str(i), w=[float(i)]) for i in range(5)]
+    liars = [update("x", weight=1e6, w=[lie]), update("y", weight=1e6, w=[lie])]
+    for aggregation in (CoordinateMedian(), TrimmedMean(0.3)):
+        assert 0.0 <= result(aggregation, *liars, *honest)["w"][0] <= 4.0
+    assert not 0.0 <= result(WeightedSum("weight"), *liars, *honest)["w"][0] <= 4.0
+
+
+@pytest.mark.parametrize("make", [CoordinateMedian, TrimmedMean, lambda: WeightedSum("weight")])
+def test_a_tensor_is_combined_over_those_who_sent_it_and_a_round_starts_anew(make):
+    aggregation = make()
+    both = [update("a", x=[2.0]), update("b", x=[4.0], y=[7.0])]
+    assert result(aggregation, *both) == {"x": [3.0], "y": [7.0]}
+    assert result(aggregation, update("c", y=[1.0])) == {"y": [1.0]}
+    assert result(aggregation) == {}
+    assert both[0].movement["x"].item() == 2.0  # what was given is not changed
+
+
+def test_scale_by_name():
+    updates = [update("a", x=[2.0], y=[2.0]), update("b", weight=3.0, x=[4.0], y=[4.0])]
+    assert result(WeightedSum("count", scale={"x": 1.0, "y": 0.5}), *updates) == {"x": [7.0], "y": [3.5]}
+    assert result(WeightedSum("one", scale={"x": 1.0, "y": 0.5}), *updates) == {"x": [14.0], "y": [7.0]}
+    with pytest.raises(KeyError, match="y"):
+        result(WeightedSum("one", scale={"x": 1.0}), *updates)
+
+
+@pytest.mark.parametrize("share", [-0.1, 0.5, NAN])
+def test_share_out_of_range(share):
+    with pytest.raises(ValueError, match=r"must be in \[0, 0.5\)"):
+        TrimmedMean(share)
+
+
+@pytest.mark.parametrize("kind", ["median", "trimmed"])
+def test_a_federation_equals_a_loop_written_out(kind):
+    aggregation = CoordinateMedian() if kind == "median" else TrimmedMean(0.25)
+    start, end, rounds = recorded(rounds=3, clients_per_round=4, aggregation=aggregation)
+    state = start
+    for of_clients in rounds:
+        trained = [local(state, batches) for batches in of_clients.values()]
+        for name in state:
+            # of four numbers, the median and the mean without the outer two are the same
+            ordered = sorted_values([t[name] - state[name] for t in trained])
+            state = state | {name: state[name] + (ordered[1] + ordered[2]) / 2}
+    assert_close(end, state)
+
+
+def sorted_values(values):
+    return torch.from_numpy(np.sort(np.stack([v.numpy() for v in values]), axis=0))
+
+
+def test_client_order_does_not_matter():
+    class Reversed(FedAvg):
+        def plan(self, round_idx, cohort, num_batches):
+            return super().plan(round_idx, cohort, num_batches)[::-1]
+
+    for make in (CoordinateMedian, TrimmedMean):
+        forward, _ = federate(clients_per_round=5, aggregation=make())
+        backward, _ = federate(clients_per_round=5, aggregation=make(), algorithm=Reversed())
+        assert_equal(weights(forward), weights(backward))
