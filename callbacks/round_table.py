@@ -1,0 +1,76 @@
+"""A CSV file that grows by the rows of a round: a killed and resumed run leaves the file of an uninterrupted one.
+
+Rows of rounds that will be trained again are dropped when training starts, and so is the half row that a kill leaves;
+a round's rows are added once, however often Lightning ends its epoch.
+"""
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedlight.callbacks.full_disk import full_disk_named
+
+Row = dict[str, int | float | str]
+
+
+class RoundTable:
+    """The rows of one file, the same columns in each and ``round`` among them; empty where a row is of no round.
+
+    Args:
+        file: where they are; the folder is made with the first row.
+
+    Attributes:
+        last_round: the last round whose rows are in the file, -1 before the first; what a checkpoint has to hold.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.last_round = -1
+
+    def restart(self, last_round: int) -> None:
+        """Keeps rows up to ``last_round``; later ones and those of no round are dropped, -1 drops all."""
+        self.last_round = last_round
+        self._rewrite([row for row in self._rows() if row["round"] and int(row["round"]) <= last_round])
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """Adds the rows of a round, unless there are none or the round is there already."""
+        if not rows or int(rows[0]["round"]) <= self.last_round:
+            return
+        is_new = not self.file.exists()
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with full_disk_named(self.file), self.file.open("a", newline="", encoding="utf-8") as file:
+            file.write(_csv_text(rows, with_header=is_new))
+        self.last_round = int(rows[0]["round"])
+
+    def replace(self, column: str, value: str, rows: Sequence[Row]) -> None:
+        """Puts ``rows`` at the end, in the place of those with ``value`` in ``column``."""
+        self._rewrite([*(row for row in self._rows() if row[column] != value), *rows])
+
+    def _rows(self) -> list[dict[str, str]]:
+        """The whole rows of the file, as text."""
+        if not self.file.exists():
+            return []
+        with self.file.open(newline="", encoding="utf-8") as file:
+            return [row for row in csv.DictReader(file) if None not in row.values()]
+
+    def _rewrite(self, rows: Sequence[Row] | Sequence[dict[str, str]]) -> None:
+        """All or nothing; a file without any row is removed."""
+        if not rows:
+            self.file.unlink(missing_ok=True)
+            return
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        new = self.file.with_name(self.file.name + ".tmp")
+        with full_disk_named(self.file):
+            new.write_text(_csv_text(rows, with_header=True), encoding="utf-8")
+            os.replace(new, self.file)
+
+
+def _csv_text(rows: Sequence[Row] | Sequence[dict[str, str]], with_header: bool) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    if with_header:
+        writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
