@@ -53,6 +53,7 @@ def check_client_losses(module: L.LightningModule, data: object) -> None:
 
 def client_losses(module: L.LightningModule, data: ValidatesByClient) -> dict[str, float]:
     """Mean loss of each client's validation examples, in evaluation mode and without gradients."""
+    assert isinstance(module, LossPerExample)
     with torch.no_grad(), eval_mode(module):
         found = [
             module.example_losses(module.transfer_batch_to_device(batch, module.device, 0)).double().cpu()

@@ -104,7 +104,7 @@ class FederatedLoop(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Takes the optimizer's parameters; a checkpoint is loaded by now, so its round is planned."""
         self._parameters = federated_parameters(trainer, pl_module)
-        self._run = Run(trainer, pl_module, self.clients, self.aggregation is not None)
+        self._run = Run(trainer, pl_module, self.clients, self.channel, self.aggregation is not None)
         self.algorithm.check(self._run)
         for client_id, memory in self._memories.items():
             self.clients[client_id].memory = memory
@@ -179,7 +179,9 @@ class FederatedLoop(L.Callback):
         self._client = self.clients[visit.client_id]
         payload = self.channel.down(self.algorithm.send(visit, self._client, self._global), self._client)
         self._received, self._bytes_down = payload.state, payload.num_bytes
-        write(self.algorithm.start_visit(visit, self._client, self._received, module), self._parameters)
+        started_from = self.algorithm.start_visit(visit, self._client, self._received, module)
+        self._trained = {name: self._parameters[name] for name in started_from}
+        write(started_from, self._trained)
         forget(trainer.optimizers)
         seed_all(self.seed, "visit", self.rounds_done, visit.client_id, visit.split)
         self._steps, self._losses, self._started = 0, [], time.perf_counter()
@@ -191,7 +193,7 @@ class FederatedLoop(L.Callback):
 
     def _finish_visit(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         assert self.visit is not None
-        trained = read({name: p for name, p in self._parameters.items() if name in self._received})
+        trained = read(self._trained)
         mean_loss = torch.stack(self._losses).mean().item() if self._losses else float("nan")
         lr = trainer.optimizers[0].param_groups[0]["lr"]
         work = Work(self._steps, lr, mean_loss, time.perf_counter() - self._started)
@@ -218,7 +220,7 @@ class FederatedLoop(L.Callback):
         movement = self.algorithm.finish_round(self._aggregation.result())
         write(self.server.step(self._global, movement), self._parameters)
         forget(trainer.optimizers)  # or a checkpoint would carry the last client's moments
-        del self._global, self._received, self._aggregation
+        del self._global, self._received, self._trained, self._aggregation
         self.visit, self._inside_round = None, False
         self.rounds_done += 1
         totals = {key: sum(float(r[key]) for r in self.visit_records) for key in ("bytes_down", "bytes_up")}

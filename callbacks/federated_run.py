@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from fedlight.callbacks.client_losses import ValidatesByClient, check_client_losses, client_losses
+from fedlight.federation.channel import Channel, Payload
 from fedlight.federation.client import Client, FederatedData
 from fedlight.federation.seeding import derive_seed
+from fedlight.federation.state import State
 
 
 class Run:
@@ -18,18 +20,29 @@ class Run:
         trainer: that runs.
         module: what it trains.
         clients: all clients by id.
+        channel: to the clients.
         robust: a robust aggregation takes the place of the algorithm's own.
     """
 
     def __init__(
-        self, trainer: L.Trainer, module: L.LightningModule, clients: Mapping[str, Client], robust: bool
+        self,
+        trainer: L.Trainer,
+        module: L.LightningModule,
+        clients: Mapping[str, Client],
+        channel: Channel,
+        robust: bool,
     ) -> None:
         self.lightning_module = module
         self.module: nn.Module = module
         self.optimizers: Sequence[torch.optim.Optimizer] = trainer.optimizers
         self.clients = clients
         self.robust = robust
+        self._channel = channel
         self._data = trainer.datamodule  # type: ignore[attr-defined]
+
+    def broadcast(self, state: State) -> Payload:
+        """What every client receives of a state that is sent to all of them; a channel treats them alike."""
+        return self._channel.down(state, next(iter(self.clients.values())))
 
     def check_validation(self) -> None:
         """Raises ``ValueError`` where clients cannot be scored."""

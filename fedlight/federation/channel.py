@@ -41,12 +41,14 @@ def _safetensors_size(layout: tuple[tuple[str, torch.dtype, torch.Size], ...]) -
 
 
 def serialized_bytes(state: State) -> int:
-    """Length of ``state`` as a safetensors file, in bytes; measured once per layout, since values do not matter.
+    """Length of ``state`` as a safetensors file, in bytes, or 0 if nothing is sent; measured once per layout.
 
     Example:
         >>> serialized_bytes({"w": torch.zeros(10)}) - serialized_bytes({"w": torch.ones(5)})
         20
     """
+    if not state:
+        return 0
     return _safetensors_size(tuple((name, value.dtype, value.shape) for name, value in state.items()))
 
 

@@ -6,7 +6,9 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from fedlight.federation.channel import Payload
 from fedlight.federation.client import Client
+from fedlight.federation.state import State
 
 
 class Federation(Protocol):
@@ -23,6 +25,9 @@ class Federation(Protocol):
     optimizers: Sequence[torch.optim.Optimizer]
     clients: Mapping[str, Client]
     robust: bool
+
+    def broadcast(self, state: State) -> Payload:
+        """What every client receives of a state that is sent to all of them, and its bytes per client."""
 
     def check_validation(self) -> None:
         """Refuses a run in which clients cannot be scored, before any work.

@@ -1,0 +1,219 @@
+"""FedBiscuit: several binary selectors, each trained by a balanced group of clients that agree.
+
+Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025,
+https://arxiv.org/abs/2407.03038, Algorithm 1. Selectors are adapters on one base, started identically.
+
+* Warm-up: each selector in turn is trained by the whole federation for some rounds, as FedBis does (eq. 8).
+* Then, every tau rounds, each client scores every selector on its validation pairs and is assigned to one
+  (:mod:`fedlight.federation.grouping`); a sampled client trains the selector of its group.
+
+Eq. 6 is used in movement form: ``w_u <- w_u + sum over the sampled members of p_m * delta_m``. A selector without
+sampled members does not move. Deviation: other weightings can be chosen, since with p_m alone a selector moves by
+a small part of its members' mean movement (about a tenth, where 5 of 53 clients are sampled).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from torch import Tensor, nn, tensor
+
+from fedlight.federation import grouping
+from fedlight.federation.aggregation import Aggregation, WeightedSum
+from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.channel import serialized_bytes
+from fedlight.federation.client import Client, Update, Visit, Work
+from fedlight.federation.federation import Federation
+from fedlight.federation.state import State, read, write
+
+HOOKS_OF_LOCAL = ("check", "start_visit", "adjust_gradients")
+
+
+@runtime_checkable
+class HoldsAdapters(Protocol):
+    """What FedBiscuit needs of a module.
+
+    Attributes:
+        adapter_names: of its adapters; each trained parameter has one of them among the parts of its dotted name.
+    """
+
+    @property
+    def adapter_names(self) -> Sequence[str]:
+        """See above."""
+
+    def use_adapter(self, name: str) -> None:
+        """Makes one adapter the one that computes and learns; all of them stay trainable."""
+
+
+class FedBiscuit(Algorithm):
+    """Warm-up of each selector in turn, then grouping and training by group.
+
+    Args:
+        warmup_rounds: T, rounds of warm-up for each selector, at least 0.
+        regroup_every: tau, rounds between groupings, at least 1.
+        assignment: ``greedy`` (the paper) or ``optimal`` (eq. 4 and 5 solved exactly).
+        weighting: after the warm-up; ``paper``: p_m alone (eq. 6); ``unbiased``: the mean over the group in
+            expectation; ``normalized``: weights sum to 1 over the group's sampled members; ``uniform``: their plain
+            mean. In the warm-up ``paper`` means ``unbiased``, which is eq. 8.
+        local: what clients do beyond FedAvg, such as FedProx; it may change gradients alone.
+
+    Attributes:
+        groups: client id -> number of its selector; empty before the first grouping.
+        losses: client id -> its validation loss under each selector, at the last grouping.
+        grouped_round: the round of the last grouping, or None.
+
+    Raises:
+        ValueError: a setting is out of range; in ``check``, for an even number of selectors and for a module or data that do
+            not fit.
+    """
+
+    def __init__(
+        self,
+        warmup_rounds: int = 50,
+        regroup_every: int = 50,
+        assignment: Literal["greedy", "optimal"] = "greedy",
+        weighting: Literal["paper", "unbiased", "normalized", "uniform"] = "paper",
+        local: Algorithm | None = None,
+    ) -> None:
+        super().__init__("unbiased" if weighting == "paper" else weighting)
+        if warmup_rounds < 0 or regroup_every < 1:
+            raise ValueError(
+                f"warmup_rounds={warmup_rounds} must be at least 0 and regroup_every={regroup_every} at least 1"
+            )
+        if assignment not in grouping.ASSIGNMENTS:
+            raise ValueError(f"assignment={assignment!r} is not one of {', '.join(grouping.ASSIGNMENTS)}")
+        self.warmup_rounds = warmup_rounds
+        self.regroup_every = regroup_every
+        self.assignment = assignment
+        self.share_alone = weighting == "paper"
+        self.local = local or Algorithm()
+        _check_local(self.local)
+        self.groups: dict[str, int] = {}
+        self.losses: dict[str, list[float]] = {}
+        self.grouped_round: int | None = None
+        self._adapters: list[str] = []
+        self._selector_of: dict[str, int] = {}
+        self._warming: int | None = None
+        self._bytes = {"down": 0.0, "up": 0.0}
+
+    def check(self, federation: Federation) -> None:
+        module = federation.module
+        if not isinstance(module, HoldsAdapters):
+            raise ValueError(
+                f"FedBiscuit trains several adapters of one module, and {type(module).__name__} has no adapter_names and "
+                "use_adapter: derive it from LanguageModule"
+            )
+        self._adapters = list(module.adapter_names)
+        if len(self._adapters) % 2 == 0:
+            raise ValueError(
+                f"model.num_adapters={len(self._adapters)}: an even number of selectors can tie. Use an odd number"
+            )
+        self._selector_of = {name: self._owner(name) for name in _trained(module)}
+        if len(self._adapters) > 1:
+            federation.check_validation()
+
+    def _owner(self, name: str) -> int:
+        owners = [index for index, adapter in enumerate(self._adapters) if adapter in name.split(".")]
+        if len(owners) != 1:
+            raise ValueError(
+                f"{name} is trained and belongs to no single adapter: every group would change it"
+            )
+        return owners[0]
+
+    def start_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
+        self._bytes = {"down": 0.0, "up": 0.0}
+        trained_for = round_idx - self.warmup_rounds * len(self._adapters)
+        self._warming = round_idx // self.warmup_rounds if trained_for < 0 else None
+        if trained_for >= 0 and trained_for % self.regroup_every == 0:
+            self._regroup(round_idx, federation)
+        self._members = np.bincount(
+            np.array([*self.groups.values()], dtype=int), minlength=len(self._adapters)
+        )
+        shares: list[list[float]] = [[] for _ in self._adapters]
+        for client_id, group in self.groups.items():
+            shares[group].append(federation.clients[client_id].share)
+        # Of all clients it is 1, which a sum of their shares may miss by a rounding.
+        self._group_shares = [
+            1.0 if len(own) == len(federation.clients) else math.fsum(own) for own in shares
+        ]
+
+    def _regroup(self, round_idx: int, federation: Federation) -> None:
+        """Sends all selectors to all clients, and assigns each client by what it answers."""
+        module, clients = federation.module, list(federation.clients)
+        self.grouped_round = round_idx
+        if len(self._adapters) == 1:
+            self.groups = dict.fromkeys(clients, 0)
+            return
+        assert isinstance(module, HoldsAdapters)
+        parameters = _trained(module)
+        state = read(parameters)
+        payload = federation.broadcast(state)
+        write(payload.state, parameters)
+        by_selector = []
+        for name in self._adapters:
+            module.use_adapter(name)
+            by_selector.append(federation.validation_losses())
+        write(state, parameters)
+        self.losses = {client: [losses[client] for losses in by_selector] for client in clients}
+        assign = grouping.optimal if self.assignment == "optimal" else grouping.greedy
+        groups = assign(np.array(list(self.losses.values())))
+        self.groups = dict(zip(clients, groups.tolist(), strict=True))
+        answer = serialized_bytes({"losses": tensor(by_selector[0][clients[0]]).expand(len(self._adapters))})
+        self._bytes = {"down": float(payload.num_bytes * len(clients)), "up": float(answer * len(clients))}
+
+    def _selector(self, client: Client) -> int:
+        return self.groups[client.id] if self._warming is None else self._warming
+
+    def send(self, visit: Visit, client: Client, state: State) -> State:
+        selector = self._selector(client)
+        return {name: value for name, value in state.items() if self._selector_of[name] == selector}
+
+    def start_visit(self, visit: Visit, client: Client, received: State, module: nn.Module) -> State:
+        assert isinstance(module, HoldsAdapters)
+        module.use_adapter(self._adapters[self._selector(client)])
+        return self.local.start_visit(visit, client, received, module)
+
+    def adjust_gradients(self, client: Client, received: State, parameters: Mapping[str, Tensor]) -> None:
+        self.local.adjust_gradients(client, received, parameters)
+
+    def finish_visit(self, visit: Visit, client: Client, movement: State, work: Work) -> Update | None:
+        weight = 1.0 if self.weighting == "uniform" else client.share
+        if self._warming is None and self.weighting == "unbiased" and not self.share_alone:
+            weight /= self._group_shares[self._selector(client)]
+        return Update(client.id, movement, weight)
+
+    def aggregation(self, num_clients: int) -> Aggregation:
+        if self._warming is not None or self.weighting != "unbiased":
+            return super().aggregation(num_clients)
+        if self.share_alone:
+            return WeightedSum("one")
+        sizes = {name: float(self._members[selector]) for name, selector in self._selector_of.items()}
+        return WeightedSum("count", scale=sizes)
+
+    def metrics(self) -> dict[str, float]:
+        """Bytes of the round's grouping, beside those of its visits."""
+        return {f"grouping_bytes_{way}": number for way, number in self._bytes.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"groups": self.groups, "losses": self.losses, "grouped_round": self.grouped_round}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.groups, self.losses = state["groups"], state["losses"]
+        self.grouped_round = state["grouped_round"]
+
+
+def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def _check_local(local: Algorithm) -> None:
+    """Refuses what has state of its own per client or model: a client's model changes with its group."""
+    for name, hook in vars(Algorithm).items():
+        changed = callable(hook) and getattr(type(local), name) is not hook
+        if changed and not name.startswith("_") and name not in HOOKS_OF_LOCAL:
+            raise ValueError(
+                f"local={type(local).__name__} changes {name}: inside FedBiscuit a local algorithm may change gradients "
+                "alone (as FedProx does). Control variates, for one, are about a fixed set of clients for each model, and "
+                "the groups change"
+            )

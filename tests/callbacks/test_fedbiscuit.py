@@ -1,0 +1,285 @@
+"""FedBiscuit in the federated loop: linear models as adapters, clients whose targets contradict each other."""
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from plain_lightning import assert_equal, trainer, weights
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from fedlight.callbacks.federated_loop import FederatedLoop
+from fedlight.datamodules.federated import FederatedDataModule
+from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
+from fedlight.federation.channel import serialized_bytes
+from fedlight.federation.grouping import greedy
+
+SIGNS = {f"c{i}": (-1, 1, 3)[i % 3] for i in range(9)}  # three tastes
+
+
+class Adapters(L.LightningModule):
+    """Linear models that start equal, one of them active."""
+
+    def __init__(self, count=3, optimizer="SGD"):
+        super().__init__()
+        self.adapter_names = [f"adapter{i}" for i in range(count)] if count > 1 else ["default"]
+        self.parts = nn.ModuleDict({name: nn.Linear(4, 1) for name in self.adapter_names})
+        generator = torch.Generator().manual_seed(0)
+        for part in self.parts.values():
+            nn.init.constant_(part.bias, 0.0)
+            part.weight.data = 0.1 * torch.randn(1, 4, generator=generator.manual_seed(0))
+        self.active, self.kind = self.adapter_names[0], optimizer
+
+    def use_adapter(self, name):
+        self.active = name
+
+    def example_losses(self, batch):
+        return (self.parts[self.active](batch[0]) - batch[1]).square()[:, 0]
+
+    def training_step(self, batch, batch_idx):
+        return self.example_losses(batch).mean()
+
+    def validation_step(self, batch, batch_idx):
+        """Lightning warns of validation data that nobody looks at."""
+
+    def configure_optimizers(self):
+        return getattr(torch.optim, self.kind)(self.parameters(), lr=0.05)
+
+
+class Tastes(FederatedDataModule):
+    """Nine clients of unequal size; y is the sum of x, times the client's sign."""
+
+    def setup(self, stage):
+        generator = torch.Generator().manual_seed(0)
+        x, y, self.client_indices, self.val_client_indices = [], [], {}, {}
+        for i, (client, sign) in enumerate(SIGNS.items()):
+            own = torch.randn(7 + i, 4, generator=generator)
+            start = sum(len(part) for part in x)
+            x.append(own)
+            y.append(sign * own.sum(1, keepdim=True))
+            self.client_indices[client] = np.arange(start, start + len(own) - 4)
+            self.val_client_indices[client] = np.arange(start + len(own) - 4, start + len(own))
+        self.train_set = self.val_set = TensorDataset(torch.cat(x), torch.cat(y))
+
+    def collate(self, examples):
+        return [torch.stack(column) for column in zip(*examples, strict=True)]
+
+
+def run(algorithm, rounds=6, module=None, callbacks=(), ckpt_path=None, **loop):
+    module = module or Adapters()
+    loop = FederatedLoop(algorithm, **{"clients_per_round": 4, "local_steps": 3, "seed": 1, **loop})
+    saves = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
+    t = trainer(rounds, [loop, *callbacks], enable_checkpointing=saves, limit_val_batches=0)
+    t.fit(module, datamodule=Tastes(batch_size=4), ckpt_path=ckpt_path, weights_only=True)
+    return module, loop
+
+
+def by_hand(warmup, tau, rounds, factors, seen):
+    """Algorithm 1 on the recorded cohorts and batches; ``factors(sampled members, group)`` weighs movements."""
+    data, module = Tastes(), Adapters()
+    data.setup("fit")
+    share = {
+        c: len(rows) / sum(map(len, data.client_indices.values())) for c, rows in data.client_indices.items()
+    }
+    state = [{k: v.clone() for k, v in p.state_dict().items()} for p in module.parts.values()]
+    everyone, groups = sorted(SIGNS), {}
+    for r in range(rounds):
+        if r >= 3 * warmup and (r - 3 * warmup) % tau == 0:
+            x, y = data.val_set.tensors
+            losses = []
+            for client in everyone:
+                i = data.val_client_indices[client]
+                losses.append([float(((x[i] @ s["weight"].T + s["bias"] - y[i]) ** 2).mean()) for s in state])
+            groups = dict(zip(everyone, greedy(np.array(losses)).tolist(), strict=True))
+        moves = {}
+        for client, batches in seen[r].items():
+            u = r // warmup if r < 3 * warmup else groups[client]
+            w = {k: v.clone().requires_grad_() for k, v in state[u].items()}
+            for bx, by in batches:
+                loss = ((bx @ w["weight"].T + w["bias"] - by) ** 2).mean()
+                grads = torch.autograd.grad(loss, list(w.values()))
+                w = {
+                    k: (v - 0.05 * g).detach().requires_grad_()
+                    for (k, v), g in zip(w.items(), grads, strict=True)
+                }
+            moves.setdefault(u, []).append((client, {k: v.detach() - state[u][k] for k, v in w.items()}))
+        for u, of_group in moves.items():
+            group = everyone if r < 3 * warmup else [c for c in everyone if groups[c] == u]
+            weight = factors([c for c, _ in of_group], group, share, r < 3 * warmup)
+            for client, move in of_group:
+                for k, v in move.items():
+                    state[u][k] = state[u][k] + weight[client] * v
+    return {f"parts.adapter{u}.{k}": v for u, s in enumerate(state) for k, v in s.items()}
+
+
+def eq_8(sampled, group, share, warming):
+    return {c: len(group) / len(sampled) * share[c] for c in sampled}
+
+
+FACTORS = {
+    "paper": lambda s, g, p, warming: eq_8(s, g, p, warming) if warming else {c: p[c] for c in s},
+    "unbiased": lambda s, g, p, warming: {
+        c: len(g) / len(s) * p[c] / (1 if warming else sum(p[m] for m in g)) for c in s
+    },
+    "normalized": lambda s, g, p, warming: {c: p[c] / sum(p[m] for m in s) for c in s},
+    "uniform": lambda s, g, p, warming: {c: 1 / len(s) for c in s},
+}
+
+
+@pytest.mark.parametrize("weighting", FACTORS)
+def test_rounds_equal_algorithm_1_written_out(weighting):
+    seen = {}
+
+    class Recorder(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            loop = next(c for c in trainer.callbacks if isinstance(c, FederatedLoop))
+            seen.setdefault(loop.rounds_done, {}).setdefault(loop.visit.client_id, []).append(batch)
+
+    module, _ = run(FedBiscuit(2, 3, weighting=weighting), rounds=12, callbacks=[Recorder()])
+    expected = by_hand(2, 3, 12, FACTORS[weighting], seen)
+    for name, value in weights(module).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("weighting", ["unbiased", "normalized", "uniform"])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_one_selector_is_fedbis_bit_for_bit(weighting, optimizer):
+    ours, loop = run(FedBiscuit(1, 2, weighting=weighting), module=Adapters(1, optimizer))
+    plain, _ = run(FedAvg(weighting), module=Adapters(1, optimizer))
+    assert_equal(weights(ours), weights(plain))
+    assert set(loop.algorithm.groups.values()) == {0}
+
+
+def test_groups_find_the_tastes_and_each_selector_learns_its_own():
+    module, loop = run(FedBiscuit(2, 2, weighting="normalized"), rounds=40, clients_per_round=6)
+    groups = loop.algorithm.groups
+    assert len({(SIGNS[c], g) for c, g in groups.items()}) == 3  # one selector for each taste
+    for client, group in groups.items():
+        learned = module.parts[f"adapter{group}"].weight
+        assert torch.allclose(learned, torch.full((1, 4), float(SIGNS[client])), atol=0.15)
+
+
+def test_a_selector_without_sampled_members_does_not_move():
+    before = {}
+
+    class Watch(L.Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            before[trainer.current_epoch] = weights(pl_module)
+
+        def on_train_epoch_end(self, trainer, pl_module):
+            loop = next(c for c in trainer.callbacks if isinstance(c, FederatedLoop))
+            moved = {loop.algorithm.groups[r["client"]] for r in loop.visit_records}
+            for name, value in weights(pl_module).items():
+                mine = int(name.split(".")[1].removeprefix("adapter")) in moved
+                assert torch.equal(value, before[trainer.current_epoch][name]) != mine, name
+            seen.append(len(moved))
+
+    seen = []
+    run(FedBiscuit(0, 4), rounds=8, callbacks=[Watch()], clients_per_round=2, module=Adapters(3, "AdamW"))
+    assert min(seen) == 1
+
+
+def test_bytes_of_visits_and_of_the_grouping_are_exact():
+    rows = []
+
+    class Watch(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            rows.append({k: v.item() for k, v in trainer.callback_metrics.items() if "bytes" in k})
+
+    module, _ = run(FedBiscuit(1, 2), rounds=6, callbacks=[Watch()])
+    everything = {name: p.detach() for name, p in module.named_parameters()}
+    one = {name: p for name, p in everything.items() if "adapter1" in name}
+    for round_idx, row in enumerate(rows):
+        assert row["fed/bytes_down"] == row["fed/bytes_up"] == 4 * serialized_bytes(one)
+        grouping = round_idx in (3, 5)
+        assert row["fed/grouping_bytes_down"] == grouping * 9 * serialized_bytes(everything)
+        assert row["fed/grouping_bytes_up"] == grouping * 9 * serialized_bytes({"losses": torch.zeros(3)})
+
+
+def test_the_order_of_the_visits_does_not_matter():
+    class Reversed(FedBiscuit):
+        def plan(self, *args):
+            return super().plan(*args)[::-1]
+
+    forward, _ = run(FedBiscuit(1, 2), module=Adapters(3, "AdamW"), rounds=7)
+    backward, _ = run(Reversed(1, 2), module=Adapters(3, "AdamW"), rounds=7)
+    assert_equal(weights(forward), weights(backward))
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_resumed_from_every_checkpoint_equals_uninterrupted(tmp_path):
+    def saved(folder):
+        return ModelCheckpoint(
+            tmp_path / folder, save_top_k=-1, filename="{epoch}", save_on_train_epoch_end=True
+        )
+
+    whole, loop = run(FedBiscuit(1, 3), rounds=8, module=Adapters(3, "AdamW"), callbacks=[saved("whole")])
+    checkpoints = sorted((tmp_path / "whole").glob("*.ckpt"))
+    assert len(checkpoints) == 8
+    for checkpoint in checkpoints[:7]:
+        again, resumed = run(
+            FedBiscuit(1, 3), 8, Adapters(3, "AdamW"), [saved(checkpoint.stem)], ckpt_path=checkpoint
+        )
+        assert_equal(weights(whole), weights(again))
+        assert resumed.algorithm.groups == loop.algorithm.groups
+        assert resumed.algorithm.losses == loop.algorithm.losses
+
+
+def test_grouping_leaves_the_weights_and_the_mode_alone():
+    class Watch(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            assert pl_module.training
+
+    module, loop = run(
+        FedBiscuit(0, 1, assignment="optimal"), rounds=1, callbacks=[Watch()], clients_per_round=1
+    )
+    assert loop.algorithm.grouped_round == 0
+    start = weights(Adapters())
+    trained = loop.algorithm.groups[loop.visit_records[0]["client"]]
+    for name, value in weights(module).items():
+        assert torch.equal(value, start[name]) == (f"adapter{trained}" not in name)
+
+
+class KeepsState(Algorithm):
+    def reply(self, visit, client, received, trained, work):
+        return trained
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FedBiscuit(-1), "warmup_rounds=-1 must be at least 0"),
+        (lambda: FedBiscuit(regroup_every=0), "regroup_every=0"),
+        (lambda: FedBiscuit(assignment="best"), "assignment='best' is not one of greedy, optimal"),
+        (lambda: FedBiscuit(weighting="mean"), "weighting='mean' is not one of"),
+        (lambda: FedBiscuit(local=KeepsState()), "local=KeepsState changes reply"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_modules_and_data_that_do_not_fit_are_refused():
+    class Shared(Adapters):
+        def __init__(self):
+            super().__init__()
+            self.common = nn.Linear(4, 4)
+
+    class NoValidation(Tastes):
+        def setup(self, stage):
+            super().setup(stage)
+            self.val_client_indices = None
+
+    with pytest.raises(ValueError, match=r"num_adapters=2: an even number of selectors can tie"):
+        run(FedBiscuit(1, 1), module=Adapters(2))
+    with pytest.raises(ValueError, match=r"common.weight is trained and belongs to no single adapter"):
+        run(FedBiscuit(1, 1), module=Shared())
+    with pytest.raises(ValueError, match="has 3 adapters, of which FedAvg would train one"):
+        run(FedAvg())
+    loop = FederatedLoop(FedBiscuit(1, 1), clients_per_round=2)
+    with pytest.raises(ValueError, match="no validation examples by client"):
+        trainer(1, [loop]).fit(Adapters(), datamodule=NoValidation())
