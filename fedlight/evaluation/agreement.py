@@ -1,0 +1,73 @@
+"""How well found groups of clients agree with known ones. Names of groups are without meaning: partitions are compared."""
+
+from collections.abc import Hashable, Mapping
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+
+def adjusted_rand_index(found: Mapping[str, Hashable], known: Mapping[str, Hashable]) -> float:
+    """Agreement on which pairs of clients belong together, corrected for chance.
+
+    Hubert and Arabie, "Comparing Partitions", Journal of Classification 2, 1985, eq. 5.
+
+    Args:
+        found: client -> its group.
+        known: client -> its true group; clients that are not in both are left out.
+
+    Returns:
+        1 for equal partitions, about 0 for chance, below 0 for less; 1 where both have one group, or one per client.
+
+    Raises:
+        ValueError: no client is in both.
+
+    Example:
+        >>> round(adjusted_rand_index(dict(a=0, b=0, c=1, d=1), dict(a="x", b="x", c="y", d="z")), 6)
+        0.571429
+    """
+    table = _contingency(found, known)
+    together = _pairs(table).sum()
+    in_found, in_known = _pairs(table.sum(axis=1)).sum(), _pairs(table.sum(axis=0)).sum()
+    by_chance = in_found * in_known / max(_pairs(table.sum()), 1)
+    most = (in_found + in_known) / 2
+    return float((together - by_chance) / (most - by_chance)) if most != by_chance else 1.0
+
+
+def share_with_their_group(found: Mapping[str, Hashable], known: Mapping[str, Hashable]) -> float:
+    """Share of clients that sit with their group, under the best matching of found groups to known ones, one to one.
+
+    Args:
+        found: client -> its group.
+        known: client -> its true group; clients that are not in both are left out.
+
+    Returns:
+        In (0, 1].
+
+    Raises:
+        ValueError: no client is in both.
+
+    Example:
+        >>> share_with_their_group(dict(a=0, b=0, c=1, d=1), dict(a="x", b="y", c="y", d="y"))
+        0.75
+    """
+    table = _contingency(found, known)
+    return float(table[linear_sum_assignment(table, maximize=True)].sum() / table.sum())
+
+
+def _contingency(found: Mapping[str, Hashable], known: Mapping[str, Hashable]) -> np.ndarray:
+    """How many clients are in each found and each known group, ``(found groups, known groups)``."""
+    clients = [client for client in found if client in known]
+    if not clients:
+        raise ValueError("no client has both a found and a known group")
+    rows = {group: row for row, group in enumerate(dict.fromkeys(found[client] for client in clients))}
+    columns = {
+        group: column for column, group in enumerate(dict.fromkeys(known[client] for client in clients))
+    }
+    table = np.zeros((len(rows), len(columns)), dtype=np.int64)
+    for client in clients:
+        table[rows[found[client]], columns[known[client]]] += 1
+    return table
+
+
+def _pairs(counts: np.ndarray) -> np.ndarray:
+    return counts * (counts - 1) // 2
