@@ -1,4 +1,7 @@
-"""Pairs of completions, to be compared by a selector in ``trainer.predict``; see `fedlight.datamodules.labelling`."""
+"""Pairs of completions, to be compared by a selector or scored by a reward model in ``trainer.predict``.
+
+What becomes of the answers: see `fedlight.datamodules.labelling`.
+"""
 
 from typing import Any, Literal
 
@@ -7,13 +10,14 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import Dataset
 
-from fedlight.datamodules.encoding import Encoded, encode_choice, encode_pair
-from fedlight.datamodules.examples import Choice, collate_choices
+from fedlight.datamodules.encoding import Encoded, encode_choice, encode_pair, encode_responses
+from fedlight.datamodules.examples import Choice, PreferredExamples, collate_choices, collate_preferred
 from fedlight.datamodules.federated import FederatedDataModule
 from fedlight.datamodules.labelling import Orders, form_pairs
 from fedlight.datamodules.rows import RowsError, load_rows
 from fedlight.datamodules.templates import Template, check_choice
 from fedlight.datamodules.text import load_tokenizer, pad_id
+from fedlight.datamodules.votes import Comparison
 
 
 class ShownPairs(Dataset):
@@ -50,16 +54,23 @@ class CompletionPairDataModule(FederatedDataModule):
         source: rows with ``completions`` and ``fields`` (or ``prompt``), as a predict run over `PromptDataModule`
             writes them.
         orders: show every pair in both orders, or in one.
-        form, choices, choice_template, pair_template, truncate_answers, tokenizer, max_tokens: as in
-            `PreferenceDataModule`, with the values that the selector was trained with.
+        form: ``"choice"`` and ``"pair"`` as in `PreferenceDataModule`; ``"responses"`` for a `RewardModule`: the pair's
+            first completion as ``chosen``, its second as ``rejected``. Either is read by itself, so there is no order,
+            and ``orders`` must be ``"one"``, here and where the pairs are labelled.
+        choices, choice_template, pair_template, truncate_answers, tokenizer, max_tokens: as in `PreferenceDataModule`,
+            with the values that the selector was trained with.
+        generation_template: of the form responses, likewise.
         eval_batch_size, seed, num_workers: see `FederatedDataModule`.
+
+    Raises:
+        ValueError: ``form="responses"`` with ``orders="both"``.
     """
 
     def __init__(
         self,
         source: str,
         orders: Orders = "both",
-        form: Literal["choice", "pair"] = "choice",
+        form: Literal["choice", "pair", "responses"] = "choice",
         choices: tuple[str, str] = ("A", "B"),
         choice_template: str = "toy_choice",
         pair_template: str = "{prompt}",
@@ -69,14 +80,19 @@ class CompletionPairDataModule(FederatedDataModule):
         eval_batch_size: int = 64,
         seed: int = 0,
         num_workers: int = 0,
+        generation_template: str = "toy_generation",
     ) -> None:
         super().__init__(eval_batch_size=eval_batch_size, seed=seed, num_workers=num_workers)
         self.source, self.orders, self.form, self.choices = source, orders, form, choices
-        self.template = Template.named(choice_template) if form == "choice" else Template("")
+        if form == "responses" and orders != "one":
+            raise ValueError(
+                f"form='responses' has no order in which answers are shown, but orders={orders!r}: set orders to one, here "
+                "and for the labelling"
+            )
+        name = {"choice": choice_template, "pair": pair_template, "responses": generation_template}[form]
+        self.template = Template.named(name) if name else Template("")
         if form == "choice":
             check_choice(self.template)
-        elif pair_template:
-            self.template = Template.named(pair_template)
         self.truncate_answers, self.tokenizer_name, self.max_tokens = truncate_answers, tokenizer, max_tokens
 
     def setup(self, stage: str) -> None:
@@ -89,12 +105,7 @@ class CompletionPairDataModule(FederatedDataModule):
                 f"{self.source}: the template has a slot {{{missing[0]}}}; fields has {', '.join(pairs[0].fields)}."
             )
         self.tokenizer = load_tokenizer(self.tokenizer_name)
-        if self.form == "choice":
-            encoded = encode_choice(self.tokenizer, self.template, pairs, self.max_tokens, self.choices)
-        else:
-            encoded = encode_pair(
-                self.tokenizer, self.template, pairs, self.max_tokens, self.truncate_answers
-            )
+        encoded = self._encode(pairs)
         fits = np.flatnonzero(encoded.both_kept())
         rank_zero_info(
             f"{self.source}: {len(pairs):,} pairs, {skipped:,} equal or empty ones skipped; "
@@ -102,11 +113,27 @@ class CompletionPairDataModule(FederatedDataModule):
         )
         if not len(fits):
             raise RowsError(f"{self.source}: no pair fits into max_tokens={self.max_tokens}. Raise it.")
+        if self.form == "responses":
+            examples = PreferredExamples(encoded, fits, winner=np.zeros_like(fits), index=fits)
+            self.predict_set = examples.take(np.argsort(examples.lengths, kind="stable"))
+            return
         rows = 2 * fits if self.orders == "one" else (2 * fits[:, None] + [0, 1]).reshape(-1)
         self.predict_set = ShownPairs(encoded, rows)
 
+    def _encode(self, pairs: list[Comparison]) -> Encoded:
+        if self.form == "choice":
+            return encode_choice(self.tokenizer, self.template, pairs, self.max_tokens, self.choices)
+        if self.form == "pair":
+            return encode_pair(self.tokenizer, self.template, pairs, self.max_tokens, self.truncate_answers)
+        fields = [pair.fields for pair in pairs for _ in range(2)]
+        answers = [answer for pair in pairs for answer in (pair.first, pair.second)]
+        return encode_responses(self.tokenizer, self.template, fields, answers, self.max_tokens, pairs=True)
+
     def collate(self, examples: list[Any]) -> dict[str, Any]:
-        """A selector batch without labels, with the pair's ``index`` and its ``order``, both ``(batch,)``."""
+        """A batch of the form, without labels of a choice, with the pair's ``index`` and ``order``, ``(batch,)`` each."""
+        if self.form == "responses":
+            batch = collate_preferred(examples, pad_id(self.tokenizer))
+            return {**batch, "order": torch.zeros_like(batch["index"])}
         has_types = self.form == "pair" and "token_type_ids" in self.tokenizer.model_input_names
         batch = collate_choices([choice for choice, _, _ in examples], pad_id(self.tokenizer), has_types)
         del batch["labels"]

@@ -142,6 +142,28 @@ def test_pairs_too_long_are_left_out_with_their_index_kept(tmp_path, causal):
     assert (batch["index"].tolist(), batch["order"].tolist()) == ([1, 1], [0, 1])
 
 
+def test_a_reward_model_reads_each_pair_once_as_two_responses(tmp_path, causal, words):
+    rows = [
+        {"prompt": "w0", "completions": ["x", "long long long", "y"]},
+        {"prompt": "w1", "completions": ["u", "long " * 20]},
+    ]
+    source = save(tmp_path / "completions.jsonl", rows)
+    settings = {"form": "responses", "generation_template": "POST: {prompt} ANSWER:", "tokenizer": causal}
+    module = CompletionPairDataModule(source, orders="one", max_tokens=12, eval_batch_size=2, **settings)
+    module.setup("predict")
+    batches = list(module.predict_dataloader())
+    assert [batch["index"].tolist() for batch in batches] == [[1, 0], [2]]  # by length; pair 3 is too long
+    assert [batch["order"].tolist() for batch in batches] == [[0, 0], [0]]
+    chosen, rejected = batches[0]["chosen"], batches[0]["rejected"]
+    shown = [words(module.tokenizer, side["input_ids"][0]) for side in (chosen, rejected)]
+    assert shown[0].startswith("<s> POST: w0 ANSWER: x </s>")
+    assert shown[1].startswith("<s> POST: w0 ANSWER: y </s>")
+    assert chosen["attention_mask"].sum(dim=1).tolist() == [6, 6]
+    assert rejected["attention_mask"].sum(dim=1).tolist() == [6, 8]
+    with pytest.raises(ValueError, match=r"form='responses' has no order.*orders='both': set orders to one"):
+        CompletionPairDataModule(source, **settings)
+
+
 def test_prompts_are_cut_left_out_and_limited(tmp_path, causal, caplog):
     rows = [{"prompt": "w0 w1 w2 w3"}, {"prompt": "w4"}, {"prompt": "w5"}, {"prompt": ""}]
     source = save(tmp_path / "prompts.jsonl", rows)
