@@ -1,29 +1,50 @@
-"""LoRA adapters on a frozen base: new, read from a PEFT folder, or merged into the base.
+"""LoRA adapters on a frozen base: new, from PEFT folders, or merged into the base. Of several, one at a time is active.
 
 E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022, https://arxiv.org/abs/2106.09685:
 ``h = W x + (alpha / r) B A dropout(x)``. What is trained is fp32 whatever the base is in: in bf16 a step of 1e-5 is
 less than half a unit in the last place of most entries and would be rounded away.
 """
 
-import hashlib
+import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedlight.federation.seeding import derive_seed
+from fedlight.modules.adapter_folders import adapter_folders
 from fedlight.modules.settings import check_choice
 from fedlight.modules.streams import own_stream
 
-WEIGHTS = "adapter_model.safetensors"
+
+def with_adapters(
+    network: Any, names: Sequence[str], options: Any, task: str, new_weights: Sequence[str]
+) -> Any:
+    """Puts on a base what the settings of a :class:`~fedlight.modules.language_model.LanguageModule` ask for."""
+    if options.adapter is not None and not options.merge_adapter:
+        return load_adapters(network, options.adapter, task, names)
+    if options.merge_adapter:
+        network = merge_adapter(network, options.adapter, task)
+    return new_adapters(
+        network,
+        names=names,
+        rank=options.lora_rank,
+        alpha=options.lora_alpha,
+        dropout=options.lora_dropout,
+        targets=options.lora_targets,
+        task=task,
+        new_weights=new_weights,
+        seed=derive_seed(options.seed, "adapter"),
+    )
 
 
-def new_adapter(
+def new_adapters(
     network: Any,
     *,
+    names: Sequence[str],
     rank: int,
     alpha: float,
     dropout: float,
@@ -32,10 +53,11 @@ def new_adapter(
     new_weights: Sequence[str],
     seed: int,
 ) -> Any:
-    """Puts a LoRA adapter on a base; it changes nothing until it is trained, as B is 0.
+    """Puts LoRA adapters on a base, all of them equal; they change nothing until they are trained, as B is 0.
 
     Args:
         network: the base.
+        names: of the adapters; the first is active.
         rank: r.
         alpha: see above.
         dropout: on the adapter's input, in training.
@@ -54,23 +76,50 @@ def new_adapter(
         for target in targets:
             check_choice("lora_targets", target.rpartition(".")[2], layers)
     whole = {name.rpartition(".")[0] for name in new_weights}
-    config = LoraConfig(
-        r=rank,
-        lora_alpha=alpha,
-        lora_dropout=dropout,
-        target_modules=targets,
-        task_type=TaskType(task),
-        # PEFT trains a module named classifier or score by itself.
-        modules_to_save=[
-            name for name in sorted(whole) if not {"classifier", "score"} & set(name.split("."))
-        ],
-    )
+
+    def config(layers: Any) -> Any:
+        return LoraConfig(
+            r=rank,
+            lora_alpha=alpha,
+            lora_dropout=dropout,
+            target_modules=layers,
+            task_type=TaskType(task),
+            # PEFT trains a module named classifier or score by itself.
+            modules_to_save=[
+                name for name in sorted(whole) if not {"classifier", "score"} & set(name.split("."))
+            ],
+        )
+
     with _peft_warnings(), own_stream(seed, network.device):
-        return _trained_in_fp32(get_peft_model(network, config))
+        network = get_peft_model(network, config(targets), adapter_name=names[0])
+        # By now PEFT has found the layers; in a network with an adapter it would take more for "all-linear".
+        layers = network.peft_config[names[0]].target_modules
+        for name in names[1:]:
+            network.add_adapter(name, config(layers))
+    _copy_adapter(network, names[0], names[1:])
+    return _trained_in_fp32(network)
 
 
-def load_adapter(network: Any, folder: str, task: str, setting: str = "adapter") -> Any:
-    """Puts the adapter of a PEFT folder on a base, to be trained further.
+def _copy_adapter(network: nn.Module, source: str, targets: Sequence[str]) -> None:
+    weights = dict(network.named_parameters())
+    with torch.no_grad():
+        for name, weight in weights.items():
+            if source in name.split("."):
+                for target in targets:
+                    weights[name.replace(f".{source}", f".{target}")].copy_(weight)
+
+
+def load_adapters(
+    network: Any, folder: str, task: str, names: Sequence[str] = ("default",), setting: str = "adapter"
+) -> Any:
+    """Puts the adapters of a folder of :func:`save_adapters` on a base, to be trained further.
+
+    Args:
+        network: the base.
+        folder: of one adapter, from which all start, or of as many as there shall be.
+        task: ``"CAUSAL_LM"`` or ``"SEQ_CLS"``.
+        names: of the adapters; the first is active.
+        setting: name of the folder in messages.
 
     Raises:
         FileNotFoundError: there is no adapter in the folder.
@@ -78,17 +127,24 @@ def load_adapter(network: Any, folder: str, task: str, setting: str = "adapter")
     """
     from peft import PeftConfig, PeftModel
 
-    check_folder(folder, setting)
-    config = PeftConfig.from_pretrained(folder)
-    if config.peft_type != "LORA" or config.task_type != task:
-        kind = f"{config.peft_type.value} for {config.task_type}"
-        raise ValueError(f"{setting}={folder!r} is {kind}; needed is LORA for {task}")
+    found = adapter_folders(folder, setting)
+    folders = found * len(names) if len(found) == 1 else found
+    for one in found:
+        config = PeftConfig.from_pretrained(one)
+        if config.peft_type != "LORA" or config.task_type != task:
+            kind = f"{config.peft_type.value} for {config.task_type}"
+            raise ValueError(f"{setting}={one!r} is {kind}; needed is LORA for {task}")
+    (first, start), *others = zip(names, folders, strict=True)
     try:
         with _peft_warnings():
-            return _trained_in_fp32(PeftModel.from_pretrained(network, folder, is_trainable=True))
+            network = PeftModel.from_pretrained(network, start, adapter_name=first, is_trainable=True)
+            for name, one in others:
+                if network.load_adapter(one, adapter_name=name, is_trainable=True).missing_keys:
+                    raise ValueError(f"{one!r} lacks weights")
     except (RuntimeError, ValueError, UserWarning) as error:
         reason = str(error).strip().splitlines()[0][:200]
         raise ValueError(f"{setting}={folder!r} does not fit this base: {reason}") from None
+    return _trained_in_fp32(network)
 
 
 def merge_adapter(network: Any, folder: str, task: str) -> Any:
@@ -98,40 +154,70 @@ def merge_adapter(network: Any, folder: str, task: str) -> Any:
         FileNotFoundError: there is no adapter in the folder.
         ValueError: it does not fit.
     """
-    return load_adapter(network, folder, task).merge_and_unload().requires_grad_(False)
+    return load_adapters(network, folder, task).merge_and_unload().requires_grad_(False)
 
 
-def check_merge(merge: bool, adapter: str | None, base: str) -> None:
-    """Refuses to merge nothing, or into rounded weights.
+def merged(network: Any, base: str) -> Any:
+    """A copy of the base with its adapter added to its weights.
 
     Raises:
-        ValueError: see above.
+        ValueError: the base is quantized, or there are several adapters.
     """
-    if merge and adapter is None:
-        raise ValueError("merge_adapter=true needs an adapter to merge: set adapter to its folder")
-    if merge and base != "plain":
+    if base != "plain":
+        raise ValueError(f"save_merged needs base='plain', not {base!r}, whose weights are rounded")
+    if len(network.peft_config) > 1:
         raise ValueError(
-            f"merge_adapter=true with base={base!r} would round the merged weights: merge into a plain base, "
-            "save that with save_merged, and give the folder as model"
+            f"save_merged adds one adapter to the base, this module has {len(network.peft_config)}: save_adapter "
+            "writes a folder of each, of which adapter= takes one"
         )
+    return copy.deepcopy(network).merge_and_unload()
 
 
-def check_folder(folder: str, setting: str) -> None:
-    """Refuses a folder without an adapter.
+def activate(network: Any, name: str) -> None:
+    """Makes one adapter the one that the network computes with; all of them stay in training.
 
     Raises:
-        FileNotFoundError: see above.
+        ValueError: there is no such adapter.
     """
-    for name in ("adapter_config.json", WEIGHTS):
-        if not (Path(folder) / name).is_file():
-            raise FileNotFoundError(
-                f"{setting}={folder!r} has no {name}: give a folder written by save_adapter"
-            )
+    check_choice("adapter", name, network.peft_config)
+    if name != network.active_adapter:
+        with _all_stay_trained(network):
+            network.set_adapter(name)
 
 
-def adapter_checksum(folder: str) -> str:
-    """Sixteen hex digits of the weights in a PEFT folder."""
-    return hashlib.blake2b((Path(folder) / WEIGHTS).read_bytes(), digest_size=8).hexdigest()
+@contextmanager
+def active_as_before(network: Any) -> Iterator[None]:
+    """Runs its body, which may activate others, then activates the adapter that was active."""
+    name = network.active_adapter
+    try:
+        yield
+    finally:
+        activate(network, name)
+
+
+@contextmanager
+def base_alone(network: Any) -> Iterator[None]:
+    """Runs its body with the adapters switched off."""
+    with _all_stay_trained(network), network.disable_adapter():
+        yield
+
+
+@contextmanager
+def _all_stay_trained(network: nn.Module) -> Iterator[None]:
+    """Turns gradients on again where they were on: PEFT turns them off for all adapters but the active one."""
+    trained = list(trained_parameters(network).values())
+    try:
+        yield
+    finally:
+        for weight in trained:
+            weight.requires_grad_(True)
+
+
+def drop_other_gradients(network: nn.Module, name: str) -> None:
+    """Sets the gradients of all adapters but one to None: an optimizer passes over such weights."""
+    for parameter, weight in trained_parameters(network).items():
+        if name not in parameter.split("."):
+            weight.grad = None
 
 
 def trained_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
@@ -140,6 +226,7 @@ def trained_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _trained_in_fp32(network: Any) -> Any:
+    network.set_requires_grad(list(network.peft_config))
     for name, weight in trained_parameters(network).items():
         weight.data = weight.data.float()
         if "lora_" not in name:  # PEFT casts the input of LoRA, not of modules that are trained whole

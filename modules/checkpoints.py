@@ -84,7 +84,7 @@ def check_state(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise ValueError(
             f"this checkpoint does not fit the module: {min(wrong)}{more}; "
-            "set lora_rank, lora_targets, adapter and head as they were"
+            "set num_adapters, lora_rank, lora_targets, adapter and head as they were"
         )
 
 

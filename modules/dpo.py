@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fedlight.federation.eval_mode import eval_mode
+from fedlight.modules.adapters import base_alone
 from fedlight.modules.functional import IGNORED, dpo_loss, reward_margin
 from fedlight.modules.language_model import Batch, LanguageModule
 from fedlight.modules.readout import response_log_probs
@@ -77,7 +78,7 @@ class DPOModule(LanguageModule):
                 side: {name: part[new] for name, part in batch[side].items()}
                 for side in ("chosen", "rejected")
             }
-            with torch.no_grad(), eval_mode(self.network), self.network.disable_adapter():
+            with torch.no_grad(), eval_mode(self.network), base_alone(self.network):
                 found = self.pair_log_probs(some).tolist()
             self._reference.update({keys[row]: values for row, values in zip(new, found, strict=True)})
         return torch.tensor(
@@ -95,6 +96,20 @@ class DPOModule(LanguageModule):
 
     def batch_key(self, batch: Batch) -> int:
         return joint_key(*self.pair_keys(batch))
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:  # type: ignore[override]
+        """Logs the means; gives ``correct``, ``(batch, 1)``, and ``vote``, ``(batch,)``: is the margin above 0."""
+        return self._evaluate("val", batch)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:  # type: ignore[override]
+        """As :meth:`validation_step`."""
+        return self._evaluate("test", batch)
+
+    def _evaluate(self, stage: str, batch: Batch) -> dict[str, Tensor]:
+        metrics = self.example_metrics(batch)
+        self.log_means(stage, metrics)
+        correct = metrics["reward_accuracy"] == 1
+        return {"correct": correct[:, None], "vote": correct}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)

@@ -4,7 +4,6 @@ The base is loaded in ``configure_model``, that is, not before it is needed. Che
 description of the base, which is read again from its own folder.
 """
 
-import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ import torch
 from lightning import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from fedlight.federation.seeding import derive_seed
-from fedlight.modules import adapters, base_model, checkpoints
+from fedlight.modules import adapter_folders, adapters, base_model, checkpoints
 from fedlight.modules.generation import complete
 from fedlight.modules.optimizers import SCHEDULES, check_optimizer, cosine, make_optimizer
 from fedlight.modules.readout import check_readout
@@ -40,7 +40,8 @@ class LanguageModule(LightningModule):
         optimizer_args: its further arguments, such as ``{"betas": [0.9, 0.95]}``.
         lr_schedule: ``constant``, or ``cosine`` from ``lr`` to 0 over ``trainer.max_epochs`` (epochs are rounds).
         dtype: of the base: ``auto`` (bf16 where the hardware has it), ``fp32``, ``bf16`` or ``fp16``.
-        adapter: a folder of :meth:`save_adapter` to start from; its rank, alpha, dropout and targets hold.
+        adapter: a folder of :meth:`save_adapter` to start from; its rank, alpha, dropout and targets hold. Of a folder
+            with several adapters their number holds too; all ``num_adapters`` start from one.
         merge_adapter: add ``adapter`` to the base's weights and train a new one, instead of training it further.
         completions: texts per prompt in ``predict_step``.
         temperature: of these texts; 0 is greedy.
@@ -48,6 +49,7 @@ class LanguageModule(LightningModule):
         max_new_tokens: most tokens of a completion.
         seed: of the new weights, of dropout and of the completions.
         trust_remote_code: run code that comes with the model.
+        num_adapters: on the one base, equal at the start; one at a time is active, see :meth:`use_adapter`.
 
     Raises:
         ValueError: a setting is misspelt or out of range.
@@ -77,16 +79,18 @@ class LanguageModule(LightningModule):
         max_new_tokens: int = 80,
         seed: int = 0,
         trust_remote_code: bool = False,
+        num_adapters: int = 1,
     ) -> None:
         super().__init__()
         check_choice("base", base, base_model.BASES)
         check_choice("dtype", dtype, ("auto", *base_model.DTYPES))
         check_choice("lr_schedule", lr_schedule, SCHEDULES)
         check_optimizer(optimizer, optimizer_args or {})
+        check_range("num_adapters", num_adapters, 1, float("inf"))
         check_range("lora_rank", lora_rank, 1, float("inf"))
         check_range("lora_dropout", lora_dropout, 0, 1)
         check_range("lr", lr, 0, float("inf"), above_low=True)
-        adapters.check_merge(merge_adapter, adapter, base)
+        adapter_folders.check_merge(merge_adapter, adapter, base)
         self.save_hyperparameters()
         self.network: Any = None
         self.tokenizer: Any = None
@@ -106,11 +110,11 @@ class LanguageModule(LightningModule):
         if self.network is not None:
             return
         tokenizer = base_model.load_tokenizer(self.options.model, self.options.trust_remote_code)
-        if self.options.adapter is not None:
-            adapters.check_folder(self.options.adapter, "adapter")
+        names = self.adapter_names  # refuses a folder that does not fit, before the base is loaded
         network, new = self.load_base()
         self.base = self._describe(network, new)
-        self.network, self.tokenizer = self._with_adapter(network, new), tokenizer
+        self.network = adapters.with_adapters(network, names, self.options, self.task, new)
+        self.tokenizer = tokenizer
 
     def load_base(self) -> tuple[Any, list[str]]:
         """The base without an adapter, and the names of its parameters that are in no folder."""
@@ -126,30 +130,32 @@ class LanguageModule(LightningModule):
         described = {name: self.options[name] for name in ("model", "base")}
         described["checksum"] = base_model.fingerprint(network, skip=new)
         if self.options.merge_adapter:
-            described["merged adapter"] = adapters.adapter_checksum(self.options.adapter)
+            described["merged adapter"] = adapter_folders.adapter_checksum(self.options.adapter)
         return described
-
-    def _with_adapter(self, network: Any, new: list[str]) -> Any:
-        options = self.options
-        if options.adapter is not None and not options.merge_adapter:
-            return adapters.load_adapter(network, options.adapter, self.task)
-        if options.merge_adapter:
-            network = adapters.merge_adapter(network, options.adapter, self.task)
-        return adapters.new_adapter(
-            network,
-            rank=options.lora_rank,
-            alpha=options.lora_alpha,
-            dropout=options.lora_dropout,
-            targets=options.lora_targets,
-            task=self.task,
-            new_weights=new,
-            seed=derive_seed(options.seed, "adapter"),
-        )
 
     @property
     def causal_lm(self) -> Any:
         """The ``transformers`` model, with the adapter in its layers."""
         return self.network.get_base_model()
+
+    @property
+    def adapter_names(self) -> list[str]:
+        """``["default"]``, or ``["adapter0", "adapter1", ...]`` of several: a part of their parameters' names."""
+        if self.network is not None:
+            return list(self.network.peft_config)
+        options = self.options
+        return adapter_folders.planned_names(options.num_adapters, options.adapter, options.merge_adapter)
+
+    def use_adapter(self, name: str) -> None:
+        """Makes one adapter the active one: it alone is computed with, and it alone is trained.
+
+        The others stay in the optimizer and in checkpoints; they have no gradients, so that no optimizer moves them.
+
+        Raises:
+            ValueError: there is no such adapter.
+        """
+        adapters.activate(self.network, name)
+        adapters.drop_other_gradients(self.network, name)
 
     # Training
 
@@ -194,15 +200,8 @@ class LanguageModule(LightningModule):
         optimizer = make_optimizer(options.optimizer, trained, options.lr, options.optimizer_args or {})
         if options.lr_schedule == "constant":
             return optimizer
-        max_epochs = self.trainer.max_epochs
-        if max_epochs is None or max_epochs < 1:
-            raise ValueError(
-                f"lr_schedule='cosine' needs an end: trainer.max_epochs={max_epochs}, set it above 0"
-            )
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, cosine(max_epochs)),
-        }
+        factor = cosine(self.trainer.max_epochs)
+        return {"optimizer": optimizer, "lr_scheduler": LambdaLR(optimizer, factor)}
 
     # Text
 
@@ -280,20 +279,20 @@ class LanguageModule(LightningModule):
         return super().load_from_checkpoint(checkpoint_path, weights_only=weights_only, **kwargs)
 
     def save_adapter(self, folder: str | Path) -> None:
-        """Writes the adapter as a folder that ``PeftModel.from_pretrained`` and ``adapter=`` read."""
-        # Without the argument PEFT asks the hub whether the vocabulary has grown.
-        self.network.save_pretrained(str(folder), save_embedding_layers=False)
+        """Writes the adapter as a folder that ``PeftModel.from_pretrained`` and ``adapter=`` read.
+
+        Several become one such folder each, ``folder/adapter0`` and so on; ``adapter=`` reads them all, too.
+
+        Raises:
+            ValueError: the folder has another number of adapters.
+        """
+        adapter_folders.save_adapters(self.network, folder)
 
     def save_merged(self, folder: str | Path) -> None:
         """Writes base and adapter as one model, which ``model=`` reads; the module itself stays as it is.
 
         Raises:
-            ValueError: the base is quantized.
+            ValueError: the base is quantized, or there are several adapters.
         """
-        if self.options.base != "plain":
-            raise ValueError(
-                f"save_merged needs base='plain', not {self.options.base!r}, whose weights are rounded"
-            )
-        merged = copy.deepcopy(self.network).merge_and_unload()
-        merged.save_pretrained(folder)
+        adapters.merged(self.network, self.options.base).save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)

@@ -62,14 +62,21 @@ def make_optimizer(
     return optimizer
 
 
-def cosine(max_epochs: int) -> Callable[[int], float]:
+def cosine(max_epochs: int | None) -> Callable[[int], float]:
     """Factor on the learning rate in each epoch: from 1 in epoch 0 towards 0 after the last.
 
     Args:
         max_epochs: at least 1.
 
+    Raises:
+        ValueError: there is no last epoch.
+
     Example:
         >>> [round(cosine(4)(epoch), 4) for epoch in range(5)]
         [1.0, 0.8536, 0.5, 0.1464, 0.0]
     """
+    if max_epochs is None or max_epochs < 1:
+        raise ValueError(
+            f"lr_schedule='cosine' needs an end: trainer.max_epochs={max_epochs}, set it above 0"
+        )
     return lambda epoch: (1 + math.cos(math.pi * min(epoch, max_epochs) / max_epochs)) / 2
