@@ -1,0 +1,249 @@
+"""What clients remember between rounds: in RAM while it is little, in files of a folder once it is much.
+
+A checkpoint stays exact either way. In RAM, it carries the memories themselves. On disk, every save of a client is a new
+file, its version, and a checkpoint names the versions of its round; so it is whole only together with the folder. Versions
+go when neither the run nor one of the last snapshots names them. What a killed run wrote in its last, unfinished round
+stays in the folder. A file's name has a hash of the client's id, the round, a mark of the process, so that two runs in one
+folder never share a file, and a digest of the bytes, by which damage is found.
+"""
+
+import io
+import os
+import re
+import sys
+import uuid
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Memory = dict[str, Any]
+"""Tensors, numbers, strings, None, and lists and dicts of them."""
+
+
+_VERSION = re.compile(r"[0-9a-f]{16}-[0-9]+-[0-9a-f]{8}-[0-9a-f]{16}\.pt")
+
+
+class ClientMemories:
+    """The memories of all clients, of which at most ``limit_mib`` are held in RAM.
+
+    Above the limit all of them move to the disk and stay there. RAM then holds one file name for each client.
+
+    Args:
+        folder: where files go; None takes what :meth:`open` gives, ``clients`` in the run's folder.
+        limit_mib: of RAM for all clients together, at least 0; 0 keeps every memory on disk.
+        keep: rounds whose snapshots are kept on disk, at least 1; as many as the run keeps checkpoints.
+
+    Raises:
+        ValueError: ``limit_mib`` or ``keep`` is out of its range.
+
+    Example:
+        >>> memories = ClientMemories()
+        >>> memories.save("a", {"seen": 3}, round_idx=0)
+        >>> memories.load("a"), memories.load("b")
+        ({'seen': 3}, {})
+    """
+
+    def __init__(self, folder: str | None = None, limit_mib: float = 256, keep: int = 2) -> None:
+        if not limit_mib >= 0:
+            raise ValueError(
+                f"federated.memory.limit_mib={limit_mib} must be at least 0; 0 keeps all on disk"
+            )
+        if keep < 1:
+            raise ValueError(
+                f"federated.memory.keep={keep} must be at least 1: as many as the run keeps checkpoints"
+            )
+        self.limit_mib, self.keep = limit_mib, keep
+        self._folder = None if folder is None else Path(folder).absolute()
+        self._process = uuid.uuid4().hex[:8]
+        self._held: dict[str, Memory] = {}
+        self._sizes: dict[str, int] = {}
+        self._versions: dict[str, str] = {}
+        self._snapshots: dict[int, set[str]] = {}
+        self._on_disk = limit_mib == 0
+
+    @property
+    def bytes_in_ram(self) -> int:
+        """Of the memories that are held in RAM."""
+        return sum(self._sizes.values())
+
+    def open(self, folder: str) -> None:
+        """Takes ``folder`` if none was given; it is made when the first file is written. Before ``load_state_dict``."""
+        if self._folder is None:
+            self._folder = Path(folder).absolute()
+
+    def load(self, client_id: str) -> Memory:
+        """The client's memory, a copy of its own; empty where nothing was saved.
+
+        Raises:
+            ValueError: its file is gone or damaged.
+        """
+        if self._on_disk:
+            name = self._versions.get(client_id)
+            return {} if name is None else _read(self._path(name), client_id)
+        return {key: _own(value) for key, value in self._held.get(client_id, {}).items()}
+
+    def save(self, client_id: str, memory: Memory, round_idx: int) -> None:
+        """Keeps a copy of the client's memory as it is after a visit of round ``round_idx``.
+
+        Raises:
+            ValueError: the memory holds something that a checkpoint cannot, or there is no folder to write to.
+        """
+        owned = {key: _own(value) for key, value in memory.items()}
+        size = _num_bytes(owned) if owned else 0
+        others = self.bytes_in_ram - self._sizes.get(client_id, 0)
+        if not self._on_disk and others + size > self.limit_mib * 2**20:
+            self._move_to_disk(round_idx)
+        if self._on_disk:
+            self._write(client_id, owned, round_idx)
+        elif owned:
+            self._held[client_id], self._sizes[client_id] = owned, size
+        else:
+            self._held.pop(client_id, None)
+            self._sizes.pop(client_id, None)
+
+    def state_dict(self, round_idx: int) -> dict[str, Any]:
+        """The memories or the names of their versions; remembers them as the snapshot of ``round_idx``."""
+        if not self._on_disk:
+            return {"memories": dict(self._held)}
+        # Within a round a snapshot only grows: an earlier checkpoint of it must stay whole.
+        self._snapshots.setdefault(round_idx, set()).update(self._versions.values())
+        forgotten = {n for idx in sorted(self._snapshots)[: -self.keep] for n in self._snapshots.pop(idx)}
+        for name in forgotten.difference(self._versions.values(), *self._snapshots.values()):
+            self._path(name).unlink(missing_ok=True)
+        return {
+            "folder": str(self._folder),
+            "versions": dict(self._versions),
+            "snapshots": {idx: sorted(names) for idx, names in self._snapshots.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what ``state_dict`` gave; files of another folder are linked or copied to this one.
+
+        Raises:
+            ValueError: files of the checkpoint are gone, or it names files that are none of ours.
+        """
+        self._held, self._sizes, self._versions, self._snapshots = {}, {}, {}, {}
+        self._on_disk = "versions" in state or self.limit_mib == 0
+        if "versions" in state:
+            names = [*state["versions"].values(), *(n for s in state["snapshots"].values() for n in s)]
+            strange = [name for name in names if not _VERSION.fullmatch(name)]
+            if strange:
+                raise ValueError(
+                    f"the checkpoint names {strange[0]!r}, which is no file of clients' memories"
+                )
+            self._adopt(state["versions"], Path(state["folder"]))
+            self._snapshots = {idx: set(names) for idx, names in state["snapshots"].items()}
+        for client_id, memory in state.get("memories", {}).items():
+            self.save(client_id, memory, round_idx=0)
+
+    def _adopt(self, versions: dict[str, str], origin: Path) -> None:
+        gone = [n for n in versions.values() if not (self._path(n).exists() or (origin / n).exists())]
+        if gone:
+            raise ValueError(
+                f"{len(gone)} of the {len(versions)} clients' memories of this checkpoint are not in {origin}: the "
+                f"folder was moved or emptied, or later rounds took their place. Resume from a later checkpoint, or run "
+                f"again with federated.memory.keep above {self.keep}, as many as there are checkpoints"
+            )
+        for name in versions.values():
+            if not self._path(name).exists():
+                _link_or_copy(origin / name, self._path(name))
+        self._versions = dict(versions)
+
+    def _move_to_disk(self, round_idx: int) -> None:
+        self._on_disk = True
+        for client_id in list(self._held):
+            self._write(client_id, self._held[client_id], round_idx)
+            del self._held[client_id], self._sizes[client_id]
+
+    def _write(self, client_id: str, memory: Memory, round_idx: int) -> None:
+        before = self._versions.get(client_id)
+        if memory:
+            data = _serialized(memory)
+            client = blake2b(client_id.encode(), digest_size=8).hexdigest()
+            name = f"{client}-{round_idx}-{self._process}-{_digest(data)}.pt"
+            _write_whole(self._path(name), data)
+            self._versions[client_id] = name
+        else:
+            self._versions.pop(client_id, None)
+        named = before == self._versions.get(client_id) or any(before in s for s in self._snapshots.values())
+        if before is not None and not named:
+            self._path(before).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        if self._folder is None:
+            raise ValueError(
+                f"the clients' memories are more than federated.memory.limit_mib={self.limit_mib} and there is no "
+                "folder for them: set federated.memory.folder"
+            )
+        return self._folder / name
+
+
+def _own(value: Any) -> Any:
+    """A copy that shares no memory with ``value``, on the CPU."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if type(value) is dict:
+        return {key: _own(item) for key, item in value.items()}
+    if type(value) is list:
+        return [_own(item) for item in value]
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise ValueError(
+        f"a client's memory holds a {type(value).__name__}, which a checkpoint cannot: keep tensors, numbers, strings, "
+        "None, and lists and dicts of them"
+    )
+
+
+def _num_bytes(value: Any) -> int:
+    """Bytes that ``value`` takes, containers left out."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, (dict, list)):
+        return sum(_num_bytes(item) for item in (value.values() if isinstance(value, dict) else value))
+    return sys.getsizeof(value)
+
+
+def _serialized(memory: Memory) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(memory, buffer)
+    return buffer.getvalue()
+
+
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=8).hexdigest()
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Writes the whole file or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".tmp")
+    try:
+        new.write_bytes(data)
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or one without links
+        _write_whole(target, source.read_bytes())
+
+
+def _read(path: Path, client_id: str) -> Memory:
+    if not path.exists():
+        raise ValueError(
+            f"{path}, the memory of client {client_id!r}, is gone: resume from an earlier checkpoint"
+        )
+    data = path.read_bytes()
+    if _digest(data) != path.stem.rpartition("-")[2]:
+        raise ValueError(
+            f"{path}, the memory of client {client_id!r}, is damaged: resume from an earlier checkpoint"
+        )
+    memory: Memory = torch.load(io.BytesIO(data), weights_only=True)
+    return memory
