@@ -2,6 +2,7 @@
 
 import math
 
+import lightning
 import pytest
 import torch
 
@@ -168,6 +169,23 @@ def test_preferences_are_learned(llama, make_trainer, loader, make_pair_batch):
     assert metrics["val/reward_accuracy"] == 1
     assert metrics["val/reward_margin"] > 0
     assert metrics["val/loss"] < math.log(2)
+
+
+def test_evaluation_says_which_pairs_were_right(llama, make_trainer, loader, make_pair_batch):
+    module, batch, given = moved(ready(llama)), make_pair_batch(batch=8), []
+
+    class Keep(lightning.Callback):
+        def on_validation_batch_end(self, trainer, pl_module, outputs, *_):
+            given.append(outputs)
+
+    trainer = make_trainer(callbacks=[Keep()])
+    [logged] = trainer.validate(module, loader([batch]), verbose=False)
+    right = module.example_metrics(batch)["reward_margin"] > 0
+    assert 0 < right.sum() < 8
+    assert given[0]["correct"].tolist() == right[:, None].tolist()
+    assert given[0]["vote"].tolist() == right.tolist()
+    assert logged.keys() == {"val/loss", "val/reward_margin", "val/reward_accuracy"}
+    assert logged["val/reward_accuracy"] == right.float().mean()
 
 
 def test_defaults_are_the_papers():
