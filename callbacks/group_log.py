@@ -1,0 +1,100 @@
+"""The group log: which client trains which selector, and why, at every grouping of a federated run.
+
+For algorithms that group clients, such as FedBiscuit (Wu et al., "Towards Federated RLHF with Aggregated Client
+Preference for LLMs", ICLR 2025, https://arxiv.org/abs/2407.03038). Where the data know a group of each client, the
+log says how well the found groups agree with it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.utilities import rank_zero_info
+
+from fedlight.callbacks.client_groups import GroupsClients, grouping_of, known_groups
+from fedlight.callbacks.round_table import RoundTable, Row
+from fedlight.evaluation.agreement import adjusted_rand_index, share_with_their_group
+
+
+class GroupLog(L.Callback):
+    """Writes ``groups.csv``: round, client, selector, its loss under each selector, and its known group if there is one.
+
+    Logs in the round of a grouping ``fed/groups_moved``, the share of clients that changed their selector (from the
+    second grouping on), and where groups are known ``fed/group_ari``, the adjusted Rand index, and ``fed/groups_found``,
+    the share of clients that sit with their group under the best matching of selectors to groups. Without an algorithm
+    that groups clients it says so and does nothing. A killed and resumed run leaves the same file as an uninterrupted one.
+
+    Args:
+        path: the file; ``groups.csv`` in the trainer's ``default_root_dir`` if not given.
+    """
+
+    def __init__(self, path: str | None = None) -> None:
+        self.path = path
+        self._grouping: GroupsClients | None = None
+        self._written: dict[str, Any] = {"round": -1, "groups": {}}
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        self._grouping = grouping_of(trainer)
+        self._table = RoundTable(Path(self.path or Path(trainer.default_root_dir) / "groups.csv"))
+        if trainer.current_epoch == 0:  # a checkpoint is loaded later
+            self._written = {"round": -1, "groups": {}}
+        if self._grouping is None:
+            rank_zero_info("GroupLog: no algorithm that groups clients, so there are no groups to log")
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._grouping is not None:
+            self._table.restart(self._written["round"])
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Also the first thing in a run that goes on from a checkpoint taken after validation."""
+        found = self._grouping
+        if found is None or found.grouped_round is None or found.grouped_round <= self._written["round"]:
+            return
+        known = known_groups(trainer)
+        self._table.append(group_rows(found, known))
+        metrics = agreement(found.groups, self._written["groups"], known)
+        pl_module.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1)
+        self._written = {"round": found.grouped_round, "groups": dict(found.groups)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The round of the last grouping that is in the file, and that grouping."""
+        return self._written
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._written = state_dict
+
+
+def group_rows(found: GroupsClients, known: Mapping[str, str]) -> list[Row]:
+    """The rows of one grouping, in the order of the clients."""
+    rows: list[Row] = []
+    for client, selector in found.groups.items():
+        losses = {f"loss_{index}": loss for index, loss in enumerate(found.losses.get(client, ()))}
+        row: Row = {"round": found.grouped_round or 0, "client": client, "selector": selector, **losses}
+        rows.append(row | ({"known_group": known.get(client, "")} if known else {}))
+    return rows
+
+
+def agreement(
+    groups: Mapping[str, int], before: Mapping[str, int], known: Mapping[str, str]
+) -> dict[str, float]:
+    """What is logged of a grouping.
+
+    Args:
+        groups: client id -> its selector.
+        before: the same at the last grouping; empty at the first.
+        known: client id -> its known group; may lack clients.
+
+    Example:
+        >>> agreement({"a": 0, "b": 1, "c": 1, "d": 0}, {"a": 0, "b": 1, "c": 0, "d": 0}, {})
+        {'fed/groups_moved': 0.25}
+    """
+    metrics = {}
+    if before:
+        metrics["fed/groups_moved"] = sum(before.get(c) != own for c, own in groups.items()) / len(groups)
+    if set(groups) & set(known):
+        metrics["fed/group_ari"] = adjusted_rand_index(groups, known)
+        metrics["fed/groups_found"] = share_with_their_group(groups, known)
+    return metrics
