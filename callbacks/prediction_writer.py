@@ -34,7 +34,7 @@ class PredictionWriter(L.Callback):
     Args:
         path: the file of JSON lines.
         fields: names of what is predicted: one name for a list with one entry per example (of completions,
-            say), k names for a tensor ``(batch, k)``.
+            say), k names for a tensor ``(batch, k)``, or ``(batch, k, U)`` for U numbers in each.
         copy: keys of the batch whose entry is written in front of the prediction, such as ``prompt``.
 
     Raises:
@@ -45,6 +45,8 @@ class PredictionWriter(L.Callback):
         >>> log_probs = torch.tensor([[-0.5, -1.0]])
         >>> _lines({"index": torch.tensor([4])}, log_probs, ["logp_a", "logp_b"], ["index"])
         ['{"index": 4, "logp_a": -0.5, "logp_b": -1.0}']
+        >>> _lines({}, torch.tensor([[[-0.5, -1.5], [-1.0, -0.25]]]), ["logp_a", "logp_b"], [])
+        ['{"logp_a": [-0.5, -1.5], "logp_b": [-1.0, -0.25]}']
         >>> _lines({"prompt": ["Hi"]}, [["a", "b"]], ["completions"], ["prompt"])
         ['{"prompt": "Hi", "completions": ["a", "b"]}']
     """
@@ -159,11 +161,12 @@ def _columns(predictions: Any, fields: Sequence[str]) -> list[list[Any]]:
     """A column for each field, whichever of the two forms a prediction has."""
     if len(fields) == 1:
         return [_plain(predictions)]
-    if not isinstance(predictions, Tensor) or predictions.shape[1:] != (len(fields),):
-        shape = tuple(predictions.shape) if isinstance(predictions, Tensor) else type(predictions).__name__
+    shape = tuple(predictions.shape) if isinstance(predictions, Tensor) else ()
+    if len(shape) not in (2, 3) or shape[1] != len(fields):
         raise ValueError(
-            f"PredictionWriter.fields={list(fields)} names {len(fields)} numbers per example, "
-            f"but predict_step returns {shape}: it must be a tensor (batch, {len(fields)})"
+            f"PredictionWriter.fields={list(fields)} names {len(fields)} numbers per example, but predict_step returns "
+            f"{shape or type(predictions).__name__}: it must be a tensor (batch, {len(fields)}), or "
+            f"(batch, {len(fields)}, U) for U numbers under each name"
         )
     return [_plain(column) for column in predictions.unbind(dim=1)]
 

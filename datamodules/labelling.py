@@ -7,6 +7,7 @@ log-probabilities of both orders are averaged (``orders="both"``), so that a tas
 cancels. Every labelled pair is kept, whichever side won.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -71,29 +72,39 @@ def form_pairs(rows: Rows, source: str) -> tuple[list[Comparison], int]:
 
 
 def gather(predictions: Iterable[Mapping[str, Any]], num_pairs: int, orders: Orders = "both") -> np.ndarray:
-    """One selector's log-probabilities of the two answers of each pair, whatever order they were shown in.
+    """Log-probabilities of the two answers of each pair, by each selector, whatever order they were shown in.
 
     Args:
         predictions: rows with ``index`` (of the pair), ``order`` (0: the first answer is shown as A; 1: as B),
-            ``logp_a`` and ``logp_b``.
+            ``logp_a`` and ``logp_b``: numbers of one selector, or lists with one number for each.
         num_pairs: number of pairs.
         orders: ``"both"`` takes the mean over the two orders, ``"one"`` looks at order 0 alone.
 
     Returns:
-        ``(num_pairs, 2)``: log-probabilities that the first, the second answer is better; NaN where a pair was not
-        read in every order that counts.
+        ``(selectors, num_pairs, 2)``: log-probabilities that the first, the second answer is better; NaN where a pair
+        was not read in every order that counts.
+
+    Raises:
+        RowsError: the rows are not of equally many selectors.
 
     Example:
         >>> as_a = {"index": 0, "order": 0, "logp_a": -1.0, "logp_b": -2.0}
         >>> as_b = {"index": 0, "order": 1, "logp_a": -3.0, "logp_b": -0.5}
         >>> gather([as_a, as_b], num_pairs=2).tolist()
-        [[-0.75, -2.5], [nan, nan]]
+        [[[-0.75, -2.5], [nan, nan]]]
+        >>> gather([{"index": 0, "order": 0, "logp_a": [-1, -3], "logp_b": [-2, -4]}], 1, "one").tolist()
+        [[[-1.0, -2.0]], [[-3.0, -4.0]]]
     """
-    by_order = np.full((num_pairs, 2, 2), np.nan)
-    for row in predictions:
-        answers = (row["logp_a"], row["logp_b"])
-        by_order[row["index"], row["order"]] = answers if row["order"] == 0 else answers[::-1]
-    return by_order[:, 0] if orders == "one" else by_order.mean(axis=1)
+    rows = [(row["index"], row["order"], np.array([row["logp_a"], row["logp_b"]])) for row in predictions]
+    counts = sorted({answers[0].size for _, _, answers in rows}) or [1]
+    if len(counts) > 1:
+        raise RowsError(
+            f"votes: some rows are of {counts[0]} selectors, others of {counts[1]}. Write them anew."
+        )
+    by_order = np.full((num_pairs, 2, 2, counts[0]), np.nan)
+    for index, order, answers in rows:
+        by_order[index, order] = answers.reshape(2, -1)[:: 1 if order == 0 else -1]
+    return np.moveaxis(by_order[:, 0] if orders == "one" else by_order.mean(axis=1), 2, 0)
 
 
 def majority(log_probs: np.ndarray) -> np.ndarray:
@@ -122,12 +133,61 @@ def majority(log_probs: np.ndarray) -> np.ndarray:
     return np.where(votes > 0, 0, np.where(votes < 0, 1, -1))
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """How far the selectors are of one mind, in shares of the labelled pairs; ``str`` gives it in one line."""
+
+    with_majority: list[float]
+    pairwise: float
+
+    def __str__(self) -> str:
+        shares = ", ".join(f"{share:.3f}" for share in self.with_majority)
+        return (
+            f"share of labelled pairs on which a selector agrees with the label: {shares}, with another selector: "
+            f"{self.pairwise:.3f}"
+        )
+
+
+def agreement(log_probs: np.ndarray) -> Agreement:
+    """On how many of the labelled pairs each selector agrees with the majority, and two selectors with each other.
+
+    Labelled are the pairs that every selector has read and on which there is a majority. A selector that finds both
+    answers equally good agrees with nobody.
+
+    Args:
+        log_probs: ``(selectors, pairs, 2)``, of the first and the second answer; an odd number of selectors.
+
+    Returns:
+        Shares in [0, 1]: one for each selector, and the mean over all pairs of selectors; NaN where nothing is
+        labelled, and ``pairwise`` of one selector.
+
+    Raises:
+        ValueError: an even number of selectors.
+
+    Example:
+        >>> margins = np.array([[1.0, 1.0, -1.0, np.nan], [1.0, -1.0, -1.0, 1.0], [1.0, 1.0, 0.0, 1.0]])
+        >>> print(agreement(np.stack([margins, np.zeros((3, 4))], axis=2)))
+        share of labelled pairs on which a selector agrees with the label: 1.000, 0.667, 0.667, with another selector: 0.556
+    """
+    votes = np.sign(log_probs[..., 0] - log_probs[..., 1])
+    winners = majority(log_probs)
+    votes = votes[:, (winners >= 0) & ~np.isnan(votes).any(axis=0)]
+    if votes.shape[1] == 0:
+        return Agreement([math.nan] * len(votes), math.nan)
+    sides = np.sign(votes.sum(axis=0))
+    pairwise = [float(((one == other) & (one != 0)).mean()) for one, other in combinations(votes, 2)]
+    return Agreement(
+        [float((vote == sides).mean()) for vote in votes],
+        sum(pairwise) / len(pairwise) if pairwise else math.nan,
+    )
+
+
 def label(pairs: Sequence[Comparison], log_probs: np.ndarray) -> tuple[list[dict[str, Any]], LabelCounts]:
     """Preference rows from pairs and what the selectors say of them.
 
     Args:
         pairs: from `form_pairs`.
-        log_probs: `gather` of each selector, stacked: ``(selectors, pairs, 2)``.
+        log_probs: ``(selectors, pairs, 2)``, from `gather`.
 
     Returns:
         Rows with the slots of the prompt, ``response_a``, ``response_b``, ``choice`` (``"a"`` or ``"b"``),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.datamodules.labelling import Orders, form_pairs, gather, label
+from fedlight.datamodules.labelling import Orders, agreement, form_pairs, gather, label, majority
 from fedlight.datamodules.rows import load_rows
 from fedlight.datamodules.votes import Comparison
 from fedlight.evaluation.win_rate import win_rate
@@ -21,19 +21,23 @@ def label_with_selectors(
 
     Args:
         completions: rows that ``completions.yaml`` wrote.
-        votes: rows that ``votes.yaml`` wrote, one file for each selector; an odd number.
+        votes: files that ``votes.yaml`` wrote, each with what one selector says, or several; an odd number in all.
         output: the labelled pairs, as JSON lines with ``prompt``, ``response_a``, ``response_b``, ``choice``.
         orders: as in the votes.
 
     Returns:
-        ``pairs``, the number of labelled ones, and a ``report`` in words.
+        ``pairs``, the number of labelled ones, and a ``report`` in words; of several selectors it says how far they
+        agree.
 
     Raises:
         ValueError: an even number of selectors.
     """
     pairs, skipped = form_pairs(load_rows(completions), completions)
-    log_probs = np.stack([gather(load_rows(file), len(pairs), orders) for file in votes])
-    return _write_labels(pairs, log_probs, skipped, output)
+    log_probs = np.concatenate([gather(load_rows(file), len(pairs), orders) for file in votes])
+    done = _write_labels(pairs, log_probs, skipped, output)
+    if len(log_probs) > 1:
+        done["report"] += f"; {agreement(log_probs)}"
+    return done
 
 
 def label_with_oracle(completions: str, seed: int, output: str) -> dict[str, Any]:
@@ -119,7 +123,7 @@ def compare_by_selector(
     Args:
         tests: method -> folder of the stage that tested its selector; ``raw`` first, the tuned method second.
         duel: the tuned model's and the raw model's answers, from ``pair_answers``.
-        votes: what the selector says of them.
+        votes: what the selector says of them; where it is several adapters, the majority decides.
         orders: as in the votes.
 
     Returns:
@@ -128,9 +132,9 @@ def compare_by_selector(
     rows = load_rows(duel)
     pairs, _ = form_pairs(rows, duel)
     log_probs = gather(load_rows(votes), len(pairs), orders)
-    read = log_probs[~np.isnan(log_probs).any(axis=1)]
+    winners = majority(log_probs)[~np.isnan(log_probs).any(axis=(0, 2))]
     alike = [0.0] * (len(rows) - len(pairs))
-    won = win_rate([*read[:, 0].tolist(), *alike], [*read[:, 1].tolist(), *alike])
+    won = win_rate([*(winners == 0).tolist(), *alike], [*(winners == 1).tolist(), *alike])
     raw, tuned = tests
     return {
         "rows": [

@@ -60,10 +60,40 @@ def test_labels_are_the_majority_of_the_selectors(rows, tmp_path):
     assert "1 pairs of equal or empty completions skipped" in done["report"]
 
 
+def joined(*files):
+    """Votes of several selectors as lists, as votes.yaml writes them for several adapters."""
+    return [
+        {**first, **{key: [row[key] for row in (first, *others)] for key in ("logp_a", "logp_b")}}
+        for first, *others in zip(*files, strict=True)
+    ]
+
+
+def test_several_selectors_in_one_file_are_several_files(rows, tmp_path):
+    """Three pairs, three selectors: the first is outvoted once, the third finds the last pair's answers equal."""
+    source = rows("completions", completions(("x", "y"), ("v", "w"), ("t", "u")))
+    said = [votes(-2.0, -1.0, 1.0), votes(3.0, -1.0, 1.0), votes(1.0, -4.0, 0.0)]
+    apart = [rows(f"s{i}", content) for i, content in enumerate(said)]
+    mixed = [rows("first", said[0]), rows("others", joined(*said[1:]))]
+    outputs = [tmp_path / f"{name}.jsonl" for name in ("apart", "together", "mixed")]
+    done = [
+        steps.label_with_selectors(source, files, str(output))
+        for files, output in zip((apart, [rows("all", joined(*said))], mixed), outputs, strict=True)
+    ]
+    assert [row["choice"] for row in read(outputs[0])] == ["a", "b", "a"]
+    assert [(row["votes_a"], row["votes_b"]) for row in read(outputs[0])] == [(2, 1), (0, 3), (2, 0)]
+    assert read(outputs[0]) == read(outputs[1]) == read(outputs[2])
+    assert done[0] == done[1] == done[2]
+    # With the label: 2/3, 3/3, 2/3 of the pairs. With each other: (2 + 1 + 2)/9.
+    assert done[0]["report"].endswith("the label: 0.667, 1.000, 0.667, with another selector: 0.556")
+
+
 def test_an_even_number_of_selectors_is_refused(rows, tmp_path):
     source = rows("completions", completions(("x", "y")))
     with pytest.raises(ValueError, match="odd"):
         steps.label_with_selectors(source, [rows("s", votes(1.0))] * 2, str(tmp_path / "out.jsonl"))
+    three, one = rows("three", joined(*[votes(1.0)] * 3)), rows("one", votes(1.0))
+    with pytest.raises(ValueError, match=r"4 selectors vote: .* Use an odd number, for example 5"):
+        steps.label_with_selectors(source, [three, one], str(tmp_path / "out.jsonl"))
 
 
 def test_the_oracle_labels_by_what_clients_like(rows, tmp_path):
@@ -109,6 +139,17 @@ def test_the_selectors_table(rows, tested):
         {"method": "raw", "selector_accuracy": 0.5, "win_rate_by_selector": 0.5},
         {"method": "FedBis", "selector_accuracy": 0.75, "win_rate_by_selector": 2.5 / 4},
     ]
+
+
+def test_the_table_of_several_selectors_goes_by_their_majority(rows, tested):
+    """By two of three won, lost, and once neither: one for it, one against it, one that finds both equal."""
+    duel = rows("duel", completions(("x", "y"), ("x", "y"), ("u", "v")))
+    said = joined(votes(1.0, -9.0, 1.0), votes(-9.0, -1.0, -1.0), votes(1.0, 1.0, 0.0))
+    table = steps.compare_by_selector(tested, duel, rows("votes", said))
+    assert table["rows"][1]["win_rate_by_selector"] == 0.5
+    said = joined(votes(1.0, -9.0, 1.0), votes(-9.0, 1.0, -1.0), votes(1.0, 1.0, 0.0))
+    table = steps.compare_by_selector(tested, duel, rows("votes", said))
+    assert table["rows"][1]["win_rate_by_selector"] == 2.5 / 3
 
 
 def test_the_oracles_table(rows, tmp_path):

@@ -103,6 +103,28 @@ def test_lines_of_another_model_are_refused(tmp_path, other):
     assert other.seen == []
 
 
+class ThreeLogProbs(Echo):
+    """What three selectors say of A and of B, ``(batch, 2, 3)``."""
+
+    def predict_step(self, batch, batch_idx):
+        super().predict_step(batch, batch_idx)
+        of_a = batch["index"][:, None] * torch.tensor([0.5, 1.0, 2.0])
+        return torch.stack([of_a, -of_a], dim=1)
+
+
+def test_several_numbers_per_field_and_a_resumed_file(tmp_path):
+    whole, resumed = tmp_path / "whole.jsonl", tmp_path / "resumed.jsonl"
+    form = {"fields": ["logp_a", "logp_b"], "copy": ["index"]}
+    predict(ThreeLogProbs(), whole, **form)
+    assert read(whole)[3] == {"index": 3, "logp_a": [1.5, 3.0, 6.0], "logp_b": [-1.5, -3.0, -6.0]}
+    with pytest.raises(KeyError, match="killed"):
+        predict(ThreeLogProbs(dies_at=3), resumed, **form)
+    module = ThreeLogProbs()
+    predict(module, resumed, **form)
+    assert module.seen == [2, 3, 4]
+    assert resumed.read_bytes() == whole.read_bytes()
+
+
 def test_a_finished_file_is_written_anew(tmp_path):
     path = tmp_path / "completions.jsonl"
     predict(Echo(), path)
@@ -124,3 +146,7 @@ def test_a_missing_key_and_a_wrong_shape_name_the_setting(tmp_path):
         predict(Echo(), tmp_path / "a.jsonl", copy=["post"])
     with pytest.raises(ValueError, match=r"names 2 numbers per example, but predict_step returns list"):
         predict(Echo(), tmp_path / "b.jsonl", fields=["logp_a", "logp_b"])
+    with pytest.raises(
+        ValueError, match=r"names 3 numbers per example, but predict_step returns \(2, 2, 3\)"
+    ):
+        predict(ThreeLogProbs(), tmp_path / "c.jsonl", fields=["a", "b", "c"])

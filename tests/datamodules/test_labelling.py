@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedlight.datamodules.completions import CompletionPairDataModule
-from fedlight.datamodules.labelling import form_pairs, gather, label, majority
+from fedlight.datamodules.labelling import agreement, form_pairs, gather, label, majority
 from fedlight.datamodules.preferences import PreferenceDataModule
 from fedlight.datamodules.prompts import PromptDataModule
 from fedlight.datamodules.rows import RowsError
@@ -34,10 +34,10 @@ def test_both_orders_cancel_a_taste_for_the_first_position():
         {"index": 0, "order": 0, "logp_a": np.log(0.9), "logp_b": np.log(0.1)},
         {"index": 0, "order": 1, "logp_a": np.log(0.95), "logp_b": np.log(0.05)},
     ]
-    assert majority(gather(shown, 1, "one")[None]).tolist() == [0]
+    assert majority(gather(shown, 1, "one")).tolist() == [0]
     both = gather(shown, 1, "both")
-    assert both[0] == pytest.approx([np.log(0.9 * 0.05) / 2, np.log(0.1 * 0.95) / 2])
-    assert majority(both[None]).tolist() == [1]
+    assert both[0, 0] == pytest.approx([np.log(0.9 * 0.05) / 2, np.log(0.1 * 0.95) / 2])
+    assert majority(both).tolist() == [1]
 
 
 def test_majority_counts_selectors_not_confidence():
@@ -49,6 +49,34 @@ def test_majority_counts_selectors_not_confidence():
         majority(np.zeros((2, 4, 2)))
     with pytest.raises(ValueError, match=r"0 selectors vote"):
         majority(np.zeros((0, 4, 2)))
+
+
+def test_votes_of_unequally_many_selectors_are_refused():
+    rows = [
+        {"index": 0, "order": 0, "logp_a": [-1.0, -2.0, -3.0], "logp_b": [-1.0, -2.0, -3.0]},
+        {"index": 0, "order": 1, "logp_a": -1.0, "logp_b": -2.0},
+    ]
+    with pytest.raises(RowsError, match="some rows are of 1 selectors, others of 3"):
+        gather(rows, 1)
+    assert np.isnan(gather([], 2)).tolist() == [[[True, True], [True, True]]]
+
+
+def test_agreement_leaves_out_what_has_no_label():
+    def of(*margins):
+        return agreement(
+            np.stack([np.array(margins, float), np.zeros((len(margins), len(margins[0])))], axis=2)
+        )
+
+    # Labelled are the first and the third pair; the second has one vote each, the fourth was not read by all.
+    found = of([1, 1, -1, np.nan], [1, -1, 0, 1], [-1, 0, -1, 1])
+    assert found.with_majority == [1.0, 0.5, 0.5]
+    assert found.pairwise == pytest.approx((1 / 2 + 1 / 2 + 0) / 3)
+    one = of([1, -1, 0])
+    assert one.with_majority == [1.0]
+    assert np.isnan(one.pairwise)
+    assert np.isnan([*of([0.0], [0.0], [0.0]).with_majority, of([0.0], [0.0], [0.0]).pairwise]).all()
+    with pytest.raises(ValueError, match="2 selectors vote"):
+        of([1], [1])
 
 
 def test_every_labelled_pair_is_kept_whichever_side_won():
@@ -103,7 +131,7 @@ def test_from_prompts_to_pairs_for_dpo(tmp_path, causal, words, orders):
             predictions.append({"index": index, "order": order, "logp_a": likes_a, "logp_b": -0.5})
     assert len(predictions) == (6 if orders == "one" else 12)
     formed, _ = form_pairs(lines, source)
-    rows, counts = label(formed, gather(predictions, len(formed), orders)[None])
+    rows, counts = label(formed, gather(predictions, len(formed), orders))
     good = [row for row in rows if "good" in (row["response_a"], row["response_b"])]
     assert len(good) == 4
     assert all(row[f"response_{row['choice']}"] == "good" for row in good)

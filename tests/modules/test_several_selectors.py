@@ -1,0 +1,166 @@
+"""A selector of several adapters: each is asked in turn, the majority decides, one alone does what it always did."""
+
+import json
+from pathlib import Path
+
+import lightning
+import pytest
+import torch
+from tiny_world import write_rows
+
+from fedlight import steps
+from fedlight.callbacks.prediction_writer import PredictionWriter
+from fedlight.datamodules.completions import CompletionPairDataModule
+from fedlight.modules.functional import choice_loss
+from fedlight.modules.selector import SelectorModule
+
+
+def settled(model: str, num_adapters: int, **settings) -> SelectorModule:
+    """Adapters that differ, as after training."""
+    module = SelectorModule(model, num_adapters=num_adapters, **settings)
+    module.configure_model()
+    stream = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, weight in module.named_parameters():
+            if "lora_B" in name:
+                weight.add_(0.3 * torch.randn(weight.shape, generator=stream))
+    return module.eval()
+
+
+def outputs_of(trainer, module, loader) -> tuple[dict, dict]:
+    """What test_step gave for the one batch, and the metrics."""
+    given = []
+
+    class Keep(lightning.Callback):
+        def on_test_batch_end(self, trainer, pl_module, outputs, *args):
+            given.append(outputs)
+
+    trainer.callbacks.append(Keep())
+    [metrics] = trainer.test(module, loader, verbose=False)
+    return given[0], metrics
+
+
+def test_each_adapter_is_asked_and_the_active_one_stays(llama, make_choice_batch):
+    module, batch = settled(llama, 3), make_choice_batch()
+    module.use_adapter("adapter1")
+    found = module.ensemble_logits(batch)
+    assert found.shape == (3, 3, 2)
+    assert module.network.active_adapter == "adapter1"
+    assert torch.equal(module.choice_logits(batch), found[:, 1])
+    for index, name in enumerate(module.adapter_names):
+        module.use_adapter(name)
+        assert torch.equal(module.choice_logits(batch), found[:, index])
+    assert not torch.equal(found[:, 0], found[:, 1])
+    assert all(weight.requires_grad for name, weight in module.named_parameters() if "lora_" in name)
+
+
+def test_an_error_leaves_the_active_adapter(llama):
+    module = settled(llama, 3)
+    module.use_adapter("adapter1")
+    with pytest.raises(KeyError):
+        module.ensemble_logits({})
+    assert module.network.active_adapter == "adapter1"
+
+
+def test_asking_all_keeps_the_gradients_of_the_active_one(llama, make_choice_batch):
+    module, batch = settled(llama, 3), make_choice_batch()
+    module.use_adapter("adapter2")
+    module.example_losses(batch).sum().backward()
+    with torch.no_grad():
+        module.ensemble_logits(batch)
+    graded = {name for name, weight in module.named_parameters() if weight.grad is not None}
+    assert graded == {name for name in module.state_dict() if "adapter2" in name.split(".")}
+
+
+def test_the_majority_is_what_accuracy_means(llama, make_trainer, loader, make_choice_batch):
+    module, batch = settled(llama, 3), make_choice_batch(batch=8)
+    logits, labels = module.ensemble_logits(batch).detach(), batch["labels"]
+    found, metrics = outputs_of(make_trainer(), module, loader([batch]))
+    right = logits.argmax(dim=2) == labels[:, None]
+    assert len({tuple(row) for row in right.tolist()}) > 2  # they do not all agree
+    assert torch.equal(found["correct"], right)
+    assert torch.equal(found["vote"], right.sum(dim=1) >= 2)
+    assert metrics["test/accuracy"] == found["vote"].float().mean()
+    for index in range(3):
+        assert metrics[f"test/accuracy_adapter{index}"] == right[:, index].float().mean()
+    losses = torch.stack([choice_loss(logits[:, index], labels) for index in range(3)])
+    assert metrics["test/loss"] == pytest.approx(losses.mean().item(), rel=1e-6)
+
+
+def test_one_adapter_is_evaluated_as_it_was(llama, make_trainer, loader, make_choice_batch):
+    module, batch = settled(llama, 1), make_choice_batch(batch=8)
+    logits, labels = module.choice_logits(batch).detach(), batch["labels"]
+    found, metrics = outputs_of(make_trainer(), module, loader([batch]))
+    right = logits.argmax(dim=1) == labels
+    assert metrics == {
+        "test/loss": choice_loss(logits, labels).mean().item(),
+        "test/accuracy": right.float().mean().item(),
+    }
+    assert torch.equal(found["correct"], right[:, None])
+    assert torch.equal(found["vote"], right)
+    [predicted] = make_trainer().predict(module, loader([batch]))
+    assert torch.equal(predicted, logits.log_softmax(dim=1))
+
+
+def test_an_even_number_of_selectors_is_refused(llama, tmp_path):
+    with pytest.raises(ValueError, match="num_adapters=2: an even number of selectors can tie"):
+        SelectorModule(llama, num_adapters=2)
+    settled(llama, 3).save_adapter(tmp_path)
+    (tmp_path / "adapter2").rename(tmp_path / "moved away")
+    with pytest.raises(ValueError, match="num_adapters=2: an even number of selectors can tie"):
+        SelectorModule(llama, adapter=str(tmp_path)).configure_model()
+
+
+def vote(
+    model: str, adapter: Path, source: str, orders: str, folder: Path, dies_at: int | None = None
+) -> str:
+    """Has the adapters of a folder judge all pairs of completions; raises at a batch on demand."""
+
+    class Dies(lightning.Callback):
+        def on_predict_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+            if batch_idx == dies_at:
+                raise KeyError("killed")
+
+    path = folder / f"{adapter.name}-{orders}.jsonl"
+    data = CompletionPairDataModule(
+        source, orders=orders, choice_template="toy_choice", tokenizer=model, eval_batch_size=4
+    )
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        callbacks=[Dies(), PredictionWriter(str(path), ["logp_a", "logp_b"], ["index", "order"])],
+        **dict.fromkeys(
+            ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+        ),
+    )
+    module = SelectorModule(model, adapter=str(adapter))
+    trainer.predict(module, datamodule=data, return_predictions=False)
+    return str(path)
+
+
+@pytest.mark.parametrize("orders", ["one", "both"])
+def test_three_adapters_in_one_run_label_as_three_runs_of_one(tiny_model, tmp_path, orders):
+    settled(tiny_model, 3).save_adapter(tmp_path / "selectors")
+    answers = ["anna paints walls .", "ben bakes bread .", "anna bakes walls .", "bread walls ."]
+    rows = [{"fields": {"prompt": prompt}, "completions": answers} for prompt in answers[:2]]
+    source = write_rows(tmp_path / "completions.jsonl", rows)
+    together = vote(tiny_model, tmp_path / "selectors", source, orders, tmp_path)
+    apart = [
+        vote(tiny_model, tmp_path / "selectors" / name, source, orders, tmp_path)
+        for name in ("adapter0", "adapter1", "adapter2")
+    ]
+    outputs = tmp_path / "together.jsonl", tmp_path / "apart.jsonl"
+    done = [
+        steps.label_with_selectors(source, votes, str(output), orders)
+        for votes, output in zip(([together], apart), outputs, strict=True)
+    ]
+    assert outputs[0].read_bytes() == outputs[1].read_bytes()
+    assert done[0] == done[1]
+    labelled = [json.loads(line) for line in outputs[0].read_text().splitlines()]
+    assert len(labelled) == 12
+    assert {min(row["votes_a"], row["votes_b"]) for row in labelled} == {0, 1}  # sometimes two against one
+
+    (tmp_path / "again").mkdir()
+    with pytest.raises(KeyError, match="killed"):
+        vote(tiny_model, tmp_path / "selectors", source, orders, tmp_path / "again", dies_at=2)
+    resumed = vote(tiny_model, tmp_path / "selectors", source, orders, tmp_path / "again")
+    assert Path(resumed).read_bytes() == Path(together).read_bytes()
