@@ -1,0 +1,122 @@
+"""FedProx: the term by hand, a whole federation written out, and FedAvg where mu is 0."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from plain_lightning import Numbers, assert_equal, federate, module, ten_clients, trainer, weights
+from torch import nn
+from written_out import assert_close, combined, local, recorded
+
+from fedlight.callbacks.federated_loop import FederatedLoop
+from fedlight.datamodules.federated import FederatedWrapper
+from fedlight.federation.algorithms.fedprox import FedProx
+from fedlight.federation.client import Client, Visit
+
+CLIENT, VISIT = Client("a", 1, 1.0), Visit("a", 1)
+
+
+def parameter(value, gradient):
+    made = nn.Parameter(torch.tensor([value]))
+    made.grad = None if gradient is None else torch.tensor([gradient])
+    return made
+
+
+def test_only_what_was_received_and_has_a_gradient_is_held():
+    prox, received = FedProx(mu=0.1), {"w": torch.tensor([1.0]), "b": torch.tensor([2.0])}
+    prox.start_visit(VISIT, CLIENT, received, nn.Module())
+    held = {"w": parameter(6.0, 3.0), "b": parameter(9.0, None), "other": parameter(9.0, 1.0)}
+    prox.adjust_gradients(CLIENT, received, held)
+    assert held["w"].grad.item() == pytest.approx(3.0 + 0.1 * (6 - 1))
+    assert held["b"].grad is None
+    assert held["other"].grad.item() == 1.0
+    assert held["w"].item() == 6.0
+
+
+def test_a_new_visit_has_a_new_anchor():
+    prox = FedProx(mu=1.0)
+    for anchor in (1.0, 4.0):
+        received = {"w": torch.tensor([anchor])}
+        prox.start_visit(VISIT, CLIENT, received, nn.Module())
+        for _ in range(2):
+            w = parameter(6.0, 0.0)
+            prox.adjust_gradients(CLIENT, received, {"w": w})
+            assert w.grad.item() == 6.0 - anchor
+
+
+def test_a_bf16_parameter_starts_without_a_pull():
+    prox, received = FedProx(mu=1.0), {"w": torch.tensor([1.001])}
+    prox.start_visit(VISIT, CLIENT, received, nn.Module())
+    w = nn.Parameter(received["w"].bfloat16())
+    w.grad = torch.ones_like(w)
+    prox.adjust_gradients(CLIENT, received, {"w": w})
+    assert w.grad.item() == 1.0
+
+
+@pytest.mark.parametrize("weighting", ["unbiased", "uniform"])
+def test_a_federation_equals_a_loop_written_out(weighting):
+    start, end, rounds = recorded(algorithm=FedProx(mu=0.8, weighting=weighting))
+    plain = state = start
+    for of_clients in rounds:
+        trained, without = {}, {}
+        for client, batches in of_clients.items():
+            received = state
+            trained[client] = local(
+                state, batches, lambda n, g, now, received=received: g + 0.8 * (now[n] - received[n])
+            )
+            without[client] = local(plain, batches)
+        state = {n: w + combined(state, trained, weighting)[n] for n, w in state.items()}
+        plain = {n: w + combined(plain, without, weighting)[n] for n, w in plain.items()}
+    assert_close(end, state)
+    assert any(not torch.allclose(end[name], plain[name], atol=1e-3) for name in end)
+
+
+def test_mu_of_zero_is_fedavg_bit_for_bit():
+    assert_equal(weights(federate()[0]), weights(federate(algorithm=FedProx(mu=0.0))[0]))
+
+
+def test_a_large_mu_keeps_clients_near_what_they_received():
+    def moved(mu):
+        model = module(optimizer="SGD", lr=0.01)
+        start = weights(model)
+        federate(rounds=1, local_steps=10, model=model, algorithm=FedProx(mu=mu))
+        return sum((weights(model)[name] - start[name]).norm() for name in start)
+
+    assert moved(50.0) < 0.5 * moved(0.0)
+
+
+def test_client_order_does_not_matter():
+    class Reversed(FedProx):
+        def plan(self, round_idx, cohort, num_batches):
+            return super().plan(round_idx, cohort, num_batches)[::-1]
+
+    forward, _ = federate(algorithm=FedProx(0.5, "normalized"))
+    backward, _ = federate(algorithm=Reversed(0.5, "normalized"))
+    assert_equal(weights(forward), weights(backward))
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_resumed_equals_uninterrupted(tmp_path):
+    def run(folder, ckpt_path=None):
+        save = ModelCheckpoint(folder, save_top_k=-1, filename="{epoch}")
+        loop = FederatedLoop(FedProx(0.5), clients_per_round=3, local_steps=2)
+        model = module()
+        fit = trainer(3, [loop, save], enable_checkpointing=True).fit
+        fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
+        return weights(model)
+
+    whole = run(tmp_path / "whole")
+    assert_equal(whole, run(tmp_path / "again", tmp_path / "whole/epoch=1.ckpt"))
+
+
+@pytest.mark.parametrize("mu", [-0.1, float("nan"), float("inf")])
+def test_mu_out_of_range(mu):
+    with pytest.raises(ValueError, match=rf"federated.algorithm.mu={mu} must be at least 0"):
+        FedProx(mu)
+
+
+def test_several_optimizers_are_refused():
+    FedProx().check(SimpleNamespace(module=nn.Module(), optimizers=[None]))
+    with pytest.raises(ValueError, match="2 optimizers, and FedProx would add"):
+        FedProx().check(SimpleNamespace(module=nn.Module(), optimizers=[None, None]))
