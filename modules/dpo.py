@@ -97,11 +97,11 @@ class DPOModule(LanguageModule):
     def batch_key(self, batch: Batch) -> int:
         return joint_key(*self.pair_keys(batch))
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:  # type: ignore[override]
+    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Logs the means; gives ``correct``, ``(batch, 1)``, and ``vote``, ``(batch,)``: is the margin above 0."""
         return self._evaluate("val", batch)
 
-    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:  # type: ignore[override]
+    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """As :meth:`validation_step`."""
         return self._evaluate("test", batch)
 

@@ -181,10 +181,10 @@ class LanguageModule(LightningModule):
         self.log_means("train", metrics)
         return metrics["loss"].mean()
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int) -> Any:
         self.log_means("val", self.example_metrics(batch))
 
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
+    def test_step(self, batch: Batch, batch_idx: int) -> Any:
         self.log_means("test", self.example_metrics(batch))
 
     def log_means(self, stage: str, metrics: dict[str, Tensor]) -> None:

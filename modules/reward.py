@@ -82,11 +82,11 @@ class RewardModule(LanguageModule):
             *(key for side in sides for key in text_keys(side["input_ids"], side["attention_mask"]))
         )
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:  # type: ignore[override]
+    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Logs the means; gives ``correct``, ``(batch, 1)``, and ``vote``, ``(batch,)``, both bool."""
         return self._evaluate("val", batch)
 
-    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:  # type: ignore[override]
+    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """As :meth:`validation_step`."""
         return self._evaluate("test", batch)
 
