@@ -7,7 +7,7 @@ a round's rows are added once, however often Lightning ends its epoch.
 import csv
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedlight.callbacks.full_disk import full_disk_named
@@ -55,7 +55,7 @@ class RoundTable:
         with self.file.open(newline="", encoding="utf-8") as file:
             return [row for row in csv.DictReader(file) if None not in row.values()]
 
-    def _rewrite(self, rows: Sequence[Row] | Sequence[dict[str, str]]) -> None:
+    def _rewrite(self, rows: Sequence[Mapping[str, object]]) -> None:
         """All or nothing; a file without any row is removed."""
         if not rows:
             self.file.unlink(missing_ok=True)
@@ -67,7 +67,7 @@ class RoundTable:
             os.replace(new, self.file)
 
 
-def _csv_text(rows: Sequence[Row] | Sequence[dict[str, str]], with_header: bool) -> str:
+def _csv_text(rows: Sequence[Mapping[str, object]], with_header: bool) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     if with_header:

@@ -1,0 +1,56 @@
+"""From outcomes of examples to how the clients fare: the mean, the worst, the spread."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+
+def per_client(correct: np.ndarray, indices: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Each client's share of correct examples.
+
+    Args:
+        correct: whether each column is right on each example, ``(examples, columns)``.
+        indices: client -> its examples; positions beyond the last example are passed over, clients without one left out.
+
+    Returns:
+        Client -> the means of its examples, ``(columns,)``, in [0, 1].
+
+    Example:
+        >>> correct = np.array([[True, True], [False, True], [True, False], [True, False]])
+        >>> shares = per_client(correct, {"u": np.array([0, 1]), "v": np.array([2, 3, 4]), "w": np.array([5])})
+        >>> {client: share.tolist() for client, share in shares.items()}
+        {'u': [0.5, 1.0], 'v': [1.0, 0.0]}
+    """
+    seen = {client: own[own < len(correct)] for client, own in indices.items()}
+    return {client: correct[own].mean(axis=0) for client, own in seen.items() if len(own)}
+
+
+def worst_share_mean(values: Sequence[float], share: float) -> float:
+    """Mean of the lowest ``ceil(share * n)`` of n values.
+
+    Args:
+        values: at least one.
+        share: in (0, 1].
+
+    Example:
+        >>> worst_share_mean([0.9, 0.5, 0.75, 0.25], share=0.3)
+        0.375
+    """
+    worst = math.ceil(round(share * len(values), 9))  # 0.1 * 30 is a little more than 3
+    return math.fsum(sorted(values)[:worst]) / worst
+
+
+def spread(values: Sequence[float], share: float) -> dict[str, float]:
+    """Mean of the clients' values, mean of the worst share of them, and their standard deviation (over n).
+
+    Example:
+        >>> spread([0.5, 1.0, 0.5, 1.0], share=0.1)
+        {'client_mean': 0.75, 'client_worst_tenth': 0.5, 'client_std': 0.25}
+        >>> list(spread([0.5], share=0.25))
+        ['client_mean', 'client_worst_0.25', 'client_std']
+    """
+    mean = math.fsum(values) / len(values)
+    variance = math.fsum((value - mean) ** 2 for value in values) / len(values)
+    worst = "client_worst_tenth" if share == 0.1 else f"client_worst_{share:g}"
+    return {"client_mean": mean, worst: worst_share_mean(values, share), "client_std": math.sqrt(variance)}

@@ -1,0 +1,169 @@
+"""Accuracy by client, by hand; in test, in validation of every round, and over kill and resume."""
+
+import csv
+from math import sqrt
+
+import lightning as L
+import pytest
+from judges import MARGINS, Dies, Grouping, Judge, Margins, Saves, fit, trainer
+
+from fedlight.callbacks.client_accuracy import ClientAccuracy
+from fedlight.federation.algorithms.fedavg import FedAvg
+
+HEADER = "stage,round,client,examples,group,selector,accuracy,own_accuracy\n"
+# a: the vote is right on 2 of 4, selector 0 on all; b: 1 of 2, selector 2 on both; c: 1 of 3, selector 1 on all; d: 0.
+TESTED = (
+    "test,,a,4,warm,0,0.5,1.0\ntest,,b,2,warm,2,0.5,1.0\n"
+    "test,,c,3,terse,1,0.3333333333333333,1.0\ntest,,d,1,terse,0,0.0,0.0\n"
+)
+OF_THE_VOTE = {"client_mean": 1 / 3, "client_worst_tenth": 0.0, "client_std": sqrt(1 / 24)}
+OF_THEIR_OWN = {
+    "own_client_mean": 0.75,
+    "own_client_worst_tenth": 0.0,
+    "own_client_std": sqrt(0.75 * 0.25),
+}
+GROUPS = "round,client,selector\n1,a,2\n3,a,0\n3,b,2\n3,c,1\n3,d,0\n"
+
+
+@pytest.fixture
+def groups(tmp_path):
+    (tmp_path / "groups.csv").write_text(GROUPS)
+    return str(tmp_path / "groups.csv")
+
+
+def of_clients(metrics, stage):
+    """The metrics by client of a stage, without its name."""
+    return {
+        name.removeprefix(f"{stage}/"): float(value)
+        for name, value in metrics.items()
+        if name.startswith(f"{stage}/") and "client" in name
+    }
+
+
+def run_test(folder, *callbacks, module=None, data=None):
+    run = trainer(folder, *callbacks)
+    run.test(module or Judge(), datamodule=data or Margins(), verbose=False)
+    return of_clients(run.callback_metrics, "test")
+
+
+def test_test_with_a_file_of_groups(tmp_path, groups):
+    metrics = run_test(tmp_path, ClientAccuracy(groups=groups))
+    assert metrics == pytest.approx(OF_THE_VOTE | OF_THEIR_OWN)
+    assert (tmp_path / "clients.csv").read_text() == HEADER + TESTED
+    run_test(tmp_path, ClientAccuracy(groups=groups))  # again
+    assert (tmp_path / "clients.csv").read_text() == HEADER + TESTED
+
+
+def test_without_groups_there_is_no_own_selector(tmp_path):
+    path = tmp_path / "logs" / "mine.csv"
+    metrics = run_test(tmp_path, ClientAccuracy(str(path)), data=Margins(groups=None))
+    assert metrics == pytest.approx(OF_THE_VOTE)
+    assert path.read_text().splitlines()[1] == "test,,a,4,,,0.5,"
+
+
+def test_a_single_selector_is_everybody_s_own(tmp_path):
+    metrics = run_test(tmp_path, ClientAccuracy(worst=0.5), module=Judge(selectors=1))
+    # a: 4 of 4, b: none, c: 1 of 3, d: none.
+    std = sqrt((4 / 9 + 1 / 9 + 0 + 1 / 9) / 4)
+    assert metrics == pytest.approx({"client_mean": 1 / 3, "client_worst_0.5": 0.0, "client_std": std})
+    rows = list(csv.DictReader((tmp_path / "clients.csv").read_text().splitlines()))
+    assert [row["accuracy"] == row["own_accuracy"] for row in rows] == [True] * 4
+
+
+def test_validate_is_no_round(tmp_path, groups):
+    run = trainer(tmp_path, ClientAccuracy(groups=groups))
+    run.validate(Judge(), datamodule=Margins(), verbose=False)
+    assert of_clients(run.callback_metrics, "val") == pytest.approx(OF_THE_VOTE | OF_THEIR_OWN)
+    assert (tmp_path / "clients.csv").read_text() == HEADER + TESTED.replace("test", "validate")
+
+
+def test_every_round_that_validates(tmp_path):
+    module, run = fit(tmp_path, ClientAccuracy(), check_val_every_n_epoch=2)
+    rows = list(csv.DictReader((tmp_path / "clients.csv").read_text().splitlines()))
+    assert [(row["round"], row["client"]) for row in rows] == [(r, c) for r in "13" for c in MARGINS]
+    assert [row["selector"] for row in rows] == ["0", "2", "1", "0", "0", "2", "1", "1"]
+    assert {row["stage"] for row in rows} == {"val"}
+    assert of_clients(run.callback_metrics, "val") == pytest.approx(OF_THE_VOTE | OF_THEIR_OWN)
+    run.test(module, datamodule=Margins(), verbose=False)  # with the groups that the loop has found
+    tested = (tmp_path / "clients.csv").read_text().splitlines()[9:]
+    assert tested[3] == "test,,d,1,terse,1,0.0,0.0"
+
+
+def test_before_the_first_grouping_and_without_one(tmp_path):
+    _, run = fit(tmp_path, ClientAccuracy(), rounds=1)
+    assert of_clients(run.callback_metrics, "val") == pytest.approx(OF_THE_VOTE)
+    assert (tmp_path / "clients.csv").read_text().splitlines()[1] == "val,0,a,4,warm,,0.5,"
+    _, run = fit(tmp_path, ClientAccuracy(), rounds=1, algorithm=FedAvg())
+    assert of_clients(run.callback_metrics, "val") == pytest.approx(OF_THE_VOTE)
+
+
+def test_a_part_of_the_validation_set(tmp_path):
+    fit(tmp_path, ClientAccuracy(), rounds=1, limit_val_batches=1)  # an example of each client
+    rows = list(csv.DictReader((tmp_path / "clients.csv").read_text().splitlines()))
+    assert [row["examples"] for row in rows] == ["1"] * 4
+    assert [row["accuracy"] for row in rows] == ["1.0", "1.0", "0.0", "0.0"]
+
+
+@pytest.mark.parametrize("moment", ["batch", "end"])
+@pytest.mark.parametrize("checkpoint", ["validation", "end"])
+@pytest.mark.parametrize("round_idx", [1, 3])
+def test_killed_and_resumed_equals_uninterrupted(tmp_path, round_idx, moment, checkpoint):
+    fit(tmp_path / "whole", ClientAccuracy())
+    whole = (tmp_path / "whole/clients.csv").read_text()
+    assert whole.count("\n") == 1 + 5 * 4  # and the sanity check has no rows
+    with pytest.raises(KeyError, match="killed"):
+        fit(tmp_path, ClientAccuracy(), Saves(), Dies(round_idx, moment))
+    last = round_idx if moment == "end" else round_idx - 1
+    with (tmp_path / "clients.csv").open("a") as file:
+        file.write(f"val,{round_idx + 1},a")
+    fit(tmp_path, ClientAccuracy(), ckpt_path=tmp_path / f"{checkpoint}{last}.ckpt")
+    assert (tmp_path / "clients.csv").read_text() == whole
+
+
+def test_a_new_run_replaces_the_file_and_more_training_drops_the_test(tmp_path):
+    module, run = fit(tmp_path, ClientAccuracy(), Saves(), rounds=2)
+    two_rounds = (tmp_path / "clients.csv").read_text()
+    run.test(module, datamodule=Margins(), verbose=False)
+    assert len((tmp_path / "clients.csv").read_text()) > len(two_rounds)
+    fit(tmp_path, ClientAccuracy(), rounds=3, ckpt_path=tmp_path / "end1.ckpt")
+    three_rounds = (tmp_path / "clients.csv").read_text()
+    assert three_rounds.startswith(two_rounds)
+    assert "test" not in three_rounds
+    fit(tmp_path, ClientAccuracy(), rounds=2)
+    assert (tmp_path / "clients.csv").read_text() == two_rounds
+
+
+@pytest.mark.parametrize(
+    ("module", "data", "why"),
+    [
+        (Judge(answers=False), Margins(), "the val step of Judge gives no 'correct' and 'vote'"),
+        (Judge(), Margins(knows=False), "Margins does not know whose val examples are whose"),
+    ],
+)
+def test_what_cannot_be_said_is_said_once(tmp_path, caplog, module, data, why):
+    with caplog.at_level("INFO"):
+        _, run = fit(tmp_path, ClientAccuracy(), rounds=3, module=module, data=data)
+    assert caplog.text.count(f"ClientAccuracy: {why}, so there is no accuracy by client") == 1
+    assert of_clients(run.callback_metrics, "val") == {}
+    assert not (tmp_path / "clients.csv").exists()
+
+
+def test_what_does_not_fit_is_refused(tmp_path, groups):
+    with pytest.raises(ValueError, match=r"ClientAccuracy.worst=0 must lie in \(0, 1\]"):
+        ClientAccuracy(worst=0)
+    (tmp_path / "other.csv").write_text("client,selector\na,0\n")
+    (tmp_path / "empty.csv").write_text("round,client,selector\n")
+    for name in ("missing.csv", "other.csv", "empty.csv"):
+        with pytest.raises(ValueError, match=f"{name} is not a file that GroupLog has written"):
+            run_test(tmp_path, ClientAccuracy(groups=str(tmp_path / name)))
+    with pytest.raises(ValueError, match=r"names selector 2, but the model has 1, counted from 0"):
+        run_test(tmp_path, ClientAccuracy(groups=groups), module=Judge(selectors=1))
+
+
+def test_a_grouping_of_the_run_comes_before_the_file(tmp_path, groups):
+    loop = L.Callback()
+    loop.algorithm = Grouping()
+    loop.algorithm.groups = dict.fromkeys(MARGINS, 1)
+    run_test(tmp_path, loop, ClientAccuracy(groups=groups))
+    rows = list(csv.DictReader((tmp_path / "clients.csv").read_text().splitlines()))
+    assert [row["own_accuracy"] for row in rows] == ["0.5", "0.5", "1.0", "0.0"]
