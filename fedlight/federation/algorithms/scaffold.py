@@ -1,0 +1,144 @@
+"""SCAFFOLD: control variates take out of a client's steps what sets its data apart from all clients' data.
+
+Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
+https://arxiv.org/abs/1910.06378, Algorithm 1, option II. Of N clients, those sampled take K steps of rate lr:
+
+    each step's gradient gains   c - c_m
+    after the visit              c_m+ = c_m - c + (w_received - w) / (K * lr)
+    after the round              c <- c + (1 / N) * sum over the sampled of (c_m+ - c_m)
+
+All controls start at 0, so c stays the mean of all c_m. c goes down beside the parameters and c + (c_m+ - c_m) comes back,
+through the channel, so the bytes count twice. The paper averages movements uniformly: ``weighting="uniform"``.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedlight.federation.algorithm import Algorithm, Weighting
+from fedlight.federation.client import Client, Update, Visit, Work
+from fedlight.federation.federation import Federation
+from fedlight.federation.state import State
+
+PREFIX = "control."
+OWN = "control"
+logger = logging.getLogger("fedlight")
+
+
+class Scaffold(Algorithm):
+    """FedAvg with control variates, fp64 at the server and fp32 at the clients and on the wire.
+
+    Exact under plain SGD (no momentum, no gradient clipping) whose learning rate is constant in a visit. Under other
+    optimizers, such as AdamW, ``(w_received - w) / (K * lr)`` is an estimate of the mean gradient that has the optimizer's
+    scale and not the gradient's. A visit without a step or with lr = 0 leaves its control as it was.
+
+    Args:
+        weighting: of the clients' parameters, as for :class:`~fedlight.federation.algorithm.Algorithm`. Controls always
+            count alike.
+
+    Raises:
+        ValueError: in ``check``, for a robust aggregation, several adapters, several optimizers or learning rates.
+    """
+
+    def __init__(self, weighting: Weighting = "unbiased") -> None:
+        super().__init__(weighting)
+        self._control: State = {}
+        self._changes: State = {}
+        self._corrections: State = {}
+
+    def check(self, federation: Federation) -> None:
+        super().check(federation)
+        if federation.robust:
+            raise ValueError(
+                "Scaffold needs the mean of the clients' controls, which a robust aggregation does not give: take out "
+                "federated.aggregation, or use another algorithm"
+            )
+        rates = {group["lr"] for optimizer in federation.optimizers for group in optimizer.param_groups}
+        if len(federation.optimizers) != 1 or len(rates) != 1:
+            raise ValueError(
+                f"Scaffold divides a movement by one learning rate, and the module has {len(federation.optimizers)} "
+                f"optimizers with the rates {sorted(rates)}: use one optimizer with one rate"
+            )
+        taken = [name for name, _ in federation.module.named_parameters() if name.startswith(PREFIX)]
+        if taken:
+            raise ValueError(f"{taken[0]} is named as Scaffold names its controls: rename the submodule")
+        if not _is_plain_sgd(federation.optimizers[0]):
+            logger.warning(
+                "Scaffold is exact under plain SGD; under %s its controls are estimates",
+                type(federation.optimizers[0]).__name__,
+            )
+
+    def start_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
+        self._num_clients = len(federation.clients)
+        self._changes = {}
+
+    def send(self, visit: Visit, client: Client, state: State) -> State:
+        controls = {
+            n: self._control[n].float() if n in self._control else torch.zeros_like(state[n]) for n in state
+        }
+        return state | {PREFIX + name: control for name, control in controls.items()}
+
+    def start_visit(self, visit: Visit, client: Client, received: State, module: nn.Module) -> State:
+        own = client.memory.get(OWN, {})
+        parameters, controls = _split(received)
+        self._corrections = {n: c - own[n] if n in own else c for n, c in controls.items()}
+        # A tensor without a correction, as all are in the first round, is left alone.
+        self._corrections = {n: correction for n, correction in self._corrections.items() if correction.any()}
+        return parameters
+
+    @torch.no_grad()
+    def adjust_gradients(self, client: Client, received: State, parameters: Mapping[str, Tensor]) -> None:
+        for name, correction in self._corrections.items():
+            parameter = parameters[name]
+            # After the first step of a visit it is where the parameter is.
+            self._corrections[name] = correction = correction.to(parameter)
+            if parameter.grad is None:  # a gradient of 0 is corrected like any other
+                parameter.grad = correction.clone()
+            else:
+                parameter.grad.add_(correction)
+
+    def reply(self, visit: Visit, client: Client, received: State, trained: State, work: Work) -> State:
+        distance = work.num_steps * work.lr
+        if distance == 0:
+            return trained
+        own = client.memory.get(OWN, {})
+        parameters, controls = _split(received)
+        changes = {n: (parameters[n].double() - w) / distance - controls[n] for n, w in trained.items()}
+        client.memory[OWN] = {n: (own[n] + d if n in own else d).float() for n, d in changes.items()}
+        return trained | {PREFIX + n: (controls[n] + d).float() for n, d in changes.items()}
+
+    def finish_visit(self, visit: Visit, client: Client, movement: State, work: Work) -> Update | None:
+        parameters, changes = _split(movement)
+        for name, change in changes.items():
+            self._changes[name] = self._changes[name] + change if name in self._changes else change
+        return super().finish_visit(visit, client, parameters, work)
+
+    def finish_round(self, movement: State) -> State:
+        for name, change in self._changes.items():
+            before = self._control.get(name, torch.zeros_like(change))
+            self._control[name] = before + change / self._num_clients
+        self._changes, self._corrections = {}, {}
+        return movement
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"control": dict(self._control)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "control" not in state:
+            raise ValueError(
+                "the checkpoint has no controls, so another algorithm than Scaffold made it: resume with that one"
+            )
+        self._control = dict(state["control"])
+
+
+def _split(state: State) -> tuple[State, State]:
+    """The parameters, and the controls by the names of their parameters."""
+    controls = {n.removeprefix(PREFIX): value for n, value in state.items() if n.startswith(PREFIX)}
+    return {n: value for n, value in state.items() if not n.startswith(PREFIX)}, controls
+
+
+def _is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer) is torch.optim.SGD and all(g["momentum"] == 0 for g in optimizer.param_groups)

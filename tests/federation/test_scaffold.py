@@ -1,0 +1,256 @@
+"""SCAFFOLD: controls by hand, a whole federation written out, drift that FedAvg has and it has not, resumed."""
+
+import logging
+from types import SimpleNamespace
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from plain_lightning import Numbers, assert_equal, federate, module, ten_clients, trainer, weights
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from written_out import LR, SHARES, assert_close, combined, local, recorded
+
+from fedlight.callbacks.federated_loop import FederatedLoop
+from fedlight.datamodules.federated import FederatedWrapper
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.channel import Identity
+from fedlight.federation.client import Visit, Work, build_clients
+
+
+class ByHand:
+    """Rounds without Lightning: a client's gradient is the number that it is given."""
+
+    def __init__(self, sizes, algorithm):
+        self.clients = build_clients(sizes)
+        self.algorithm, self.channel = algorithm, Identity()
+        self.state = {"w": torch.tensor([0.0])}
+
+    def round(self, gradients, num_steps=2, lr=0.5):
+        federation = SimpleNamespace(clients=self.clients)
+        cohort = [self.clients[name] for name in gradients]
+        self.algorithm.start_round(0, cohort, federation)
+        aggregation = self.algorithm.aggregation(len(self.clients))
+        for client in cohort:
+            visit = Visit(client.id, num_steps)
+            received = self.channel.down(self.algorithm.send(visit, client, self.state), client).state
+            w = nn.Parameter(self.algorithm.start_visit(visit, client, received, nn.Module())["w"].clone())
+            for _ in range(num_steps):
+                value = gradients[client.id]
+                w.grad = None if value is None else torch.tensor([value])
+                self.algorithm.adjust_gradients(client, received, {"w": w})
+                if w.grad is not None:
+                    w.data -= lr * w.grad
+            work, trained = Work(num_steps, lr, 0.0, 0.0), {"w": w.detach().clone()}
+            reply = self.algorithm.reply(visit, client, received, trained, work)
+            moved = self.channel.up(received, reply, client).state
+            aggregation.add(self.algorithm.finish_visit(visit, client, moved, work))
+        movement = self.algorithm.finish_round(aggregation.result())
+        assert list(movement) == ["w"]
+        self.state = {"w": self.state["w"] + movement["w"].float()}
+
+    def controls(self):
+        return {name: c.memory["control"]["w"].item() for name, c in self.clients.items() if c.memory}
+
+    @property
+    def control(self):
+        return self.algorithm.state_dict()["control"]["w"].item()
+
+
+def test_two_rounds_by_hand():
+    """Four clients; the gradients are constants, so a control is its client's last gradient."""
+    run = ByHand(dict.fromkeys("abcd", 5), Scaffold("uniform"))
+    run.round({"a": 4.0, "b": 8.0})  # c = 0: FedAvg, w moves by -(4 + 8) / 2
+    assert run.state["w"].item() == -6.0
+    assert run.controls() == {"a": 4.0, "b": 8.0}
+    assert run.control == (4 + 8) / 4
+    run.round({"b": 8.0, "c": 12.0})  # b steps by 8 + 3 - 8, c by 12 + 3 - 0
+    assert run.state["w"].item() == -6.0 - (3 + 15) / 2
+    assert run.controls() == {"a": 4.0, "b": 8.0, "c": 12.0}
+    assert run.control == (4 + 8 + 12) / 4
+
+
+@pytest.mark.parametrize("weighting", ["unbiased", "normalized"])
+def test_controls_count_alike_whatever_the_weights_of_the_parameters(weighting):
+    run = ByHand({"a": 1, "b": 9}, Scaffold(weighting))
+    run.round({"a": 1.0, "b": 3.0})
+    assert run.control == 2.0
+    assert run.state["w"].item() == pytest.approx(-(0.1 * 1.0 + 0.9 * 3.0))
+
+
+def test_the_servers_control_stays_the_mean_of_the_clients():
+    draw = torch.Generator().manual_seed(0)
+    run = ByHand(dict.fromkeys("abcdefg", 1), Scaffold())
+    for _ in range(50):
+        chosen = torch.randperm(7, generator=draw)[:3].tolist()
+        run.round({"abcdefg"[i]: torch.randn(1, generator=draw).item() for i in chosen}, lr=0.1)
+    assert len(run.controls()) == 7
+    assert run.control == pytest.approx(sum(run.controls().values()) / 7, abs=1e-6)
+
+
+def test_a_tensor_without_a_gradient_has_a_gradient_of_zero():
+    """Its client's control goes to 0, rather than by -c a visit for ever."""
+    run = ByHand({"a": 1, "b": 1}, Scaffold())
+    for _ in range(3):
+        run.round({"a": 4.0, "b": None})
+        assert run.controls()["a"] == 4.0
+        assert run.controls().get("b", 0.0) == 0.0
+        assert run.control == 2.0
+
+
+def test_a_visit_that_says_nothing_changes_no_control():
+    run = ByHand({"a": 1, "b": 1}, Scaffold())
+    run.round({"a": 4.0, "b": 2.0})
+    for nothing in ({"lr": 0.0}, {"num_steps": 0}):
+        run.round({"a": 9.0}, **nothing)
+        assert run.controls() == {"a": 4.0, "b": 2.0}
+        assert run.control == 3.0
+
+
+@pytest.mark.parametrize("weighting", ["unbiased", "uniform"])
+def test_a_federation_equals_a_loop_written_out(weighting):
+    start, end, rounds = recorded(rounds=6, algorithm=Scaffold(weighting))
+    state = start
+    zero = {name: torch.zeros_like(value) for name, value in start.items()}
+    control, controls, again = zero, dict.fromkeys(SHARES, zero), 0
+    for of_clients in rounds:
+        trained, new = {}, {}
+        for client, batches in of_clients.items():
+            own = controls[client]
+            again += own is not zero
+            now = local(state, batches, lambda n, g, _, own=own, c=control: g + c[n] - own[n])
+            trained[client] = now
+            new[client] = {n: own[n] - control[n] + (state[n] - w) / (3 * LR) for n, w in now.items()}
+        change = {n: sum(new[c][n] - controls[c][n] for c in new) / 10 for n in state}
+        control = {n: c + change[n] for n, c in control.items()}
+        controls |= new
+        state = {n: w + combined(state, trained, weighting)[n] for n, w in state.items()}
+    assert again >= 5
+    assert_close(end, state)
+
+
+def test_the_first_round_is_fedavg_bit_for_bit():
+    assert_equal(weights(federate(rounds=1)[0]), weights(federate(rounds=1, algorithm=Scaffold())[0]))
+    assert not torch.equal(
+        weights(federate()[0])["net.0.weight"],
+        weights(federate(algorithm=Scaffold())[0])["net.0.weight"],
+    )
+
+
+class Quadratic(L.LightningModule):
+    """Client m minimizes a_m / 2 * (w - b_m)^2."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(()))
+
+    def training_step(self, batch, batch_idx):
+        curvature, optimum = batch
+        return (curvature / 2 * (self.w - optimum) ** 2).mean()
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Bowls(L.LightningDataModule):
+    def setup(self, stage):
+        curvature, optimum = torch.tensor([2.0, 0.2]), torch.tensor([0.0, 10.0])
+        self.data = TensorDataset(curvature.repeat_interleave(4), optimum.repeat_interleave(4))
+
+    def train_dataloader(self):
+        return DataLoader(self.data, batch_size=4)
+
+
+def test_clients_that_drift_apart_find_the_common_optimum():
+    """Optimum (2 * 0 + 0.2 * 10) / 2.2; after 20 local steps FedAvg rests where the flat client pulls it."""
+    found = {}
+    for algorithm in (FedAvg("uniform"), Scaffold("uniform")):
+        model, loop = Quadratic(), FederatedLoop(algorithm, clients_per_round=2, local_steps=20)
+        halves = FederatedWrapper(Bowls(), lambda _: {"steep": np.arange(4), "flat": np.arange(4, 8)})
+        trainer(20, [loop], limit_val_batches=0).fit(model, halves)
+        found[type(algorithm)] = model.w.item()
+    kept = {a: (1 - 0.1 * a) ** 20 for a in (2.0, 0.2)}
+    assert found[FedAvg] == pytest.approx(10 * (1 - kept[0.2]) / (2 - kept[0.2] - kept[2.0]), rel=1e-4)
+    assert abs(found[FedAvg] - 2 / 2.2) > 1.6
+    assert abs(found[Scaffold] - 2 / 2.2) < 1e-2
+
+
+def test_both_ways_carry_a_control_for_each_parameter():
+    _, plain = federate(rounds=1)
+    _, twice = federate(rounds=1, algorithm=Scaffold())
+    num_bytes = 4 * sum(p.numel() for p in module().parameters())
+    for one, two in zip(plain.visit_records, twice.visit_records, strict=True):
+        for way in ("bytes_down", "bytes_up"):
+            assert num_bytes <= two[way] - one[way] < num_bytes + 1000
+
+
+def test_client_order_does_not_matter():
+    class Reversed(Scaffold):
+        def plan(self, round_idx, cohort, num_batches):
+            return super().plan(round_idx, cohort, num_batches)[::-1]
+
+    forward, _ = federate(rounds=5, clients_per_round=5, algorithm=Scaffold())
+    backward, _ = federate(rounds=5, clients_per_round=5, algorithm=Reversed())
+    assert_equal(weights(forward), weights(backward))
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_resumed_equals_uninterrupted(tmp_path):
+    def run(folder, ckpt_path=None):
+        save = ModelCheckpoint(folder, save_top_k=-1, filename="{epoch}")
+        loop = FederatedLoop(Scaffold(), clients_per_round=5, local_steps=2)
+        model = module()
+        fit = trainer(4, [loop, save], enable_checkpointing=True).fit
+        fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
+        return weights(model)
+
+    whole = run(tmp_path / "whole")
+    for epoch in range(3):
+        assert_equal(whole, run(tmp_path / f"from{epoch}", tmp_path / f"whole/epoch={epoch}.ckpt"))
+
+
+def federation(robust=False, optimizers=None, model=None):
+    model = model or nn.Linear(1, 1)
+    optimizers = optimizers or [torch.optim.SGD(model.parameters(), lr=0.1)]
+    return SimpleNamespace(module=model, optimizers=optimizers, robust=robust)
+
+
+def test_what_does_not_fit_is_refused():
+    Scaffold().check(federation())
+    with pytest.raises(ValueError, match=r"take out federated.aggregation"):
+        Scaffold().check(federation(robust=True))
+    two = [torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=lr) for lr in (0.1, 0.2)]
+    with pytest.raises(ValueError, match=r"2 optimizers with the rates \[0.1, 0.2\]"):
+        Scaffold().check(federation(optimizers=two))
+    groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (0.1, 0.3)]
+    with pytest.raises(ValueError, match=r"1 optimizers with the rates \[0.1, 0.3\]"):
+        Scaffold().check(federation(optimizers=[torch.optim.SGD(groups)]))
+    with pytest.raises(ValueError, match=r"control.weight is named as Scaffold names its controls"):
+        Scaffold().check(federation(model=nn.ModuleDict({"control": nn.Linear(1, 1)})))
+    several = nn.Linear(1, 1)
+    several.adapter_names = ["adapter0", "adapter1"]
+    with pytest.raises(ValueError, match="2 adapters"):
+        Scaffold().check(federation(model=several))
+    with pytest.raises(ValueError, match="another algorithm than Scaffold made it"):
+        Scaffold().load_state_dict({})
+
+
+def test_that_it_estimates_is_said_under_other_optimizers(caplog):
+    model = nn.Linear(1, 1)
+    cases = {
+        torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1): 0,
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9): 1,
+        torch.optim.AdamW(model.parameters(), lr=0.1): 1,
+    }
+    with caplog.at_level(logging.WARNING, "fedlight"):
+        for optimizer, lines in cases.items():
+            caplog.clear()
+            Scaffold().check(federation(optimizers=[optimizer], model=model))
+            assert len(caplog.records) == lines
+    assert "under AdamW its controls are estimates" in caplog.text
