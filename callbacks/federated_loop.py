@@ -8,7 +8,9 @@ the algorithm and, at the round's last batch, lets the server step. The module a
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -23,6 +25,7 @@ from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.channel import Channel, Identity
 from fedlight.federation.client import Client, Visit, Work, build_clients
+from fedlight.federation.memory import ClientMemories
 from fedlight.federation.sampling import uniform_cohort
 from fedlight.federation.server import Average, ServerOptimizer
 from fedlight.federation.state import State, read, write
@@ -41,6 +44,8 @@ class FederatedLoop(L.Callback):
         channel: what the wire does to what is sent; lossless fp32 if not given.
         aggregation: a robust way to combine the clients' movements, such as the coordinate-wise median; the algorithm's
             own, with its weighting, if not given.
+        memory: where what an algorithm keeps with each client lies between rounds; in RAM up to 256 MiB, then on disk, if
+            not given.
         seed: of the sampling of clients and of everything random inside a visit.
 
     Attributes:
@@ -60,6 +65,7 @@ class FederatedLoop(L.Callback):
         local_steps: int | None = None,
         channel: Channel | None = None,
         aggregation: Aggregation | None = None,
+        memory: ClientMemories | None = None,
         seed: int = 0,
     ) -> None:
         for name, value in (("clients_per_round", clients_per_round), ("local_steps", local_steps)):
@@ -71,12 +77,12 @@ class FederatedLoop(L.Callback):
         self.local_steps = local_steps
         self.channel = channel or Identity()
         self.aggregation = aggregation
+        self.memory = memory or ClientMemories()
         self.seed = seed
         self.rounds_done = 0
         self.clients: dict[str, Client] = {}
         self.visit_records: list[dict[str, int | float | str]] = []
         self.visit: Visit | None = None
-        self._memories: dict[str, dict[str, Any]] = {}
         self._inside_round = False
         self._losses: list[Tensor] = []
 
@@ -97,6 +103,7 @@ class FederatedLoop(L.Callback):
                 f"federated.clients_per_round={self.clients_per_round} is more than the {len(self.clients)} clients "
                 f"of the data: set --federated.clients_per_round {len(self.clients)} or less"
             )
+        self.memory.open(str(Path(trainer.default_root_dir) / "clients"))
         # Every round has a loader of its own.
         trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]
         self._plan_round(trainer)
@@ -106,8 +113,6 @@ class FederatedLoop(L.Callback):
         self._parameters = federated_parameters(trainer, pl_module)
         self._run = Run(trainer, pl_module, self.clients, self.channel, self.aggregation is not None)
         self.algorithm.check(self._run)
-        for client_id, memory in self._memories.items():
-            self.clients[client_id].memory = memory
         self._plan_round(trainer)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -177,6 +182,7 @@ class FederatedLoop(L.Callback):
     def _begin_visit(self, trainer: L.Trainer, module: L.LightningModule, visit: Visit) -> None:
         self.visit = visit
         self._client = self.clients[visit.client_id]
+        self._client.memory = self.memory.load(visit.client_id)
         payload = self.channel.down(self.algorithm.send(visit, self._client, self._global), self._client)
         self._received, self._bytes_down = payload.state, payload.num_bytes
         started_from = self.algorithm.start_visit(visit, self._client, self._received, module)
@@ -202,6 +208,8 @@ class FederatedLoop(L.Callback):
         update = self.algorithm.finish_visit(self.visit, self._client, payload.state, work)
         if update is not None:
             self._aggregation.add(update)
+        self.memory.save(self._client.id, self._client.memory, self.rounds_done)
+        self._client.memory = {}
         self.visit_records.append(
             {
                 "round": self.rounds_done,
@@ -231,7 +239,7 @@ class FederatedLoop(L.Callback):
 
     def own_state(self, client_id: str) -> State | None:
         """The parameters with which a client would go on alone; None where they are the global ones."""
-        return self.algorithm.own_state(self.clients[client_id])
+        return self.algorithm.own_state(replace(self.clients[client_id], memory=self.memory.load(client_id)))
 
     def state_dict(self) -> dict[str, Any]:
         """Rounds done, and what algorithm, server and clients remember."""
@@ -240,7 +248,7 @@ class FederatedLoop(L.Callback):
             "inside_round": self._inside_round,
             "algorithm": self.algorithm.state_dict(),
             "server": self.server.state_dict(),
-            "memories": {name: client.memory for name, client in self.clients.items() if client.memory},
+            "memory": self.memory.state_dict(self.rounds_done),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -257,5 +265,5 @@ class FederatedLoop(L.Callback):
         self.rounds_done = state_dict["rounds_done"]
         self.algorithm.load_state_dict(state_dict["algorithm"])
         self.server.load_state_dict(state_dict["server"])
-        self._memories = state_dict["memories"]
+        self.memory.load_state_dict(state_dict["memory"])
         rank_zero_info(f"resuming after round {self.rounds_done}")

@@ -15,7 +15,8 @@ class Client:
         id: its name in the data, such as a worker id.
         num_examples: training examples that it holds, at least 1.
         share: ``num_examples`` over the examples of all clients, the papers' ``p_m``, in (0, 1].
-        memory: what an algorithm keeps with the client between rounds; tensors and plain values only.
+        memory: what an algorithm keeps with the client between rounds, there during its visits; tensors and plain
+            values only.
     """
 
     id: str
