@@ -36,7 +36,8 @@ class ClientAccuracy(L.Callback):
     ``val/client_std`` (over the clients), the same under ``test/``, and where clients are grouped the same of the clients'
     own selectors under ``own_client_mean`` and so on. Writes ``clients.csv``: stage, round (in fit), client, examples,
     its known group, its selector, accuracy of the vote, and own_accuracy, that of its own selector; what is not known is
-    empty. A killed and resumed run leaves the same file as an uninterrupted one. Where the module does not say what is
+    empty; of an epoch that validates several times the first pass is written. A killed and resumed run leaves the same file
+    as an uninterrupted one. Where the module does not say what is
     correct, or the datamodule not whose an example is, the callback says so once and does nothing.
 
     Args:
