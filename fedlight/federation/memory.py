@@ -62,7 +62,8 @@ class ClientMemories:
         self._sizes: dict[str, int] = {}
         self._versions: dict[str, str] = {}
         self._snapshots: dict[int, set[str]] = {}
-        self._on_disk = limit_mib == 0
+        self._origin: Path | None = None
+        self._on_disk = self._opened = False
 
     @property
     def bytes_in_ram(self) -> int:
@@ -70,9 +71,14 @@ class ClientMemories:
         return sum(self._sizes.values())
 
     def open(self, folder: str) -> None:
-        """Takes ``folder`` if none was given; it is made when the first file is written. Before ``load_state_dict``."""
-        if self._folder is None:
-            self._folder = Path(folder).absolute()
+        """Before training: takes ``folder`` if none was given; it is made when the first file is written.
+
+        Raises:
+            ValueError: files of a checkpoint that was loaded are gone.
+        """
+        self._folder = self._folder or Path(folder).absolute()
+        self._opened = True
+        self._settle()
 
     def load(self, client_id: str) -> Memory:
         """The client's memory, a copy of its own; empty where nothing was saved.
@@ -82,7 +88,7 @@ class ClientMemories:
         """
         if self._on_disk:
             name = self._versions.get(client_id)
-            return {} if name is None else _read(self._path(name), client_id)
+            return {} if name is None else _read(self._find(name), client_id)
         return {key: _own(value) for key, value in self._held.get(client_id, {}).items()}
 
     def save(self, client_id: str, memory: Memory, round_idx: int) -> None:
@@ -120,37 +126,46 @@ class ClientMemories:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes back what ``state_dict`` gave; files of another folder are linked or copied to this one.
+        """Takes back what ``state_dict`` gave.
+
+        A run that trains, and so has called :meth:`open`, makes files of another folder its own, by links or copies. One
+        that only evaluates reads them where they are.
 
         Raises:
             ValueError: files of the checkpoint are gone, or it names files that are none of ours.
         """
-        self._held, self._sizes, self._versions, self._snapshots = {}, {}, {}, {}
-        self._on_disk = "versions" in state or self.limit_mib == 0
-        if "versions" in state:
-            names = [*state["versions"].values(), *(n for s in state["snapshots"].values() for n in s)]
-            strange = [name for name in names if not _VERSION.fullmatch(name)]
-            if strange:
-                raise ValueError(
-                    f"the checkpoint names {strange[0]!r}, which is no file of clients' memories"
-                )
-            self._adopt(state["versions"], Path(state["folder"]))
-            self._snapshots = {idx: set(names) for idx, names in state["snapshots"].items()}
-        for client_id, memory in state.get("memories", {}).items():
-            self.save(client_id, memory, round_idx=0)
+        self._held = dict(state.get("memories", {}))
+        self._sizes = {client_id: _num_bytes(memory) for client_id, memory in self._held.items()}
+        self._on_disk = "versions" in state
+        self._versions = dict(state.get("versions", {}))
+        self._snapshots = {idx: set(names) for idx, names in state.get("snapshots", {}).items()}
+        self._origin = Path(state["folder"]) if self._on_disk else None
+        for name in {*self._versions.values()}.union(*self._snapshots.values()):
+            if not _VERSION.fullmatch(name):
+                raise ValueError(f"the checkpoint names {name!r}, which is no file of clients' memories")
+        if self._opened:
+            self._settle()
 
-    def _adopt(self, versions: dict[str, str], origin: Path) -> None:
-        gone = [n for n in versions.values() if not (self._path(n).exists() or (origin / n).exists())]
+    def _settle(self) -> None:
+        """Brings what a checkpoint gave to where this run keeps it."""
+        gone = [name for name in self._versions.values() if not self._find(name).exists()]
         if gone:
             raise ValueError(
-                f"{len(gone)} of the {len(versions)} clients' memories of this checkpoint are not in {origin}: the "
-                f"folder was moved or emptied, or later rounds took their place. Resume from a later checkpoint, or run "
-                f"again with federated.memory.keep above {self.keep}, as many as there are checkpoints"
+                f"{len(gone)} of the {len(self._versions)} clients' memories of this checkpoint are not in "
+                f"{self._origin}: the folder was moved or emptied, or later rounds took their place. Resume from a later "
+                f"checkpoint, or run again with federated.memory.keep above {self.keep}, as many as there are checkpoints"
             )
-        for name in versions.values():
+        for name in self._versions.values():
             if not self._path(name).exists():
-                _link_or_copy(origin / name, self._path(name))
-        self._versions = dict(versions)
+                _link_or_copy(self._find(name), self._path(name))
+        if self.bytes_in_ram > self.limit_mib * 2**20:
+            self._move_to_disk(round_idx=0)
+
+    def _find(self, name: str) -> Path:
+        """Where a version is: in the run's own folder, or where its checkpoint says."""
+        if self._folder is not None and (self._folder / name).exists():
+            return self._folder / name
+        return (self._origin or self._path(name).parent) / name
 
     def _move_to_disk(self, round_idx: int) -> None:
         self._on_disk = True

@@ -19,6 +19,7 @@ from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Identity
 from fedlight.federation.client import Visit, Work, build_clients
+from fedlight.federation.memory import ClientMemories
 
 
 class ByHand:
@@ -201,18 +202,25 @@ def test_client_order_does_not_matter():
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
-def test_resumed_equals_uninterrupted(tmp_path):
+@pytest.mark.parametrize("limit_mib", [256, 0, 0.001])
+def test_resumed_equals_uninterrupted(tmp_path, limit_mib):
+    """With the clients' controls in RAM, on disk, and moved there in the second round."""
+
     def run(folder, ckpt_path=None):
         save = ModelCheckpoint(folder, save_top_k=-1, filename="{epoch}")
-        loop = FederatedLoop(Scaffold(), clients_per_round=5, local_steps=2)
+        memory = ClientMemories(limit_mib=limit_mib, keep=4)
+        loop = FederatedLoop(Scaffold(), clients_per_round=5, local_steps=2, memory=memory)
         model = module()
-        fit = trainer(4, [loop, save], enable_checkpointing=True).fit
-        fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
+        t = trainer(4, [loop, save], enable_checkpointing=True, default_root_dir=folder)
+        t.fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
+        assert (folder / "clients").exists() == (limit_mib < 1)
         return weights(model)
 
     whole = run(tmp_path / "whole")
     for epoch in range(3):
         assert_equal(whole, run(tmp_path / f"from{epoch}", tmp_path / f"whole/epoch={epoch}.ckpt"))
+    in_ram, _ = federate(rounds=4, clients_per_round=5, algorithm=Scaffold())
+    assert_equal(whole, weights(in_ram))
 
 
 def federation(robust=False, optimizers=None, model=None):

@@ -1,0 +1,170 @@
+"""The files of the clients' memories: versions and who deletes them, folders, damage."""
+
+import pytest
+from memories import disk, files, through_a_file, values, w
+
+from fedlight.federation import memory as memory_file
+from fedlight.federation.memory import ClientMemories
+
+
+def test_versions_that_no_snapshot_names_are_deleted(tmp_path):
+    memories = disk(tmp_path, keep=2)
+    states = []
+    for round_idx in range(6):
+        memories.save("a", w(100), round_idx)  # a second visit takes its place
+        memories.save("a", w(round_idx), round_idx)
+        if round_idx == 0:
+            memories.save("b", w(7), round_idx)
+        states.append(memories.state_dict(round_idx + 1))
+        assert len(files(tmp_path)) == min(round_idx + 1, 2) + 1  # two of a, one of b
+    for state, expected in ((states[-1], [5, 7]), (states[-2], [4, 7])):
+        again = disk(tmp_path)
+        again.load_state_dict(through_a_file(state))
+        assert values(again, "a", "b") == expected
+    with pytest.raises(
+        ValueError, match=r"1 of the 2 .* Resume from a later .* federated.memory.keep above 2"
+    ):
+        disk(tmp_path).load_state_dict(states[-3])
+
+
+def test_rounds_without_a_checkpoint_leave_nothing(tmp_path):
+    memories = disk(tmp_path)
+    for round_idx in range(5):
+        memories.save("a", w(round_idx), round_idx)
+    assert len(files(tmp_path)) == 1
+
+
+def test_a_second_snapshot_of_a_round_does_not_spoil_the_first(tmp_path):
+    """Such as the one that an interrupted round writes, under the number of rounds done."""
+    memories = disk(tmp_path, keep=1)
+    memories.save("a", w(1), 0)
+    good = memories.state_dict(1)
+    memories.save("a", w(2), 1)
+    memories.state_dict(1)
+    again = disk(tmp_path)
+    again.load_state_dict(good)
+    assert values(again, "a") == [1]
+
+
+def test_a_resumed_run_deletes_what_the_first_one_kept(tmp_path):
+    first = disk(tmp_path)
+    for round_idx in range(3):
+        first.save("a", w(round_idx), round_idx)
+        state = first.state_dict(round_idx + 1)
+    second = disk(tmp_path)
+    second.load_state_dict(through_a_file(state))
+    for round_idx in range(3, 6):
+        second.save("a", w(round_idx), round_idx)
+        second.state_dict(round_idx + 1)
+    assert values(second, "a") == [5]
+    assert len(files(tmp_path)) == 2
+
+
+def test_two_runs_in_one_folder_do_not_touch_each_other(tmp_path):
+    one, two = disk(tmp_path), disk(tmp_path)
+    for each in (one, two):
+        each.save("a", w(1), 0)
+    state = one.state_dict(1)
+    two.save("a", w(2), 1)
+    again = disk(tmp_path)
+    again.load_state_dict(state)
+    assert values(again, "a") == [1]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_resuming_in_another_folder_leaves_the_first_alone(tmp_path, monkeypatch, links):
+    if not links:
+        monkeypatch.setattr(memory_file.os, "link", lambda *_: (_ for _ in ()).throw(OSError("another disk")))
+    first = disk(tmp_path / "x")
+    first.save("a", w(1), 0)
+    state = first.state_dict(1)
+    before = files(tmp_path / "x")
+    for folder in ("y", "z"):  # and from there to a third
+        run = disk(tmp_path / folder)
+        run.load_state_dict(through_a_file(state))
+        assert values(run, "a") == [1]
+        state = run.state_dict(1)
+    for round_idx in range(1, 5):
+        run.save("a", w(round_idx), round_idx)
+        run.state_dict(round_idx + 1)
+    assert files(tmp_path / "x") == files(tmp_path / "y") == before
+    assert len(files(tmp_path / "z")) == 2
+
+
+def test_a_moved_folder_is_found_as_the_runs_own(tmp_path):
+    first = disk(tmp_path / "x")
+    first.save("a", w(1), 0)
+    state = first.state_dict(1)
+    (tmp_path / "x").rename(tmp_path / "moved")
+    again = disk(tmp_path / "moved")
+    again.load_state_dict(state)
+    assert values(again, "a") == [1]
+
+
+def test_a_run_that_only_evaluates_reads_and_writes_nothing(tmp_path):
+    """Lightning gives the callbacks of ``test`` their state back too; nobody opens a folder then."""
+    trained = disk(tmp_path / "x")
+    trained.save("a", w(1), 0)
+    trained.save("b", w(2), 0)
+    state = trained.state_dict(1)
+    before = files(tmp_path / "x")
+    for folder in (None, str(tmp_path / "y")):
+        evaluating = ClientMemories(folder)
+        evaluating.load_state_dict(through_a_file(state))
+        assert values(evaluating, "a", "b", "c") == [1, 2, -1]
+    assert files(tmp_path / "x") == before
+    assert not (tmp_path / "y").exists()
+    (tmp_path / "x" / before[0]).unlink()  # the global model can still be evaluated
+    evaluating.load_state_dict(through_a_file(state))
+
+
+def test_the_folder_that_was_set_wins_over_the_runs(tmp_path):
+    memories = ClientMemories(str(tmp_path / "mine"), limit_mib=0)
+    memories.open(str(tmp_path / "runs"))
+    memories.save("a", w(1), 0)
+    assert len(files(tmp_path / "mine")) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_ids_do_not_become_file_names(tmp_path):
+    memories = disk(tmp_path / "clients")
+    for client in ("../../etc/passwd", "a/b", "x" * 1000, "é\n"):
+        memories.save(client, w(1), 0)
+        assert values(memories, client) == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["clients"]
+    assert len(files(tmp_path / "clients")) == 4
+
+
+def test_a_damaged_or_lost_file_is_named(tmp_path):
+    memories = disk(tmp_path)
+    memories.save("a", w(1), 0)
+    (file,) = tmp_path.iterdir()
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    for content in (bytes(data), file.read_bytes()[:100], b""):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"{file.name}, the memory of client 'a', is damaged"):
+            memories.load("a")
+    file.unlink()
+    with pytest.raises(ValueError, match="is gone"):
+        memories.load("a")
+
+
+def test_a_checkpoint_cannot_name_other_files(tmp_path):
+    state = {"folder": str(tmp_path), "versions": {}, "snapshots": {1: ["../precious.pt"]}}
+    with pytest.raises(ValueError, match=r"'../precious.pt', which is no file of clients' memories"):
+        disk(tmp_path).load_state_dict(state)
+
+
+def test_a_write_that_fails_leaves_the_last_version(tmp_path, monkeypatch):
+    memories = disk(tmp_path)
+    memories.save("a", w(1), 0)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(memory_file.os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        memories.save("a", w(2), 1)
+    assert values(memories, "a") == [1]
+    assert len(files(tmp_path)) == 1

@@ -1,0 +1,33 @@
+"""Small helpers around the clients' memories."""
+
+import io
+
+import torch
+
+from fedlight.federation.memory import ClientMemories
+
+
+def disk(folder, **kwargs):
+    """As in a run that trains."""
+    memories = ClientMemories(limit_mib=0, **kwargs)
+    memories.open(str(folder))
+    return memories
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def through_a_file(state):
+    """What a checkpoint gives back."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+
+
+def values(memories, *clients):
+    return [memories.load(client).get("w", torch.tensor([-1.0])).item() for client in clients]
+
+
+def w(value):
+    return {"w": torch.tensor([float(value)])}
