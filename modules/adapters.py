@@ -7,7 +7,7 @@ less than half a unit in the last place of most entries and would be rounded awa
 
 import copy
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -174,41 +174,47 @@ def merged(network: Any, base: str) -> Any:
 
 
 def activate(network: Any, name: str) -> None:
-    """Makes one adapter the one that the network computes with; all of them stay in training.
+    """Makes one adapter the one that the network computes with.
 
     Raises:
         ValueError: there is no such adapter.
     """
     check_choice("adapter", name, network.peft_config)
-    if name != network.active_adapter:
-        with _all_stay_trained(network):
-            network.set_adapter(name)
+    _switch(network, _switchable(network), name)
 
 
 @contextmanager
-def active_as_before(network: Any) -> Iterator[None]:
-    """Runs its body, which may activate others, then activates the adapter that was active."""
-    name = network.active_adapter
+def switching(network: Any) -> Iterator[Callable[[str], None]]:
+    """Gives a function that makes an adapter the active one; in the end the one is active again that was at first."""
+    layers, name = _switchable(network), network.active_adapter
     try:
-        yield
+        yield lambda other: _switch(network, layers, other)
     finally:
-        activate(network, name)
+        _switch(network, layers, name)
+
+
+def _switchable(network: nn.Module) -> list[Any]:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    return [layer for layer in network.modules() if isinstance(layer, (BaseTunerLayer, ModulesToSaveWrapper))]
+
+
+def _switch(network: Any, layers: Sequence[Any], name: str) -> None:
+    """What PEFT's ``set_adapter`` does, but the others are not frozen, and it takes a tenth of the time."""
+    for layer in layers:
+        layer._active_adapter = name
+    network.active_adapter = network.base_model.active_adapter = name
 
 
 @contextmanager
 def base_alone(network: Any) -> Iterator[None]:
     """Runs its body with the adapters switched off."""
-    with _all_stay_trained(network), network.disable_adapter():
-        yield
-
-
-@contextmanager
-def _all_stay_trained(network: nn.Module) -> Iterator[None]:
-    """Turns gradients on again where they were on: PEFT turns them off for all adapters but the active one."""
     trained = list(trained_parameters(network).values())
     try:
-        yield
-    finally:
+        with network.disable_adapter():
+            yield
+    finally:  # PEFT turns the gradients on again for the active adapter alone
         for weight in trained:
             weight.requires_grad_(True)
 
@@ -226,7 +232,9 @@ def trained_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _trained_in_fp32(network: Any) -> Any:
-    network.set_requires_grad(list(network.peft_config))
+    for name, weight in network.named_parameters():
+        if not network.peft_config.keys().isdisjoint(name.split(".")):
+            weight.requires_grad_(True)  # PEFT freezes an adapter that is added to another
     for name, weight in trained_parameters(network).items():
         weight.data = weight.data.float()
         if "lora_" not in name:  # PEFT casts the input of LoRA, not of modules that are trained whole

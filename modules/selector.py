@@ -82,10 +82,12 @@ class SelectorModule(LanguageModule):
 
     def ensemble_logits(self, batch: Batch) -> Tensor:
         """Logits of A and B by each of the U adapters, ``(batch, U, 2)``; the active one stays active."""
+        if len(self.adapter_names) == 1:
+            return self.choice_logits(batch)[:, None]
         logits = []
-        with adapters.active_as_before(self.network):
+        with adapters.switching(self.network) as switch:
             for name in self.adapter_names:
-                adapters.activate(self.network, name)
+                switch(name)
                 logits.append(self.choice_logits(batch))
         return torch.stack(logits, dim=1)
 
