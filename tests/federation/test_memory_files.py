@@ -44,6 +44,9 @@ def test_a_second_snapshot_of_a_round_does_not_spoil_the_first(tmp_path):
     again = disk(tmp_path)
     again.load_state_dict(good)
     assert values(again, "a") == [1]
+    memories.save("a", w(3), 1)
+    memories.state_dict(2)
+    assert len(files(tmp_path)) == 1
 
 
 def test_a_resumed_run_deletes_what_the_first_one_kept(tmp_path):
