@@ -11,14 +11,21 @@ from fedlight import conf
 from fedlight.toy import MODEL
 
 CPU = "--trainer.accelerator=cpu"
+ONE_VISIT = (
+    "fit --federated.clients_per_round=1 --federated.local_steps=1 --trainer.max_epochs=1"
+    " --trainer.limit_val_batches=0"
+)
 AS_THEY_ARE = {  # on the embedded world and model; shorter
-    "selector": "fit --federated.clients_per_round=1 --federated.local_steps=1 --trainer.max_epochs=1"
-    " --trainer.limit_val_batches=0",
+    "selector": ONE_VISIT,
+    "reward": ONE_VISIT,
+    "feddpo": ONE_VISIT,
+    "fedavg_chosen": ONE_VISIT,
     "sft": "fit --trainer.limit_train_batches=1 --trainer.limit_val_batches=1",
     "completions": "predict --data.limit=2 --model.max_new_tokens=3",
 }
 REAL_VOTES = ("ukpconvarg", "ukpconvarg_choice")
 BY_THE_RECIPES = ("dpo", "votes")
+WITH_A_REWARD = ("reward_votes",)  # in test_baselines.py
 DATA = {  # command, config, rows, what is passed besides
     "tldr_comparisons": ("fit", "selector", TLDR, ""),
     "shp": ("fit", "selector", SHP, "--data.partition.num_clients=8"),
@@ -33,7 +40,7 @@ RECIPES = ("fedbis", "demo")  # demo: in test_recipes.py
 
 
 def test_every_file_is_run_somewhere():
-    here = {*AS_THEY_ARE, *REAL_VOTES, *BY_THE_RECIPES}
+    here = {*AS_THEY_ARE, *REAL_VOTES, *BY_THE_RECIPES, *WITH_A_REWARD}
     here |= {f"data/{name}" for name in (*DATA, "ukpconvarg")} | {f"recipes/{name}" for name in RECIPES}
     folder = conf.path("")
     assert {str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml")} == here
