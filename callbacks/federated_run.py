@@ -35,6 +35,7 @@ class Run:
         self.lightning_module = module
         self.module: nn.Module = module
         self.optimizers: Sequence[torch.optim.Optimizer] = trainer.optimizers
+        self.num_rounds = trainer.max_epochs or 0
         self.clients = clients
         self.robust = robust
         self._channel = channel

@@ -9,6 +9,7 @@ predictions that it had written.
 
 import argparse
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def _read(file: Path) -> Recipe:
 
 
 def load(name: str, overrides: list[str] | None = None) -> Recipe:
-    """Reads a recipe, with the recipe that it ``extends:`` under it and ``KEY=VALUE`` overrides over it.
+    """Reads a recipe, with the recipes that it ``extends:`` under it, in order, and ``KEY=VALUE`` overrides over it.
 
     Raises:
         ValueError: no such recipe, or an override of a value that the recipe does not have.
@@ -66,9 +67,11 @@ def load(name: str, overrides: list[str] | None = None) -> Recipe:
         known = ", ".join(sorted(f.stem for f in conf_path("recipes").glob("*.yaml")))
         raise ValueError(f"there is no recipe {name!r}: give one of {known}, or the path of a YAML file")
     recipe = _read(file)
-    if "extends" in recipe:
-        extended = load(str(file.parent / recipe.pop("extends")))
-        recipe = _plain(OmegaConf.merge(extended, recipe))
+    extended = recipe.pop("extends", [])
+    below = [
+        load(str(file.parent / name)) for name in ([extended] if isinstance(extended, str) else extended)
+    ]
+    recipe = _plain(OmegaConf.merge(*below, recipe))
     changes: Any = OmegaConf.create(recipe)
     for item in overrides or []:
         key, equals, _ = item.partition("=")
@@ -144,6 +147,7 @@ def stages(recipe: Recipe, folder: Path, seed: int) -> list[Stage]:
     # Since 2.4 OmegaConf warns about the older of the two names.
     register = getattr(OmegaConf, "register_resolver", OmegaConf.register_new_resolver)
     register("choose", lambda condition, yes, no: yes if condition else no, replace=True)
+    register("product", lambda *numbers: math.prod(numbers), replace=True)
     try:
         resolved: Any = OmegaConf.to_container(
             OmegaConf.create({**recipe, "run": str(folder), "seed": seed}), resolve=True

@@ -40,16 +40,17 @@ def label_with_selectors(
     return done
 
 
-def label_with_oracle(completions: str, seed: int, output: str) -> dict[str, Any]:
+def label_with_oracle(completions: str, seed: int, output: str, opposition: float = 0.2) -> dict[str, Any]:
     """Labels all pairs of completions by their true mean utility: the ceiling of what a selector can do.
 
     Args:
         completions: rows that ``completions.yaml`` wrote on prompts of the toy world.
         seed: of the toy world.
         output: the labelled pairs, as JSON lines.
+        opposition: of the toy world.
     """
     pairs, skipped = form_pairs(load_rows(completions), completions)
-    oracle = Oracle(seed)
+    oracle = Oracle(seed, opposition=opposition)
     utilities = [
         [oracle.utility(pair.fields["prompt"], answer) for answer in (pair.first, pair.second)]
         for pair in pairs
@@ -144,19 +145,22 @@ def compare_by_selector(
     }
 
 
-def compare_with_oracle(seed: int, results: str, answers: dict[str, str]) -> dict[str, Any]:
+def compare_with_oracle(
+    seed: int, results: str, answers: dict[str, str], opposition: float = 0.2
+) -> dict[str, Any]:
     """The table of the toy world: what the oracle, who knows every client's taste, says of the answers.
 
     Args:
         seed: of the toy world.
         results: folder of the stage that called ``compare_by_selector``; its rows are taken over.
         answers: method -> file of its answers to the evaluation prompts; ``raw`` is what the others are compared with.
+        opposition: of the toy world.
 
     Returns:
         ``rows``, one per method, with ``win_rate_vs_raw`` and mean ``utility``; and one for the oracle, whose accuracy is
         what the noise of the votes leaves possible for one taste, and whose labels are the ceiling of the tuning.
     """
-    oracle = Oracle(seed)
+    oracle = Oracle(seed, opposition=opposition)
     utilities = {
         method: [
             oracle.utility(row["fields"]["prompt"], text)
@@ -168,7 +172,7 @@ def compare_with_oracle(seed: int, results: str, answers: dict[str, str]) -> dic
     known = {row["method"]: row for row in _result(results)["rows"]}
     known["oracle"] = {
         "method": "oracle",
-        "selector_accuracy": oracle.accuracy(toy_rows("heldout", seed=seed)),
+        "selector_accuracy": oracle.accuracy(toy_rows("heldout", seed=seed, opposition=opposition)),
     }
     return {
         "rows": [

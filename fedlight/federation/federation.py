@@ -17,12 +17,14 @@ class Federation(Protocol):
     Attributes:
         module: what is trained.
         optimizers: its optimizers, whose learning rates are those of the round.
+        num_rounds: rounds of the whole run.
         clients: all clients by id, whether they take part in the round or not.
         robust: a robust aggregation takes the place of the algorithm's own.
     """
 
     module: nn.Module
     optimizers: Sequence[torch.optim.Optimizer]
+    num_rounds: int
     clients: Mapping[str, Client]
     robust: bool
 

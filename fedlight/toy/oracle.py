@@ -13,6 +13,9 @@ class Oracle:
     Args:
         seed: of the world; the other options must be those of the rows as well.
         options: `WorldOptions` by name (``num_clients``, ``opposition``, ...).
+
+    Attributes:
+        shares: group -> its share of the clients; groups without clients are absent.
     """
 
     def __init__(self, seed: int | str = 0, **options: float | str) -> None:
@@ -21,6 +24,7 @@ class Oracle:
         self._tastes = {voter.client: voter.taste for voter in voters}
         by_group = {group: [voter.taste for voter in voters if voter.group == group] for group in GROUPS}
         self._means = {group: _mean(tastes) for group, tastes in by_group.items() if tastes}
+        self.shares = {group: len(tastes) / len(voters) for group, tastes in by_group.items() if tastes}
         self._mean = _mean([voter.taste for voter in voters])
 
     def utility(self, prompt_text: str, response_text: str, group: str | None = None) -> float:

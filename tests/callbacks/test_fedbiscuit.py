@@ -280,6 +280,8 @@ def test_modules_and_data_that_do_not_fit_are_refused():
         run(FedBiscuit(1, 1), module=Shared())
     with pytest.raises(ValueError, match="has 3 adapters, of which FedAvg would train one"):
         run(FedAvg())
+    with pytest.raises(ValueError, match="warm-up of 3 selectors takes 6 rounds and the run has 6"):
+        run(FedBiscuit(2, 1))
     loop = FederatedLoop(FedBiscuit(1, 1), clients_per_round=2)
     with pytest.raises(ValueError, match="no validation examples by client"):
         trainer(1, [loop]).fit(Adapters(), datamodule=NoValidation())

@@ -112,6 +112,13 @@ class FedBiscuit(Algorithm):
         self._selector_of = {name: self._owner(name) for name in _trained(module)}
         if len(self._adapters) > 1:
             federation.check_validation()
+        warmup = self.warmup_rounds * len(self._adapters)
+        if warmup >= federation.num_rounds:
+            raise ValueError(
+                f"the warm-up of {len(self._adapters)} selectors takes {warmup} rounds and the run has "
+                f"{federation.num_rounds}: no client would ever be grouped. Lower federated.algorithm.warmup_rounds="
+                f"{self.warmup_rounds} or raise trainer.max_epochs"
+            )
 
     def _owner(self, name: str) -> int:
         owners = [index for index, adapter in enumerate(self._adapters) if adapter in name.split(".")]
