@@ -1,0 +1,147 @@
+"""The judges against the recipe's own way: the oracle's utilities, and the votes of a predict run, counted."""
+
+import lightning
+import pytest
+import torch
+from tiny_world import write_rows
+
+from fedlight.datamodules.completions import CompletionPairDataModule
+from fedlight.datamodules.labelling import form_pairs, gather, majority
+from fedlight.datamodules.rows import load_rows
+from fedlight.judges import OracleJudge, SelectorJudge
+from fedlight.modules.selector import SelectorModule
+from fedlight.toy import rows
+from fedlight.toy.oracle import Oracle
+
+VOTES = rows("votes", num_clients=3)[:24]
+FIELDS = [{"prompt": row["prompt"]} for row in VOTES]
+OURS, THEIRS = ([row[name] for row in VOTES] for name in ("response_a", "response_b"))
+
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+
+
+def adapters(model, folder, number):
+    """A selector whose adapters differ, saved."""
+    module = SelectorModule(model, num_adapters=number)
+    module.configure_model()
+    stream = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, weight in sorted(module.state_dict().items()):
+            if "lora_B" in name:
+                weight.copy_(0.2 * torch.randn(weight.shape, generator=stream))
+    module.save_adapter(folder)
+    return str(folder)
+
+
+def two_adapters(model, folder):
+    for index in range(2):
+        adapters(model, folder / f"adapter{index}", 1)
+    return str(folder)
+
+
+@pytest.fixture(scope="module", params=[1, 3], ids=["one", "three"])
+def adapter(request, tiny_model, tmp_path_factory):
+    return adapters(tiny_model, tmp_path_factory.mktemp("selector") / "adapter", request.param)
+
+
+@pytest.mark.parametrize("group", [None, "terse"])
+def test_the_oracle_prefers_the_higher_utility(group):
+    oracle = Oracle(seed=2, opposition=1.0)
+    utilities = [
+        [oracle.utility(own["prompt"], answer, group) for answer in answers]
+        for own, *answers in zip(FIELDS, OURS, THEIRS, strict=True)
+    ]
+    expected = [0.5 if a == b else float(a > b) for a, b in utilities]
+    assert OracleJudge(seed=2, opposition=1.0, group=group).scores(FIELDS, OURS, THEIRS) == expected
+    assert {0.0, 1.0} <= set(expected)
+
+
+def test_groups_that_contradict_each_other_judge_differently():
+    by_group = {
+        g: OracleJudge(opposition=1.0, group=g).scores(FIELDS, OURS, THEIRS) for g in ("warm", "terse")
+    }
+    assert by_group["warm"] != by_group["terse"]
+    with pytest.raises(ValueError, match="group='nobody' has no clients"):
+        OracleJudge(group="nobody")
+
+
+def by_the_recipe(model, adapter, orders, tmp_path):
+    """What ``votes.yaml`` and the majority say, in the form of scores."""
+    pairs = [{"fields": f, "completions": [a, b]} for f, a, b in zip(FIELDS, OURS, THEIRS, strict=True)]
+    file = write_rows(tmp_path / "pairs.jsonl", pairs)
+    data = CompletionPairDataModule(file, orders=orders, tokenizer=model, max_tokens=128)
+    module = SelectorModule(model, adapter=adapter)
+    votes = []
+    batches = lightning.Trainer(**QUIET).predict(module, datamodule=data)
+    for batch, said in zip(data.predict_dataloader(), batches, strict=True):
+        for index, order, row in zip(batch["index"].tolist(), batch["order"].tolist(), said, strict=True):
+            votes.append(
+                {"index": index, "order": order, "logp_a": row[0].tolist(), "logp_b": row[1].tolist()}
+            )
+    found, _ = form_pairs(load_rows(file), file)
+    assert len(found) == len(pairs)
+    return {0: 1.0, 1: 0.0, -1: 0.5}, majority(gather(votes, len(found), orders)).tolist()
+
+
+@pytest.mark.parametrize("orders", ["one", "both"])
+def test_the_selector_says_what_the_recipe_makes_of_its_votes(adapter, orders, tiny_model, tmp_path):
+    scores, winners = by_the_recipe(tiny_model, adapter, orders, tmp_path)
+    judge = SelectorJudge(adapter, model=tiny_model, orders=orders, batch_size=7)
+    found = judge.scores(FIELDS, OURS, THEIRS)
+    assert found == [scores[winner] for winner in winners]
+    assert {0.0, 1.0} <= set(found)
+    if orders == "both":  # who is called ours does not matter
+        assert judge.scores(FIELDS, THEIRS, OURS) == [1 - score for score in found]
+
+
+def test_equal_answers_are_not_read_and_the_model_is_loaded_once(adapter, tiny_model):
+    judge = SelectorJudge(adapter, model=tiny_model)
+    assert judge.scores(FIELDS[:3], ["", "same", " x"], [" ", "same", "x "]) == [0.5] * 3
+    assert judge._selector.network is None
+    first = judge.scores(FIELDS[:4], OURS[:4], THEIRS[:4])
+    network = judge._selector.network
+    assert judge.scores(FIELDS[:4], OURS[:4], THEIRS[:4]) == first
+    assert judge._selector.network is network
+    assert not any(part.training for part in judge._selector.modules())
+
+
+def test_an_empty_answer_is_read_where_the_other_is_none(adapter, tiny_model):
+    scores = SelectorJudge(adapter, model=tiny_model, orders="one").scores(FIELDS, [""] * len(FIELDS), THEIRS)
+    assert set(scores) <= {0.0, 1.0}
+
+
+def test_too_long_pairs_count_one_half_and_are_said_once(adapter, tiny_model, caplog):
+    long = ["anna bakes bread . " * 40, *OURS[1:4]]
+    judge = SelectorJudge(adapter, model=tiny_model)
+    whole = judge.scores(FIELDS[:4], OURS[:4], THEIRS[:4])
+    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
+        assert judge.scores(FIELDS[:4], long, THEIRS[:4]) == [0.5, *whole[1:]]
+        judge.scores(FIELDS[:4], long, THEIRS[:4])
+    assert [record.message for record in caplog.records] == [
+        "SelectorJudge: 1 of 4 pairs are longer than max_tokens=128 and count one half"
+    ]
+    assert judge.too_long == 2
+
+
+def test_all_pairs_may_be_too_long(adapter, tiny_model):
+    judge = SelectorJudge(adapter, model=tiny_model, max_tokens=20)
+    assert judge.scores(FIELDS[:2], OURS[:2], THEIRS[:2]) == [0.5, 0.5]
+
+
+def test_what_is_wrong_is_said_before_a_model_is_loaded(tiny_model, tmp_path, adapter):
+    with pytest.raises(FileNotFoundError, match=r"has no adapter_config\.json"):
+        SelectorJudge(str(tmp_path / "none"))
+    with pytest.raises(ValueError, match="an even number of selectors can tie"):
+        SelectorJudge(two_adapters(tiny_model, tmp_path))
+    with pytest.raises(ValueError, match="orders='all' must be one or both"):
+        SelectorJudge(adapter, orders="all")
+    with pytest.raises(ValueError, match=r"no slot \{response_a\}"):
+        SelectorJudge(adapter, choice_template="{prompt}:")
+    for judge in (SelectorJudge(adapter), OracleJudge()):
+        with pytest.raises(ValueError, match=r"reads \{prompt\}, but the prompts have post"):
+            judge.scores([{"post": "x"}], ["a"], ["a"])
+
+
+def test_scores_are_plain_numbers(adapter, tiny_model):
+    scores = SelectorJudge(adapter, model=tiny_model).scores(FIELDS[:2], OURS[:2], THEIRS[:2])
+    assert [type(score) for score in scores] == [float, float]
