@@ -2,8 +2,9 @@
 
 E. Wu et al. (FedBis, ICLR 2025, https://arxiv.org/abs/2407.03038) hold that a selector takes much less computation than a
 reward model. Measured here per step of 8 pairs, on a random Llama with GPT-2's vocabulary of 50,257 and LoRA. With P
-tokens of prompt and R of each response, a selector reads P + 2 R tokens and a few of its question, in one order or, as
-the paper doubles its data, in both; a reward model and DPO read 2 (P + R). A naive selector computes the logits of the
+tokens of prompt and R of each response, a selector reads P + 2 R tokens and Q of its question, in one order or, as the
+paper doubles its data, in both; a reward model and DPO read 2 (P + R). So in one order a selector reads P - Q tokens
+less than they do, in both orders 2 (R + Q) more. A naive selector computes the logits of the
 whole vocabulary at every position, as a plain forward pass does, where this library reads two rows at one. In this
 narrow model the output head weighs more than the layers, in a large one less: what it costs DPO and the naive selector
 is then a smaller part; --hidden and --layers tell.
