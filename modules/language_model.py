@@ -5,6 +5,7 @@ description of the base, which is read again from its own folder.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -213,19 +214,13 @@ class LanguageModule(LightningModule):
         top_p: float = 1.0,
         max_new_tokens: int = 80,
         seed: int = 0,
+        raw: bool = False,
     ) -> list[list[str]]:
-        """Completes each prompt n times; see :func:`fedlight.modules.generation.complete`."""
+        """Completes each prompt n times, ``raw`` without the adapter; see :func:`fedlight.modules.generation.complete`."""
         self.configure_model()
-        return complete(
-            self.causal_lm,
-            self.tokenizer,
-            prompts,
-            n=n,
-            temperature=temperature,
-            top_p=top_p,
-            max_new_tokens=max_new_tokens,
-            seed=seed,
-        )
+        drawn: dict[str, Any] = {"n": n, "temperature": temperature, "top_p": top_p, "seed": seed}
+        with adapters.base_alone(self.network) if raw else nullcontext():
+            return complete(self.causal_lm, self.tokenizer, prompts, max_new_tokens=max_new_tokens, **drawn)
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Any:
         options = {name: self.options[name] for name in ("temperature", "top_p", "max_new_tokens")}

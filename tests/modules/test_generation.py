@@ -127,3 +127,15 @@ def test_prediction_can_go_on_from_a_batch(module, make_trainer, loader):
     assert [len(texts) for texts in first + second] == [2, 2, 2, 2]
     with torch.no_grad():
         assert module.predict_step(batches[1], 0) == second  # counted anew after an interruption
+
+
+def test_raw_answers_are_those_of_the_base(llama):
+    settings = {"temperature": 1.0, "max_new_tokens": 8, "seed": 4}
+    tuned = SFTModule(llama, lora_dropout=0.0)
+    untuned = tuned.generate(PROMPTS, **settings)
+    with torch.no_grad():
+        for weight in tuned.state_dict().values():
+            weight += 0.2
+    assert tuned.generate(PROMPTS, **settings) != untuned
+    assert tuned.generate(PROMPTS, raw=True, **settings) == untuned
+    assert all(parameter.requires_grad == ("lora_" in name) for name, parameter in tuned.named_parameters())
