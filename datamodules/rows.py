@@ -60,6 +60,12 @@ def load_rows(source: str, split: str | None = None) -> Rows:
     )
 
 
+def write_rows(rows: Rows, file: Path) -> None:
+    """Writes JSON lines, which `load_rows` reads."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
 def _files_of(folder: Path) -> list[Path]:
     files = sorted(file for file in folder.iterdir() if file.name.endswith(ENDINGS))
     if not files:

@@ -19,14 +19,18 @@ Judge = Callable[[Fields, Sequence[str], Sequence[str]], list[float]]
 """Prompts, our answers and theirs -> 1 where ours is better, 0 where theirs is, 1/2 else."""
 
 METRICS = {
-    "accuracy": ("test/accuracy", "test/reward_accuracy", "own/accuracy"),
-    "client_mean": ("test/client_mean",),
+    "accuracy": ("test/accuracy", "test/reward_accuracy"),
+    "clients": ("test/client_mean",),
     "worst_tenth": ("test/client_worst_tenth",),
-    "own_mean": ("test/own_client_mean", "own/client_mean"),
-    "own_worst_tenth": ("test/own_client_worst_tenth", "own/client_worst_tenth"),
+    "own": ("test/own_client_mean", "own/client_mean", "test/client_mean"),
+    "own_worst_tenth": ("test/own_client_worst_tenth", "own/client_worst_tenth", "test/client_worst_tenth"),
+    "own_spread": ("test/own_client_std", "own/client_std", "test/client_std"),
     "groups_ari": ("fed/group_ari",),
 }
-"""Column -> the metrics that may stand in it; the first that was logged does."""
+"""Column -> the metrics that may stand in it; the first that was logged does.
+
+``own`` is the accuracy of what a client itself would use: its group's selector, its own model, or the global one.
+"""
 
 
 def methods(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedlight.datamodules.labelling import Orders, agreement, form_pairs, gather, label, majority
-from fedlight.datamodules.rows import load_rows
+from fedlight.datamodules.rows import load_rows, write_rows
 from fedlight.datamodules.votes import Comparison
 from fedlight.evaluation.win_rate import win_rate
 from fedlight.toy import rows as toy_rows
@@ -62,16 +62,11 @@ def _write_labels(
     pairs: list[Comparison], log_probs: np.ndarray, skipped: int, output: str
 ) -> dict[str, Any]:
     rows, counts = label(pairs, log_probs)
-    _write_rows(rows, output)
+    write_rows(rows, Path(output))
     return {
         "pairs": len(rows),
         "report": f"{counts}; {skipped:,} pairs of equal or empty completions skipped",
     }
-
-
-def _write_rows(rows: list[dict[str, Any]], output: str) -> None:
-    Path(output).parent.mkdir(parents=True, exist_ok=True)
-    Path(output).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def merge_adapter(model: str, adapter: str, output: str) -> None:
@@ -109,7 +104,7 @@ def pair_answers(ours: str, theirs: str, output: str) -> dict[str, Any]:
         raise ValueError(
             f"{ours}: the tuned model answers all {len(rows)} prompts as the raw one does; raise dpo_lr or dpo_epochs"
         )
-    _write_rows(rows, output)
+    write_rows(rows, Path(output))
     return {"prompts": len(rows), "different": different}
 
 

@@ -1,0 +1,75 @@
+"""A stage of recipes: voters with enough votes on both sides of a holdout, so that each can be a client and be tested."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedlight.datamodules.columns import text_at
+from fedlight.datamodules.holdout import Holdout
+from fedlight.datamodules.rows import RowsError, load_rows, write_rows
+from fedlight.federation.seeding import derive_seed
+
+
+def sample_voters(
+    source: str,
+    client: str,
+    choice: str,
+    ties: list[str],
+    column: str,
+    held_out: list[str],
+    num_clients: int,
+    min_train: int,
+    num_test: int,
+    seed: int,
+    train: str,
+    test: str,
+) -> dict[str, Any]:
+    """Draws voters and writes their decided votes: all on what is not held out, and as many of each on what is.
+
+    Args:
+        source: rows of votes.
+        client: column of the voter.
+        choice: column of the choice.
+        ties: its values that are no decision.
+        column: of the holdout; see `fedlight.datamodules.holdout`.
+        held_out: its values.
+        num_clients: voters to draw.
+        min_train: fewest votes of a drawn voter to train on.
+        num_test: held-out votes of each drawn voter, drawn as well.
+        seed: of the draws.
+        train: file of the votes to train on, JSON lines.
+        test: file of the held-out votes.
+
+    Returns:
+        ``eligible`` voters, and the numbers of ``train`` and ``test`` votes.
+
+    Raises:
+        RowsError: fewer voters are eligible than wanted.
+    """
+    holdout = Holdout(column, held_out)
+    rows = [row for row in load_rows(source) if text_at(row, choice) not in ties]
+    sides: list[dict[str, list[Any]]] = [{}, {}]
+    for row, held in zip(rows, holdout.mask(rows, source).tolist(), strict=True):
+        sides[held].setdefault(text_at(row, client), []).append(row)
+    eligible = sorted(
+        name
+        for name in sides[0]
+        if len(sides[0][name]) >= min_train and len(sides[1].get(name, ())) >= num_test
+    )
+    if len(eligible) < num_clients:
+        raise RowsError(
+            f"{source}: {len(eligible)} voters have {min_train} votes to train on and {num_test} held-out ones, fewer "
+            f"than num_clients={num_clients}. Lower one of the three."
+        )
+    chosen = sorted(
+        np.random.default_rng(derive_seed(seed, "voters")).permutation(eligible)[:num_clients].tolist()
+    )
+    tested = []
+    for name in chosen:
+        order = np.random.default_rng(derive_seed(seed, "test votes", name)).permutation(len(sides[1][name]))
+        tested += [sides[1][name][index] for index in sorted(order[:num_test].tolist())]
+    trained = [row for name in chosen for row in sides[0][name]]
+    for file, votes in ((train, trained), (test, tested)):
+        write_rows(votes, Path(file))
+    return {"eligible": len(eligible), "train": len(trained), "test": len(tested)}
