@@ -1,0 +1,200 @@
+"""The figures show the numbers of the files, all of them and nothing else."""
+
+import json
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+
+from fedlight import plots
+from fedlight.stages import Stage
+
+METRICS = "epoch,step,train/loss,win_rate/oracle,win_rate/selector"
+CLIENTS = "stage,round,client,examples,group,selector,accuracy,own_accuracy"
+GROUPS = """round,client,selector,loss_0,loss_1,known_group
+0,c1,0,0.5,0.6,warm
+0,c2,1,0.5,0.4,terse
+0,c3,1,0.5,0.4,warm
+10,c1,1,0.5,0.4,warm
+10,c2,0,0.5,0.6,terse
+10,c3,1,0.5,0.4,warm
+10,c4,1,0.5,0.4,terse
+"""
+
+
+def write(file, *lines):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(lines).rstrip("\n") + "\n")
+    return str(file)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """One run without a stop, and one that was killed after step 20, whose last row was trained again."""
+    whole = [",0,,0.5,0.5", "0,9,0.6,,", ",10,,0.625,0.75", ",20,,0.5,1.0"]
+    write(tmp_path / "whole/metrics/version_0/metrics.csv", METRICS, *whole)
+    parts = {
+        2: [",0,,0.5,0.5", ",10,,0.25,0.125", ",20,,0.875,0.875"],
+        9: ["1,15,0.5,,"],
+        10: [",20,,0.75,1.0"],
+    }
+    for version, rows in parts.items():
+        header = "epoch,step,train/loss" if version == 9 else METRICS
+        rows = [row.rstrip(",") for row in rows] if version == 9 else rows
+        write(tmp_path / f"resumed/metrics/version_{version}/metrics.csv", header, *rows)
+    return {"FedBis": str(tmp_path / "whole"), "FedBiscuit": str(tmp_path / "resumed")}
+
+
+RATES = {
+    "FedBis": {"step": [0, 10, 20], "oracle": [0.5, 0.625, 0.5], "selector": [0.5, 0.75, 1.0]},
+    "FedBiscuit": {"step": [0, 10, 20], "oracle": [0.5, 0.25, 0.75], "selector": [0.5, 0.125, 1.0]},
+}
+
+
+def lines(axes):
+    """x, y, colour and style of the lines with more points than two."""
+    return [
+        (line.get_xdata(), line.get_ydata(), line.get_color(), line.get_linestyle())
+        for line in axes.lines
+        if len(line.get_xdata()) > 2
+    ]
+
+
+def texts(figure):
+    (axes,) = figure.axes
+    (legend,) = figure.legends
+    return [axes.get_xlabel(), axes.get_ylabel(), *(text.get_text() for text in legend.get_texts())]
+
+
+def test_win_rates_of_resumed_runs_are_put_together(runs, tmp_path):
+    done = plots.reward_hacking(runs, str(tmp_path / "figures/hacking.svg"))
+    assert done == {"file": str(tmp_path / "figures/hacking.svg"), "table": RATES}
+    assert (tmp_path / "figures/hacking.svg").read_text().startswith("<?xml")
+
+
+def test_a_later_version_that_began_anew_counts_alone(runs, tmp_path):
+    write(tmp_path / "whole/metrics/version_1/metrics.csv", METRICS, ",0,,0.5,0.5", ",10,,0.25,0.75")
+    done = plots.reward_hacking({"x": runs["FedBis"]}, str(tmp_path / "a.png"))
+    assert done["table"]["x"] == {"step": [0, 10], "oracle": [0.5, 0.25], "selector": [0.5, 0.75]}
+
+
+def test_the_oracle_is_solid_and_the_selector_dashed():
+    figure = plots.draw_reward_hacking(RATES)
+    shown = lines(figure.axes[0])
+    assert [(list(x), list(y), style) for x, y, _, style in shown] == [
+        ([0, 10, 20], RATES[label][name], style)
+        for label in RATES
+        for name, style in (("oracle", "-"), ("selector", "--"))
+    ]
+    colors = [color for _, _, color, _ in shown]
+    assert colors[0] == colors[1] != colors[2] == colors[3]
+    assert texts(figure) == [
+        "optimizer steps",
+        "win rate over the raw model\n(share of prompts)",
+        *("FedBis", "FedBiscuit", "judged by the oracle", "judged by the selector"),
+    ]
+
+
+@pytest.fixture
+def client_files(tmp_path):
+    """Accuracies 0.75, 0.25, 1.0 in the test of one method; another method's own models; a third's last round."""
+    test = ["test,,c1,4,,1,0.5,0.75", "test,,c2,4,,0,0.5,0.25", "test,,c3,4,,,1.0,"]
+    both = [*test, "own,,c1,4,,,0.125,0.125", "own,,c2,4,,,0.0,0.0"]
+    val = ["val,2,c1,4,,,0.0,0.0", "val,10,c1,4,,,0.5,0.5", "val,10,c2,4,,,0.25,0.25"]
+    return {
+        name: write(tmp_path / name / "clients.csv", CLIENTS, *rows)
+        for name, rows in {"grouped": test, "alone": both, "watched": val}.items()
+    }
+
+
+def test_clients_are_sorted_by_the_accuracy_that_they_get(client_files, tmp_path):
+    done = plots.clients(client_files, str(tmp_path / "clients.png"))
+    assert done["table"] == {
+        "grouped": {"accuracy": [0.25, 0.75, 1.0], "mean": 2 / 3, "worst_tenth": 0.25},
+        "alone": {"accuracy": [0.0, 0.125], "mean": 0.0625, "worst_tenth": 0.0},
+        "watched": {"accuracy": [0.25, 0.5], "mean": 0.375, "worst_tenth": 0.25},
+    }
+    assert (tmp_path / "clients.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_worst_tenth_is_shaded():
+    accuracies = [0.05 * rank for rank in range(20)]
+    figure = plots.draw_clients({"x": {"accuracy": accuracies, "mean": 0.475, "worst_tenth": 0.025}})
+    (axes,) = figure.axes
+    ((ranks, shown, _, _),) = lines(axes)
+    assert list(ranks) == list(range(1, 21))
+    assert list(shown) == accuracies
+    (shade,) = axes.patches
+    assert (shade.get_x(), shade.get_width()) == (0.5, 2)
+    assert texts(figure)[2:] == ["x: mean 0.475, worst tenth 0.025"]
+
+
+def test_groups_are_an_image_of_clients_sorted_by_known_group(tmp_path):
+    done = plots.groups(write(tmp_path / "groups.csv", GROUPS), str(tmp_path / "groups.svg"))
+    assert done["table"] == {
+        "round": [0, 10],
+        "client": ["c2", "c4", "c1", "c3"],
+        "known_group": ["terse", "terse", "warm", "warm"],
+        "selector": [[1, 0], [None, 1], [0, 1], [1, 1]],
+    }
+    figure = plots.draw_groups(done["table"])
+    (axes,) = figure.axes
+    (image,) = axes.images
+    np.testing.assert_array_equal(image.get_array().filled(-1), [[1, 0], [-1, 1], [0, 1], [1, 1]])
+    drawn = image.cmap(image.norm([0, 1]))[:, :3]
+    assert drawn.tolist() == [list(to_rgb(color)) for color in plots.COLORS[:2]]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "10"]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["terse", "warm"]
+    assert axes.get_yticks().tolist() == [0.5, 2.5]
+    assert [line.get_ydata()[0] for line in axes.lines] == [1.5]
+    assert texts(figure)[2:] == ["selector 0", "selector 1"]
+
+
+def test_without_known_groups_no_group_is_named(tmp_path):
+    file = write(tmp_path / "g.csv", "round,client,selector", "0,b,0", "0,a,0")
+    table = plots.groups(file, str(tmp_path / "g.png"))["table"]
+    assert table["client"] == ["a", "b"]
+    axes = plots.draw_groups(table).axes[0]
+    assert axes.get_ylabel() == "2 clients"
+    assert axes.lines[:] == []
+
+
+def test_an_svg_depends_on_nothing_but_the_numbers(runs, tmp_path):
+    for name in ("a.svg", "b.svg"):
+        plots.reward_hacking(runs, str(tmp_path / name))
+    assert (tmp_path / "a.svg").read_text() == (tmp_path / "b.svg").read_text()
+    assert "dc:date" not in (tmp_path / "a.svg").read_text()
+
+
+def test_it_is_a_stage_of_a_recipe(runs, tmp_path):
+    figure = str(tmp_path / "hacking.svg")
+    stage = Stage(
+        "plot",
+        tmp_path / "plot",
+        {"call": "fedlight.plots.reward_hacking", "with": {"runs": runs, "output": figure}},
+    )
+    done = stage.run()
+    assert json.loads((tmp_path / "plot/done.json").read_text()) == done
+    assert done["result"] == {"file": figure, "table": RATES}
+
+
+def test_what_is_missing_is_named(runs, client_files, tmp_path):
+    out = str(tmp_path / "x.svg")
+    with pytest.raises(
+        ValueError, match=r"elsewhere: no metrics/version_\*/metrics.csv in it has the columns"
+    ):
+        plots.reward_hacking({"x": str(tmp_path / "elsewhere")}, out)
+    write(tmp_path / "other/metrics/version_0/metrics.csv", "step,win_rate/oracle", "0,0.5")
+    with pytest.raises(ValueError, match="has the columns win_rate/oracle and win_rate/selector"):
+        plots.reward_hacking({"x": str(tmp_path / "other")}, out)
+    with pytest.raises(ValueError, match=r"none\.csv: there is no such file"):
+        plots.clients({"x": str(tmp_path / "none.csv")}, out)
+    with pytest.raises(ValueError, match="there is no column 'own_accuracy' among stage, round, accuracy"):
+        plots.clients({"x": write(tmp_path / "c.csv", "stage,round,accuracy", "test,,1")}, out)
+    with pytest.raises(ValueError, match=r"e\.csv: there is no row"):
+        plots.groups(write(tmp_path / "e.csv", "round,client,selector"), out)
+    with pytest.raises(ValueError, match=r"output=figure\.gif must end with \.svg or \.png"):
+        plots.reward_hacking(runs, "figure.gif")
+    with pytest.raises(ValueError, match="8 methods: between 1 and 7 can be told apart"):
+        plots.clients({str(index): client_files["alone"] for index in range(8)}, out)
+    assert not (tmp_path / "x.svg").exists()
