@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedlight.datamodules.rows import Rows, load_rows
+from fedlight.judges import OracleJudge, SelectorJudge
 from fedlight.toy.oracle import Oracle
 
 Fields = Sequence[Mapping[str, str]]
@@ -39,7 +40,7 @@ def methods(
     model: str = "toy",
     choice_template: str = "toy_choice",
     max_tokens: int = 128,
-    oracle: dict[str, float] | None = None,
+    oracle: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """One row for each method.
 
@@ -66,8 +67,6 @@ def methods(
     if oracle is not None:
         judges |= _oracles(oracle)
     if judge is not None:
-        from fedlight.judges import SelectorJudge
-
         judges["win_rate"] = SelectorJudge(
             judge, model, choice_template=choice_template, max_tokens=max_tokens
         ).scores
@@ -84,27 +83,17 @@ def methods(
     return {"rows": rows}
 
 
-def _oracles(options: dict[str, float]) -> dict[str, Judge]:
+def _oracles(options: dict[str, Any]) -> dict[str, Judge]:
     """By the mean taste of all clients, and by that of each client's group, averaged over the clients."""
-    oracle = Oracle(**options)  # type: ignore[arg-type]
+    shares = Oracle(**options).shares
+    by_group = [OracleJudge(**options, group=group) for group in shares]
 
-    def by(group: str | None) -> Judge:
-        def scores(fields: Fields, ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
-            values = [
-                [oracle.utility(of["prompt"], text, group) for of, text in zip(fields, texts, strict=True)]
-                for texts in (ours, theirs)
-            ]
-            return [float(a > b) + 0.5 * (a == b) for a, b in zip(*values, strict=True)]
+    def of_own_group(fields: Fields, ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
+        scores = np.array([judge.scores(fields, ours, theirs) for judge in by_group])
+        mean: list[float] = (np.array([*shares.values()]) @ scores).tolist()
+        return mean
 
-        return scores
-
-    def by_group(fields: Fields, ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
-        weighted = [
-            share * np.array(by(group)(fields, ours, theirs)) for group, share in oracle.shares.items()
-        ]
-        return [float(score) for score in sum(weighted)]
-
-    return {"win_rate": by(None), "win_rate_by_group": by_group}
+    return {"win_rate": OracleJudge(**options).scores, "win_rate_by_group": of_own_group}
 
 
 def _compared(scores: Judge, ours: Rows, raw: Rows) -> float:

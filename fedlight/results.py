@@ -37,22 +37,45 @@ def _spread(values: list[float]) -> str:
     return f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
 
 
+def markdown(results: dict[str, Any]) -> str:
+    """The table of ``results`` in Markdown, ready for a README.
+
+    Example:
+        >>> print(markdown({"rows": [{"method": "m", "seed": 0, "win_rate": 0.5}]}))
+        | method | win rate |
+        |---|---|
+        | m | 0.500 |
+    """
+    header, lines = _cells(results)
+    rows = [header, ["---"] * len(header), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" if row[0] != "---" else "|---" * len(row) + "|" for row in rows)
+
+
+def _cells(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Column names, and a line of texts for each method."""
+    rows = summary(results["rows"])
+    metrics = list(dict.fromkeys(key for row in rows.values() for key in row))
+    header = ["method", *(metric.replace("_", " ") for metric in metrics)]
+    return header, [[method, *(row.get(metric, "-") for metric in metrics)] for method, row in rows.items()]
+
+
 def show(results: dict[str, Any], folder: Path) -> None:
-    """Prints the table and where the rest lies."""
+    """Prints the table and where the rest lies; writes the table as ``results.md`` as well."""
     from rich.console import Console
     from rich.table import Table
 
-    rows = summary(results["rows"])
-    metrics = list(dict.fromkeys(key for row in rows.values() for key in row))
     seeds = sorted({row["seed"] for row in results["rows"]})
     table = Table(title=f"{results['recipe']}, seeds {', '.join(map(str, seeds))}")
-    table.add_column("method")
-    for metric in metrics:
-        table.add_column(metric.replace("_", " "), justify="right")
-    for method, row in rows.items():
-        table.add_row(method, *(row.get(metric, "-") for metric in metrics))
+    header, lines = _cells(results)
+    for name in header:
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for line in lines:
+        table.add_row(*line)
     console = Console()
+    if not console.is_terminal:  # a file has no width, and a narrow table cuts its words
+        console = Console(width=250)
     console.print(table)
     console.print(
         f"{results['seconds']:.0f} s; results, metrics, visits and adapters are in {folder}", soft_wrap=True
     )
+    (folder / "results.md").write_text(markdown(results) + "\n", encoding="utf-8")
