@@ -23,7 +23,7 @@ from matplotlib.patches import Patch
 from fedlight.evaluation.by_client import worst_share_mean
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-STYLE = {
+STYLE: Any = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "font.size": 11,
@@ -33,6 +33,7 @@ STYLE = {
 INCHES = (7.0, 4.0)
 WORST = 0.1
 JUDGES = ("oracle", "selector")
+LINES: Any = ("-", "--")
 
 
 def reward_hacking(runs: dict[str, str], output: str) -> dict[str, Any]:
@@ -58,14 +59,15 @@ def draw_reward_hacking(table: Mapping[str, Mapping[str, Sequence[float]]]) -> F
     """The figure of the ``table`` that `reward_hacking` returns."""
     figure, axes = _figure()
     for color, (label, values) in zip(_colors(len(table), "runs"), table.items(), strict=True):
-        axes.plot(values["step"], values["oracle"], color=color, marker="o", markersize=4, label=label)
-        axes.plot(values["step"], values["selector"], color=color, marker="o", markersize=4, linestyle="--")
+        for name, line in zip(JUDGES, LINES, strict=True):
+            shown = label if name == "oracle" else None  # a run has one line in the legend
+            axes.plot(values["step"], values[name], line, color=color, marker="o", markersize=4, label=shown)
     axes.axhline(0.5, color="0.6", linewidth=0.8, zorder=0)
     axes.set_xlabel("optimizer steps")
     axes.set_ylabel("win rate over the raw model\n(share of prompts)")
     styles = [
         Line2D([], [], color="0.3", linestyle=style, label=f"judged by the {name}")
-        for name, style in zip(JUDGES, ("-", "--"), strict=True)
+        for name, style in zip(JUDGES, LINES, strict=True)
     ]
     _legend(figure, [*axes.get_legend_handles_labels()[0], *styles])
     return figure
@@ -135,7 +137,7 @@ def groups(file: str, output: str) -> dict[str, Any]:
     known = {row["client"]: row.get("known_group") or "" for row in rows}
     members = sorted(known, key=lambda client: (known[client], client))
     selectors = {(row["client"], int(row["round"])): int(row["selector"]) for row in rows}
-    table = {
+    table: dict[str, list[Any]] = {
         "round": rounds,
         "client": members,
         "known_group": [known[client] for client in members],

@@ -1,9 +1,11 @@
 """The judges against the recipe's own way: the oracle's utilities, and the votes of a predict run, counted."""
 
+import json
+
 import lightning
 import pytest
 import torch
-from tiny_world import write_rows
+from tiny_world import EVAL_PROMPTS, fedlight, table, write_rows
 
 from fedlight.datamodules.completions import CompletionPairDataModule
 from fedlight.datamodules.labelling import form_pairs, gather, majority
@@ -145,3 +147,29 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(tiny_model, tmp_path, ad
 def test_scores_are_plain_numbers(adapter, tiny_model):
     scores = SelectorJudge(adapter, model=tiny_model).scores(FIELDS[:2], OURS[:2], THEIRS[:2])
     assert [type(score) for score in scores] == [float, float]
+
+
+def test_a_config_names_prompts_and_judges(adapter, tiny_model, tmp_path):
+    source = {"source": EVAL_PROMPTS, "tokenizer": tiny_model, "max_tokens": 128}
+    prompts = {"class_path": "fedlight.datamodules.prompts.PromptDataModule", "init_args": source}
+    options = {"OracleJudge": {"opposition": 1.0}, "SelectorJudge": {"adapter": adapter, "model": tiny_model}}
+    judges = {
+        name: {"class_path": f"fedlight.judges.{name}", "init_args": own} for name, own in options.items()
+    }
+    callback = {
+        "class_path": "fedlight.callbacks.win_rate.WinRate",
+        "init_args": {"prompts": prompts, "judges": judges, "max_new_tokens": 6},
+    }
+    config = tmp_path / "win.yaml"
+    config.write_text(json.dumps({"trainer": {"callbacks+": [callback]}}))
+    outcome = fedlight(
+        *("fit", "--config=dpo.yaml", f"--config={config}", "--trainer.accelerator=cpu", "--model.lr=0.05"),
+        *(f"--trainer.default_root_dir={tmp_path / 'run'}", "--trainer.max_epochs=1"),
+        *(f"--model.model={tiny_model}", f"--data.source={write_rows(tmp_path / 'pairs.jsonl', VOTES)}"),
+    )
+    assert outcome.code == 0, outcome.err
+    rows = table(tmp_path / "run/metrics/version_0/metrics.csv")
+    for name in options:
+        start, end = (float(row[f"win_rate/{name}"]) for row in rows if row[f"win_rate/{name}"])
+        assert start == 0.5
+        assert 0 <= end <= 1

@@ -115,6 +115,7 @@ def test_answers_are_those_of_the_model_and_of_the_raw_model(run, tiny_model):
     callback.setup(L.Trainer(logger=False, accelerator="cpu", enable_progress_bar=False), untrained, "fit")
     assert callback._answers(untrained, raw=False) == raw
     assert callback._answers(module, raw=False) == end
+    assert callback._answers(module, raw=True) == raw
     assert Counter(map(len, callback._batches)) == {5: 2, 2: 1}
 
 
