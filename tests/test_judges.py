@@ -149,6 +149,7 @@ def test_scores_are_plain_numbers(adapter, tiny_model):
     assert [type(score) for score in scores] == [float, float]
 
 
+@pytest.mark.parametrize("adapter", [3], indirect=True)
 def test_a_config_names_prompts_and_judges(adapter, tiny_model, tmp_path):
     source = {"source": EVAL_PROMPTS, "tokenizer": tiny_model, "max_tokens": 128}
     prompts = {"class_path": "fedlight.datamodules.prompts.PromptDataModule", "init_args": source}
