@@ -1,4 +1,8 @@
-"""A stage of recipes: voters with enough votes on both sides of a holdout, so that each can be a client and be tested."""
+"""Stages of recipes on real votes: voters with votes enough to be clients and to be tested, and an exercise in comparing.
+
+A large language model comes able to read two answers; a small pretrained encoder does not, and would spend hundreds of
+steps at chance. The exercise, which of two snippets is longer, teaches it to compare; no vote is used.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -9,6 +13,8 @@ from fedlight.datamodules.columns import text_at
 from fedlight.datamodules.holdout import Holdout
 from fedlight.datamodules.rows import RowsError, load_rows, write_rows
 from fedlight.federation.seeding import derive_seed
+
+SNIPPET_WORDS = (4, 30)
 
 
 def sample_voters(
@@ -73,3 +79,39 @@ def sample_voters(
     for file, votes in ((train, trained), (test, tested)):
         write_rows(votes, Path(file))
     return {"eligible": len(eligible), "train": len(trained), "test": len(tested)}
+
+
+def snippet_pairs(
+    source: str, texts: list[str], column: str, held_out: list[str], num_pairs: int, seed: int, output: str
+) -> None:
+    """Pairs of snippets of what is not held out, of which the one with more words is to be chosen.
+
+    Args:
+        source: rows of votes, whose choices are not looked at.
+        texts: columns of the two answers.
+        column: of the holdout; see `fedlight.datamodules.holdout`.
+        held_out: its values.
+        num_pairs: pairs to draw, of snippets with 4 to 30 words that differ by 3 words at least.
+        seed: of the draws.
+        output: JSON lines with ``response_a``, ``response_b`` and ``choice`` (a, b).
+
+    Raises:
+        RowsError: no text has so many words.
+    """
+    rows = Holdout(column, held_out).side(load_rows(source), source, held_out=False)
+    words = [text.split() for text in sorted({text_at(row, name) for row in rows for name in texts})]
+    words = [of_text for of_text in words if len(of_text) >= SNIPPET_WORDS[1]]
+    if not words:
+        raise RowsError(f"{source}: no text of {', '.join(texts)} has {SNIPPET_WORDS[1]} words")
+    rng = np.random.default_rng(derive_seed(seed, "snippets"))
+    pairs: list[dict[str, str]] = []
+    while len(pairs) < num_pairs:
+        lengths = rng.integers(SNIPPET_WORDS[0], SNIPPET_WORDS[1] + 1, 2).tolist()
+        if abs(lengths[0] - lengths[1]) < 3:
+            continue
+        first, second = (
+            " ".join(words[index][:length])
+            for index, length in zip(rng.integers(len(words), size=2).tolist(), lengths, strict=True)
+        )
+        pairs.append({"response_a": first, "response_b": second, "choice": "ab"[lengths[1] > lengths[0]]})
+    write_rows(pairs, Path(output))
