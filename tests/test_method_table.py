@@ -1,0 +1,182 @@
+"""The table of methods, from folders made by hand; win rates by the tastes of the embedded world's three groups."""
+
+import csv
+import json
+
+import pytest
+from tiny_world import write_rows
+
+from fedlight.method_table import methods, sent_bytes
+from fedlight.toy.oracle import Oracle
+
+POST = {"prompt": "anna bakes bread . ben reads maps ."}
+RAW = ["anna bakes bread ."] * 4
+OURS = [
+    "anna bakes bread . ben reads maps .",  # thorough and warm prefer it, terse does not
+    "duh anna bakes bread .",  # thorough and terse prefer it, warm does not
+    "anna bakes bread .",
+    "anna bakes pies .",  # nobody prefers what is not in the post
+]
+SHARES = {"thorough": 0.35, "warm": 0.325, "terse": 0.325}  # 14, 13 and 13 of 40 clients
+
+
+def stage(folder, **metrics):
+    folder.mkdir()
+    (folder / "done.json").write_text(json.dumps({"result": {"metrics": metrics}, "seconds": 1.0}))
+    return str(folder)
+
+
+def answers(folder, texts):
+    folder.mkdir()
+    write_rows(folder / "completions.jsonl", [{"fields": POST, "completions": [text]} for text in texts])
+    return str(folder)
+
+
+def write_csv(file, rows):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w", newline="") as opened:
+        writer = csv.DictWriter(opened, list(rows[0]), restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def visits(folder, sent):
+    write_csv(
+        folder / "visits.csv",
+        [
+            {"round": index, "client": "c0", "bytes_down": down, "bytes_up": up}
+            for index, (down, up) in enumerate(sent)
+        ],
+    )
+
+
+def test_win_rates_by_all_and_by_each_clients_group(tmp_path):
+    oracle = Oracle(0, opposition=1.0)
+    assert oracle.shares == pytest.approx(SHARES)
+    table = {"ours": {"answers": answers(tmp_path / "ours", OURS)}}
+    table["raw"] = {"answers": answers(tmp_path / "raw", RAW)}
+    ours, raw = methods(table, oracle={"seed": 0, "opposition": 1.0})["rows"]
+    assert raw == {"method": "raw", "win_rate": 0.5, "win_rate_by_group": 0.5}
+    # The mean taste of all likes the first best and neither the second nor the last.
+    assert ours["win_rate"] == (1 + 0 + 0.5 + 0) / 4
+    by_answer = [
+        SHARES["thorough"] + SHARES["warm"],
+        SHARES["thorough"] + SHARES["terse"],
+        0.5,
+        0,
+    ]
+    assert ours["win_rate_by_group"] == pytest.approx(sum(by_answer) / 4)
+
+
+def test_a_world_of_one_taste_has_one_win_rate(tmp_path):
+    table = {
+        name: {"answers": answers(tmp_path / name, texts)} for name, texts in (("raw", RAW), ("ours", OURS))
+    }
+    row = methods(table, oracle={"seed": 0, "opposition": 0.0})["rows"][1]
+    assert row["win_rate"] == row["win_rate_by_group"] == (1 + 0 + 0.5 + 0) / 4
+
+
+def test_only_what_was_measured_is_in_a_row(tmp_path):
+    table = {
+        "nothing": {},
+        "tested": {"test": stage(tmp_path / "tested", **{"test/accuracy": 0.75, "test/loss": 0.3})},
+        "trained": {"train": stage(tmp_path / "trained", **{"train/loss": 0.1})},
+        "raw": {"answers": answers(tmp_path / "raw", RAW)},
+    }
+    assert methods(table)["rows"] == [
+        {"method": "nothing"},
+        {"method": "tested", "accuracy": 0.75},
+        {"method": "trained", "sent_mib": 0.0},
+        {"method": "raw"},
+    ]
+
+
+def test_own_is_what_a_client_itself_would_use(tmp_path):
+    everybody = {"test/accuracy": 0.6, "test/client_mean": 0.61, "test/client_worst_tenth": 0.3}
+    grouped = {**everybody, "test/own_client_mean": 0.71, "test/own_client_worst_tenth": 0.4}
+    alone = {"own/client_mean": 0.55, "own/client_worst_tenth": 0.2, "own/client_std": 0.12}
+    table = {
+        "global": {"test": stage(tmp_path / "global", **everybody, **{"test/client_std": 0.1})},
+        "grouped": {
+            "train": stage(tmp_path / "grouped", **{"fed/group_ari": 0.9}),
+            "test": stage(tmp_path / "grouped_test", **grouped, **{"test/own_client_std": 0.05}),
+        },
+        "alone": {"train": stage(tmp_path / "alone", **alone)},
+        "reward": {"test": stage(tmp_path / "reward", **{"test/reward_accuracy": 0.66})},
+    }
+    rows = {row.pop("method"): row for row in methods(table)["rows"]}
+    common = {"accuracy": 0.6, "clients": 0.61, "worst_tenth": 0.3}
+    assert rows["global"] == {**common, "own": 0.61, "own_worst_tenth": 0.3, "own_spread": 0.1}
+    assert rows["grouped"] == {
+        **common,
+        **{"own": 0.71, "own_worst_tenth": 0.4, "own_spread": 0.05},
+        **{"groups_ari": 0.9, "sent_mib": 0.0},
+    }
+    assert rows["alone"] == {"own": 0.55, "own_worst_tenth": 0.2, "own_spread": 0.12, "sent_mib": 0.0}
+    assert rows["reward"] == {"accuracy": 0.66}
+
+
+def test_the_test_of_a_method_counts_rather_than_what_training_logged(tmp_path):
+    table = {
+        "m": {
+            "train": stage(tmp_path / "train", **{"test/accuracy": 0.1}),
+            "test": stage(tmp_path / "test", **{"test/accuracy": 0.9}),
+        }
+    }
+    assert methods(table)["rows"][0]["accuracy"] == 0.9
+
+
+def test_sent_bytes_are_visits_and_groupings(tmp_path):
+    folder = tmp_path / "run"
+    stage(folder)
+    visits(folder, [(1000, 900), (1000, 900), (500, 476)])
+    down, up = "fed/grouping_bytes_down", "fed/grouping_bytes_up"
+    write_csv(
+        folder / "metrics/version_0/metrics.csv",
+        [
+            {"epoch": 0, "train/loss": 0.7, down: "", up: ""},
+            {"epoch": 0, "train/loss": "", down: 0.0, up: 0.0},
+            {"epoch": 1, "train/loss": "", down: 3000.0, up: 30.0},
+            {"epoch": 2, "train/loss": "", down: 99999.0, up: 99.0},  # was trained again
+        ],
+    )
+    # The run was resumed after round 1; tenth before second, were versions read as words.
+    for version, value in ((2, 12345.0), (10, 6000.0)):
+        write_csv(
+            folder / f"metrics/version_{version}/metrics.csv",
+            [{"epoch": 2, down: value, up: 60.0}, {"epoch": 3, down: 0.0, up: 0.0}],
+        )
+    expected = (1000 + 900) * 2 + 976 + 3030 + 6060
+    assert sent_bytes(folder) == expected
+    assert methods({"m": {"train": str(folder)}})["rows"][0]["sent_mib"] == expected / 1024**2
+
+
+def test_a_run_without_groupings_or_without_visits(tmp_path):
+    visits(tmp_path / "fedavg", [(10, 20)])
+    assert sent_bytes(tmp_path / "fedavg") == 30
+    assert sent_bytes(tmp_path / "pooled") == 0
+
+
+def test_a_stage_that_was_not_done_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"gone.done\.json"):
+        methods({"m": {"test": str(tmp_path / "gone")}})
+
+
+def test_a_selector_judges_by_its_votes(tmp_path, tiny_model):
+    """In both orders a pair and its mirror image sum to one, and equal answers are a tie."""
+    from fedlight.modules.selector import SelectorModule
+
+    module = SelectorModule(tiny_model)
+    module.configure_model()
+    module.save_adapter(tmp_path / "adapter")
+    folders = {"a": answers(tmp_path / "a", OURS), "b": answers(tmp_path / "b", RAW)}
+
+    def win_rates(raw, ours):
+        table = {"raw": {"answers": folders[raw]}, "ours": {"answers": folders[ours]}}
+        rows = methods(table, judge=str(tmp_path / "adapter"), model=tiny_model)["rows"]
+        return [row["win_rate"] for row in rows]
+
+    there, back = win_rates("b", "a"), win_rates("a", "b")
+    assert there[0] == back[0] == 0.5
+    assert there[1] + back[1] == pytest.approx(1)
+    assert there[1] in [eighth / 8 for eighth in range(9)]
