@@ -19,6 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedlight.callbacks.federated_run import Run, federated_data, forget, seed_all
+from fedlight.callbacks.full_disk import full_disk_named
 from fedlight.callbacks.round_guard import federated_parameters, refuse_cut_rounds
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm
@@ -208,7 +209,8 @@ class FederatedLoop(L.Callback):
         update = self.algorithm.finish_visit(self.visit, self._client, payload.state, work)
         if update is not None:
             self._aggregation.add(update)
-        self.memory.save(self._client.id, self._client.memory, self.rounds_done)
+        with full_disk_named(self.memory.folder or Path()):
+            self.memory.save(self._client.id, self._client.memory, self.rounds_done)
         self._client.memory = {}
         self.visit_records.append(
             {

@@ -44,7 +44,9 @@ def tell(message: str) -> str:
         r"(?:Expected a dot import path string|Not a valid subclass of [^:]*)[:.] *(\S+)", message
     ):
         return f"{where}there is no class {found[1]!r}; give its name if fedlight has it, else package.module.Name"
-    lines = [line.strip() for line in message.splitlines() if "NoneType" not in line]
+    # What is optional has two types, and a class in a class as many layers of what the parser says of them.
+    layers = ("NoneType", "Does not validate against any of the Union")
+    lines = [line.strip() for line in message.splitlines() if not any(layer in line for layer in layers)]
     reasons = [line[line.index("Expected") :] for line in lines if "Expected" in line]
     reasons += [line[2:] for line in lines if line.startswith("- ")]
     given = re.findall(r"Given value: (.*)", message)

@@ -26,7 +26,7 @@ class Aggregation(Protocol):
         """The combined movement, for the next round to start anew; a name that no client sent is absent."""
 
 
-class WeightedSum:
+class WeightedSum(Aggregation):
     """``scale * sum(w_m * delta_m) / divisor``, tensor by tensor over the clients that sent it.
 
     Args:
@@ -73,7 +73,7 @@ class WeightedSum:
         return self.scale[name] if isinstance(self.scale, Mapping) else self.scale
 
 
-class CoordinateMedian:
+class CoordinateMedian(Aggregation):
     """The middle value of each coordinate, for an even number of clients the mean of the middle two.
 
     The clients count alike, whatever an algorithm's weights. The movements of the cohort stay in memory for the round.
@@ -102,7 +102,7 @@ class CoordinateMedian:
         return {name: _middle(values, (len(values) - 1) // 2) for name, values in movements.items()}
 
 
-class TrimmedMean:
+class TrimmedMean(Aggregation):
     """The mean of each coordinate without the ``floor(share * n)`` smallest and as many of the largest of n values.
 
     The clients count alike, whatever an algorithm's weights. The movements of the cohort stay in memory for the round.

@@ -66,6 +66,11 @@ class ClientMemories:
         self._on_disk = self._opened = False
 
     @property
+    def folder(self) -> Path | None:
+        """Where files go; None before it is known."""
+        return self._folder
+
+    @property
     def bytes_in_ram(self) -> int:
         """Of the memories that are held in RAM."""
         return sum(self._sizes.values())
@@ -74,9 +79,10 @@ class ClientMemories:
         """Before training: takes ``folder`` if none was given; it is made when the first file is written.
 
         Raises:
-            ValueError: files of a checkpoint that was loaded are gone.
+            ValueError: nothing can be written there, or files of a checkpoint that was loaded are gone.
         """
         self._folder = self._folder or Path(folder).absolute()
+        _check_writable(self._folder)
         self._opened = True
         self._settle()
 
@@ -229,6 +235,15 @@ def _serialized(memory: Memory) -> bytes:
 
 def _digest(data: bytes) -> str:
     return blake2b(data, digest_size=8).hexdigest()
+
+
+def _check_writable(folder: Path) -> None:
+    """The first file may come after hundreds of rounds; that it cannot be written is known before the first."""
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"federated.memory.folder={folder}: nothing can be written in {there}. Set another folder"
+        )
 
 
 def _write_whole(path: Path, data: bytes) -> None:

@@ -1,0 +1,268 @@
+"""Algorithms, server optimizers, aggregations and modules in each other's company."""
+
+import copy
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from plain_lightning import assert_equal, trainer, weights
+from scipy.stats import trim_mean
+from tastes import SIGNS, Adapters, Tastes, run
+from tiny_world import VOTES, fedlight, tiny_selector
+
+from fedlight.callbacks.federated_loop import FederatedLoop
+from fedlight.datamodules.preferences import PreferenceDataModule
+from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
+from fedlight.federation.algorithms.fedprox import FedProx
+from fedlight.federation.algorithms.local_only import LocalOnly
+from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.server import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from fedlight.modules.dpo import DPOModule
+from fedlight.modules.reward import RewardModule
+from fedlight.modules.selector import SelectorModule
+from fedlight.modules.sft import SFTModule
+
+LR, MU = 0.05, 0.5
+PARTS = {
+    "FedAvgM": {"server": FedAvgM(0.5, beta=0.9)},
+    "FedAdagrad": {"server": FedAdagrad(0.1, tau=0.1)},
+    "FedAdam": {"server": FedAdam(0.1, beta1=0.5, beta2=0.75, tau=0.1)},
+    "FedYogi": {"server": FedYogi(0.1, tau=0.1)},
+    "CoordinateMedian": {"aggregation": CoordinateMedian()},
+    "TrimmedMean": {"aggregation": TrimmedMean(0.4)},
+    "both": {"server": FedAdam(0.1, beta1=0.5, beta2=0.75, tau=0.1), "aggregation": CoordinateMedian()},
+}
+
+
+def parts(name):
+    """Of one run: they remember."""
+    return copy.deepcopy(PARTS.get(name, {}))
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("warmup", [1, 0])
+def test_selectors_under_fedprox_with_mu_0_are_those_of_fedbiscuit(optimizer, warmup):
+    plain, _ = run(FedBiscuit(warmup, 2), module=Adapters(3, optimizer))
+    prox, _ = run(FedBiscuit(warmup, 2, local=FedProx(0)), module=Adapters(3, optimizer))
+    near, _ = run(FedBiscuit(warmup, 2, local=FedProx(MU)), module=Adapters(3, optimizer))
+    assert_equal(weights(prox), weights(plain))
+    assert all(not torch.equal(value, weights(plain)[name]) for name, value in weights(near).items())
+
+
+def recorded(algorithm, rounds, **loop):
+    """The weights after each round, and of each its groups and the batches of its clients."""
+    before, rows = weights(Adapters()), []
+
+    class Recorder(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            federation = next(c for c in trainer.callbacks if isinstance(c, FederatedLoop))
+            if batch_idx == 0:
+                rows.append(({}, dict(federation.algorithm.groups)))
+            rows[-1][0].setdefault(federation.visit.client_id, []).append([b.double().numpy() for b in batch])
+
+        def on_train_epoch_end(self, trainer, pl_module):
+            after.append(weights(pl_module))
+
+    after = []
+    run(algorithm, rounds, callbacks=[Recorder()], **loop)
+    return before, after, rows
+
+
+def trained(received, batches, mu):
+    """What a client ends with: plain SGD on the mean squared error of a linear model, held near what it received."""
+    w, b = received
+    for x, y in batches:
+        error = x @ w.T + b - y
+        gradient = (
+            2 / len(x) * error.T @ x + mu * (w - received[0]),
+            2 * error.mean(0) + mu * (b - received[1]),
+        )
+        w, b = w - LR * gradient[0], b - LR * gradient[1]
+    return w, b
+
+
+def normalized(moves, shares):
+    return sum(share * move for share, move in zip(shares, moves, strict=True)) / sum(shares)
+
+
+def written_out(before, rows, mu=0.0, combine=normalized, adaptive=False):
+    """Rounds after the warm-up: ``combine`` makes one movement of each group's, which FedAdam treats if ``adaptive``."""
+    data = Tastes()
+    data.setup("fit")
+    total = sum(map(len, data.client_indices.values()))
+    selectors = [
+        tuple(before[f"parts.adapter{u}.{part}"].double().numpy() for part in ("weight", "bias"))
+        for u in range(3)
+    ]
+    m, v = [[0.0, 0.0] for _ in range(3)], [[0.01, 0.01] for _ in range(3)]  # tau ** 2
+    history = []
+    for visits, groups in rows:
+        for u in {groups[client] for client in visits}:
+            members = [client for client in visits if groups[client] == u]
+            ends = [trained(selectors[u], visits[client], mu) for client in members]
+            shares = [len(data.client_indices[client]) / total for client in members]
+            new = []
+            for i, old in enumerate(selectors[u]):
+                d = combine([end[i] - old for end in ends], shares)
+                if adaptive:
+                    m[u][i] = 0.5 * m[u][i] + 0.5 * d
+                    v[u][i] = 0.75 * v[u][i] + 0.25 * d**2
+                    d = 0.1 * m[u][i] / (np.sqrt(v[u][i]) + 0.1)
+                new.append(old + d)
+            selectors[u] = tuple(new)
+        history.append(
+            {
+                f"parts.adapter{u}.{p}": s
+                for u, own in enumerate(selectors)
+                for p, s in zip(("weight", "bias"), own, strict=True)
+            }
+        )
+    return history
+
+
+WRITTEN_OUT = {
+    "FedProx": {"mu": MU},
+    "FedAdam": {"adaptive": True},
+    "CoordinateMedian": {"combine": lambda moves, shares: np.median(moves, axis=0)},
+    "TrimmedMean": {"combine": lambda moves, shares: trim_mean(moves, 0.4, axis=0)},
+    "both": {"combine": lambda moves, shares: np.median(moves, axis=0), "adaptive": True},
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN_OUT)
+def test_rounds_of_three_selectors_equal_those_written_out(name):
+    """The groups are taken as they were found; of three members the trimmed mean leaves one, of two both."""
+    local = FedProx(MU) if name == "FedProx" else None
+    algorithm = FedBiscuit(0, 1, weighting="normalized", local=local)
+    before, after, rows = recorded(algorithm, 4, clients_per_round=8, **parts(name))
+    assert {len({groups[c] for c in visits}) for visits, groups in rows} == {3}
+    for found, expected in zip(after, written_out(before, rows, **WRITTEN_OUT[name]), strict=True):
+        for key, value in found.items():
+            np.testing.assert_allclose(value, expected[key], rtol=1e-4, atol=2e-6)
+    plain = written_out(before, rows)[-1]  # which is another one
+    assert any(abs(value.numpy() - plain[key]).max() > 1e-3 for key, value in after[-1].items())
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_selector_without_sampled_members_does_not_move(name):
+    before, after, rows = recorded(
+        FedBiscuit(0, 3), 8, clients_per_round=2, module=Adapters(3, "AdamW"), **parts(name)
+    )
+    numbers = []
+    for (visits, groups), old, new in zip(rows, [before, *after], after, strict=False):
+        moved = {groups[client] for client in visits}
+        for key in new:
+            mine = any(f"adapter{u}." in key for u in moved)
+            assert torch.equal(new[key], old[key]) != mine, key
+        numbers.append(len(moved))
+    assert max(numbers) < 3
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_the_order_of_the_clients_does_not_matter(name):
+    class Reversed(FedBiscuit):
+        def plan(self, *args):
+            return super().plan(*args)[::-1]
+
+    forward, _ = run(
+        FedBiscuit(1, 2), module=Adapters(3, "AdamW"), rounds=6, clients_per_round=7, **parts(name)
+    )
+    backward, _ = run(
+        Reversed(1, 2), module=Adapters(3, "AdamW"), rounds=6, clients_per_round=7, **parts(name)
+    )
+    assert_equal(weights(forward), weights(backward))
+
+
+def test_liars_do_not_move_a_selector_under_the_median():
+    """One of three members of each group sends a movement a million times too large."""
+
+    class Attacked(FedBiscuit):
+        def finish_visit(self, visit, client, movement, work):
+            liar = client.id == next(c for c, g in self.groups.items() if g == self.groups[client.id])
+            movement = {name: 1e6 * value if liar else value for name, value in movement.items()}
+            return super().finish_visit(visit, client, movement, work)
+
+    everyone = {"clients_per_round": len(SIGNS), "rounds": 10}
+    robust, _ = run(Attacked(0, 30), **everyone, aggregation=CoordinateMedian())
+    naive, _ = run(Attacked(0, 30), **everyone)
+    assert max(value.abs().max() for value in weights(robust).values()) < 4
+    assert not max(value.abs().max() for value in weights(naive).values()) < 1e6
+
+
+def test_control_variates_within_groups_are_refused():
+    with pytest.raises(ValueError, match=r"local=Scaffold changes .* the groups change"):
+        FedBiscuit(local=Scaffold())
+
+
+MODULES = {SelectorModule: "selector", SFTModule: "sft", DPOModule: "dpo", RewardModule: "dpo"}
+
+
+@pytest.mark.filterwarnings("ignore:.*`val_dataloader`")
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("algorithm", [FedAvg, FedProx, Scaffold, LocalOnly])
+def test_every_algorithm_trains_every_module(algorithm, kind, tiny_model):
+    def make():
+        return kind(tiny_model, lora_rank=2, lr=0.05, optimizer="SGD", optimizer_args={})
+
+    fresh, module = make(), make()
+    fresh.configure_model()
+    data = PreferenceDataModule(
+        VOTES, view=MODULES[kind], tokenizer=tiny_model, max_tokens=128, batch_size=4, val_share=0
+    )
+    loop = FederatedLoop(algorithm(), clients_per_round=2, local_steps=2)
+    trainer(2, [loop], limit_val_batches=0).fit(module, datamodule=data)
+    before, after = weights(fresh), weights(module)
+    frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
+    assert all(torch.equal(after[name], before[name]) for name in frozen)
+    moved = [name for name in after if not torch.equal(after[name], before[name])]
+    visited = {client for client in loop.clients if loop.memory.load(client)}
+    if algorithm is LocalOnly:
+        assert moved == []
+        own = loop.own_state(visited.pop())
+        assert any(not torch.equal(value, before[name]) for name, value in own.items())
+        assert all(name not in own for name in frozen)
+        return
+    assert {name for name in moved if "lora_B" in name} == {name for name in after if "lora_B" in name}
+    assert all(torch.isfinite(value).all() for value in after.values())
+    assert bool(visited) == (algorithm is Scaffold)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["algorithm=FedAvgM"], 2, "federated.algorithm: there is no class 'FedAvgM'"),
+        (["algorithm=fedprox"], 2, "federated.algorithm: there is no class 'fedprox'"),
+        (["algorithm=fedlight.federation.algorithms.fedprox.FedProxy"], 2, "federated.algorithm: "),
+        (["algorithm=FedProx", "algorithm.mo=1"], 2, "federated.algorithm: Option 'mo' is not accepted"),
+        (["algorithm=FedBiscuit", "algorithm.local=FedProxx"], 2, "there is no class 'FedProxx'"),
+        (["algorithm=FedAdam"], 2, "federated.algorithm: there is no class 'FedAdam'"),
+        (["server=FedAdm"], 2, "federated.server: there is no class 'FedAdm'"),
+        (["server=FedAdam", "server.beta=0.9"], 2, "federated.server: Option 'beta' is not accepted"),
+        (["servr=FedAdam"], 2, "Option 'servr' is not accepted"),
+        (["aggregation=Median"], 2, "federated.aggregation: there is no class 'Median'"),
+        (["aggregation=FedAvg"], 2, "federated.aggregation: "),
+        (["memory=Memories"], 2, "federated.memory: there is no class 'Memories'"),
+        (["algorithm=FedBiscuit", "algorithm.local=Scaffold"], 1, "local=Scaffold changes start_round"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_misspelt_parts_are_refused_and_never_plain_averaging(arguments, code, message, tmp_path):
+    """Before any model is loaded: there is none."""
+    settings = [f"--federated.{argument}" for argument in arguments]
+    outcome = fedlight("fit", *tiny_selector("none", tmp_path / "run", *settings))
+    assert outcome.code == code, outcome.err
+    (line,) = [line for line in outcome.err.splitlines() if line.startswith("fedlight: ")]
+    assert message in line
+    assert "Union" not in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", [name for name in PARTS if name != "both"])
+def test_short_names_on_the_command_line(name, tiny_model, tmp_path):
+    (key,) = PARTS[name]
+    few = ["--trainer.max_epochs=1", "--trainer.limit_val_batches=0", f"--federated.{key}={name}"]
+    outcome = fedlight("fit", *tiny_selector(tiny_model, tmp_path, *few, "--print_config"))
+    assert f"class_path: fedlight.federation.{key}.{name}" in outcome.out
