@@ -155,6 +155,19 @@ def test_extends_lays_one_recipe_over_another(run_small):
     assert run_small.done == ["one", "three"]
 
 
+def test_extends_takes_several_recipes_the_later_on_top(run_small):
+    run_small({"x": 1, "y": 2, "stages": {"a": call("a", **{"with": {"name": "a${x}"}})}}, name="first.yaml")
+    run_small(
+        {"x": 5, "stages": {"b": call("b", **{"with": {"name": "b${product:${x},${y}}"}})}},
+        name="second.yaml",
+    )
+    both = {"extends": ["first.yaml", "second.yaml"], "y": 3, "stages": {}}
+    assert run_small(both, f"--output={run_small.folder / 'other'}", name="both.yaml").code == 0
+    assert run_small.done == ["a5", "b15"]
+    table = (run_small.folder / "other/results.md").read_text().splitlines()
+    assert table == ["| method |", "|---|", "| b15 |"]
+
+
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
