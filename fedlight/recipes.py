@@ -39,7 +39,8 @@ def main(argv: list[str]) -> None:
 
 def _listing() -> str:
     files = sorted(conf_path("recipes").glob("*.yaml"))
-    return "Recipes:\n" + "\n".join(f"  {file.stem:<12} {_first_comment(file)}" for file in files)
+    width = max(len(file.stem) for file in files)
+    return "Recipes:\n" + "\n".join(f"  {file.stem:<{width}}  {_first_comment(file)}" for file in files)
 
 
 def _first_comment(file: Path) -> str:

@@ -56,7 +56,8 @@ class FedBiscuit(Algorithm):
         weighting: after the warm-up; ``paper``: p_m alone (eq. 6); ``unbiased``: the mean over the group in
             expectation; ``normalized``: weights sum to 1 over the group's sampled members; ``uniform``: their plain
             mean. In the warm-up ``paper`` means ``unbiased``, which is eq. 8.
-        local: what clients do beyond FedAvg, such as FedProx; it may change gradients alone.
+        local: what clients do beyond FedAvg, such as FedProx; it may change gradients alone; its weighting plays no
+            part.
 
     Attributes:
         groups: client id -> number of its selector; empty before the first grouping.
