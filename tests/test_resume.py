@@ -1,7 +1,15 @@
 """A run that goes on from any of its checkpoints ends bit for bit where the uninterrupted one did."""
 
+import signal
+
 import pytest
+import torch
+from killed import CODES, KILLED, Child, at
+from safetensors.torch import load_file
 from tiny_world import VOTES, fedlight, table, tiny_selector, weights
+
+from fedlight.callbacks.federated_loop import FederatedLoop
+from fedlight.federation.memory import ClientMemories
 
 CASES = {
     "federated": [],
@@ -70,3 +78,94 @@ def test_a_resumed_run_keeps_its_optimizers_settings(tiny_model, tmp_path):
     printed = fedlight(*arguments, "--model.lora_dropout=0.2", going_on, "--print_config").out
     assert "lora_dropout: 0.2" in printed
     assert fedlight("test", *arguments[1:], "--model.lr=0.5", going_on).code == 0
+
+
+SERVER_SIDE = {  # rounds, in which of them it is killed, and what is set
+    "fedbiscuit": (
+        6,
+        (4,),
+        [
+            *(
+                "--federated.algorithm=FedBiscuit",
+                "--federated.algorithm.warmup_rounds=1",
+                "--data.val_share=0.3",
+            ),
+            *("--federated.algorithm.regroup_every=2", "--model.num_adapters=3", "--model.lr=0.05"),
+            "--trainer.callbacks+=fedlight.callbacks.group_log.GroupLog",
+            "--trainer.callbacks+=fedlight.callbacks.client_accuracy.ClientAccuracy",
+        ],
+    ),
+    "scaffold": (
+        4,
+        (1, 3),
+        [
+            *("--federated.algorithm=Scaffold", "--federated.memory=ClientMemories", "--model.lr=0.5"),
+            *("--federated.memory.limit_mib=0", "--model.optimizer=SGD", "--model.optimizer_args={}"),
+            "--federated.clients_per_round=4",
+        ],
+    ),
+    "fedadam": (3, (2,), ["--federated.server=FedAdam", "--federated.server.lr=0.01"]),
+}
+
+
+@pytest.mark.parametrize("case", SERVER_SIDE)
+def test_killed_and_resumed_with_what_server_and_clients_remember(case, tiny_model, tmp_path):
+    rounds, kills, settings = SERVER_SIDE[case]
+
+    def arguments(folder):
+        saved = sorted((folder / "checkpoints").glob("*.ckpt"))
+        going_on = [f"--ckpt_path={saved[-1]}"] if saved else []
+        return [
+            "fit",
+            *tiny_selector(tiny_model, folder, *settings, f"--trainer.max_epochs={rounds}", *going_on),
+        ]
+
+    def in_round(round_idx):
+        def now(loop, trainer, module, batch, batch_idx):
+            return (trainer.current_epoch, batch_idx) == (round_idx, 3)  # one visit is finished
+
+        return at(FederatedLoop, "on_train_batch_start", now, signal.SIGKILL)
+
+    whole, again, log = tmp_path / "whole", tmp_path / "again", tmp_path / "log"
+    for round_idx in kills:
+        assert Child(arguments(again), log, in_round(round_idx)).wait() == CODES[KILLED]
+        assert (again / f"checkpoints/epoch={round_idx - 1}.ckpt").exists()
+    for folder in (again, whole):
+        outcome = fedlight(*arguments(folder))
+        assert outcome.code == 0, outcome.err
+    assert left_by(again) == left_by(whole)
+    assert remembered(again, rounds) == remembered(whole, rounds)
+    assert metrics(again) == metrics(whole)
+
+
+def left_by(folder):
+    """Adapters and tables, without seconds."""
+    adapters = {
+        str(file.relative_to(folder)): plain(load_file(file))
+        for file in folder.glob("adapter/**/*.safetensors")
+    }
+    tables = {file.name: table(file) for file in folder.glob("*.csv")}
+    for row in tables["visits.csv"]:
+        del row["seconds"]
+    assert adapters
+    return adapters, tables
+
+
+def remembered(folder, rounds):
+    """By algorithm, server and clients, in the last checkpoint; something is."""
+    checkpoint = torch.load(folder / f"checkpoints/epoch={rounds - 1}.ckpt", weights_only=True)
+    state = checkpoint["callbacks"]["FederatedLoop"]
+    memories = ClientMemories()
+    memories.load_state_dict(state["memory"])
+    clients = {f"c00{i}": memories.load(f"c00{i}") for i in range(6)}
+    found = plain([state["algorithm"], state["server"], clients])
+    assert any([state["algorithm"], state["server"], *clients.values()])
+    return found
+
+
+def plain(value):
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list) else value
