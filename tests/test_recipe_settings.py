@@ -1,0 +1,150 @@
+"""What the recipes of the paper's experiments set, down to the parsed settings of their stages, is what the paper used.
+
+Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025,
+https://arxiv.org/abs/2407.03038: tables 3 (TL;DR), 4 (SHP) and 5 (data), appendix B.1 and B.2. The commands' own parser reads what a
+stage gives it, and then stops, so defaults of the configs count as well as what the recipes say.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+
+from fedlight import conf, recipes
+from fedlight.lightning_cli import FedlightCLI
+
+PROMPTS = "vwxyzjn/summarize_from_feedback_tldr_3_filtered"
+TABLES = {
+    "tldr": {"clients_per_round": 5, "regroup_every": 50, "max_new_tokens": 80, "max_tokens": 1024},
+    "shp": {"clients_per_round": 10, "regroup_every": 100, "max_new_tokens": 300, "max_tokens": 512},
+}
+DATA = {
+    "tldr": {
+        "votes": "openai/summarize_from_feedback:comparisons",
+        "partition": {"by": "client", "min_size": 1},  # 53 workers, the smallest with 1 vote
+        "prompts": (PROMPTS, 42782),
+        "evaluation": (PROMPTS, "test"),
+    },
+    "shp": {
+        "votes": "stanfordnlp/SHP",
+        "partition": {"by": "dirichlet", "num_clients": 200, "alpha": 0.3, "min_size": 1},
+        "prompts": ("PKU-Alignment/PKU-SafeRLHF", 44578),
+        "evaluation": ("stanfordnlp/SHP", "test"),
+    },
+}
+
+
+def parsed(stage):
+    """Settings of a stage as its command's parser gives them: a namespace of trainer, model, data and federated."""
+    seen = []
+
+    class Parsed(FedlightCLI):
+        trainer = SimpleNamespace(callback_metrics={})
+
+        def instantiate_classes(self):
+            seen.append(self.config[self.command])
+
+        def _run_subcommand(self, subcommand):
+            pass
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedlight.cli.lightning_cli", Parsed)
+        stage.run()
+    return seen[0]
+
+
+@pytest.fixture(scope="module", params=TABLES)
+def recipe(request, tmp_path_factory):
+    """Name of a recipe, and a function from the name of its stage to the stage's settings."""
+    folder = tmp_path_factory.mktemp(request.param)
+    stages = {stage.name: stage for stage in recipes.stages(recipes.load(request.param), folder, 0)}
+    found = {}
+
+    def settings(name):
+        if name not in found:
+            found[name] = parsed(stages[name])
+        return found[name]
+
+    return request.param, settings
+
+
+def as_dict(namespace):
+    return {name: value for name, value in vars(namespace).items() if value is not None}
+
+
+@pytest.mark.parametrize("stage", ["selector", "fedbiscuit"])
+def test_selectors_are_trained_as_in_tables_3_and_4(recipe, stage):
+    name, settings = recipe
+    found = settings(stage)
+    assert found.trainer.max_epochs == 500
+    loop = found.federated.init_args
+    assert (loop.clients_per_round, loop.local_steps) == (TABLES[name]["clients_per_round"], 30)
+    model = found.model.init_args
+    assert (model.optimizer, tuple(model.optimizer_args["betas"])) == ("AdamW", (0.9, 0.95))
+    assert (model.lr, model.lr_schedule) == (1e-5, "constant")
+    assert found.data.init_args.batch_size == 32
+    assert found.data.init_args.max_tokens == TABLES[name]["max_tokens"]
+
+
+def test_fedbiscuit_as_in_appendix_b2(recipe):
+    name, settings = recipe
+    assert settings("selector").model.init_args.num_adapters == 1
+    assert settings("selector").federated.init_args.algorithm.init_args.weighting == "unbiased"  # eq. 8
+    found = settings("fedbiscuit")
+    assert found.model.init_args.num_adapters == 3
+    algorithm = found.federated.init_args.algorithm
+    assert algorithm.class_path.endswith("FedBiscuit")
+    chosen = {key: getattr(algorithm.init_args, key) for key in ("assignment", "weighting")}
+    assert chosen == {"assignment": "greedy", "weighting": "paper"}
+    assert algorithm.init_args.warmup_rounds == 50
+    assert algorithm.init_args.regroup_every == TABLES[name]["regroup_every"]
+
+
+def test_dpo_as_in_tables_3_and_4(recipe):
+    found = recipe[1]("dpo")
+    assert found.trainer.max_epochs == 5
+    assert found.data.init_args.batch_size == 32
+    model = found.model.init_args
+    assert (model.optimizer, model.lr, model.beta) == ("RMSprop", 1e-6, 0.1)
+
+
+@pytest.mark.parametrize("stage", ["selector", "fedbiscuit", "dpo", "reward", "feddpo", "fedavg"])
+def test_lora_as_in_appendix_b1(recipe, stage):
+    model = recipe[1](stage).model.init_args
+    assert (model.lora_rank, model.lora_alpha, model.lora_dropout) == (8, 16, 0.05)
+
+
+@pytest.mark.parametrize("stage", ["reward", "feddpo", "fedavg"])
+def test_baselines_have_as_many_clients_and_steps(recipe, stage):
+    name, settings = recipe
+    found = settings(stage)
+    loop = found.federated.init_args
+    assert (loop.clients_per_round, loop.local_steps) == (TABLES[name]["clients_per_round"], 30)
+    assert (found.trainer.max_epochs, found.data.init_args.batch_size) == (500, 32)
+
+
+def test_generation_as_in_appendix_b1(recipe):
+    name, settings = recipe
+    several, one = (settings(stage).model.init_args for stage in ("completions", "answers_raw"))
+    assert (several.completions, several.temperature) == (4, 0.7)
+    assert (one.completions, one.temperature) == (1, 0.0)
+    assert several.max_new_tokens == one.max_new_tokens == TABLES[name]["max_new_tokens"]
+
+
+def test_the_data_of_table_5(recipe):
+    name, settings = recipe
+    data = DATA[name]
+    votes = settings("selector").data.init_args
+    assert (votes.source, votes.split) == (data["votes"], "train")
+    given = as_dict(votes.partition)
+    assert {key: given[key] for key in data["partition"]} == data["partition"]
+    prompts, evaluation = (settings(stage).data.init_args for stage in ("completions", "answers_raw"))
+    assert (prompts.source, prompts.limit) == data["prompts"]
+    assert (evaluation.source, evaluation.split) == data["evaluation"]
+    if name == "shp":
+        assert votes.trim is None  # a question of more than 512 tokens leaves its pairs out
+
+
+def test_the_questions_of_shp_are_4293():
+    settings = OmegaConf.load(conf.path("data/shp_prompts.yaml")).init_args
+    assert (settings.source, settings.split, settings.limit) == ("stanfordnlp/SHP", "test", 4293)
