@@ -1,8 +1,8 @@
 """What the recipes of the paper's experiments set, down to the parsed settings of their stages, is what the paper used.
 
 Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025,
-https://arxiv.org/abs/2407.03038: tables 3 (TL;DR), 4 (SHP) and 5 (data), appendix B.1 and B.2. The commands' own parser reads what a
-stage gives it, and then stops, so defaults of the configs count as well as what the recipes say.
+https://arxiv.org/abs/2407.03038: tables 3 (TL;DR), 4 (SHP) and 5 (data), appendix B.1 and B.2. The commands' own parser
+reads what a stage gives it, and then stops, so defaults of the configs count as well as what the recipes say.
 """
 
 from types import SimpleNamespace
