@@ -142,6 +142,9 @@ class FederatedLoop(L.Callback):
     ) -> None:
         """Lets the algorithm change the client's gradients."""
         self._steps += 1
+        self._lr = _learning_rate(
+            trainer
+        )  # at the round's last batch the scheduler is ahead of the visit's end
         self.algorithm.adjust_gradients(self._client, self._received, self._parameters)
 
     def on_train_batch_end(
@@ -191,7 +194,8 @@ class FederatedLoop(L.Callback):
         write(started_from, self._trained)
         forget(trainer.optimizers)
         seed_all(self.seed, "visit", self.rounds_done, visit.client_id, visit.split)
-        self._steps, self._losses, self._started = 0, [], time.perf_counter()
+        self._steps, self._losses, self._lr = 0, [], _learning_rate(trainer)
+        self._started = time.perf_counter()
 
     def _add_loss(self, outputs: Any) -> None:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
@@ -202,8 +206,7 @@ class FederatedLoop(L.Callback):
         assert self.visit is not None
         trained = read(self._trained)
         mean_loss = torch.stack(self._losses).mean().item() if self._losses else float("nan")
-        lr = trainer.optimizers[0].param_groups[0]["lr"]
-        work = Work(self._steps, lr, mean_loss, time.perf_counter() - self._started)
+        work = Work(self._steps, self._lr, mean_loss, time.perf_counter() - self._started)
         reply = self.algorithm.reply(self.visit, self._client, self._received, trained, work)
         payload = self.channel.up(self._received, reply, self._client)
         update = self.algorithm.finish_visit(self.visit, self._client, payload.state, work)
@@ -269,3 +272,7 @@ class FederatedLoop(L.Callback):
         self.server.load_state_dict(state_dict["server"])
         self.memory.load_state_dict(state_dict["memory"])
         rank_zero_info(f"resuming after round {self.rounds_done}")
+
+
+def _learning_rate(trainer: L.Trainer) -> float:
+    return float(trainer.optimizers[0].param_groups[0]["lr"])

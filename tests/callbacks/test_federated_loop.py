@@ -212,10 +212,24 @@ def test_schedulers_step_once_a_round():
         def on_train_epoch_start(self, trainer, pl_module):
             rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
-    trainer(3, [FederatedLoop(clients_per_round=2, local_steps=1), Watch()]).fit(
+    class Told(FedAvg):
+        def finish_visit(self, visit, client, movement, work):
+            told.append(work.lr)
+            return super().finish_visit(visit, client, movement, work)
+
+    told = []
+    trainer(3, [FederatedLoop(Told(), clients_per_round=2, local_steps=1), Watch()]).fit(
         Cosine(), FederatedWrapper(Numbers(), ten_clients)
     )
     assert rates == [1.0, 0.5, 0.25]
+    assert told == [
+        1.0,
+        1.0,
+        0.5,
+        0.5,
+        0.25,
+        0.25,
+    ]  # the last visit of a round ends after the scheduler's step
 
 
 def test_estimated_steps_asked_early_do_not_pool_the_first_round():
