@@ -54,8 +54,8 @@ class ClientAccuracy(L.Callback):
         summary: what ``own_models`` has found, by the names of its metrics.
 
     Raises:
-        ValueError: ``worst`` is out of range; in ``setup``, ``groups`` is no such file, or ``own_models`` has no federated
-            loop or no test examples by client.
+        ValueError: ``worst`` is out of range; in ``setup``, ``groups`` is no such file or one of other clients, or
+            ``own_models`` has no federated loop or no test examples by client.
     """
 
     def __init__(
@@ -78,6 +78,8 @@ class ClientAccuracy(L.Callback):
         self._grouping = grouping_of(trainer)
         evaluates = stage in ("validate", "test")
         self._selectors = read_selectors(Path(self.groups)) if self.groups and evaluates else {}
+        if self._selectors:
+            self._check_clients(trainer, "val" if stage == "validate" else "test")
         if stage == "fit" and trainer.current_epoch == 0:  # a checkpoint is loaded later
             self._last_round = -1
         if stage == "fit" and self.own_models:
@@ -193,6 +195,15 @@ class ClientAccuracy(L.Callback):
         named = {f"{stage}/{name}": value for name, value in metrics.items()}
         module.log_dict(named, on_step=False, on_epoch=True, batch_size=1)
         return rows
+
+    def _check_clients(self, trainer: L.Trainer, stage: str) -> None:
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        indices = getattr(data, f"{stage}_client_indices") if isinstance(data, EvaluatesByClient) else None
+        if indices and not indices.keys() & self._selectors.keys():
+            raise ValueError(
+                f"groups={self.groups} names none of the {len(indices)} clients of the {stage} examples, such as "
+                f"{next(iter(indices))!r}: give the groups.csv of a run on the same clients"
+            )
 
     def _whose(self, num_selectors: int) -> Mapping[str, int]:
         found = self._grouping.groups if self._grouping is not None else {}

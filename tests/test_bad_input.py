@@ -5,7 +5,7 @@ import logging
 
 import pytest
 import torch
-from tiny_world import Outcome, fedlight, make_model, tiny_selector, weights, write_rows
+from tiny_world import fedlight, make_model, refused, tiny_selector, weights, write_rows
 
 from fedlight.callbacks import round_table
 from fedlight.modules.language_model import LanguageModule
@@ -20,14 +20,6 @@ def vote(i, client="c0", choice=None):
 
 
 VOTES = [vote(i, f"c{i % 3}") for i in range(12)]
-
-
-def refused(outcome: Outcome) -> str:
-    """The one line that a refused command ends with; everything before it was said in passing."""
-    assert outcome.code != 0
-    assert "Traceback" not in outcome.err
-    (line,) = [line for line in outcome.err.splitlines() if line.startswith("fedlight: ")]
-    return line
 
 
 @pytest.fixture

@@ -156,6 +156,11 @@ def test_what_does_not_fit_is_refused(tmp_path, groups):
     for name in ("missing.csv", "other.csv", "empty.csv"):
         with pytest.raises(ValueError, match=f"{name} is not a file that GroupLog has written"):
             run_test(tmp_path, ClientAccuracy(groups=str(tmp_path / name)))
+    (tmp_path / "others.csv").write_text("round,client,selector\n3,x,0\n")
+    with pytest.raises(
+        ValueError, match=r"others.csv names none of the 4 clients of the test examples, such as 'a'"
+    ):
+        run_test(tmp_path, ClientAccuracy(groups=str(tmp_path / "others.csv")))
     with pytest.raises(ValueError, match=r"names selector 2, but the model has 1, counted from 0"):
         run_test(tmp_path, ClientAccuracy(groups=groups), module=Judge(selectors=1))
 

@@ -110,6 +110,14 @@ def fedlight(*args: str) -> Outcome:
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
+def refused(outcome: Outcome) -> str:
+    """The one line that a refused command ends with; everything before it was said in passing."""
+    assert outcome.code != 0
+    assert "Traceback" not in outcome.err
+    (line,) = [line for line in outcome.err.splitlines() if line.startswith("fedlight: ")]
+    return line
+
+
 def tiny_selector(model: str, folder: Path | str, *more: str) -> list[str]:
     """Arguments of ``selector.yaml`` for two rounds of two clients."""
     return [
