@@ -1,0 +1,42 @@
+"""benchmarks/many_clients.py at a tiny size."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    spec = importlib.util.spec_from_file_location("many_clients", ROOT / "benchmarks" / "many_clients.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name, value in {"WIDTH": 8, "RANK": 2, "EXAMPLES": 64, "BATCH": 4, "LIMIT_MIB": 0}.items():
+        monkeypatch.setattr(module, name, value)
+    return module
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fedbiscuit"])
+def test_what_is_measured(benchmark, method, capsys):
+    benchmark.main([f"--only={method}", "--clients=8", "--rounds=3"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["peak_mib"] > 50
+    assert found["round"] > 0
+    assert found["checkpoint_mib"] > 0
+    assert found["tables_mib"] > 0
+    if method == "scaffold":
+        bytes_of_all = 8 * 4 * benchmark.LAYERS * 2 * benchmark.WIDTH * benchmark.RANK
+        assert found["memories_mib"] * 2**20 > bytes_of_all
+    else:
+        assert 0 < found["grouping"] < found["round"]
+        assert found["memories_mib"] == 0
+
+
+def test_the_table(benchmark):
+    run = {"round": 0.5, "memories_mib": 0.0, "checkpoint_mib": 1.0, "tables_mib": 0.25, "grouping": 0.125}
+    text = benchmark.table({"fedbiscuit": {1: {**run, "peak_mib": 100.0}, 1025: {**run, "peak_mib": 101.0}}})
+    assert "1,025      101.0        0.0         1.00     0.25     0.500         0.12" in text
+    assert text.endswith("1,024 bytes of peak memory for each further client")
