@@ -1,6 +1,7 @@
 """Every YAML in conf/ runs; those with real names on a few rows of the same shape and on models made here."""
 
 import json
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -15,20 +16,24 @@ ONE_VISIT = (
     "fit --federated.clients_per_round=1 --federated.local_steps=1 --trainer.max_epochs=1"
     " --trainer.limit_val_batches=0"
 )
+SIX = "--data.source=toy:votes?num_clients=6&votes_per_client=10 --data.test_source=toy:heldout?num_clients=6&size=6"
 AS_THEY_ARE = {  # on the embedded world and model; shorter
     "selector": ONE_VISIT,
     "reward": ONE_VISIT,
     "feddpo": ONE_VISIT,
     "fedavg_chosen": ONE_VISIT,
+    "fedbiscuit": f"{ONE_VISIT} --federated.algorithm.warmup_rounds=0 {SIX}",
+    "local_only": f"{ONE_VISIT} {SIX}",
     "sft": "fit --trainer.limit_train_batches=1 --trainer.limit_val_batches=1",
     "completions": "predict --data.limit=2 --model.max_new_tokens=3",
 }
 REAL_VOTES = ("ukpconvarg", "ukpconvarg_choice")
-BY_THE_RECIPES = ("dpo", "votes")
+BY_THE_RECIPES = ("dpo", "votes", "mtbench")
 WITH_A_REWARD = ("reward_votes",)  # in test_baselines.py
 DATA = {  # command, config, rows, what is passed besides
     "tldr_comparisons": ("fit", "selector", TLDR, ""),
     "shp": ("fit", "selector", SHP, "--data.partition.num_clients=8"),
+    "shp_prompts": ("predict", "completions", SHP[:8], ""),
     "mtbench": ("fit", "selector", MTBENCH, ""),
     "alpaca": ("fit", "sft", ALPACA, "--data.partition.num_clients=4"),
     "tldr_prompts": ("predict", "completions", TLDR_PROMPTS, ""),
@@ -36,12 +41,19 @@ DATA = {  # command, config, rows, what is passed besides
     "toy_votes": ("fit", "selector", None, f"--data.source={VOTES}"),
     "toy_prompts": ("predict", "completions", None, "--data.limit=2"),
 }
-RECIPES = ("fedbis", "demo")  # demo: in test_recipes.py
+RECIPES = {  # recipe -> where it is run
+    "demo": "test_recipes.py",
+    "fedbis": "test_configs.py",
+    **dict.fromkeys(("tldr", "shp", "fedbiscuit", "reward_hacking"), "test_method_recipes.py"),
+    **dict.fromkeys(("ukpconvarg", "mtbench"), "test_vote_recipes.py"),
+}
 
 
 def test_every_file_is_run_somewhere():
     here = {*AS_THEY_ARE, *REAL_VOTES, *BY_THE_RECIPES, *WITH_A_REWARD}
     here |= {f"data/{name}" for name in (*DATA, "ukpconvarg")} | {f"recipes/{name}" for name in RECIPES}
+    for recipe, file in RECIPES.items():
+        assert f'"{recipe}"' in Path(__file__).with_name(file).read_text()
     folder = conf.path("")
     assert {str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml")} == here
 
@@ -57,6 +69,10 @@ def test_as_they_are(name, tmp_path):
     command, *changes = AS_THEY_ARE[name].split()
     run(command, f"--config={name}.yaml", f"--trainer.default_root_dir={tmp_path}", *changes)
     assert len(list(tmp_path.iterdir())) >= 1
+    if name == "fedbiscuit":
+        assert len(table(tmp_path / "groups.csv")) == 6
+    if name == "local_only":
+        assert {row["stage"] for row in table(tmp_path / "clients.csv")} == {"own"}
 
 
 @pytest.mark.parametrize("name", DATA)

@@ -1,0 +1,211 @@
+"""Recipes of every method, from votes to their table: the embedded world, rows with the columns of TL;DR and of SHP."""
+
+import json
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from real_rows import SAFERLHF, SHP, TLDR, TLDR_PROMPTS
+from safetensors.torch import save
+from tiny_world import HELDOUT, VOTES, fedlight, table, tiny_recipe, write_rows
+
+from fedlight import conf, recipes
+
+MIB = 2**20
+BY_FEDBISCUIT = ["FedBiscuit, U = 3", "FedBiscuit, U = 5"]
+ONE_TASTE = ["FedBis, one taste", "FedBiscuit, one taste"]
+SELECT = ["FedDPO", "reward model", "pooled votes", "FedBis", *BY_FEDBISCUIT, *ONE_TASTE]
+ANSWER = ["FedAvg on chosen", "FedDPO", "reward model", "FedBis", *BY_FEDBISCUIT, "oracle's labels"]
+COLUMNS = {"accuracy", "clients", "worst_tenth", "own", "own_worst_tenth", "own_spread"}
+
+pytestmark = pytest.mark.slow
+
+
+def run(recipe, folder, *changes, seed=3):
+    outcome = fedlight("run", recipe, f"--output={folder}", "--seeds", str(seed), *changes)
+    assert outcome.code == 0, outcome.err
+    results = json.loads((folder / "results.json").read_text())
+    return results, {row["method"]: row for row in results["rows"]}, outcome
+
+
+@pytest.fixture(scope="module")
+def changes(tiny_model):
+    more = ("num_clients=6", "warmup_rounds=1", "warmup_rounds_of_5=1", "regroup_every=1", "rounds=6")
+    alike = (f"alike_source={VOTES}", f"alike_test_source={HELDOUT}")
+    return tiny_recipe(tiny_model, *more, *alike, "dpo_epochs=1")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, changes):
+    """Of a finished run of the recipe fedbiscuit."""
+    folder = tmp_path_factory.mktemp("methods")
+    run("fedbiscuit", folder, *changes)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows(folder):
+    return {row["method"]: row for row in json.loads((folder / "results.json").read_text())["rows"]}
+
+
+def test_every_method_is_in_the_table(rows):
+    assert list(rows) == ["raw", "local only", "FedAvg on chosen", *SELECT, "oracle's labels"]
+    assert {row["seed"] for row in rows.values()} == {3}
+    assert rows["raw"]["win_rate"] == rows["raw"]["win_rate_by_group"] == 0.5
+
+
+def test_what_is_measured_of_which_method(rows):
+    for method, row in rows.items():
+        measured = set(row) - {"method", "seed", "win_rate", "win_rate_by_group", "sent_mib", "groups_ari"}
+        assert measured >= (COLUMNS if method in ("raw", *SELECT) else set()), method
+        assert ("win_rate" in row) == ("win_rate_by_group" in row) == (method in ("raw", *ANSWER))
+        assert ("groups_ari" in row) == method.startswith("FedBiscuit")
+        assert ("sent_mib" in row) == (method not in ("raw", "oracle's labels"))
+    assert {"own", "own_worst_tenth", "own_spread"} <= set(rows["local only"])
+    assert "clients" not in rows["local only"]
+
+
+def test_the_numbers_are_shares(rows):
+    for row in rows.values():
+        values = {name: row[name] for name in row if name not in ("method", "seed", "sent_mib", "groups_ari")}
+        assert all(0 <= value <= 1 for value in values.values()), row
+        assert row.get("worst_tenth", 0) <= row.get("clients", 1)
+        assert row.get("own_worst_tenth", 0) <= row.get("own", 1)
+        assert -1 <= row.get("groups_ari", 0) <= 1
+        assert row.get("win_rate", 0) in [halves / 12 for halves in range(13)]  # 6 prompts
+
+
+def test_a_client_uses_its_groups_selector(rows, folder):
+    """Not the vote of all; elsewhere there is one model, and it is everybody's own."""
+    for method in ("raw", "FedBis", "FedDPO", "reward model", "pooled votes"):
+        assert rows[method]["own"] == rows[method]["clients"]
+    for method, stage in zip(BY_FEDBISCUIT, ("fedbiscuit", "fedbiscuit5"), strict=True):
+        of_test = [row for row in table(folder / f"seed3/{stage}_test/clients.csv") if row["stage"] == "test"]
+        assert len(of_test) == 6
+        last = {
+            row["client"]: row["selector"] for row in table(folder / f"seed3/{stage}/groups.csv")
+        }  # later groupings replace earlier ones
+        assert {row["client"]: row["selector"] for row in of_test} == last
+        for column, own in (("accuracy", "clients"), ("own_accuracy", "own")):
+            assert sum(float(row[column]) for row in of_test) / 6 == pytest.approx(rows[method][own])
+
+
+@pytest.mark.parametrize(
+    ("method", "stage", "selectors", "groupings"),
+    [("FedBiscuit, U = 3", "fedbiscuit", 3, 3), ("FedBiscuit, U = 5", "fedbiscuit5", 5, 1)],
+)
+def test_fedbiscuit_sends_its_visits_and_its_groupings(rows, folder, method, stage, selectors, groupings):
+    """Six rounds, U of them warm-up, a grouping in each of the others; sizes from what a checkpoint holds."""
+    run_folder = folder / f"seed3/{stage}"
+    checkpoint = max((run_folder / "checkpoints").glob("*.ckpt"))
+    everything = torch.load(checkpoint, weights_only=True)["state_dict"]
+    one = {name: value for name, value in everything.items() if ".adapter0." in name}
+    assert len(everything) == selectors * len(one) > 0
+    visits = table(run_folder / "visits.csv")
+    assert len(visits) == 6 * 2
+    assert {int(row[f"bytes_{way}"]) for row in visits for way in ("down", "up")} == {len(save(one))}
+    grouped = table(run_folder / "groups.csv")  # one row for each client and grouping
+    assert len(grouped) == 6 * groupings
+    answer = save({"losses": torch.zeros(selectors)})
+    sent = len(visits) * 2 * len(save(one)) + len(grouped) * (len(save(everything)) + len(answer))
+    assert rows[method]["sent_mib"] == sent / MIB
+
+
+def test_what_the_others_send(rows, folder):
+    for method, stage in (("FedBis", "selector"), ("FedDPO", "feddpo"), ("FedAvg on chosen", "fedavg")):
+        visits = table(folder / f"seed3/{stage}/visits.csv")
+        sent = sum(int(row["bytes_down"]) + int(row["bytes_up"]) for row in visits)
+        assert (len(visits), rows[method]["sent_mib"]) == (12, sent / MIB)
+    assert rows["pooled votes"]["sent_mib"] == 0
+    # A reward model has a head besides.
+    assert rows["reward model"]["sent_mib"] > rows["FedBis"]["sent_mib"]
+
+
+def test_all_methods_have_the_same_visits(folder):
+    """The same clients in the same rounds, for the same steps."""
+    stages = ("selector", "fedbiscuit", "fedbiscuit5", "reward", "feddpo", "fedavg")
+    visits = [
+        [(row["round"], row["client"], row["steps"]) for row in table(folder / f"seed3/{stage}/visits.csv")]
+        for stage in stages
+    ]
+    assert all(own == visits[0] for own in visits[1:])
+    alone = table(folder / "seed3/local_only/visits.csv")
+    assert sorted({row["client"] for row in alone}) == [f"c00{index}" for index in range(6)]
+
+
+def test_a_second_call_does_nothing(folder, changes):
+    def written():
+        return {file: file.stat().st_mtime_ns for file in (folder / "seed3").rglob("*")}
+
+    before, first = written(), json.loads((folder / "results.json").read_text())
+    results, _, outcome = run("fedbiscuit", folder, *changes)
+    assert "──" not in outcome.err
+    assert written() == before
+    assert {**results, "seconds": 0} == {**first, "seconds": 0}
+
+
+def test_reward_hacking_goes_on_from_there(folder, tiny_model, tmp_path):
+    few = (f"model={tiny_model}", "accelerator=cpu", "epochs=1", "num_eval_prompts=4")
+    arguments = (f"--output={tmp_path}", "--seeds", "3", f"selectors={folder}", *few)
+    outcome = fedlight("run", "reward_hacking", *arguments)
+    assert outcome.code == 0, outcome.err
+    assert "<svg" in (tmp_path / "seed3/plot/reward_hacking.svg").read_text()
+    for stage in ("one", "several"):
+        (metrics,) = (tmp_path / f"seed3/{stage}").rglob("metrics.csv")
+        for judge in ("oracle", "selector"):
+            rates = [float(row[f"win_rate/{judge}"]) for row in table(metrics) if row[f"win_rate/{judge}"]]
+            assert rates
+            assert all(0 <= rate <= 1 for rate in rates)
+
+
+def test_tldr(tiny_model, tmp_path):
+    votes, prompts = (
+        write_rows(tmp_path / name, rows) for name, rows in (("v.jsonl", TLDR), ("p.jsonl", TLDR_PROMPTS))
+    )
+    results, rows, _ = run(
+        "tldr",
+        tmp_path / "out",
+        *tiny_recipe(tiny_model, "rounds=4", "warmup_rounds=1", "regroup_every=1", "local_steps=1"),
+        *(f"train_source={votes}", f"test_source={votes}", f"prompt_source={prompts}", "max_tokens=200"),
+        *(f"eval_source={prompts}", "num_prompts=4", "num_eval_prompts=4", "dpo_epochs=1", "val_share=0.3"),
+    )
+    judged = ["raw", "FedAvg on chosen", "FedDPO", "reward model", "FedBis", "FedBiscuit"]
+    assert [row["method"] for row in results["rows"]] == [*judged, "pooled votes"]
+    assert rows["raw"]["win_rate"] == 0.5
+    assert all(rows[method]["win_rate"] in [n / 8 for n in range(9)] for method in judged)  # of 4 prompts
+    assert all("accuracy" in row for method, row in rows.items() if method != "FedAvg on chosen")
+    assert "groups_ari" not in rows["FedBiscuit"]  # nobody knows these workers' groups
+    assert {row["client"] for row in table(tmp_path / "out/seed3/fedbiscuit/groups.csv")} == {
+        "w0",
+        "w1",
+        "w2",
+    }
+
+
+def test_shp_where_it_is_not_tldr(tiny_model, tmp_path):
+    votes, prompts = (
+        write_rows(tmp_path / name, rows) for name, rows in (("v.jsonl", SHP), ("p.jsonl", SAFERLHF))
+    )
+    comparisons = OmegaConf.load(conf.path("data/shp.yaml"))
+    comparisons.init_args.partition.num_clients = 8  # there are 200 questions
+    OmegaConf.save(comparisons, tmp_path / "shp.yaml")
+    recipe = recipes.load(
+        "shp",
+        [
+            *tiny_recipe(tiny_model, "rounds=1", "clients_per_round=1", "local_steps=1", "max_tokens=200"),
+            *(f"train_source={votes}", f"test_source={votes}", f"prompt_source={prompts}"),
+            *(f"eval_source={votes}", f"comparisons={tmp_path / 'shp.yaml'}"),
+        ],
+    )
+    stages = {stage.name: stage for stage in recipes.stages(recipe, tmp_path / "out", 0)}
+    for name in ("selector", "reward", "completions", "answers_raw"):
+        stages[name].run()
+    for name in ("selector", "reward"):
+        assert len(table(tmp_path / f"out/{name}/visits.csv")) == 1
+    asked = [
+        {json.loads(line)["fields"]["instruction"] for line in file.read_text().splitlines()}
+        for file in (tmp_path / f"out/{name}/completions.jsonl" for name in ("completions", "answers_raw"))
+    ]
+    assert asked[0] == {"how 0", "how 1", "how 2"}  # the prompts of SafeRLHF, each once
+    assert len(asked[1]) == 6
+    assert all(text.startswith("question ") for text in asked[1])  # those of SHP's test split

@@ -1,0 +1,130 @@
+"""The recipes of real votes: whole on a few rows with the columns of the data, their first stages on the data themselves.
+
+FEDLIGHT_SHARED names a folder that has ``data/ukpconvarg/votes.jsonl.gz`` and ``data/mtbench/human_votes.jsonl.gz``.
+"""
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from real_rows import MTBENCH, UKP
+from tiny_world import fedlight, make_encoder, table, write_rows
+
+from fedlight import recipes
+from fedlight.datamodules.rows import load_rows
+
+VOTERS = [f"w{number}" for number in range(5)]
+ONE, OTHER = (" ".join(f"{word} {number % 10}" for number in range(20)) for word in ("one", "other"))
+
+
+def votes(row, *, voter, choice, winners, column, trained, held_out):
+    """Rows like ``row`` of each voter: a tie and four decided votes to train on, and one of each that is held out."""
+    sides = [trained] * 5 + held_out
+    return [
+        {**row, voter: name, choice: winners[(number + index) % 2 if number else 2], column: side, **answers}
+        for index, name in enumerate(VOTERS)
+        for number, side in enumerate(sides)
+        for answers in [_answers(row, f"{index} {number}")]
+    ]
+
+
+def _answers(row, mark):
+    if "answers_a" in row:
+        return {"answers_a": [f"{ONE} {mark}", "b"], "answers_b": [f"{mark} {OTHER}", "a"]}
+    return {"response_a": f"{ONE} {mark}", "response_b": f"{mark} {OTHER}"}
+
+
+ROWS = {
+    "ukpconvarg": votes(
+        UKP[0],
+        **{"voter": "worker", "choice": "choice", "winners": ("a", "b", "tie"), "column": "topic"},
+        trained="is-porn-wrong-_yes",
+        held_out=[
+            "firefox-vs-internet-explorer_no",
+            "is-the-school-uniform-a-good-or-bad-idea-_good",
+            "should-physical-education-be-mandatory-in-schools-_no-",
+        ],
+    ),
+    "mtbench": votes(
+        MTBENCH[0],
+        **{"voter": "judge", "choice": "winner", "column": "category"},
+        winners=("model_a", "model_b", "tie (inconsistent)"),
+        trained="math",
+        held_out=["writing", "roleplay"],
+    ),
+}
+REAL = {  # file, voters, eligible ones of them, votes that are tested
+    "ukpconvarg": ("ukpconvarg/votes.jsonl.gz", 40, 12),
+    "mtbench": ("mtbench/human_votes.jsonl.gz", 30, 6),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ROWS)
+def test_the_whole_recipe(recipe, tmp_path):
+    encoder = make_encoder(tmp_path / "encoder")
+    rows = write_rows(tmp_path / "votes.jsonl", ROWS[recipe])
+    outcome = fedlight(
+        *("run", recipe, f"--output={tmp_path / 'out'}", f"votes={rows}", f"model={encoder}"),
+        *("accelerator=cpu", "num_clients=4", "min_train=4", "num_test=2", "batch_size=4", "max_tokens=90"),
+        *("exercise_epochs=1", "rounds=4", "clients_per_round=2", "local_steps=1", "local_only_steps=2"),
+        *("warmup_rounds=1", "regroup_every=1", "val_share=0.3"),
+    )
+    assert outcome.code == 0, outcome.err
+    run = tmp_path / "out/seed0"
+    done = json.loads((run / "clients/done.json").read_text())["result"]
+    assert done == {"eligible": 5, "train": 4 * 4, "test": 4 * 2}
+    table_rows = json.loads((tmp_path / "out/results.json").read_text())["rows"]
+    found = {row["method"]: row for row in table_rows}
+    assert list(found) == ["start", "local only", "pooled votes", "FedBis", "FedBiscuit"]
+    assert all(
+        row["own"] * 16 == pytest.approx(round(row["own"] * 16)) for row in table_rows
+    )  # 8 votes, twice
+    assert found["pooled votes"]["sent_mib"] == 0 < found["FedBis"]["sent_mib"]
+    assert sorted(row["client"] for row in table(run / "local_only/visits.csv")) == sorted(
+        {row["client"] for row in table(run / "fedbiscuit/groups.csv")}
+    )
+    for stage in ("fedbis", "fedbiscuit"):
+        assert len(table(run / f"{stage}/visits.csv")) == 4 * 2
+        assert json.loads((run / f"{stage}/settings.json").read_text())["model.init_args.adapter"] == str(
+            run / "exercise/adapter"
+        )
+
+
+@pytest.mark.parametrize("recipe", REAL)
+def test_local_training_has_as_many_steps_in_all(recipe):
+    values = recipes.load(recipe)
+    steps = values["rounds"] * values["clients_per_round"] * values["local_steps"]
+    assert values["local_only_steps"] * values["num_clients"] == steps == 240
+
+
+@pytest.mark.skipif("FEDLIGHT_SHARED" not in os.environ, reason="FEDLIGHT_SHARED is not set")
+@pytest.mark.parametrize("recipe", REAL)
+def test_the_voters_of_the_data(recipe, tmp_path):
+    file, num_clients, num_test = REAL[recipe]
+    source = Path(os.environ["FEDLIGHT_SHARED"]) / "data" / file
+    values = recipes.load(recipe, [f"votes={source}"])
+    drawn = {}
+    for seed in (0, 1):
+        stages = {stage.name: stage for stage in recipes.stages(values, tmp_path / str(seed), seed)}
+        done = stages["clients"].run()["result"]
+        train, test = (
+            load_rows(str(tmp_path / f"{seed}/clients/{side}.jsonl")) for side in ("train", "test")
+        )
+        assert (done["train"], done["test"]) == (len(train), len(test))
+        assert len(test) == num_clients * num_test
+        tested, trained = (Counter(row[values["client"]] for row in rows) for rows in (test, train))
+        assert set(tested.values()) == {num_test}
+        assert set(trained) == set(tested)
+        assert min(trained.values()) >= values["min_train"]
+        assert not any(row[values["choice"]] in values["ties"] for row in train + test)
+        # What is tested on, no client trains on.
+        sides = [{row[values["holdout_column"]] for row in rows} for rows in (train, test)]
+        assert not sides[0] & sides[1]
+        drawn[seed] = set(tested)
+    stages["snippets"].run()
+    assert len((tmp_path / "1/snippets/pairs.jsonl").read_text().splitlines()) == 2000
+    assert drawn[0] != drawn[1]
+    assert done["eligible"] > num_clients
