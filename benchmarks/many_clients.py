@@ -210,9 +210,9 @@ def table(rows: Mapping[str, Mapping[int, Mapping[str, float]]]) -> str:
                 f"{method:12} {clients:8,} {run['peak_mib']:10.1f} {run['memories_mib']:10.1f} "
                 f"{run['checkpoint_mib']:12.2f} {run['tables_mib']:8.2f} {run['round']:9.3f}   {grouping}".rstrip()
             )
-        fewest, most = min(runs), max(runs)
-        if most > fewest:
-            growth = (runs[most]["peak_mib"] - runs[fewest]["peak_mib"]) * 2**20 / (most - fewest)
+        if len(runs) > 1:  # the two largest: memories of fewer clients may still lie in RAM
+            fewer, most = sorted(runs)[-2:]
+            growth = (runs[most]["peak_mib"] - runs[fewer]["peak_mib"]) * 2**20 / (most - fewer)
             lines.append(f"{method:12} {growth:8,.0f} bytes of peak memory for each further client")
     return "\n".join(lines)
 
