@@ -53,7 +53,8 @@ def optimal(losses: np.ndarray) -> np.ndarray:
     """The assignment with the least sum of losses among those whose group sizes differ by at most 1 (eq. 4 and 5).
 
     With M = q U + r every selector has q places, and one more that only r of the selectors may fill: as many
-    placeholders as there are surplus places keep these empty.
+    placeholders as there are surplus places keep these empty. Its cost matrix has a column for each place, so time and
+    memory grow with the square of the clients: 10,000 take ten seconds and 1.6 GB, where ``greedy`` takes milliseconds.
 
     Args:
         losses: ``(clients, selectors)``, finite.
