@@ -7,7 +7,7 @@ bytes depend on nothing but the numbers) and returns where it is and what it sho
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ STYLE: Any = {
 INCHES = (7.0, 4.0)
 WORST = 0.1
 JUDGES = ("oracle", "selector")
+ENDS: dict[str, Callable[[Sequence[float]], float]] = {"best": max, "last": lambda values: values[-1]}
 LINES: Any = ("-", "--")
 
 
@@ -45,13 +46,18 @@ def reward_hacking(runs: dict[str, str], output: str) -> dict[str, Any]:
         output: the figure.
 
     Returns:
-        ``file``; ``table``: label -> ``step``, ``oracle``, ``selector``, lists of equal length.
+        ``file``; ``table``: label -> ``step``, ``oracle``, ``selector``, lists of equal length; ``rows``: the best and the
+        last of them for each label.
 
     Raises:
         ValueError: a folder has no such metrics.
     """
     table = {label: _win_rates(Path(folder)) for label, folder in runs.items()}
-    return {"file": _save(draw_reward_hacking(table), output), "table": table}
+    rows = [
+        {"method": label, **{f"{name}_{at}": of(won[name]) for name in JUDGES for at, of in ENDS.items()}}
+        for label, won in table.items()
+    ]
+    return {"file": _save(draw_reward_hacking(table), output), "table": table, "rows": rows}
 
 
 @matplotlib.rc_context(STYLE)

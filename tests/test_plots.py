@@ -51,6 +51,26 @@ RATES = {
 }
 
 
+def test_the_rows_have_the_best_and_the_last(runs, tmp_path):
+    rows = plots.reward_hacking(runs, str(tmp_path / "figure.svg"))["rows"]
+    assert rows == [
+        {
+            "method": "FedBis",
+            "oracle_best": 0.625,
+            "oracle_last": 0.5,
+            "selector_best": 1.0,
+            "selector_last": 1.0,
+        },
+        {
+            "method": "FedBiscuit",
+            "oracle_best": 0.75,
+            "oracle_last": 0.75,
+            "selector_best": 1.0,
+            "selector_last": 1.0,
+        },
+    ]
+
+
 def lines(axes):
     """x, y, colour and style of the lines with more points than two."""
     return [
