@@ -88,7 +88,8 @@ def texts(figure):
 
 def test_win_rates_of_resumed_runs_are_put_together(runs, tmp_path):
     done = plots.reward_hacking(runs, str(tmp_path / "figures/hacking.svg"))
-    assert done == {"file": str(tmp_path / "figures/hacking.svg"), "table": RATES}
+    assert done["file"] == str(tmp_path / "figures/hacking.svg")
+    assert done["table"] == RATES
     assert (tmp_path / "figures/hacking.svg").read_text().startswith("<?xml")
 
 
@@ -195,7 +196,8 @@ def test_it_is_a_stage_of_a_recipe(runs, tmp_path):
     )
     done = stage.run()
     assert json.loads((tmp_path / "plot/done.json").read_text()) == done
-    assert done["result"] == {"file": figure, "table": RATES}
+    assert done["result"]["file"] == figure
+    assert done["result"]["table"] == RATES
 
 
 def test_what_is_missing_is_named(runs, client_files, tmp_path):
