@@ -30,7 +30,7 @@ def run(recipe, folder, *changes, seed=3):
 
 @pytest.fixture(scope="module")
 def changes(tiny_model):
-    more = ("num_clients=6", "warmup_rounds=1", "warmup_rounds_of_5=1", "regroup_every=1", "rounds=6")
+    more = ("warmup_rounds=1", "warmup_rounds_of_5=1", "regroup_every=1", "rounds=6")
     alike = (f"alike_source={VOTES}", f"alike_test_source={HELDOUT}")
     return tiny_recipe(tiny_model, *more, *alike, "dpo_epochs=1")
 
@@ -49,7 +49,7 @@ def rows(folder):
 
 
 def test_every_method_is_in_the_table(rows):
-    assert list(rows) == ["raw", "local only", "FedAvg on chosen", *SELECT, "oracle's labels"]
+    assert list(rows) == ["raw", "FedAvg on chosen", *SELECT, "oracle's labels"]
     assert {row["seed"] for row in rows.values()} == {3}
     assert rows["raw"]["win_rate"] == rows["raw"]["win_rate_by_group"] == 0.5
 
@@ -61,8 +61,6 @@ def test_what_is_measured_of_which_method(rows):
         assert ("win_rate" in row) == ("win_rate_by_group" in row) == (method in ("raw", *ANSWER))
         assert ("groups_ari" in row) == method.startswith("FedBiscuit")
         assert ("sent_mib" in row) == (method not in ("raw", "oracle's labels"))
-    assert {"own", "own_worst_tenth", "own_spread"} <= set(rows["local only"])
-    assert "clients" not in rows["local only"]
 
 
 def test_the_numbers_are_shares(rows):
@@ -129,8 +127,6 @@ def test_all_methods_have_the_same_visits(folder):
         for stage in stages
     ]
     assert all(own == visits[0] for own in visits[1:])
-    alone = table(folder / "seed3/local_only/visits.csv")
-    assert sorted({row["client"] for row in alone}) == [f"c00{index}" for index in range(6)]
 
 
 def test_a_second_call_does_nothing(folder, changes):
