@@ -37,8 +37,8 @@ class ClientAccuracy(L.Callback):
     own selectors under ``own_client_mean`` and so on. Writes ``clients.csv``: stage, round (in fit), client, examples,
     its known group, its selector, accuracy of the vote, and own_accuracy, that of its own selector; what is not known is
     empty; of an epoch that validates several times the first pass is written. A killed and resumed run leaves the same file
-    as an uninterrupted one. Where the module does not say what is
-    correct, or the datamodule not whose an example is, the callback says so once and does nothing.
+    as an uninterrupted one. Where the module does not say what is correct, or the datamodule not whose an example is, the
+    callback says so once and does nothing.
 
     Args:
         path: the file; ``clients.csv`` in the trainer's ``default_root_dir`` if not given.

@@ -68,6 +68,8 @@ class Stage:
                 result = self._call() if self.command == "call" else self._lightning()
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"in stage {self.name}; the same command goes on from here") from None
+        if "report" in result:
+            print(result["report"], file=sys.stderr, flush=True)
         done = {"result": result, "seconds": time.perf_counter() - start}
         write_json(marker, done)
         return done

@@ -1,7 +1,7 @@
 """What an algorithm sees of the run that it is in; the federated loop gives it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -42,11 +42,26 @@ class Federation(Protocol):
         """Mean loss over each client's validation examples, the module as it stands, in one pass over all of them."""
 
 
+@runtime_checkable
+class HoldsAdapters(Protocol):
+    """A module with one or several adapters, of which one at a time computes and learns.
+
+    Attributes:
+        adapter_names: of its adapters; each trained parameter has one of them among the parts of its dotted name.
+    """
+
+    @property
+    def adapter_names(self) -> Sequence[str]:
+        """See above."""
+
+    def use_adapter(self, name: str) -> None:
+        """Makes one adapter the one that computes and learns; all of them stay trainable."""
+
+
 def refuse_several_adapters(module: nn.Module, algorithm: str) -> None:
     """Raises ``ValueError`` for a module with several adapters, of which ``algorithm`` would train the active one alone."""
-    names = getattr(module, "adapter_names", None)
-    if names is not None and len(names) > 1:
+    if isinstance(module, HoldsAdapters) and len(module.adapter_names) > 1:
         raise ValueError(
-            f"the module has {len(names)} adapters, of which {algorithm} would train one: set model.num_adapters=1, or "
-            "take an algorithm that shares the clients out among adapters, such as FedBiscuit"
+            f"the module has {len(module.adapter_names)} adapters, of which {algorithm} would train one: set "
+            "model.num_adapters=1, or take an algorithm that shares the clients out among adapters, such as FedBiscuit"
         )

@@ -242,7 +242,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"control.weight is named as Scaffold names its controls"):
         Scaffold().check(federation(model=nn.ModuleDict({"control": nn.Linear(1, 1)})))
     several = nn.Linear(1, 1)
-    several.adapter_names = ["adapter0", "adapter1"]
+    several.adapter_names, several.use_adapter = ["adapter0", "adapter1"], print
     with pytest.raises(ValueError, match="2 adapters"):
         Scaffold().check(federation(model=several))
     with pytest.raises(ValueError, match="another algorithm than Scaffold made it"):

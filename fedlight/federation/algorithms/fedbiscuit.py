@@ -14,7 +14,7 @@ a small part of its members' mean movement (about a tenth, where 5 of 53 clients
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor, nn, tensor
@@ -24,26 +24,10 @@ from fedlight.federation.aggregation import Aggregation, WeightedSum
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.channel import serialized_bytes
 from fedlight.federation.client import Client, Update, Visit, Work
-from fedlight.federation.federation import Federation
+from fedlight.federation.federation import Federation, HoldsAdapters
 from fedlight.federation.state import State, read, write
 
 HOOKS_OF_LOCAL = ("check", "start_visit", "adjust_gradients")
-
-
-@runtime_checkable
-class HoldsAdapters(Protocol):
-    """What FedBiscuit needs of a module.
-
-    Attributes:
-        adapter_names: of its adapters; each trained parameter has one of them among the parts of its dotted name.
-    """
-
-    @property
-    def adapter_names(self) -> Sequence[str]:
-        """See above."""
-
-    def use_adapter(self, name: str) -> None:
-        """Makes one adapter the one that computes and learns; all of them stay trainable."""
 
 
 class FedBiscuit(Algorithm):
