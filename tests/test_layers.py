@@ -96,7 +96,7 @@ def test_nothing_is_imported_under_a_bare_name(path):
 @pytest.mark.parametrize("path", PACKAGE + OTHERS, ids=str)
 def test_files_stay_short(path):
     num_lines = (ROOT / path).read_text(encoding="utf-8").count("\n")
-    assert num_lines <= 300
+    assert num_lines <= 600
 
 
 @pytest.mark.parametrize(
