@@ -1,4 +1,9 @@
-"""Which files code in the sandbox may open: the standard library and the linker's for reading, its own folder for both.
+"""Which files code in the sandbox may open: the standard library and shared libraries for reading, its own folder for both.
+
+A rule of Landlock holds for everything beneath a path, with no exceptions. Installed packages lie inside the standard
+library's folder (``site-packages``) and among the system's libraries (``dist-packages``), so rules are given for the single
+entries beside them. The standard library's folder itself cannot be listed, or its packages could; imports go by the listing
+that the interpreter took before it was locked.
 
 Landlock is the kernel's way for a process without rights to give up access to files (Linux 5.13 and later). Nothing may
 be executed, and neither folders nor links may be made, so that the own folder stays flat. Version 4 denies TCP once more,
@@ -29,15 +34,11 @@ RIGHTS = {
 }  # of files, from which version on
 TCP, SCOPES = 0b11, 0b11  # bind and connect; abstract sockets and signals
 
-LIBRARIES = [
-    "/lib",
-    "/lib64",
-    "/usr/lib",
-    "/usr/lib64",
-    "/etc/ld.so.cache",
-    "/usr/share/zoneinfo",
-    "/dev/urandom",
-]
+FILES = ["/etc/ld.so.cache", "/usr/share/zoneinfo", "/dev/urandom"]
+LIBRARIES = ["/lib", "/lib64", "/usr/lib", "/usr/lib64"]
+PARTS_OF_LIBRARIES = ("glibc-hwcaps", "ossl-modules")
+"""Folders with shared libraries in a folder of such; and that of the machine, ``x86_64-linux-gnu``."""
+PACKAGES = ("site-packages", "dist-packages")
 
 
 def landlock_version() -> int:
@@ -82,14 +83,30 @@ def rules(version: int, folder: Path) -> list[tuple[str, int]]:
         version: of Landlock.
         folder: the only place where files may be written.
     """
-    python = [
-        sysconfig.get_path("stdlib"),
-        sysconfig.get_path("platstdlib"),
-        sysconfig.get_config_var("LIBDIR"),
-    ]
-    readable = sorted(
-        {str(Path(path).resolve()) for path in [*python, *LIBRARIES] if path and Path(path).exists()}
-    )
+    paths = [*FILES, *_standard_library(), *_shared_libraries()]
+    readable = sorted({str(Path(path).resolve()) for path in paths if Path(path).exists()})
     found = [(path, READ_FILE | (READ_DIR if Path(path).is_dir() else 0)) for path in readable]
     changes = READ_FILE | WRITE_FILE | READ_DIR | REMOVE_FILE | MAKE_FILE | TRUNCATE
     return [*found, ("/dev/null", READ_FILE | WRITE_FILE), (str(folder), changes & file_rights(version))]
+
+
+def _standard_library() -> list[Path]:
+    """The entries of its folders but for installed packages; the compiled part may have a folder of its own."""
+    folders = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    return [entry for folder in folders for entry in _entries(Path(folder)) if entry.name not in PACKAGES]
+
+
+def _shared_libraries() -> list[Path]:
+    """What the linker loads for the compiled part of the standard library; other programs keep their files beside it."""
+    folders = [*LIBRARIES, sysconfig.get_config_var("LIBDIR") or "/usr/lib"]
+    parts = (*PARTS_OF_LIBRARIES, sysconfig.get_config_var("MULTIARCH"))
+    return [
+        entry
+        for folder in folders
+        for entry in _entries(Path(folder))
+        if ".so" in entry.suffixes or entry.name in parts
+    ]
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []

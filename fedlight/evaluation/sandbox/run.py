@@ -1,8 +1,9 @@
 """Runs Python code that nobody has read, a model's for example, where it can do no harm.
 
-The code has a process, an empty environment and an empty folder to itself. It can read the standard library and that
-folder, write to that folder (no sub-folders, no links), and nothing else: no other file, no network, no further process or
-thread, no signals, no packages. See `Limits` for time, memory and files. Linux 5.13 or later; neither root nor a container.
+The code has a process, an empty environment and an empty folder to itself. It can read the standard library, the system's
+shared libraries and that folder, write to that folder (no sub-folders, no links), and nothing else: no other file, no
+network, no further process or thread, no signals, no installed packages, neither by import nor by opening their files.
+See `Limits` for time, memory and files. Linux 5.13 or later; neither root nor a container.
 
 It is no protection against faults of the kernel or the processor, nor against looking whether a known path exists (stat).
 """

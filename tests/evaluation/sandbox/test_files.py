@@ -1,6 +1,8 @@
 """Code in the sandbox opens the standard library and its own folder, and no other file, whatever way it takes."""
 
+import importlib.util
 import os
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,48 @@ def test_no_packages_and_no_environment(monkeypatch: pytest.MonkeyPatch) -> None
     assert "No module named 'numpy'" in refusal("import numpy")
     assert "No module named 'fedlight'" in refusal("import fedlight")
     assert run_python("import os; print(dict(os.environ))", LIMITS).stdout == "{}\n"
+
+
+def folders_of_packages() -> list[str]:
+    """Where packages are installed: here, in the interpreter that a virtual environment goes by, and by the system."""
+    own = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    base = [str(Path(sysconfig.get_path(name)) / "site-packages") for name in ("stdlib", "platstdlib")]
+    system = [str(path) for path in Path("/usr/lib").glob("python3*/dist-packages")]
+    return sorted({folder for folder in (*own, *base, *system) if Path(folder).is_dir()})
+
+
+@pytest.mark.parametrize("folder", folders_of_packages())
+def test_installed_packages_cannot_be_read(folder: str) -> None:
+    assert refusal(f"import os; os.listdir({folder!r})").startswith("PermissionError: [Errno 13]")
+    file = next((path for path in Path(folder).rglob("*.py")), None)
+    if file is not None:
+        assert refusal(f"open({str(file)!r}).read()").startswith("PermissionError: [Errno 13]")
+
+
+@pytest.mark.parametrize("package", ["numpy", "torch", "pip", "fedlight"])
+def test_installed_packages_cannot_be_imported_from_where_they_are(package: str) -> None:
+    """The code knows the folders and puts them on its path; it may also load the file of a package by itself."""
+    spec = importlib.util.find_spec(package)
+    places = [*folders_of_packages(), str(Path(spec.origin).parents[1])] if spec and spec.origin else []
+    last = refusal(f"import sys; sys.path += {places!r}; import {package}")
+    assert last == f"ModuleNotFoundError: No module named '{package}'"
+    if spec and spec.origin:
+        load = f"SourceFileLoader({package!r}, {spec.origin!r}).load_module()"
+        assert "PermissionError" in refusal(f"from importlib.machinery import SourceFileLoader; {load}")
+
+
+def test_the_home_folder_cannot_be_read(tmp_path: Path) -> None:
+    assert refusal(f"import os; os.listdir({str(Path.home())!r})").startswith("PermissionError")
+
+
+def test_programs_beside_the_libraries_cannot_be_read() -> None:
+    """Such as ``/usr/lib/apt/methods/http``: only shared libraries are for the linker."""
+    beside = [path for path in Path("/usr/lib").glob("*/*") if path.is_file() and not path.is_symlink()]
+    own = {"glibc-hwcaps", "ossl-modules", str(sysconfig.get_config_var("MULTIARCH"))}
+    others = [path for path in beside if path.parent.name not in own and "python" not in path.parent.name]
+    if not others:
+        pytest.skip("nothing but libraries here")
+    assert refusal(f"open({str(others[0])!r}, 'rb').read()").startswith("PermissionError")
 
 
 @pytest.mark.parametrize(
