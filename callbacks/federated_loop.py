@@ -8,6 +8,7 @@ the algorithm and, at the round's last batch, lets the server step. The module a
 
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fedlight.callbacks.device_emulation import DeviceEmulation, check_device_se
 from fedlight.callbacks.exchange import Exchange
 from fedlight.callbacks.federated_run import (
     Run,
+    clear_gradients,
     federated_data,
     forget,
     learning_rate,
@@ -126,7 +128,7 @@ class FederatedLoop(L.Callback):
         trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]  # one for each round
         self._rounds = RoundPlanner(
             *(self.algorithm, self._data, self.clients, self.clients_per_round, self.over_selection),
-            *(self.local_steps, trainer.accumulate_grad_batches, self.seed),
+            *(self.local_steps, partial(round_schedule.batches_per_step, trainer), self.seed),
         )
         self._rounds.plan(self.rounds_done)  # for Lightning to have a loader; on_fit_start plans anew
         next_round.plan_behind_checkpoints(trainer, self._plan_round)
@@ -171,6 +173,11 @@ class FederatedLoop(L.Callback):
         if batch_idx in self._rounds.schedule.begins:
             self._begin_visit(trainer, pl_module, self._rounds.schedule.begins[batch_idx])
 
+    def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Notes that there are gradients for the next optimizer step."""
+        if self.visit is not None:
+            self._work.backward()
+
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
@@ -187,6 +194,8 @@ class FederatedLoop(L.Callback):
         if self.visit is not None:
             self._work.add_loss(outputs)
             if batch_idx + 1 in self._rounds.schedule.ends:
+                if not pl_module.automatic_optimization:
+                    self._work.refuse_unused_gradients(self.visit)
                 self._finish_visit(self.visit)
         if batch_idx + 1 == self._rounds.schedule.num_batches:
             self._finish_round(trainer, pl_module)
@@ -204,6 +213,9 @@ class FederatedLoop(L.Callback):
             self._rounds.plan(self.rounds_done, self._run, self._parameters, self.virtual_seconds)
 
     def _begin_visit(self, trainer: L.Trainer, module: L.LightningModule, visit: Visit) -> None:
+        round_guard.refuse_other_accumulation(
+            trainer.accumulate_grad_batches, self._rounds.schedule.accumulation
+        )
         self.visit, self._client = visit, self.clients[visit.client_id]
         self._client.memory = self.memory.load(visit.client_id)
         received = self._exchange.down(visit, self._client, self._global)
@@ -211,6 +223,7 @@ class FederatedLoop(L.Callback):
         self._trained = {name: self._parameters[name] for name in started_from}
         write(started_from, self._trained)
         forget(trainer.optimizers)
+        clear_gradients(module)
         self._devices.enter(visit)
         seed_all(self.seed, "visit", self.rounds_done, visit.client_id, visit.split)
         self._work = LocalWork(learning_rate(trainer))

@@ -115,6 +115,12 @@ def forget(optimizers: Sequence[torch.optim.Optimizer]) -> None:
         optimizer.state.clear()
 
 
+def clear_gradients(module: nn.Module) -> None:
+    """Leaves no gradient of an earlier visit behind, also where the module clears its gradients itself."""
+    for parameter in module.parameters():
+        parameter.grad = None
+
+
 def learning_rate(trainer: L.Trainer) -> float:
     """Of the next optimizer step."""
     return float(trainer.optimizers[0].param_groups[0]["lr"])

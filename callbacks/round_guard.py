@@ -54,6 +54,15 @@ def refuse_other_epoch(epoch: int, rounds_done: int, planned: int | None) -> Non
         )
 
 
+def refuse_other_accumulation(now: int, planned: int) -> None:
+    """Raises ``ValueError`` where a callback has changed how many batches an optimizer step has after they were planned."""
+    if now != planned:
+        raise ValueError(
+            f"trainer.accumulate_grad_batches is {now}, but the visits of this round were planned with {planned}: change it "
+            "with Lightning's GradientAccumulationScheduler, which says beforehand what it will be"
+        )
+
+
 def refuse_inside_round(state: Mapping[str, Any]) -> None:
     """Raises ``ValueError`` for a loop's state that was saved between two visits of a round."""
     if state["inside_round"]:

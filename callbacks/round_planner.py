@@ -1,6 +1,6 @@
 """Who is asked in a round, which visits that gives, and where in the round's stream of batches they are."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
@@ -23,7 +23,7 @@ class RoundPlanner:
         clients_per_round: clients whose work is wanted.
         over_selection: so many times as many are asked.
         local_steps: optimizer steps of a visit; None for one pass over the data.
-        accumulation: batches of an optimizer step.
+        accumulation: batches of an optimizer step in a round, by its number.
         seed: of the sampling, and of what the algorithm draws when it prepares a round.
 
     Attributes:
@@ -44,14 +44,14 @@ class RoundPlanner:
         clients_per_round: int,
         over_selection: float,
         local_steps: int | None,
-        accumulation: int,
+        accumulation: Callable[[int], int],
         seed: int,
     ) -> None:
         self.algorithm = algorithm
         self.data = data
         self.clients = clients
         self.num_asked = min(len(clients), number_asked(clients_per_round, over_selection))
-        self.num_batches = visit_lengths(local_steps, accumulation, data.num_batches)
+        self.local_steps = local_steps
         self.accumulation = accumulation
         self.seed = seed
         self.planned: int | None = None
@@ -76,13 +76,15 @@ class RoundPlanner:
         if run and self.planned != round_idx:
             self._prepare(round_idx, now_seconds, run)
             self.planned = round_idx
-        visits = self.algorithm.plan(round_idx, self._asked(round_idx), self.num_batches)
+        accumulation = self.accumulation(round_idx)
+        num_batches = visit_lengths(self.local_steps, accumulation, self.data.num_batches)
+        visits = self.algorithm.plan(round_idx, self._asked(round_idx), num_batches)
         visits = devices.admit(round_idx, now_seconds, visits, parameters or {})
         self.cohort = [self.clients[name] for name in sorted({visit.client_id for visit in visits})]
-        self.schedule = RoundSchedule(visits, self.accumulation)
+        self.schedule = RoundSchedule(visits, accumulation)
         # Lightning ends a run at an epoch without batches.
         first = next(iter(self.clients))
-        self.data.set_visits(visits or [Visit(first, self.accumulation)], round_idx)
+        self.data.set_visits(visits or [Visit(first, accumulation)], round_idx)
 
     def _prepare(self, round_idx: int, now_seconds: float, run: Run) -> None:
         """Has the algorithm prepare the round, for those who are there; every random stream stays as it was."""

@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.federation.client import NumBatches, Visit
@@ -20,6 +21,7 @@ class RoundSchedule:
         accumulation: batches of an optimizer step.
 
     Attributes:
+        accumulation: batches of an optimizer step.
         begins: number of its first batch -> visit.
         ends: numbers of the batches before which a visit has ended.
         num_batches: of the whole round; those of one optimizer step where there is no visit, as Lightning needs some.
@@ -34,6 +36,7 @@ class RoundSchedule:
     """
 
     def __init__(self, visits: Sequence[Visit], accumulation: int) -> None:
+        self.accumulation = accumulation
         for visit in visits:
             if visit.num_batches % accumulation:
                 raise ValueError(
@@ -44,6 +47,15 @@ class RoundSchedule:
         self.begins = dict(zip([0, *ends[:-1]], visits, strict=True)) if visits else {}
         self.ends = set(ends)
         self.num_batches = ends[-1] if ends else accumulation
+
+
+def batches_per_step(trainer: L.Trainer, round_idx: int) -> int:
+    """Batches of an optimizer step in a round, which Lightning's ``GradientAccumulationScheduler`` may change with it."""
+    number = trainer.accumulate_grad_batches
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, GradientAccumulationScheduler):
+            number = callback.get_accumulate_grad_batches(round_idx)
+    return number
 
 
 def visit_lengths(local_steps: int | None, accumulation: int, one_pass: NumBatches) -> NumBatches:

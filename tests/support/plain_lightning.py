@@ -77,8 +77,8 @@ def assert_equal(a, b):
         assert torch.equal(a[name], b[name]), name
 
 
-def federate(rounds=3, clients=ten_clients, model=None, **loop):
+def federate(rounds=3, clients=ten_clients, model=None, callbacks=(), settings=None, **loop):
     loop = FederatedLoop(**({"clients_per_round": 3, "local_steps": 2} | loop))
     model = model or module()
-    trainer(rounds, [loop]).fit(model, FederatedWrapper(Numbers(), clients))
+    trainer(rounds, [loop, *callbacks], **(settings or {})).fit(model, FederatedWrapper(Numbers(), clients))
     return model, loop

@@ -13,8 +13,13 @@ SHARES = {name: len(indices) / 120 for name, indices in ten_clients(None).items(
 LR = 0.05
 
 
-def recorded(rounds=4, clients_per_round=3, local_steps=3, **loop):
-    """Weights before and after, and for each round the batches of each client, all in fp64."""
+def recorded(
+    rounds=4, clients_per_round=3, local_steps=3, model=None, before=(), after=(), settings=None, **loop
+):
+    """Trains with callbacks ``before`` and ``after`` the loop in the trainer's list.
+
+    Gives weights before and after, and for each round the batches of each client, all in fp64.
+    """
     batches = [{} for _ in range(rounds)]
 
     class Recorder(L.Callback):
@@ -22,10 +27,11 @@ def recorded(rounds=4, clients_per_round=3, local_steps=3, **loop):
             of_client = batches[federation.rounds_done].setdefault(federation.visit.client_id, [])
             of_client.append([part.double() for part in batch])
 
-    model = module(optimizer="SGD", lr=LR, dropout=0.0)
+    model = model or module(optimizer="SGD", lr=LR, dropout=0.0)
     start = doubled(weights(model))
     federation = FederatedLoop(clients_per_round=clients_per_round, local_steps=local_steps, **loop)
-    trainer(rounds, [federation, Recorder()]).fit(model, FederatedWrapper(Numbers(), ten_clients))
+    fit = trainer(rounds, [*before, federation, *after, Recorder()], **(settings or {}))
+    fit.fit(model, FederatedWrapper(Numbers(), ten_clients))
     return start, doubled(weights(model)), batches
 
 
