@@ -25,7 +25,6 @@ from fedlight.callbacks.federated_run import (
     clear_gradients,
     federated_data,
     forget,
-    learning_rate,
     round_metrics,
     seed_all,
     visit_row,
@@ -37,9 +36,10 @@ from fedlight.callbacks.privacy_account import PrivacyAccount
 from fedlight.callbacks.round_planner import RoundPlanner
 from fedlight.callbacks.round_table import Row
 from fedlight.callbacks.same_machine import SameMachine
+from fedlight.callbacks.step_loss import step_loss
 from fedlight.devices.fleet import Fleet
 from fedlight.federation.aggregation import Aggregation
-from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithm import Algorithm, changes_gradients
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.channel import Channel, Identity
 from fedlight.federation.client import Client, Upload, Visit, build_clients
@@ -115,6 +115,7 @@ class FederatedLoop(L.Callback):
         self._exchange = Exchange(self.algorithm, self.channel, seed)
         self._parameters: dict[str, Tensor] = {}
         self._inside_round = False
+        self._work = LocalWork([])
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Refuses what cannot work and builds the clients."""
@@ -184,15 +185,17 @@ class FederatedLoop(L.Callback):
         """Lets the algorithm change the client's gradients."""
         if self.visit is None:  # in a round without visits
             return
-        self._work.step(learning_rate(trainer))
-        self.algorithm.adjust_gradients(self._client, self._exchange.received, self._parameters)
+        self._work.announce(optimizer)
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        parameters = {name: p for name, p in self._parameters.items() if id(p) in own}
+        self.algorithm.adjust_gradients(self._client, self._exchange.received, parameters)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Closes the visit, and the round, whose last batch this was."""
         if self.visit is not None:
-            self._work.add_loss(outputs)
+            self._work.add_loss(step_loss(trainer, outputs))
             if batch_idx + 1 in self._rounds.schedule.ends:
                 if not pl_module.automatic_optimization:
                     self._work.refuse_unused_gradients(self.visit)
@@ -226,10 +229,10 @@ class FederatedLoop(L.Callback):
         clear_gradients(module)
         self._devices.enter(visit)
         seed_all(self.seed, "visit", self.rounds_done, visit.client_id, visit.split)
-        self._work = LocalWork(learning_rate(trainer))
+        self._work = LocalWork(trainer.optimizers, changes_gradients(self.algorithm))
 
     def _finish_visit(self, visit: Visit) -> None:
-        trained, work = read(self._trained), self._work.done()
+        trained, work = read(self._trained), self._work.done(self._trained)
         if (update := self._exchange.up(visit, self._client, trained, work)) is not None:
             self._aggregation.add(update)
         with full_disk_named(self.memory.folder or Path()):
@@ -267,6 +270,7 @@ class FederatedLoop(L.Callback):
         self._break_off(pl_module)
 
     def _break_off(self, module: L.LightningModule) -> None:
+        self._work.leave()
         self._devices.restore()
         round_schedule.train_batches_again(module)
         if self._inside_round:

@@ -121,11 +121,6 @@ def clear_gradients(module: nn.Module) -> None:
         parameter.grad = None
 
 
-def learning_rate(trainer: L.Trainer) -> float:
-    """Of the next optimizer step."""
-    return float(trainer.optimizers[0].param_groups[0]["lr"])
-
-
 def seed_all(*parts: int | str) -> None:
     """Seeds every global random stream with what it is for."""
     L.seed_everything(derive_seed(*parts), verbose=False)
@@ -141,7 +136,7 @@ def visit_row(
         "split": visit.split,
         "steps": work.num_steps,
         "examples": num_examples,
-        "loss": work.mean_loss,
+        "loss": "" if work.mean_loss is None else work.mean_loss,
         "bytes_down": bytes_down,
         "bytes_up": bytes_up,
         "seconds": work.seconds,
@@ -149,13 +144,13 @@ def visit_row(
 
 
 def round_metrics(rows: Sequence[Row], num_clients: int) -> dict[str, float]:
-    """What is logged of a round: mean loss of its visits, clients that took part, bytes; no loss where nobody did.
+    """What is logged of a round: mean loss of its visits, clients that took part, bytes; no loss where none is known.
 
     Where visits were on different kinds of data, also the mean loss on each, as ``loss/SPLIT``.
     """
     losses: dict[str, list[float]] = {}
     for row in rows:
-        for name in ("loss", f"loss/{row['split']}") if row["steps"] else ():
+        for name in ("loss", f"loss/{row['split']}") if row["loss"] != "" else ():
             losses.setdefault(name, []).append(float(row["loss"]))
     several = len(losses) > 2
     loss = {name: sum(each) / len(each) for name, each in losses.items() if several or name == "loss"}

@@ -1,34 +1,59 @@
-"""What is done in a visit while it is under way: steps, losses, learning rate, time."""
+"""What is done in a visit while it is under way: steps, losses, learning rates, time.
+
+Steps are counted at torch's optimizers: there a step is one step, however often it evaluates its closure (LBFGS does so many
+times), and none is counted that 16-bit scaling leaves out.
+"""
 
 import time
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fedlight.federation.client import Visit, Work
 
 
 class LocalWork:
-    """The work of the visit under way.
+    """The work of the visit under way, watched until :meth:`done` or :meth:`leave`.
 
     Args:
-        lr: learning rate at its beginning.
+        optimizers: of the module; none before the first visit.
+        changes_gradients: the name of an algorithm that has to see gradients before each step; None if it need not.
     """
 
-    def __init__(self, lr: float) -> None:
-        self._lr = lr
+    def __init__(self, optimizers: Sequence[Optimizer], changes_gradients: str | None = None) -> None:
+        self._optimizers = optimizers
+        self._changes_gradients = changes_gradients
+        self._announced: set[int] = set()
+        self._lr = _first_rate(optimizers)
+        self._lr_sums: dict[int, float] = defaultdict(float)
         self._steps = 0
         self._backward_since_step = False
         self._losses: list[Tensor] = []
         self._started = time.perf_counter()
+        self._hooks = [optimizer.register_step_post_hook(self._stepped) for optimizer in optimizers]
 
-    def step(self, lr: float) -> None:
-        """Counts an optimizer step; at the visit's end the scheduler may be ahead of its learning rate."""
-        self._steps += 1
+    def announce(self, optimizer: Optimizer) -> None:
+        """Lightning says that this optimizer will step; it says so at each evaluation of the closure."""
+        self._announced.add(id(optimizer))
+
+    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        """Counts an optimizer step and its learning rates; a scheduler changes them afterwards."""
+        if self._changes_gradients and id(optimizer) not in self._announced:
+            raise ValueError(
+                f"training_step stepped its {type(optimizer).__name__} past Lightning, so {self._changes_gradients} could "
+                "not change the gradients: step what self.optimizers() gives, without use_pl_optimizer=False"
+            )
+        self._announced.discard(id(optimizer))
         self._backward_since_step = False
-        self._lr = lr
+        self._steps += 1
+        self._lr = _first_rate(self._optimizers)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._lr_sums[id(parameter)] += float(group["lr"])
 
     def backward(self) -> None:
         """Notes gradients that no optimizer step has used yet."""
@@ -43,13 +68,23 @@ class LocalWork:
                 "a multiple of them"
             )
 
-    def add_loss(self, outputs: Any) -> None:
-        """Takes the loss of what a training step gave, where there is one."""
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if isinstance(loss, Tensor):
-            self._losses.append(loss.detach())
+    def add_loss(self, loss: Tensor | None) -> None:
+        """Takes the loss of a batch, where there is one."""
+        if loss is not None:
+            self._losses.append(loss)
 
-    def done(self) -> Work:
-        """All of it, at the end of the visit."""
-        mean_loss = torch.stack(self._losses).mean().item() if self._losses else float("nan")
-        return Work(self._steps, self._lr, mean_loss, time.perf_counter() - self._started)
+    def leave(self) -> None:
+        """Stops watching the optimizers."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def done(self, parameters: Mapping[str, Tensor]) -> Work:
+        """All of it, at the end of the visit to a client that trained ``parameters``."""
+        self.leave()
+        mean_loss = torch.stack(self._losses).mean().item() if self._losses else None
+        lr_sums = {name: self._lr_sums[id(p)] for name, p in parameters.items()}
+        return Work(self._steps, self._lr, mean_loss, time.perf_counter() - self._started, lr_sums)
+
+
+def _first_rate(optimizers: Sequence[Optimizer]) -> float:
+    return float(optimizers[0].param_groups[0]["lr"]) if optimizers else 0.0

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedlight.callbacks.fleet_summary import fleet_summary
 from fedlight.callbacks.run_summary import as_page, metric_table, places, traffic
+from fedlight.callbacks.step_loss import step_loss
 from fedlight.callbacks.time_left import seconds_left
 from fedlight.devices.words import duration
 from fedlight.federation.client import Visit
@@ -116,9 +117,8 @@ class RoundProgress(ProgressBar):
         if self._loop is not None and self._loop.visit is not None:
             device = self._loop.device_name
             self._client = f"client {self._loop.visit.client_id}{f' on {device}' if device else ''}"
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if isinstance(loss, Tensor):
-            self._losses.append(loss.detach())
+        if (loss := step_loss(trainer, outputs)) is not None:
+            self._losses.append(loss)
         if self._is_due():
             last = f"loss {self._losses[-1].item():.4f}" if self._losses else ""
             self._show(batch_idx + 1, f"{self._client}  {last}".strip())

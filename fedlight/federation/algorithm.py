@@ -83,7 +83,11 @@ class Algorithm:
         return received
 
     def adjust_gradients(self, client: Client, received: State, parameters: Mapping[str, Tensor]) -> None:
-        """Changes gradients in place before an optimizer step, after unscaling and before clipping."""
+        """Changes gradients in place before an optimizer step, after unscaling and before clipping.
+
+        ``parameters`` are those of the optimizer that steps; of several, each has its own. Where an optimizer evaluates its
+        closure several times in a step, as LBFGS does, gradients are changed at each evaluation.
+        """
 
     def reply(self, visit: Visit, client: Client, received: State, trained: State, work: Work) -> State:
         """What the client sends back, under names that it received: by default what it trained."""
@@ -117,3 +121,9 @@ class Algorithm:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes back what ``state_dict`` gave."""
+
+
+def changes_gradients(algorithm: Algorithm) -> str | None:
+    """The name of an algorithm that changes gradients; None for one that leaves them alone."""
+    kind = type(algorithm)
+    return None if kind.adjust_gradients is Algorithm.adjust_gradients else kind.__name__

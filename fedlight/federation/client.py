@@ -1,6 +1,6 @@
 """The records of a round: who takes part, what is done there, what comes back; and what a datamodule must tell."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -36,12 +36,21 @@ class Visit:
 
 @dataclass(frozen=True)
 class Work:
-    """What was done in a visit: optimizer steps, the learning rate they ended with, mean loss, wall seconds."""
+    """What was done in a visit.
+
+    Attributes:
+        num_steps: optimizer steps, of all optimizers.
+        lr: the learning rate of the last step, of the first optimizer's first group.
+        mean_loss: over the batches; None where the module returned none.
+        seconds: of wall time.
+        lr_sums: by name of each trained parameter, the sum of the learning rates of the steps that its optimizer took.
+    """
 
     num_steps: int
     lr: float
-    mean_loss: float
+    mean_loss: float | None
     seconds: float
+    lr_sums: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

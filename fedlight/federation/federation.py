@@ -73,6 +73,25 @@ class HoldsAdapters(Protocol):
         """Makes one adapter the one that computes and learns; all of them stay trainable."""
 
 
+def refuse_odd_steps(optimizers: Sequence[torch.optim.Optimizer], algorithm: str) -> None:
+    """Raises ``ValueError`` for optimizers under which a term that ``algorithm`` adds to gradients means something else.
+
+    A line search compares losses, which do not have that term; a maximizing optimizer would go against it.
+    """
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if group.get("line_search_fn") is not None:
+                raise ValueError(
+                    f"{algorithm} changes gradients and not the loss, which {type(optimizer).__name__} with line_search_fn="
+                    f"{group['line_search_fn']!r} searches along: set line_search_fn=None, or take another optimizer"
+                )
+            if group.get("maximize"):
+                raise ValueError(
+                    f"{algorithm} adds to the gradients of a loss that is minimized, and {type(optimizer).__name__} has "
+                    "maximize=True: return the negative loss and leave maximize out"
+                )
+
+
 def refuse_several_adapters(module: nn.Module, algorithm: str) -> None:
     """Raises ``ValueError`` for a module with several adapters, of which ``algorithm`` would train the active one alone."""
     if isinstance(module, HoldsAdapters) and len(module.adapter_names) > 1:

@@ -116,7 +116,18 @@ def test_mu_out_of_range(mu):
         FedProx(mu)
 
 
-def test_several_optimizers_are_refused():
-    FedProx().check(SimpleNamespace(module=nn.Module(), optimizers=[None]))
-    with pytest.raises(ValueError, match="2 optimizers, and FedProx would add"):
-        FedProx().check(SimpleNamespace(module=nn.Module(), optimizers=[None, None]))
+def test_optimizers_that_would_make_something_else_of_the_term_are_refused():
+    weight = [nn.Parameter(torch.zeros(1))]
+
+    def check(optimizer, mu=0.1):
+        FedProx(mu).check(SimpleNamespace(module=nn.Module(), optimizers=[optimizer]))
+
+    check(torch.optim.LBFGS(weight))
+    searching = torch.optim.LBFGS(weight, line_search_fn="strong_wolfe")
+    with pytest.raises(
+        ValueError, match=r"LBFGS with line_search_fn='strong_wolfe' .* set line_search_fn=None"
+    ):
+        check(searching)
+    check(searching, mu=0.0)
+    with pytest.raises(ValueError, match="Adam has maximize=True"):
+        check(torch.optim.Adam(weight, maximize=True))

@@ -52,10 +52,10 @@ def ten_clients(dataset):
 def trainer(rounds=3, callbacks=(), **kwargs):
     kwargs.setdefault("enable_checkpointing", False)
     kwargs.setdefault("logger", False)
+    kwargs.setdefault("enable_progress_bar", False)
     return L.Trainer(
         max_epochs=rounds,
         accelerator="cpu",
-        enable_progress_bar=False,
         enable_model_summary=False,
         callbacks=list(callbacks),
         **kwargs,

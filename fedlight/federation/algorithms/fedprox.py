@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedlight.federation.algorithm import Algorithm, Weighting
 from fedlight.federation.client import Client, Visit
-from fedlight.federation.federation import Federation
+from fedlight.federation.federation import Federation, refuse_odd_steps
 from fedlight.federation.state import State
 
 
@@ -26,7 +26,8 @@ class FedProx(Algorithm):
         weighting: of the clients, as for :class:`~fedlight.federation.algorithm.Algorithm`.
 
     Raises:
-        ValueError: ``mu`` is not a number of at least 0; in ``check``, for a module with several optimizers.
+        ValueError: ``mu`` is not a number of at least 0; in ``check``, for an optimizer that maximizes or searches along the
+            loss.
 
     Example:
         >>> prox, client = FedProx(mu=0.5), Client("a", 1, 1.0)
@@ -43,27 +44,26 @@ class FedProx(Algorithm):
         if not 0 <= mu < float("inf"):
             raise ValueError(f"federated.algorithm.mu={mu} must be at least 0; 0 is FedAvg")
         self.mu = mu
-        self._anchors: State | None = None
+        self._anchors: State = {}
 
     def check(self, federation: Federation) -> None:
         super().check(federation)
-        if len(federation.optimizers) > 1:
-            raise ValueError(
-                f"the module has {len(federation.optimizers)} optimizers, and FedProx would add its term to a gradient "
-                "once for each of them: use one optimizer with several parameter groups"
-            )
+        if self.mu > 0:
+            refuse_odd_steps(federation.optimizers, "FedProx")
 
     def start_visit(self, visit: Visit, client: Client, received: State, module: nn.Module) -> State:
-        self._anchors = None
+        self._anchors = {}
         return received
 
     @torch.no_grad()
     def adjust_gradients(self, client: Client, received: State, parameters: Mapping[str, Tensor]) -> None:
         if self.mu == 0:
             return
-        if self._anchors is None:  # copied to where the parameters are once a visit, not once a step
-            self._anchors = {n: received[n].to(p) for n, p in parameters.items() if n in received}
-        moving = [n for n in self._anchors if parameters[n].grad is not None]
+        held = [n for n in parameters if n in received]
+        for name in held:
+            if name not in self._anchors:  # copied to where the parameters are once a visit, not once a step
+                self._anchors[name] = received[name].to(parameters[name])
+        moving = [n for n in held if parameters[n].grad is not None]
         gradients = [g for n in moving if (g := parameters[n].grad) is not None]
         distances = torch._foreach_sub([parameters[n] for n in moving], [self._anchors[n] for n in moving])
         torch._foreach_add_(gradients, distances, alpha=self.mu)

@@ -53,6 +53,11 @@ class FewFedWeight(FedMIT):
     def finish_visit(self, visit: Visit, client: Client, movement: State, work: Work) -> Update | None:
         if not self.by_performance:
             return super().finish_visit(visit, client, movement, work)
+        if work.mean_loss is None:
+            raise ValueError(
+                "FewFedWeight weights clients by their loss, and training_step returned none: return it, or set "
+                "federated.algorithm.weighting=normalized"
+            )
         return Update(client.id, movement, client.share * math.exp(-min(work.mean_loss, MOST_LOSS)))
 
     def aggregation(self, num_clients: int) -> Aggregation:

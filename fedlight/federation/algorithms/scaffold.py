@@ -7,6 +7,9 @@ https://arxiv.org/abs/1910.06378, Algorithm 1, option II. Of N clients, those sa
     after the visit              c_m+ = c_m - c + (w_received - w) / (K * lr)
     after the round              c <- c + (1 / N) * sum over the sampled of (c_m+ - c_m)
 
+Where the learning rate changes within a visit, or parameters have rates of their own, ``K * lr`` is the sum of the rates of
+a parameter's steps: c_m+ is then the mean of its gradients, weighted by their rates.
+
 All controls start at 0, so c stays the mean of all c_m. c goes down beside the parameters and c + (c_m+ - c_m) comes back,
 through the channel, so the bytes count twice. The paper averages movements uniformly: ``weighting="uniform"``.
 
@@ -24,7 +27,7 @@ from torch import Tensor, nn
 
 from fedlight.federation.algorithm import Algorithm, Weighting
 from fedlight.federation.client import Client, Update, Visit, Work
-from fedlight.federation.federation import Federation
+from fedlight.federation.federation import Federation, refuse_odd_steps
 from fedlight.federation.state import State
 
 PREFIX = "control."
@@ -37,8 +40,8 @@ logger = logging.getLogger("fedlight")
 class Scaffold(Algorithm):
     """FedAvg with control variates, fp64 at the server and fp32 at the clients and on the wire.
 
-    Exact under plain SGD (no momentum, no gradient clipping) whose learning rate is constant in a visit. Under other
-    optimizers, such as AdamW, ``(w_received - w) / (K * lr)`` is an estimate of the mean gradient that has the optimizer's
+    Exact under plain SGD (no momentum, no gradient clipping), also with several learning rates, schedules and optimizers.
+    Under others, such as AdamW, ``(w_received - w) / (K * lr)`` is an estimate of the mean gradient that has the optimizer's
     scale and not the gradient's. A visit without a step or with lr = 0 leaves its control as it was.
 
     Args:
@@ -46,7 +49,7 @@ class Scaffold(Algorithm):
             count alike.
 
     Raises:
-        ValueError: in ``check``, for a robust aggregation, several adapters, several optimizers or learning rates.
+        ValueError: in ``check``, for a robust aggregation, several adapters, LBFGS or an optimizer that maximizes.
     """
 
     def __init__(self, weighting: Weighting = "unbiased") -> None:
@@ -62,19 +65,20 @@ class Scaffold(Algorithm):
                 "Scaffold needs the mean of the clients' controls, which a robust aggregation does not give: take out "
                 "federated.aggregation, or use another algorithm"
             )
-        rates = {group["lr"] for optimizer in federation.optimizers for group in optimizer.param_groups}
-        if len(federation.optimizers) != 1 or len(rates) != 1:
+        refuse_odd_steps(federation.optimizers, "Scaffold")
+        if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in federation.optimizers):
             raise ValueError(
-                f"Scaffold divides a movement by one learning rate, and the module has {len(federation.optimizers)} "
-                f"optimizers with the rates {sorted(rates)}: use one optimizer with one rate"
+                "Scaffold divides a movement by its learning rates, and LBFGS moves by many evaluations in a step: take "
+                "torch.optim.SGD, or another algorithm"
             )
         taken = [name for name, _ in federation.module.named_parameters() if name.startswith(PREFIX)]
         if taken:
             raise ValueError(f"{taken[0]} is named as Scaffold names its controls: rename the submodule")
-        if not _is_plain_sgd(federation.optimizers[0]):
+        other = [optimizer for optimizer in federation.optimizers if not _is_plain_sgd(optimizer)]
+        if other:
             logger.warning(
                 "Scaffold is exact under plain SGD; under %s its controls are estimates",
-                type(federation.optimizers[0]).__name__,
+                type(other[0]).__name__,
             )
 
     def start_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
@@ -101,8 +105,9 @@ class Scaffold(Algorithm):
 
     @torch.no_grad()
     def adjust_gradients(self, client: Client, received: State, parameters: Mapping[str, Tensor]) -> None:
-        for name, correction in self._corrections.items():
-            parameter = parameters[name]
+        for name, parameter in parameters.items():
+            if (correction := self._corrections.get(name)) is None:
+                continue
             # After the first step of a visit it is where the parameter is.
             self._corrections[name] = correction = correction.to(parameter)
             if parameter.grad is None:  # a gradient of 0 is corrected like any other
@@ -111,11 +116,12 @@ class Scaffold(Algorithm):
                 parameter.grad.add_(correction)
 
     def reply(self, visit: Visit, client: Client, received: State, trained: State, work: Work) -> State:
-        distance = work.num_steps * work.lr
-        if distance == 0:
-            return trained
         parameters, controls = _split(received)
-        changes = {n: (parameters[n].double() - w) / distance - controls[n] for n, w in trained.items()}
+        changes = {
+            n: (parameters[n].double() - w) / work.lr_sums[n] - controls[n]
+            for n, w in trained.items()
+            if work.lr_sums[n] != 0
+        }
         return trained | {PREFIX + n: (controls[n] + d).float() for n, d in changes.items()}
 
     def finish_visit(self, visit: Visit, client: Client, movement: State, work: Work) -> Update | None:

@@ -1,0 +1,265 @@
+"""What a visit is said to have done: losses as the module gave them, steps of every kind of optimizer, their rates."""
+
+import csv
+from contextlib import nullcontext
+
+import lightning as L
+import pytest
+import torch
+from plain_lightning import Numbers, Regression, federate, module, ten_clients, trainer, weights
+from torch import nn
+from written_out import LR, assert_close, combined, doubled, gradients, recorded
+
+from fedlight.callbacks.federated_loop import FederatedLoop
+from fedlight.callbacks.progress import RoundProgress
+from fedlight.callbacks.visit_log import VisitLog
+from fedlight.datamodules.federated import FederatedWrapper
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedprox import FedProx
+from fedlight.federation.algorithms.scaffold import Scaffold
+
+
+def seeded(kind, *args):
+    L.seed_everything(0, verbose=False)
+    return kind(*args)
+
+
+class Manual(Regression):
+    """Two optimizers, one for each layer; the second has another rate and steps twice where the first steps once."""
+
+    returns = False
+
+    def __init__(self):
+        super().__init__(dropout=0.0)
+        self.automatic_optimization = False
+
+    def loss(self, batch):
+        return nn.functional.mse_loss(self.net(batch[0]), batch[1])
+
+    def training_step(self, batch, batch_idx):
+        for optimizer in (*self.optimizers(), self.optimizers()[1]):
+            self.zero_grad()
+            loss = self.loss(batch)
+            self.manual_backward(loss)
+            optimizer.step()
+        return loss if self.returns else None
+
+    def configure_optimizers(self):
+        parts = (self.net[0], self.net[3])
+        return [torch.optim.SGD(part.parameters(), lr=LR / (1 + i)) for i, part in enumerate(parts)]
+
+
+class ManualWithLoss(Manual):
+    returns = True
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_the_loss_is_that_of_the_batches_whatever_a_step_accumulates(accumulation):
+    """``fed/loss``, the visit's loss and the progress bar's, which Lightning has divided by the accumulation."""
+    given = []
+
+    class Keeps(Regression):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            given.append(loss.item())
+            return loss
+
+    progress = RoundProgress()
+    loop = FederatedLoop(clients_per_round=3, local_steps=2)
+    fit = trainer(1, [loop, progress], accumulate_grad_batches=accumulation, enable_progress_bar=True)
+    fit.fit(seeded(Keeps), FederatedWrapper(Numbers(), ten_clients))
+    mean = pytest.approx(sum(given) / len(given), rel=1e-6)
+    assert len(given) == 3 * 2 * accumulation
+    assert fit.callback_metrics["fed/loss"].item() == mean
+    assert sum(row["loss"] for row in loop.visit_records) / 3 == mean
+    assert progress._history[1]["loss"] == mean
+
+
+def manual_visits(kind, tmp_path):
+    loop, log = FederatedLoop(clients_per_round=3, local_steps=2), VisitLog()
+    fit = trainer(1, [loop, log], default_root_dir=tmp_path)
+    fit.fit(seeded(kind), FederatedWrapper(Numbers(), ten_clients))
+    with (tmp_path / "visits.csv").open() as file:
+        return fit, [*csv.DictReader(file)]
+
+
+def test_without_a_loss_nothing_is_said_of_it(tmp_path):
+    fit, rows = manual_visits(Manual, tmp_path)
+    assert [row["loss"] for row in rows] == ["", "", ""]
+    assert "fed/loss" not in fit.callback_metrics
+    assert fit.callback_metrics["fed/clients"].item() == 3
+
+
+def test_manual_optimization_counts_the_steps_of_all_optimizers(tmp_path):
+    fit, rows = manual_visits(ManualWithLoss, tmp_path)
+    assert [row["steps"] for row in rows] == ["6", "6", "6"]  # two batches of three steps
+    assert fit.global_step == 18
+    assert fit.callback_metrics["fed/loss"].item() == pytest.approx(sum(float(r["loss"]) for r in rows) / 3)
+
+
+def test_algorithms_are_told_the_sum_of_each_parameters_rates():
+    told = []
+
+    class Told(FedAvg):
+        def finish_visit(self, visit, client, movement, work):
+            told.append((work.num_steps, work.lr, dict(work.lr_sums)))
+            return super().finish_visit(visit, client, movement, work)
+
+    federate(rounds=1, algorithm=Told(), model=seeded(Manual))
+    sums = {
+        "net.0.weight": 2 * LR,
+        "net.0.bias": 2 * LR,
+        "net.3.weight": 4 * LR / 2,
+        "net.3.bias": 4 * LR / 2,
+    }
+    assert told == [(6, LR, pytest.approx(sums))] * 3
+
+
+def two_optimizers(state, batches, change):
+    """A visit of ``Manual`` in fp64; ``change`` gives the gradient that is used."""
+    now = dict(state)
+    for batch in batches:
+        for layer, lr in (("net.0", LR), ("net.3", LR / 2), ("net.3", LR / 2)):
+            found = gradients(now, batch)
+            now |= {n: w - lr * change(n, found[n], w) for n, w in now.items() if n.startswith(layer)}
+    return now
+
+
+def test_fedprox_under_several_optimizers_equals_a_loop_written_out():
+    """Each optimizer's step adds the term to its own parameters once."""
+    start, found, rounds = recorded(rounds=2, model=seeded(Manual), algorithm=FedProx(mu=0.8))
+    state = start
+    for of_clients in rounds:
+        held = state
+        trained = {
+            client: two_optimizers(state, own, lambda n, g, w, held=held: g + 0.8 * (w - held[n]))
+            for client, own in of_clients.items()
+        }
+        state = {name: state[name] + value for name, value in combined(state, trained).items()}
+    assert_close(found, state)
+
+
+def test_scaffold_under_several_optimizers_and_rates_equals_a_loop_written_out():
+    """Batches of a visit: 3; the first layer steps 3 times at LR, the second 6 times at LR / 2."""
+    start, found, rounds = recorded(rounds=5, clients_per_round=6, model=seeded(Manual), algorithm=Scaffold())
+    zero = {name: torch.zeros_like(value) for name, value in start.items()}
+    state, control, controls = start, zero, dict.fromkeys(ten_clients(None), zero)
+    for of_clients in rounds:
+        trained, new = {}, {}
+        for client, own in of_clients.items():
+            mine, common = controls[client], control
+            trained[client] = two_optimizers(state, own, lambda n, g, w, c=common, m=mine: g + c[n] - m[n])
+            new[client] = {
+                n: mine[n] - control[n] + (state[n] - w) / (3 * LR) for n, w in trained[client].items()
+            }
+        change = {n: sum(new[c][n] - controls[c][n] for c in new) / 10 for n in state}
+        control = {n: c + change[n] for n, c in control.items()}
+        controls |= new
+        state = {name: state[name] + value for name, value in combined(state, trained).items()}
+    assert_close(found, state)
+
+
+class Groups(Regression):
+    """One optimizer whose two groups have rates of their own."""
+
+    def configure_optimizers(self):
+        first, second = self.net[0].parameters(), self.net[3].parameters()
+        return torch.optim.SGD([{"params": first}, {"params": second, "lr": LR / 4}], lr=LR)
+
+
+def test_scaffold_with_a_rate_for_each_group_equals_a_loop_written_out():
+    rate = {"net.0": LR, "net.3": LR / 4}
+    start, found, rounds = recorded(
+        rounds=4, clients_per_round=8, model=seeded(Groups, "", 0, 0.0), algorithm=Scaffold()
+    )
+    zero = {name: torch.zeros_like(value) for name, value in start.items()}
+    state, control, controls = start, zero, dict.fromkeys(ten_clients(None), zero)
+    for of_clients in rounds:
+        trained, new = {}, {}
+        for client, own in of_clients.items():
+            now, mine = dict(state), controls[client]
+            for batch in own:
+                grads = gradients(now, batch)
+                now = {n: w - rate[n[:5]] * (grads[n] + control[n] - mine[n]) for n, w in now.items()}
+            trained[client] = now
+            new[client] = {
+                n: mine[n] - control[n] + (state[n] - w) / (3 * rate[n[:5]]) for n, w in now.items()
+            }
+        change = {n: sum(new[c][n] - controls[c][n] for c in new) / 10 for n in state}
+        control = {n: c + change[n] for n, c in control.items()}
+        controls |= new
+        state = {name: state[name] + value for name, value in combined(state, trained).items()}
+    assert_close(found, state)
+
+
+class Lbfgs(Regression):
+    """Up to five evaluations of the closure in a step, without a line search."""
+
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=4, history_size=2)
+
+
+def test_lbfgs_counts_a_step_once_however_often_it_evaluates():
+    model, loop = federate(rounds=1, model=seeded(Lbfgs, "", 0, 0.0))
+    assert [row["steps"] for row in loop.visit_records] == [2, 2, 2]
+    assert loop.visit_records[0]["loss"] > 0
+    assert all(value.isfinite().all() for value in weights(model).values())
+
+
+def test_fedprox_changes_the_gradients_of_every_evaluation_of_lbfgs():
+    """Against torch's own LBFGS on the loss with the term written into it."""
+    mu = 0.8
+    start, found, rounds = recorded(rounds=1, model=seeded(Lbfgs, "", 0, 0.0), algorithm=FedProx(mu))
+    trained = {}
+    for client, own in rounds[0].items():
+        local = Regression(dropout=0.0).double()
+        local.load_state_dict(start)
+        optimizer = torch.optim.LBFGS(local.parameters(), lr=0.1, max_iter=4, history_size=2)
+        for x, y in own:
+
+            def closure(x=x, y=y, local=local, optimizer=optimizer):
+                optimizer.zero_grad()
+                distance = sum(((p - start[n]) ** 2).sum() for n, p in local.named_parameters())
+                loss = nn.functional.mse_loss(local.net(x), y) + mu / 2 * distance
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+        trained[client] = doubled(weights(local))
+    expected = {name: start[name] + value for name, value in combined(start, trained).items()}
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-4)
+
+
+def test_a_step_past_lightning_is_refused_where_the_algorithm_changes_gradients():
+    class Past(Manual):
+        def training_step(self, batch, batch_idx):
+            self.zero_grad()
+            self.manual_backward(self.loss(batch))
+            for optimizer in self.optimizers(use_pl_optimizer=False):
+                optimizer.step()
+
+    with pytest.raises(
+        ValueError, match=r"SGD past Lightning, so FedProx could not .* without use_pl_optimizer"
+    ):
+        federate(model=seeded(Past), algorithm=FedProx(0.1))
+    _, loop = federate(rounds=1, model=seeded(Past))
+    assert [row["steps"] for row in loop.visit_records] == [4, 4, 4]
+
+
+def test_optimizers_are_left_as_they_were_also_when_a_visit_breaks_off():
+    class Breaks(Regression):
+        def training_step(self, batch, batch_idx):
+            if batch_idx == 3:
+                raise RuntimeError("broken off")
+            return super().training_step(batch, batch_idx)
+
+    for model in (module(), seeded(Breaks)):
+        loop = FederatedLoop(clients_per_round=3, local_steps=2)
+        fit = trainer(1, [loop])
+        broken = (
+            pytest.raises(RuntimeError, match="broken off") if isinstance(model, Breaks) else nullcontext()
+        )
+        with broken:
+            fit.fit(model, FederatedWrapper(Numbers(), ten_clients))
+        assert not fit.optimizers[0]._optimizer_step_post_hooks
