@@ -2,7 +2,7 @@
 
 from fedlight.callbacks.federated_run import seed_all
 from fedlight.federation.algorithm import Algorithm
-from fedlight.federation.channel import Channel
+from fedlight.federation.channel import Channel, Payload
 from fedlight.federation.client import Client, Update, Upload, Visit, Work
 from fedlight.federation.state import State, moved
 
@@ -16,6 +16,7 @@ class Exchange:
         seed: of what the wire draws.
 
     Attributes:
+        also_bytes: of the buffers that go with what is sent, one way.
         received: what the client of the visit under way has received in this round.
         num_bytes: down and up, of this visit.
     """
@@ -24,6 +25,7 @@ class Exchange:
         self.algorithm = algorithm
         self.channel = channel
         self.seed = seed
+        self.also_bytes = 0
         self.start_round(0)
 
     def start_round(self, round_idx: int) -> None:
@@ -45,7 +47,7 @@ class Exchange:
         sent = self.algorithm.send(visit, client, state)
         if sent is not None:
             payload = self.channel.down(sent, client)
-            self.received, self.num_bytes = payload.state, (payload.num_bytes, 0)
+            self.received, self.num_bytes = payload.state, (self._with_buffers(payload), 0)
         return self.received
 
     def up(self, visit: Visit, client: Client, trained: State, work: Work) -> Update | None:
@@ -57,11 +59,14 @@ class Exchange:
         reply = self.algorithm.reply(visit, client, self.received, trained, work)
         seed_all(self.seed, "wire", self._round_idx, visit.client_id, visit.split)
         payload = self.channel.up(self.received, reply, client)
-        self.num_bytes = self.num_bytes[0], payload.num_bytes
+        self.num_bytes = self.num_bytes[0], self._with_buffers(payload)
         update = self.algorithm.finish_visit(visit, client, payload.state, work)
         if update is not None:
             self._arrived = client.id, self.received, payload.state
         return update
+
+    def _with_buffers(self, payload: Payload) -> int:
+        return payload.num_bytes + self.also_bytes if payload.state else payload.num_bytes
 
     @property
     def upload(self) -> Upload | None:

@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedlight.callbacks import next_round, round_guard, round_schedule
+from fedlight.callbacks.buffers import Policy, buffer_policy
 from fedlight.callbacks.device_emulation import DeviceEmulation, check_device_settings
 from fedlight.callbacks.exchange import Exchange
 from fedlight.callbacks.federated_run import (
@@ -67,6 +68,8 @@ class FederatedLoop(L.Callback):
         fleet: the clients' devices, which are emulated; without one every client trains as this machine does.
         deadline_seconds: of a round, on the devices' virtual clock; who has not finished by then is left out.
         over_selection: so many times ``clients_per_round`` are asked, and the fastest ``clients_per_round`` count.
+        buffers: what is done about buffers that training changes, such as running statistics of a batch norm: ``refuse``,
+            ``average`` over the clients of a round, or ``local`` (FedBN); see :mod:`fedlight.callbacks.buffers`.
 
     Attributes:
         rounds_done: rounds whose server step is done.
@@ -91,6 +94,7 @@ class FederatedLoop(L.Callback):
         fleet: Fleet | None = None,
         deadline_seconds: float | None = None,
         over_selection: float = 1.0,
+        buffers: Policy = "refuse",
     ) -> None:
         refuse_below(1, "federated.", clients_per_round=clients_per_round, local_steps=local_steps)
         check_device_settings(fleet, deadline_seconds, over_selection)
@@ -105,6 +109,7 @@ class FederatedLoop(L.Callback):
         self.fleet = fleet
         self.deadline_seconds = deadline_seconds
         self.over_selection = over_selection
+        self.buffers = buffer_policy(buffers)
         self.virtual_seconds = 0.0
         self.privacy = PrivacyAccount(aggregation, self.channel)
         self.rounds_done = 0
@@ -122,6 +127,7 @@ class FederatedLoop(L.Callback):
         if stage != "fit":
             return
         round_guard.refuse_cut_rounds(trainer, self.rounds_done)
+        self.buffers.check(self.algorithm, self.aggregation, self.privacy.is_private)
         self._data = federated_data(trainer)
         self.clients = build_clients(self._data.client_sizes())
         round_guard.check_cohort(self.clients_per_round, len(self.clients))
@@ -140,9 +146,11 @@ class FederatedLoop(L.Callback):
         self._run = Run(
             trainer, pl_module, self.clients, self.channel, self.aggregation is not None, self.own_state
         )
+        self.buffers.attach(pl_module)
+        self._exchange.also_bytes = self.buffers.num_bytes
         self.algorithm.check(self._run)
         if self.fleet is not None:
-            payloads = PayloadSizes(self.algorithm, self.channel, self.memory, self.clients)
+            payloads = PayloadSizes(self.algorithm, self.channel, self.memory, self.clients, self.buffers)
             self._devices = self._run.devices = DeviceEmulation(
                 self.fleet, self.deadline_seconds, self.clients_per_round, self.seed, payloads, self._run
             )
@@ -161,6 +169,7 @@ class FederatedLoop(L.Callback):
         seed_all(self.seed, "round", self.rounds_done)
         self.visit_records = self._devices.dropouts(self.rounds_done)
         self._global, self._inside_round = read(self._parameters), True
+        self._shared = self.buffers.shared(self._global)
         self._exchange.start_round(self.rounds_done)
         self.algorithm.start_round(self.rounds_done, self._rounds.cohort, self._run)
         self._aggregation = self.aggregation or self.algorithm.aggregation(len(self.clients))
@@ -196,6 +205,7 @@ class FederatedLoop(L.Callback):
         """Closes the visit, and the round, whose last batch this was."""
         if self.visit is not None:
             self._work.add_loss(step_loss(trainer, outputs))
+            self.buffers.after_batch()
             if batch_idx + 1 in self._rounds.schedule.ends:
                 if not pl_module.automatic_optimization:
                     self._work.refuse_unused_gradients(self.visit)
@@ -221,10 +231,11 @@ class FederatedLoop(L.Callback):
         )
         self.visit, self._client = visit, self.clients[visit.client_id]
         self._client.memory = self.memory.load(visit.client_id)
-        received = self._exchange.down(visit, self._client, self._global)
+        received = self._exchange.down(visit, self._client, self._shared)
         started_from = self.algorithm.start_visit(visit, self._client, received, module)
         self._trained = {name: self._parameters[name] for name in started_from}
-        write(started_from, self._trained)
+        own = self.buffers.enter(self._client.memory, self._global, self._parameters)
+        write(started_from | own, self._parameters)
         forget(trainer.optimizers)
         clear_gradients(module)
         self._devices.enter(visit)
@@ -232,14 +243,17 @@ class FederatedLoop(L.Callback):
         self._work = LocalWork(trainer.optimizers, changes_gradients(self.algorithm))
 
     def _finish_visit(self, visit: Visit) -> None:
-        trained, work = read(self._trained), self._work.done(self._trained)
+        trained, work, buffers = read(self._trained), self._work.done(self._trained), self.buffers.trained()
+        num_examples = self._run.num_examples(visit)
         if (update := self._exchange.up(visit, self._client, trained, work)) is not None:
             self._aggregation.add(update)
+            self.buffers.add(buffers, num_examples)
+        self.buffers.keep(self._client.memory, buffers)
+        self.buffers.leave()
         with full_disk_named(self.memory.folder or Path()):
             self.memory.save(self._client.id, self._client.memory, self.rounds_done)
         self._client.memory = {}
-        num_examples, num_bytes = self._run.num_examples(visit), self._exchange.num_bytes
-        row = visit_row(self.rounds_done, visit, num_examples, work, *num_bytes)
+        row = visit_row(self.rounds_done, visit, num_examples, work, *self._exchange.num_bytes)
         self.visit_records.append(self._devices.visited(visit, row))
 
     def _finish_round(self, trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -247,8 +261,9 @@ class FederatedLoop(L.Callback):
         seed_all(self.seed, "server", self.rounds_done)
         movement = self.algorithm.finish_round(self._aggregation.result())
         write(self.server.step(self._global, movement), self._parameters)
+        self.buffers.finish_round()
         forget(trainer.optimizers)  # or a checkpoint would carry the last client's moments
-        del self._global, self._aggregation
+        del self._global, self._shared, self._aggregation
         self.visit, self._inside_round = None, False
         self.rounds_done += 1
         metrics = round_metrics(self.visit_records, len(self._rounds.cohort)) | self.algorithm.metrics()
@@ -275,10 +290,12 @@ class FederatedLoop(L.Callback):
         round_schedule.train_batches_again(module)
         if self._inside_round:
             write(self._global, self._parameters)
+            self.buffers.restore()
 
     def own_state(self, client_id: str) -> State | None:
-        """The parameters with which a client would go on alone; None where they are the global ones."""
-        return self.algorithm.own_state(replace(self.clients[client_id], memory=self.memory.load(client_id)))
+        """Parameters and buffers with which a client would go on alone; None where they are the global ones."""
+        client = replace(self.clients[client_id], memory=self.memory.load(client_id))
+        return self.buffers.own_state(client.memory, self.algorithm.own_state(client))
 
     @property
     def upload(self) -> Upload | None:

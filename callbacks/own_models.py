@@ -10,6 +10,7 @@ import torch
 from torchmetrics import Metric
 
 from fedlight.federation.eval_mode import eval_mode
+from fedlight.federation.module_buffers import put, put_back, snapshot
 from fedlight.federation.state import State, write
 
 
@@ -70,7 +71,7 @@ def outputs_of_own_models(
 
 @contextmanager
 def parameters_of(module: torch.nn.Module, state: State) -> Iterator[None]:
-    """Has ``state`` in the module while its body runs.
+    """Has ``state``, parameters and buffers by name, in the module while its body runs.
 
     Example:
         >>> layer = torch.nn.Linear(1, 1)
@@ -83,11 +84,16 @@ def parameters_of(module: torch.nn.Module, state: State) -> Iterator[None]:
     """
     parameters = {name: p for name, p in module.named_parameters() if name in state}
     before = {name: p.detach().clone() for name, p in parameters.items()}  # as they are: fp32 could lose bits
-    write(state, parameters)
+    buffers = {name: value for name, value in state.items() if name not in parameters}
+    buffers_before = snapshot(module) if buffers else {}
+    write({name: state[name] for name in parameters}, parameters)
+    put(module, buffers)
     try:
         yield
     finally:
         write(before, parameters)
+        if buffers:
+            put_back(module, buffers_before)
 
 
 @contextmanager

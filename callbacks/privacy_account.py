@@ -30,6 +30,11 @@ class PrivacyAccount:
             if isinstance(part, Private) and part.epsilon(DELTA, []) is not None:
                 self._parts[name] = part
 
+    @property
+    def is_private(self) -> bool:
+        """Whether something of the run promises differential privacy."""
+        return bool(self._parts)
+
     def after_round(self, sampled: int, clients: int) -> dict[str, float]:
         """Counts a round, and gives epsilon at delta 1e-5 after it.
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
@@ -85,8 +85,7 @@ def federated_parameters(trainer: L.Trainer, module: L.LightningModule) -> dict[
     """The named parameters that the optimizers hold, in the order of the module.
 
     Raises:
-        ValueError: an optimizer holds a parameter that the module does not, there are none, or running statistics of
-            a batch norm would pass from client to client.
+        ValueError: an optimizer holds a parameter that the module does not, or there are none.
     """
     held = {
         id(p) for optimizer in trainer.optimizers for group in optimizer.param_groups for p in group["params"]
@@ -97,10 +96,4 @@ def federated_parameters(trainer: L.Trainer, module: L.LightningModule) -> dict[
             f"{len(held) - len(named)} of the optimizer's {len(held)} parameters are not parameters of the "
             "LightningModule: make what is trained a submodule of it"
         )
-    for name, submodule in module.named_modules():
-        if isinstance(submodule, nn.modules.batchnorm._BatchNorm) and submodule.track_running_stats:
-            raise ValueError(
-                f"{name} keeps running statistics, which would leak from one client to the next: use GroupNorm or "
-                "LayerNorm, or track_running_stats=False"
-            )
     return named

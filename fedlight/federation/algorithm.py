@@ -28,9 +28,14 @@ class Algorithm:
             ``normalized``: ``sum(p_m * delta_m) / sum(p_m)`` over the sampled;
             ``uniform``: the plain mean over the sampled.
 
+    Attributes:
+        buffers: what can be done under it about buffers that training changes: values of ``federated.buffers``.
+
     Raises:
         ValueError: another weighting.
     """
+
+    buffers: tuple[str, ...] = ("refuse", "average", "local")
 
     def __init__(self, weighting: Weighting = "unbiased") -> None:
         if weighting not in ("unbiased", "normalized", "uniform"):

@@ -49,11 +49,6 @@ def test_a_datamodule_without_clients_is_refused_with_the_remedy():
         trainer(1, [FederatedLoop()]).fit(module(), Numbers())
 
 
-def test_batch_norm_statistics_would_leak_and_are_refused():
-    with pytest.raises(ValueError, match=r"net\.1 keeps running statistics"):
-        federate(model=module(norm=True))
-
-
 @pytest.mark.parametrize("setting", [{"clients_per_round": 0}, {"local_steps": 0}])
 def test_nonsense_numbers_are_refused(setting):
     with pytest.raises(ValueError, match="must be at least 1"):

@@ -56,6 +56,8 @@ class FedBiscuit(Algorithm):
             not fit.
     """
 
+    buffers = ("refuse",)  # of the base, which groups would share that are to differ
+
     def __init__(
         self,
         warmup_rounds: int = 50,

@@ -57,6 +57,8 @@ class FewFedPIT(Algorithm):
         if scorer not in ("private", "global"):
             raise ValueError(f"federated.algorithm.scorer={scorer!r} is not one of private, global")
         self.beta = beta
+        if beta < 1:  # those of the private visit would reach the public one, or leave the client unmixed
+            self.buffers = ("refuse",)
         self.scorer = scorer
         self._candidates = Candidates()
         self._splits: dict[str, list[str]] = {}

@@ -15,6 +15,8 @@ OWN = "own_state"
 class LocalOnly(Algorithm):
     """A client receives the initial model once and keeps what it trains; the global model stays as it was."""
 
+    buffers = ("refuse", "local")  # nothing comes back that could be averaged
+
     def __init__(self) -> None:
         super().__init__()
 

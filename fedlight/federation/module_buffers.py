@@ -1,0 +1,146 @@
+"""The buffers of a module: a copy of them, which of them differ from it, and putting them back.
+
+Buffers are compared by content. Torch counts the changes of a tensor, but not those that its batch norm makes in C++; and
+code may put a new tensor, also of another size, in the place of a buffer.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+Buffers = dict[str, Tensor | None]
+"""Dotted name -> buffer, of its own type and on its own device; None where a module has declared one and not made it."""
+
+
+def snapshot(module: nn.Module) -> Buffers:
+    """A copy of all buffers, of which later training changes nothing; what two parts share is copied once.
+
+    Example:
+        >>> norm = nn.BatchNorm1d(2)
+        >>> before = snapshot(norm)
+        >>> _ = norm(torch.tensor([[0.0, 0.0], [2.0, 0.0]]))
+        >>> changed(norm, before)
+        ['running_mean', 'running_var', 'num_batches_tracked']
+        >>> put_back(norm, before)
+        >>> changed(norm, before)
+        []
+    """
+    made: dict[int, Tensor] = {}
+    found: Buffers = {}
+    for name, _, _, value in _named(module):
+        if value is not None and id(value) not in made:
+            made[id(value)] = value.detach().clone()
+        found[name] = None if value is None else made[id(value)]
+    return found
+
+
+def changed(module: nn.Module, before: Mapping[str, Tensor | None]) -> list[str]:
+    """Names of the buffers that are not what they were: in content, size or type, new or gone.
+
+    Args:
+        module: whose buffers they are.
+        before: what :func:`snapshot` gave.
+    """
+    now = {name: value for name, _, _, value in _named(module)}
+    return [
+        name for name in {**before, **now} if name not in before or not _same(now.get(name), before[name])
+    ]
+
+
+def copies(module: nn.Module, names: Iterable[str]) -> Buffers:
+    """A copy of these buffers as they are now; None for one that is gone."""
+    now = {name: value for name, _, _, value in _named(module)}
+    found = {name: now.get(name) for name in names}
+    return {name: None if value is None else value.detach().clone() for name, value in found.items()}
+
+
+@torch.no_grad()
+def put(module: nn.Module, values: Mapping[str, Tensor | None]) -> None:
+    """Makes these buffers what ``values`` says, in place where size and type allow it; the others stay.
+
+    Args:
+        module: whose buffers they are.
+        values: by dotted name; they are copied.
+
+    Raises:
+        AttributeError: the module has no part of such a name.
+    """
+    for name, value in values.items():
+        held, key = _holder(module, name)
+        own = held.get(key)
+        if own is not None and value is not None and _alike(own, value) and not own.is_inference():
+            own.copy_(value)
+        else:
+            near = own if own is not None else next(module.parameters(), value)
+            held[key] = None if value is None or near is None else value.detach().to(near.device, copy=True)
+
+
+def put_back(module: nn.Module, before: Mapping[str, Tensor | None]) -> None:
+    """Makes all buffers what they were, and takes new ones away.
+
+    Args:
+        module: whose buffers they are.
+        before: what :func:`snapshot` gave.
+    """
+    names = changed(module, before)
+    put(module, {name: before[name] for name in names if name in before})
+    for name in names:
+        if name not in before:
+            held, key = _holder(module, name)
+            del held[key]
+
+
+def persistent(module: nn.Module) -> list[str]:
+    """Names of the buffers that belong to the module's ``state_dict``."""
+    return [name for name, part, key, _ in _named(module) if key not in part._non_persistent_buffers_set]
+
+
+def normalization_parameters(module: nn.Module) -> frozenset[str]:
+    """Names of the weights and biases of the layers that own running statistics, such as batch norm.
+
+    That is of every part of the module with buffers ``running_mean`` and ``running_var`` of its own.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.LayerNorm(2))
+        >>> sorted(normalization_parameters(net))
+        ['1.bias', '1.weight']
+    """
+    return frozenset(
+        f"{prefix}.{name}" if prefix else name
+        for prefix, part in module.named_modules()
+        if all(part._buffers.get(key) is not None for key in ("running_mean", "running_var"))
+        for name, _ in part.named_parameters(recurse=False)
+    )
+
+
+def _named(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
+    """Dotted name, part, name in the part, and buffer; those without content (meta tensors) are left out."""
+    for prefix, part in module.named_modules():
+        for key, value in part._buffers.items():
+            if value is None or not value.is_meta:
+                yield f"{prefix}.{key}" if prefix else key, part, key, value
+
+
+def _holder(module: nn.Module, name: str) -> tuple[dict[str, Tensor | None], str]:
+    part, _, key = name.rpartition(".")
+    return module.get_submodule(part)._buffers, key
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return (a.shape, a.dtype, a.layout) == (b.shape, b.dtype, b.layout)
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    """Whether two buffers are equal; a NaN equals a NaN, since a constant may hold one."""
+    if a is None or b is None:
+        return a is b
+    if not _alike(a, b) or a.device != b.device:
+        return False
+    if a.layout != torch.strided:
+        a, b = a.to_sparse_coo().coalesce(), b.to_sparse_coo().coalesce()
+        return _same(a.indices(), b.indices()) and _same(a.values(), b.values())
+    if torch.equal(a, b):
+        return True
+    floating = a.is_floating_point() or a.is_complex()
+    return floating and bool(torch.isclose(a, b, rtol=0, atol=0, equal_nan=True).all())

@@ -1,0 +1,477 @@
+"""Buffers that training changes: refused by name, averaged, or kept with each client, against loops written out."""
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from fleets import make_fleet
+from lightning.pytorch.callbacks import ModelCheckpoint
+from plain_lightning import Numbers, Regression, assert_equal, federate, module, ten_clients, trainer, weights
+from torch import nn
+from torchmetrics import MeanMetric
+from torchmetrics.classification import BinaryAccuracy
+
+from fedlight.callbacks.federated_loop import FederatedLoop
+from fedlight.datamodules.federated import FederatedWrapper
+from fedlight.federation.aggregation import CoordinateMedian
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
+from fedlight.federation.algorithms.fewfedpit import FewFedPIT
+from fedlight.federation.algorithms.local_only import LocalOnly
+from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.channel import Identity, serialized_bytes
+from fedlight.federation.codecs import Quantize
+from fedlight.federation.memory import ClientMemories
+from fedlight.federation.privacy import ClipAndNoise, PrivateMean
+from fedlight.federation.server import FedAvgM
+from fedlight.federation.wire import Wire
+
+SIZES = {name: len(indices) for name, indices in ten_clients(None).items()}
+NORM = {"net.1.weight", "net.1.bias"}
+PLAIN = {"optimizer": "SGD", "dropout": 0.0, "norm": True}
+
+
+def state_of(of):
+    return {name: value.detach().clone() for name, value in of.state_dict().items()}
+
+
+class Seen(L.Callback):
+    """Batches by round and client, and what validation saw: round -> state."""
+
+    def __init__(self, loop):
+        self.loop, self.batches, self.validated = loop, {}, {}
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.batches.setdefault((self.loop.rounds_done, self.loop.visit.client_id), []).append(batch)
+
+    def on_validation_start(self, trainer, pl_module):
+        if not trainer.sanity_checking:
+            self.validated[self.loop.rounds_done] = state_of(pl_module)
+
+
+def run(rounds=3, model=None, callbacks=(), ckpt_path=None, clients=ten_clients, settings=None, **loop):
+    loop = FederatedLoop(**({"clients_per_round": 3, "local_steps": 2} | loop))
+    seen = Seen(loop)
+    model = model or module(**PLAIN)
+    t = trainer(rounds, [loop, seen, *callbacks], **(settings or {}))
+    t.fit(model, FederatedWrapper(Numbers(), clients), ckpt_path=ckpt_path, weights_only=True)
+    return model, loop, seen
+
+
+def trained_on(start, batches):
+    """What plain SGD makes of ``start``, buffers included."""
+    local = module(**PLAIN)
+    local.load_state_dict(start)
+    optimizer = torch.optim.SGD(local.parameters(), lr=0.05)
+    for x, y in batches:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(local.net(x), y).backward()
+        optimizer.step()
+    return state_of(local)
+
+
+def of_round(seen, round_idx):
+    return {client: batches for (number, client), batches in seen.batches.items() if number == round_idx}
+
+
+def test_average_equals_a_loop_written_out():
+    """Parameters by FedBis' weights, buffers by the mean over the round's clients; validation sees both."""
+    g, names = state_of(module(**PLAIN)), weights(module(**PLAIN))
+    model, _, seen = run(buffers="average")
+    for round_idx in range(3):
+        cohort = of_round(seen, round_idx)
+        assert len(cohort) == 3
+        local = {client: trained_on(g, batches) for client, batches in cohort.items()}
+        examples = sum(SIZES[client] for client in cohort)
+        new = {}
+        for name, value in g.items():
+            if name in names:
+                moved = sum(SIZES[c] / 120 * (own[name].double() - value) for c, own in local.items())
+                new[name] = (value + 10 / 3 * moved).float()
+            else:
+                mean = sum(SIZES[c] * own[name].double() for c, own in local.items()) / examples
+                new[name] = mean.round().long() if name.endswith("tracked") else mean.float()
+        g = new
+        for name, value in seen.validated[round_idx + 1].items():
+            torch.testing.assert_close(value, g[name], rtol=1e-5, atol=1e-6)
+    assert g["net.1.num_batches_tracked"].item() == 6
+    torch.testing.assert_close(state_of(model), g, rtol=1e-5, atol=1e-6)
+
+
+def test_local_equals_a_loop_written_out():
+    """FedBN: normalization and statistics of a client go on where it left them; the server's are the initial ones."""
+    start = state_of(module(**PLAIN))
+    g, own = dict(start), {}
+    kept = {name for name in g if name.startswith("net.1.")}
+    model, loop, seen = run(rounds=4, buffers="local")
+    for round_idx in range(4):
+        local = {}
+        for client, batches in of_round(seen, round_idx).items():
+            local[client] = trained_on(g | own.get(client, {}), batches)
+            own[client] = {name: local[client][name] for name in kept}
+        for name in g.keys() - kept:
+            moved = sum(SIZES[c] / 120 * (of[name].double() - g[name]) for c, of in local.items())
+            g[name] = (g[name] + 10 / 3 * moved).float()
+    assert max(int(of["net.1.num_batches_tracked"]) for of in own.values()) > 2  # somebody came back
+    torch.testing.assert_close(state_of(model), g, rtol=1e-5, atol=1e-6)
+    assert_equal({n: state_of(model)[n] for n in kept}, {n: start[n] for n in kept})
+    for client in loop.clients:
+        if client in own:
+            torch.testing.assert_close(loop.own_state(client), own[client], rtol=1e-5, atol=1e-6)
+            with loop.holding(loop.own_state(client)):
+                torch.testing.assert_close(state_of(model), g | own[client], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(state_of(model), g, rtol=1e-5, atol=1e-6)
+        else:
+            assert loop.own_state(client) is None
+
+
+@pytest.mark.parametrize("policy", ["average", "local"])
+def test_one_client_is_plain_training_bit_for_bit(policy):
+    """With everything at one client there is nobody to mix with."""
+    model, loop, seen = run(
+        2, clients=lambda d: {"all": np.arange(120)}, clients_per_round=1, buffers=policy, local_steps=5
+    )
+    expected = trained_on(state_of(module(**PLAIN)), [b for own in seen.batches.values() for b in own])
+    found = state_of(model) | (loop.own_state("all") or {})
+    assert_equal({n: v.float() for n, v in found.items()}, {n: v.float() for n, v in expected.items()})
+
+
+@pytest.mark.parametrize("policy", ["average", "local"])
+@pytest.mark.parametrize("algorithm", [FedAvg, Scaffold])
+def test_order_of_clients_does_not_matter(policy, algorithm):
+    def mirrored(dataset):
+        return dict(reversed(ten_clients(dataset).items()))
+
+    first, _, _ = run(buffers=policy, algorithm=algorithm())
+    second, _, _ = run(buffers=policy, algorithm=algorithm(), clients=mirrored)
+    assert_equal(state_of(first), state_of(second))
+
+    class Backwards(algorithm):
+        def plan(self, *args):
+            return super().plan(*args)[::-1]
+
+    third, _, _ = run(buffers=policy, algorithm=Backwards())
+    torch.testing.assert_close(state_of(first), state_of(third), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.parametrize("limit_mib", [256, 0])
+@pytest.mark.parametrize("policy", ["average", "local"])
+def test_resumed_equals_uninterrupted(tmp_path, policy, limit_mib):
+    def whole(folder, ckpt_path=None):
+        save = ModelCheckpoint(folder, save_top_k=-1, filename="{epoch}", save_on_train_epoch_end=True)
+        memory = ClientMemories(str(tmp_path / "clients"), limit_mib, keep=4)
+        settings = {"enable_checkpointing": True, "default_root_dir": tmp_path}
+        model, loop, _ = run(
+            4, module(**PLAIN | {"dropout": 0.3}), [save], ckpt_path, settings=settings, memory=memory, buffers=policy
+        )  # fmt: skip
+        return state_of(model), {client: loop.own_state(client) for client in loop.clients}
+
+    state, own = whole(tmp_path / "whole")
+    assert any(own.values()) == (policy == "local")
+    for checkpoint in sorted((tmp_path / "whole").glob("*.ckpt"))[:2]:
+        again, again_own = whole(tmp_path / checkpoint.stem, checkpoint)
+        assert_equal(state, again)
+        assert [None if a is None else a.keys() for a in own.values()] == [
+            None if a is None else a.keys() for a in again_own.values()
+        ]
+        for client in own:
+            assert_equal(own[client] or {}, again_own[client] or {})
+
+
+@pytest.mark.parametrize("server", [{}, {"server": FedAvgM(lr=5.0)}, {"algorithm": FedAvg("uniform")}])
+def test_a_variance_stays_a_mean_whatever_the_server_does(server):
+    model, _, seen = run(4, buffers="average", **server)
+    for state in seen.validated.values():
+        assert (state["net.1.running_var"] > 0).all()
+    assert model.net[1].num_batches_tracked.item() == 8
+
+
+# What it costs
+
+
+def test_bytes_are_counted_exactly():
+    model = module(**PLAIN)
+    buffers = serialized_bytes(dict(model.named_buffers()))
+    whole = Identity().down_bytes(weights(model))
+    shared = Identity().down_bytes({n: p for n, p in weights(model).items() if n not in NORM})
+    for policy, expected in (("average", whole + buffers), ("local", shared)):
+        _, loop, _ = run(1, buffers=policy)
+        assert {(r["bytes_down"], r["bytes_up"]) for r in loop.visit_records} == {(expected, expected)}
+    _, loop, _ = run(1, buffers="average", channel=Wire(up=Quantize("int8")))
+    small = Wire(up=Quantize("int8")).up_bytes(weights(model)) + buffers
+    assert {(r["bytes_down"], r["bytes_up"]) for r in loop.visit_records} == {(whole + buffers, small)}
+
+
+@pytest.mark.parametrize("policy", ["average", "local"])
+def test_with_a_fleet_the_planned_bytes_are_those_that_are_sent(tmp_path, caplog, policy):
+    fleet = make_fleet(tmp_path, fast={})
+    model, loop, _ = run(2, buffers=policy, fleet=fleet)
+    assert "the clock of its rounds is off" not in caplog.text
+    alone, _, _ = run(2, buffers=policy)
+    assert_equal(state_of(model), state_of(alone))
+    assert len({row["bytes_up"] for row in loop.visit_records}) == 1
+
+
+def test_a_lossy_wire_leaves_buffers_as_they_are():
+    """With one client the server's statistics are exactly the client's."""
+    one = {"clients": lambda d: {"all": np.arange(120)}, "clients_per_round": 1, "buffers": "average"}
+    model, _, seen = run(1, channel=Wire(up=Quantize("nf4")), **one)
+    expected = trained_on(state_of(module(**PLAIN)), seen.batches[0, "all"])
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        assert torch.equal(getattr(model.net[1], name), expected[f"net.1.{name}"])
+
+
+# What is refused, and what is let through
+
+
+class Queue(Regression):
+    """The last inputs, as a momentum contrast has them; in the place of the old ones, or growing."""
+
+    def __init__(self, grows=False, persistent=True, **kwargs):
+        super().__init__(optimizer="SGD", **kwargs)
+        self.grows = grows
+        self.register_buffer("queue", torch.zeros(0 if grows else 4, 4), persistent=persistent)
+
+    def training_step(self, batch, batch_idx):
+        x = batch[0].detach()
+        self.queue = torch.cat([self.queue, x]) if self.grows else x.mean(0).expand(4, 4).clone()
+        return super().training_step(batch, batch_idx)
+
+
+class Ema(Regression):
+    """A running mean of a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8, 4))
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.mean.lerp_(self.net[0].weight.detach(), 0.1)
+
+
+class Late(Regression):
+    """Makes its buffer when it first trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("declared", None)
+
+    def training_step(self, batch, batch_idx):
+        if self.declared is None:
+            self.declared = torch.zeros(1)
+        if not hasattr(self, "new"):
+            self.register_buffer("new", torch.zeros(1))
+        return super().training_step(batch, batch_idx)
+
+
+def normed(make):
+    model = module()
+    model.net[1] = make(model)
+    return model
+
+
+def with_instance_norm():
+    class OfRows(nn.InstanceNorm1d):
+        def forward(self, x):
+            return super().forward(x.unsqueeze(1).expand(-1, 3, -1))[:, 0]
+
+    return normed(lambda model: OfRows(3, track_running_stats=True))
+
+
+def with_spectral_norm(kind):
+    model = module()
+    model.net[0] = kind(model.net[0])
+    return model
+
+
+CASES = {
+    "batch norm": (lambda: module(norm=True), "net.1.running_mean, net.1.running_var, net.1.num_batches"),
+    "instance norm": (with_instance_norm, "net.1.running_mean"),
+    "spectral norm": (lambda: with_spectral_norm(nn.utils.spectral_norm), "net.0.weight_u, net.0.weight_v"),
+    "parametrized": (
+        lambda: with_spectral_norm(nn.utils.parametrizations.spectral_norm),
+        "net.0.parametrizations.weight.0._u",
+    ),
+    "queue": (Queue, "changes queue:"),
+    "growing queue": (lambda: Queue(grows=True), "changes queue:"),
+    "average of weights": (Ema, "changes mean:"),
+    "late": (Late, "changes declared, new:"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_kind_of_buffer_is_refused_by_name_and_the_module_is_as_before(case):
+    make, named = CASES[case]
+    L.seed_everything(0, verbose=False)
+    model = make()
+    before = state_of(model)
+    with pytest.raises(ValueError, match=r"federated\.buffers=average .*federated\.buffers=local") as error:
+        run(2, model)
+    assert named in str(error.value)
+    assert_equal(state_of(model), before)
+    assert "new" not in model._buffers
+
+
+def test_a_batch_norm_is_refused_after_the_first_batch_of_all():
+    loop = FederatedLoop(clients_per_round=3, local_steps=2)
+    t = trainer(1, [loop])
+    with pytest.raises(ValueError, match=r"training changes net\.1\.running_mean"):
+        t.fit(module(norm=True), FederatedWrapper(Numbers(), ten_clients))
+    assert t.fit_loop.epoch_loop.batch_idx == 0
+
+
+class ImageClassifier(L.LightningModule):
+    """What the most used template trains by default, and a convolution before it: batch norm, metrics in the module."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8),
+            nn.ReLU(), nn.Linear(8, 2),
+        )  # fmt: skip
+        self.criterion = nn.CrossEntropyLoss()
+        self.train_loss, self.val_acc = MeanMetric(), BinaryAccuracy()
+
+    def _logits(self, batch):
+        return self.net(batch[0].outer(torch.ones(16)).reshape(-1, 1, 4, 4)), (batch[1] > 0).long()
+
+    def training_step(self, batch, batch_idx):
+        logits, labels = self._logits((batch[0][:, 0], batch[1][:, 0]))
+        loss = self.criterion(logits, labels)
+        self.train_loss(loss)
+        self.log("train/loss", self.train_loss, on_step=False, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        logits, labels = self._logits((batch[0][:, 0], batch[1][:, 0]))
+        self.val_acc(logits.argmax(1), labels)
+        self.log("val/acc", self.val_acc, on_step=False, on_epoch=True)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize("policy", ["refuse", "average", "local"])
+def test_the_batch_norm_template_starts_with_one_setting(policy):
+    L.seed_everything(0, verbose=False)
+    model = ImageClassifier()
+    if policy == "refuse":
+        with pytest.raises(ValueError, match=r"changes net\.1\.running_mean"):
+            run(1, model)
+    else:
+        run(2, model, buffers=policy)
+        assert model.net[1].num_batches_tracked.item() == (4 if policy == "average" else 0)
+
+
+def test_what_changes_later_is_refused_at_the_end_of_its_visit():
+    class Rare(Regression):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+
+        def training_step(self, batch, batch_idx):
+            if batch_idx == 3:
+                self.seen.add_(1)
+            return super().training_step(batch, batch_idx)
+
+    loop = FederatedLoop(clients_per_round=3, local_steps=2)
+    t, model = trainer(1, [loop]), Rare()
+    before = weights(model)
+    with pytest.raises(ValueError, match="training changes seen"):
+        t.fit(model, FederatedWrapper(Numbers(), ten_clients))
+    assert (t.fit_loop.epoch_loop.batch_idx, model.seen.item()) == (3, 0.0)
+    assert_equal(before, weights(model))
+
+
+def test_a_frozen_batch_norm_and_constants_pass():
+    class Frozen(Regression):
+        def __init__(self, frozen):
+            super().__init__(norm=frozen, dropout=0.0, optimizer="SGD")
+            if not frozen:
+                self.net[1] = nn.Identity()
+            self.register_buffer("mask", torch.tensor([float("nan"), float("-inf")]), persistent=False)
+
+        def on_train_epoch_start(self):
+            if isinstance(self.net[1], nn.BatchNorm1d):
+                self.net[1].eval()
+
+    runs = []
+    for frozen in (True, False):
+        L.seed_everything(0, verbose=False)
+        model = Frozen(frozen)
+        if frozen:  # exactly the identity
+            model.net[1].eps = 0.0
+            model.net[1].requires_grad_(False)
+        runs.append({n: p for n, p in weights(run(2, model)[0]).items() if not n.startswith("net.1")})
+    torch.testing.assert_close(*runs)
+
+
+@pytest.mark.parametrize("policy", ["average", "local"])
+def test_policies_change_nothing_where_no_buffer_changes(policy):
+    plain, _ = federate(2)
+    other, _, _ = run(2, module(), buffers=policy)
+    assert_equal(weights(plain), weights(other))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Queue(persistent=False), r"changes queue, which the module's state_dict leaves out"),
+        (lambda: Queue(grows=True), r"the size of queue from \(0, 4\) to \(4, 4\)"),
+        (Late, r"the size of declared from None to \(1,\)"),
+    ],
+)
+def test_what_has_no_mean_or_is_not_sent_is_refused_under_average(make, message):
+    model = make()
+    with pytest.raises(ValueError, match=message):
+        run(1, model, buffers="average")
+
+
+@pytest.mark.parametrize("make", [lambda: Queue(grows=True, persistent=False), Late])
+def test_local_keeps_what_changes_its_size_or_is_in_no_state_dict(make):
+    L.seed_everything(0, verbose=False)
+    model, loop, seen = run(3, make(), buffers="local")
+    visits = {client: sum(len(b[0]) for (_, c), own in seen.batches.items() if c == client for b in own)
+              for _, client in seen.batches}  # fmt: skip
+    for client, examples in visits.items():
+        own = loop.own_state(client)
+        if isinstance(model, Queue):
+            assert own["queue"].shape == (examples, 4)
+        else:
+            assert own.keys() == {"declared", "new"}
+    assert dict(model.named_buffers()).get("queue", torch.zeros(0)).numel() == 0
+    assert "new" not in model._buffers
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"buffers": "mean"}, r"federated\.buffers='mean' is not one of refuse, average, local"),
+        ({"buffers": "average", "aggregation": PrivateMean(1.0, 1.0)}, r"differential privacy: set .*local"),
+        ({"buffers": "average", "channel": Wire(up=ClipAndNoise(1.0, 1.0))}, "past the clipping and the noise"),
+        ({"buffers": "average", "aggregation": CoordinateMedian()}, "which CoordinateMedian would not protect"),
+        ({"buffers": "average", "algorithm": LocalOnly()}, "under LocalOnly: set it to refuse or local"),
+        ({"buffers": "local", "algorithm": FedBiscuit()}, "under FedBiscuit: set it to refuse"),
+        ({"buffers": "average", "algorithm": FewFedPIT(0.5)}, "under FewFedPIT: set it to refuse"),
+    ],
+)  # fmt: skip
+def test_what_cannot_go_together_is_refused_before_any_work(settings, message):
+    model = module(**PLAIN)
+    before = weights(model)
+    with pytest.raises(ValueError, match=message):
+        run(1, model, **settings)
+    assert_equal(before, weights(model))
+
+
+def test_local_only_clients_have_models_of_their_own_whole():
+    """Local training alone with batch norm: a client's model is that of a federation of it alone."""
+    _, loop, _ = run(3, algorithm=LocalOnly(), clients_per_round=10, buffers="local")
+    for client in ("c0", "c9"):
+        alone, own, _ = run(
+            3,
+            clients=lambda d, client=client: {client: ten_clients(d)[client]},
+            clients_per_round=1,
+            buffers="local",
+        )
+        assert_equal(loop.own_state(client), state_of(alone) | own.own_state(client))
