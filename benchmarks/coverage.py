@@ -39,8 +39,8 @@ from fedlight.evaluation.alignment import alignment
 from fedlight.evaluation.coverage import domain_coverage
 from fedlight.federation.seeding import derive_seed
 from fedlight.figures import save
+from fedlight.json_files import write_json
 from fedlight.results import markdown, summary
-from fedlight.stages import write_json
 
 NUM_CLIENTS, PRIVATE, XI, ALPHA, PSEUDO_LABELS = 10, 100, 10, 0.7, 100
 HELD_OUT = 2000  # texts that the projector is scored on

@@ -24,8 +24,8 @@ import torch
 from fedlight.cli import lightning_cli
 from fedlight.conf import path as conf_path
 from fedlight.datamodules.rows import load_rows
+from fedlight.json_files import write_json
 from fedlight.results import summary
-from fedlight.stages import write_json
 
 Row = dict[str, Any]
 DEBATES_PER_FOLD = 3

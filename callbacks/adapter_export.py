@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import lightning as L
 
-from fedlight.callbacks.full_disk import full_disk_named
+from fedlight.federation.full_disk import full_disk_named
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlight.callbacks.full_disk import full_disk_named
+from fedlight.federation.full_disk import full_disk_named
 
 GLOBAL = "global"
 """The target that is the server's model; every other target is the client whose upload was attacked."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.callbacks.full_disk import full_disk_named
+from fedlight.federation.full_disk import full_disk_named
 
 COLUMNS = ("client", "label", "split", "rows")
 

@@ -30,7 +30,6 @@ from fedlight.callbacks.federated_run import (
     seed_all,
     visit_row,
 )
-from fedlight.callbacks.full_disk import full_disk_named
 from fedlight.callbacks.local_work import LocalWork
 from fedlight.callbacks.payload_sizes import PayloadSizes
 from fedlight.callbacks.privacy_account import PrivacyAccount
@@ -44,6 +43,7 @@ from fedlight.federation.algorithm import Algorithm, changes_gradients
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.channel import Channel, Identity
 from fedlight.federation.client import Client, Upload, Visit, build_clients
+from fedlight.federation.full_disk import full_disk_named
 from fedlight.federation.lower_bounds import refuse_below
 from fedlight.federation.memory import ClientMemories
 from fedlight.federation.server import Average, ServerOptimizer

@@ -18,7 +18,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from fedlight.callbacks.full_disk import full_disk_named
+from fedlight.federation.full_disk import full_disk_named
 
 
 @runtime_checkable

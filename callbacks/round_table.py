@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedlight.callbacks.full_disk import full_disk_named
+from fedlight.federation.full_disk import full_disk_named
 
 Row = dict[str, int | float | str]
 

@@ -15,7 +15,6 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from fedlight.callbacks.full_disk import full_disk_named
 from fedlight.callbacks.log_now import log_now
 from fedlight.callbacks.own_answers import answers_of_own_models, has_own_models, loop_of
 from fedlight.evaluation.by_client import spread
@@ -23,6 +22,7 @@ from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.evaluation.tasks.result import Result
 from fedlight.evaluation.tasks.task import Task
 from fedlight.federation.folders import refuse_unwritable
+from fedlight.federation.full_disk import full_disk_named
 
 SECONDS_BETWEEN_REPORTS = 60
 WORST = 0.1

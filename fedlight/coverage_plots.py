@@ -5,7 +5,6 @@ https://arxiv.org/abs/2409.20135, Figures 4 and 11 and what Table 3 is said to e
 left, writes one SVG or PNG (by the ending of ``output``) and returns where it is and what it shows.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -20,6 +19,7 @@ from matplotlib.figure import Figure
 from fedlight.datamodules.augmentation_record import AugmentationRecord
 from fedlight.datamodules.rows import load_rows
 from fedlight.figures import COLORS, STYLE, new_figure, new_panels, save
+from fedlight.stages import result_of
 
 BINS = 40
 LETTERS = 60  # of titles, in all panels together
@@ -240,8 +240,5 @@ def _scores(folder: Path) -> dict[str, np.ndarray]:
 
 
 def _result_rows(folder: Path) -> list[dict[str, Any]]:
-    file = folder / "done.json"
-    if not file.is_file():
-        raise ValueError(f"{file}: there is no such file: give the folder of a finished stage")
-    rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["result"].get("rows", [])
+    rows: list[dict[str, Any]] = result_of(str(folder)).get("rows", [])
     return rows

@@ -3,7 +3,6 @@
 A stage of recipes; it reads what earlier stages have left in their folders.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from fedlight.datamodules.columns import check_columns, text_at
 from fedlight.datamodules.encoders import Encoder, HashedEncoder, SentenceEncoder
 from fedlight.datamodules.rows import load_rows
 from fedlight.evaluation.coverage import domain_coverage
+from fedlight.stages import result_of
 
 
 def domain_table(
@@ -89,8 +89,7 @@ def _encoded(encoder: Encoder, texts: list[str]) -> torch.Tensor:
 
 
 def _metric(folder: Path, name: str) -> float:
-    file = folder / "done.json"
-    metrics = json.loads(file.read_text(encoding="utf-8"))["result"]["metrics"] if file.is_file() else {}
+    metrics = result_of(str(folder))["metrics"] if (folder / "done.json").is_file() else {}
     if name not in metrics:
         known = ", ".join(metrics) or "nothing: is it done?"
         raise ValueError(f"{folder} has no metric {name!r}; it has {known}")

@@ -15,8 +15,9 @@ from jsonargparse import set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.callbacks.full_disk import full_disk_named
+from fedlight.federation.full_disk import full_disk_named
 from fedlight.modules.checkpoints import check_readable
+from fedlight.run_folder import alone_in
 from fedlight.run_record import recorded
 
 PACKAGES = (
@@ -139,19 +140,32 @@ class FedlightCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         try:
-            with full_disk_named(Path(self.trainer.default_root_dir)), self._recorded():
+            with full_disk_named(Path(self.trainer.default_root_dir)), self._alone(), self._recorded():
                 super()._run_subcommand(subcommand)
         except SystemExit as stop:  # what Lightning makes of a Ctrl-C
             if isinstance(stop.__context__, KeyboardInterrupt):
                 raise KeyboardInterrupt(self._way_on()) from None
             raise
 
-    def _recorded(self) -> AbstractContextManager[None]:
-        """Says in ``run.json`` what is done, where a folder was given for what it leaves."""
+    def _has_folder(self) -> bool:
+        """Was a folder given for what the command leaves, and is this the process that writes there?"""
         config, trainer = self.config[self.command], self.trainer
-        if not config.trainer.default_root_dir or trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
+        return bool(
+            config.trainer.default_root_dir and not trainer.fast_dev_run and trainer.is_global_zero  # type: ignore[attr-defined]
+        )
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """Keeps other commands out of the folder."""
+        if not self._has_folder():
             return nullcontext()
-        return recorded(Path(trainer.default_root_dir), self.command, self.given, config.seed_everything)
+        return alone_in(Path(self.trainer.default_root_dir), "--trainer.default_root_dir")
+
+    def _recorded(self) -> AbstractContextManager[None]:
+        """Says in ``run.json`` what is done."""
+        if not self._has_folder():
+            return nullcontext()
+        seed = self.config[self.command].seed_everything
+        return recorded(Path(self.trainer.default_root_dir), self.command, self.given, seed)
 
     def _way_on(self) -> str:
         newest = getattr(self.trainer.checkpoint_callback, "best_model_path", "")

@@ -4,7 +4,6 @@ A stage of recipes; it reads what earlier stages have left in their folders.
 """
 
 import csv
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 from fedlight.datamodules.rows import Rows, load_rows
 from fedlight.evaluation.judge import Fields
 from fedlight.judges import OracleJudge, SelectorJudge
+from fedlight.stages import result_of
 from fedlight.toy.oracle import Oracle
 
 Scores = Callable[[Sequence[Fields], Sequence[str], Sequence[str]], list[float]]
@@ -108,8 +108,7 @@ def _metrics(stages: Mapping[str, str]) -> dict[str, float]:
     logged: dict[str, float] = {}
     for stage in ("train", "test"):
         if stage in stages:
-            done = json.loads((Path(stages[stage]) / "done.json").read_text())
-            logged |= done["result"]["metrics"]
+            logged |= result_of(stages[stage])["metrics"]
     found = {column: [logged[name] for name in names if name in logged] for column, names in METRICS.items()}
     return {column: values[0] for column, values in found.items() if values}
 

@@ -16,6 +16,7 @@ import functools
 import logging
 import math
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedlight.conf import path as conf_path
-from fedlight.stages import Stage, write_json
+from fedlight.json_files import write_json
+from fedlight.run_folder import alone_in
+from fedlight.stages import Stage
 
 Recipe = dict[str, Any]
 OVER_SEEDS = "over_seeds"
@@ -178,7 +181,7 @@ def run(
         What is in ``results.json``: ``rows``, one per method and seed; ``seconds``; ``versions``.
 
     Raises:
-        ValueError: a stage was done with other settings in this folder.
+        ValueError: a stage was done with other settings in this folder, or another process works there.
     """
     recipe = load(name, overrides, twin)
     output = folder_of(name, output, twin)
@@ -188,12 +191,18 @@ def run(
     together = stages_over_seeds(recipe, output, wanted)
     rows: list[dict[str, Any]] = []
     seconds = 0.0
-    for seed, steps in plan.items():
-        for stage in steps:
-            done = stage.run()
-            seconds += done["seconds"]
-        rows += [{**row, "seed": seed} for row in done["result"].get("rows", [])]
-    seconds += sum(stage.run()["seconds"] for stage in together)
+    with ExitStack() as stack:
+        # By seed, so that several processes may share the seeds of a recipe.
+        for folder in dict.fromkeys(
+            stage.folder.parent for steps in (*plan.values(), together) for stage in steps
+        ):
+            stack.enter_context(alone_in(folder, "--output"))
+        for seed, steps in plan.items():
+            for stage in steps:
+                done = stage.run()
+                seconds += done["seconds"]
+            rows += [{**row, "seed": seed} for row in done["result"].get("rows", [])]
+        seconds += sum(stage.run()["seconds"] for stage in together)
     from fedlight.results import show, versions
 
     results = {"recipe": Path(name).stem, "rows": rows, "seconds": round(seconds, 1), "versions": versions()}
@@ -266,7 +275,11 @@ def _stages(resolved: Recipe, folder: Path) -> list[Stage]:
             raise ValueError(f"stage {name} is like {like!r}, which is no stage before it")
         base = specs[like] if like else {}
         specs[name] = {**base, **spec, "with": {**base.get("with", {}), **spec.get("with", {})}}
-    return [Stage(name, folder / name, spec) for name, spec in specs.items() if spec.pop("when", True)]
+    return [
+        Stage(name, folder / name, spec, folder.parent)
+        for name, spec in specs.items()
+        if spec.pop("when", True)
+    ]
 
 
 def _specs(recipe: Recipe) -> list[tuple[str, dict[str, Any]]]:

@@ -4,9 +4,9 @@ It stands in the trainer's ``default_root_dir`` where that is given, with an ent
 may be resumed, and then tested. Configs are named without their folders; neither host nor user are told.
 """
 
-import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from fedlight.json_files import read_json, sealed, write_json
 from fedlight.results import versions
-from fedlight.stages import write_json
 
 NAME = "run.json"
 
@@ -43,7 +43,7 @@ def recorded(folder: Path, command: str, argv: Sequence[str], seed: Any) -> Iter
         "state": "running",
     }
     others = _entries(file)
-    write_json(file, {"commands": [*others, entry]})
+    write_json(file, sealed({"commands": [*others, entry]}))
     began, state = time.monotonic(), "failed"
     try:
         yield
@@ -53,7 +53,7 @@ def recorded(folder: Path, command: str, argv: Sequence[str], seed: Any) -> Iter
         raise
     finally:
         ended = {"state": state, "end": _now(), "seconds": round(time.monotonic() - began, 1)}
-        write_json(file, {"commands": [*others, {**entry, **ended}]})
+        write_json(file, sealed({"commands": [*others, {**entry, **ended}]}))
 
 
 def configs(argv: Sequence[str]) -> list[str]:
@@ -77,12 +77,19 @@ def machine() -> str:
 
 
 def _entries(file: Path) -> list[Any]:
-    """What earlier commands wrote; nothing where the file is damaged, as it says how results came about and is none."""
+    """What earlier commands wrote; a damaged file is kept under another name, as it is no result and stops no work."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))["commands"]
-    except (OSError, ValueError, KeyError, TypeError):
+        found = read_json(file, "")["commands"]
+        if isinstance(found, list):
+            return found
+    except FileNotFoundError:
         return []
-    return found if isinstance(found, list) else []
+    except (ValueError, KeyError):
+        pass
+    kept = file.with_name("run.damaged.json")
+    os.replace(file, kept)
+    print(f"{file} is damaged: it is kept as {kept.name}, and a new one begun", file=sys.stderr)
+    return []
 
 
 def _now() -> str:

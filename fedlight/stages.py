@@ -1,18 +1,34 @@
-"""One step of a recipe: a Lightning command with its config, or a function call, done once and resumable."""
+"""One step of a recipe: a Lightning command with its config, or a function call, done once and resumable.
+
+A stage's folder holds ``settings.json``, written before its first work, and ``done.json``, written after its last. Both have
+a digest of their content; where one is damaged or missing, the stage is neither taken for done nor silently done again.
+"""
 
 import hashlib
 import importlib
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedlight.callbacks.full_disk import full_disk_named
-from fedlight.conf import path as conf_path
+import yaml
 
+from fedlight.conf import path as conf_path
+from fedlight.contents import (
+    DONE,
+    Contents,
+    changed,
+    contents_of,
+    left_in,
+    refuse_changed_results,
+    remedy_for,
+)
+from fedlight.federation.full_disk import full_disk_named
+from fedlight.json_files import read_json, sealed, write_json
+
+CONTENTS = "contents of files"
 COMMANDS = ("fit", "validate", "test", "predict", "call")
 
 
@@ -24,12 +40,13 @@ class Stage:
         folder: where it writes.
         spec: one of ``fit``, ``validate``, ``test``, ``predict`` with a config file of ``conf/``, or ``call`` with a
             dotted function; and ``with``, its overrides or arguments.
+        run: folder of the whole run, all seeds together; the folder above ``folder`` if not given.
 
     Raises:
         ValueError: the spec names no command, several, or one that there is not.
     """
 
-    def __init__(self, name: str, folder: Path, spec: dict[str, Any]) -> None:
+    def __init__(self, name: str, folder: Path, spec: dict[str, Any], run: Path | None = None) -> None:
         commands = [command for command in COMMANDS if command in spec]
         unknown = set(spec) - set(COMMANDS) - {"with"}
         if len(commands) != 1 or unknown:
@@ -37,7 +54,8 @@ class Stage:
                 f"stage {name}: give one of {', '.join(COMMANDS)}, and 'with'; it has {list(spec)}"
             )
         self.name = name
-        self.folder = folder
+        self.folder = folder.absolute()
+        self.run_folder = (run or folder.parent).absolute()
         self.command = commands[0]
         self.target: str = spec[self.command]
         self.arguments: dict[str, Any] = spec.get("with") or {}
@@ -53,14 +71,15 @@ class Stage:
             ``result``, what the call returned or the metrics of the command; ``seconds`` that it took.
 
         Raises:
-            ValueError: it was done, or begun, with other settings.
+            ValueError: it was done, or begun, with other settings, or what it reads of its own or of earlier stages is
+                damaged.
             KeyboardInterrupt: it was stopped; another run goes on.
         """
         self._check_settings()
-        marker = self.folder / "done.json"
+        marker = self.folder / DONE
         if marker.is_file():
-            done: dict[str, Any] = json.loads(marker.read_text())
-            return done
+            return self._done()
+        refuse_changed_results(self._named(), self.run_folder)
         print(f"── {self.name}", file=sys.stderr, flush=True)
         start = time.perf_counter()
         try:
@@ -70,8 +89,20 @@ class Stage:
             raise KeyboardInterrupt(f"in stage {self.name}; the same command goes on from here") from None
         if "report" in result:
             print(result["report"], file=sys.stderr, flush=True)
-        done = {"result": result, "seconds": time.perf_counter() - start}
-        write_json(marker, done)
+        done = {
+            "result": result,
+            "seconds": time.perf_counter() - start,
+            "files": left_in(self.folder),
+        }
+        write_json(marker, sealed(done))
+        return done
+
+    def _done(self) -> dict[str, Any]:
+        done = read_json(self.folder / DONE, remedy_for(self.folder))
+        if not isinstance(done.get("result"), dict) or not isinstance(done.get("seconds"), (int, float)):
+            raise ValueError(
+                f"{self.folder / DONE} is damaged (it has no result or no seconds): {remedy_for(self.folder)}"
+            )
         return done
 
     def _check_settings(self) -> None:
@@ -79,25 +110,49 @@ class Stage:
         self.refuse_other_settings()
         file = self.folder / "settings.json"
         if not file.is_file():
-            write_json(file, self._settings())
+            contents = contents_of(self._named(), self.folder, self.run_folder)
+            write_json(file, sealed({**self._settings(), CONTENTS: contents}))
 
     def refuse_other_settings(self) -> None:
         """Writes nothing.
 
         Raises:
-            ValueError: the stage was done, or begun, with other settings than these.
+            ValueError: the stage was done, or begun, with other settings than these, or nobody can tell with which.
         """
         file = self.folder / "settings.json"
         if not file.is_file():
+            self._refuse_work_without_settings()
             return
-        settings, made_with = self._settings(), json.loads(file.read_text())
-        changed = [key for key in {**made_with, **settings} if made_with.get(key) != settings.get(key)]
-        if changed:
-            was, now = (json.dumps(of.get(changed[0])) for of in (made_with, settings))
+        made_with = read_json(file, remedy_for(self.folder))
+        contents: Contents = made_with.pop(CONTENTS, {})
+        settings = self._settings()
+        other = [key for key in {**made_with, **settings} if made_with.get(key) != settings.get(key)]
+        if other:
+            was, now = (json.dumps(of.get(other[0])) for of in (made_with, settings))
             raise ValueError(
-                f"{self.folder} was made with {changed[0]}={was}, now it is {now}: give another --output, or delete "
+                f"{self.folder} was made with {other[0]}={was}, now it is {now}: give another --output, or delete "
                 "that folder and those of the stages after it"
             )
+        # What is not done reads its files again, so they are looked at in full.
+        if (name := changed(contents, everything=not (self.folder / DONE).is_file())) is not None:
+            raise ValueError(
+                f"{self.folder} was made with another content of {name}, which has changed since: put the old one "
+                "back, give another --output, or delete that folder and those of the stages after it"
+            )
+
+    def _refuse_work_without_settings(self) -> None:
+        begun = [self.folder / DONE, *self.folder.glob("checkpoints/*.ckpt"), *self.folder.glob("*.partial")]
+        if left := [file for file in begun if file.is_file()]:
+            raise ValueError(
+                f"{self.folder} has no settings.json, so nobody can tell with which settings {left[0].name} was made: "
+                f"put it back, or {remedy_for(self.folder)}"
+            )
+
+    def _named(self) -> list[Any]:
+        """All settings in which files and folders may be named: arguments, and what stands in configs."""
+        configs = [name for name in (self.target, *self.arguments.values()) if _is_config(name)]
+        arguments = {key: value for key, value in self.arguments.items() if not _is_config(value)}
+        return [arguments, *({"": _yaml(_config(name))} for name in configs)]
 
     def _settings(self) -> dict[str, Any]:
         """Everything that the stage depends on; configs by their content."""
@@ -153,6 +208,16 @@ def _is_config(value: Any) -> bool:
     return isinstance(value, str) and value.endswith(".yaml") and _config(value).is_file()
 
 
+def _yaml(file: Path) -> Any:
+    """What stands in a config; nothing where it is no YAML, as the command's own parser says that better."""
+    try:
+        return yaml.load(
+            file.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        )
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return None
+
+
 def _text(value: Any) -> str:
     """As the command line reads it; a text with a colon in quotes, or it would be read as a map."""
     if _is_config(value):
@@ -170,7 +235,7 @@ def result_of(folder: str) -> dict[str, Any]:
     file = Path(folder) / "done.json"
     if not file.is_file():
         raise ValueError(f"{file}: there is no such file: give the folder of a finished stage")
-    result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["result"]
+    result: dict[str, Any] = read_json(file, remedy_for(file.parent)).get("result", {})
     return result
 
 
@@ -185,12 +250,3 @@ def newest_checkpoint(folder: Path) -> Path | None:
         except ValueError as error:
             print(f"passed over: {error}", file=sys.stderr)
     return None
-
-
-def write_json(file: Path, content: Any) -> None:
-    """Writes all or nothing, so that a stop leaves no half file."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_suffix(".tmp")
-    with full_disk_named(file):
-        temporary.write_text(json.dumps(content, indent=2) + "\n")
-        os.replace(temporary, file)

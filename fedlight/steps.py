@@ -1,6 +1,5 @@
 """The stages of recipes that are no Lightning command: labelling by vote, merging, and the tables of results."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from fedlight.datamodules.labelling import Orders, agreement, form_pairs, gather
 from fedlight.datamodules.rows import load_rows, write_rows
 from fedlight.datamodules.votes import Comparison
 from fedlight.evaluation.win_rate import win_rate
+from fedlight.stages import result_of
 from fedlight.toy import rows as toy_rows
 from fedlight.toy.oracle import Oracle
 
@@ -164,7 +164,7 @@ def compare_with_oracle(
         ]
         for method, file in answers.items()
     }
-    known = {row["method"]: row for row in _result(results)["rows"]}
+    known = {row["method"]: row for row in result_of(results)["rows"]}
     known["oracle"] = {
         "method": "oracle",
         "selector_accuracy": oracle.accuracy(toy_rows("heldout", seed=seed, opposition=opposition)),
@@ -181,11 +181,6 @@ def compare_with_oracle(
     }
 
 
-def _result(folder: str) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((Path(folder) / "done.json").read_text())["result"]
-    return result
-
-
 def _accuracy(folder: str) -> float:
-    accuracy: float = _result(folder)["metrics"]["test/accuracy"]
+    accuracy: float = result_of(folder)["metrics"]["test/accuracy"]
     return accuracy

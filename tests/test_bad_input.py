@@ -229,13 +229,11 @@ def test_a_full_disk_in_a_recipe_keeps_what_is_finished(tmp_path, monkeypatch):
     (tmp_path / "small.yaml").write_text(f"{{seeds: [0], stages: {{{stages}}}}}")
     command = ["run", str(tmp_path / "small.yaml"), f"--output={tmp_path / 'out'}"]
     with monkeypatch.context() as full:
-        write = type(tmp_path).write_text
+        write = type(tmp_path).write_bytes
         full.setattr(
             type(tmp_path),
-            "write_text",
-            lambda self, text, **k: (
-                no_space() if str(self).endswith("two/done.tmp") else write(self, text, **k)
-            ),
+            "write_bytes",
+            lambda self, data: no_space() if "two/done.json." in str(self) else write(self, data),
         )
         line = refused(fedlight(*command))
     assert f"the disk is full while writing {tmp_path}/out/seed0/two/done.json: free some space" in line

@@ -158,7 +158,7 @@ def test_a_run_without_groupings_or_without_visits(tmp_path):
 
 
 def test_a_stage_that_was_not_done_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"gone.done\.json"):
+    with pytest.raises(ValueError, match=r"gone.done\.json"):
         methods({"m": {"test": str(tmp_path / "gone")}})
 
 

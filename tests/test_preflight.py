@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import pytest
 from tiny_world import HELDOUT, VOTES, fedlight
 
+from fedlight.json_files import write_json
 from fedlight.preflight.command import Read
 from fedlight.preflight.disk import check_output
 from fedlight.preflight.finding import State, exit_code, ok, problem, unknown
 from fedlight.preflight.memory import check_memory
 from fedlight.preflight.need import Model, Rows, Server, needs
 from fedlight.preflight.reference import check_references
-from fedlight.stages import Stage, write_json
+from fedlight.stages import Stage
 
 ENDPOINT = {
     "class_path": "fedlight.endpoint.ChatEndpoint",

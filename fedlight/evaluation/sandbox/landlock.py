@@ -83,7 +83,7 @@ def rules(version: int, folder: Path) -> list[tuple[str, int]]:
         version: of Landlock.
         folder: the only place where files may be written.
     """
-    paths = [*FILES, *_standard_library(), *_shared_libraries()]
+    paths: list[str | Path] = [*FILES, *_standard_library(), *_shared_libraries()]
     readable = sorted({str(Path(path).resolve()) for path in paths if Path(path).exists()})
     found = [(path, READ_FILE | (READ_DIR if Path(path).is_dir() else 0)) for path in readable]
     changes = READ_FILE | WRITE_FILE | READ_DIR | REMOVE_FILE | MAKE_FILE | TRUNCATE

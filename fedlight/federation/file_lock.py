@@ -1,0 +1,112 @@
+"""A lock that one process holds as long as it lives: the kernel drops it with the process, however that ends.
+
+So there are no stale locks to be found by process numbers, which are given out again. The lock is a record lock
+(``fcntl.lockf``): it is not handed on to forked processes such as a loader's workers, and network file systems
+know it across hosts. The file says who holds it; that text is for people alone.
+"""
+
+import errno
+import json
+import os
+import platform
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # no POSIX
+    fcntl = None  # type: ignore[assignment]
+
+HELD = {errno.EACCES, errno.EAGAIN}
+
+
+class FileLock:
+    """A lock, to be taken and given back.
+
+    Args:
+        file: made when it is taken and removed when it is given back; its folder has to be there.
+
+    Attributes:
+        supported: False where the system or the file system has no locks: then everybody gets it.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.supported = fcntl is not None
+        self._handle: int | None = None
+
+    def take(self, about: dict[str, Any] | None = None) -> bool:
+        """Takes the lock unless another process holds it.
+
+        Args:
+            about: what the file says of the holder; see :func:`holder`.
+
+        Returns:
+            Whether this process holds it now.
+
+        Raises:
+            OSError: the file cannot be made.
+        """
+        while self._handle is None:
+            handle = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                if not self._locked(handle):
+                    return False
+                if _is_at(handle, self.file):  # else its holder has removed it between the two calls
+                    self._handle = handle
+            finally:
+                if self._handle is None:
+                    os.close(handle)
+        if about is not None:
+            os.truncate(self._handle, 0)
+            os.pwrite(self._handle, (json.dumps(about) + "\n").encode(), 0)
+        return True
+
+    def give_back(self) -> None:
+        """Removes the file, and with it the lock."""
+        if self._handle is not None:
+            self.file.unlink(missing_ok=True)
+            os.close(self._handle)
+            self._handle = None
+
+    def _locked(self, handle: int) -> bool:
+        if not self.supported:
+            return True
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in HELD:
+                return False
+            self.supported = False  # a network file system without locks
+        return True
+
+
+def _is_at(handle: int, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(file))
+    except FileNotFoundError:
+        return False
+
+
+def this_process() -> dict[str, Any]:
+    """What a lock says of its holder: process, host, since when, command."""
+    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]) if sys.argv else ""
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"pid": os.getpid(), "host": platform.node(), "since": since, "command": command}
+
+
+def holder(file: Path) -> str:
+    """Who holds a lock, in words, as far as the file says.
+
+    Example:
+        >>> holder(Path("no such file"))
+        'another process'
+    """
+    try:
+        about = json.loads(file.read_text(encoding="utf-8"))
+        words = f"process {about['pid']} on {about['host']} since {about['since']}"
+        return f"{words} ({about['command']})" if about["command"] else words
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
