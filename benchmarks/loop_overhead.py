@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.federated import FederatedWrapper
+from fedlight.datamodules.federated_wrapper import FederatedWrapper
 
 WIDTHS = (128, 1024, 2048, 2880)
 COHORT, STEPS, BATCH = 4, 10, 32

@@ -8,11 +8,12 @@ import csv
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
+from fedlight.callbacks.federated_run import training_data
 from fedlight.federation.full_disk import full_disk_named
 
 COLUMNS = ("client", "label", "split", "rows")
@@ -40,11 +41,11 @@ class ClientData(L.Callback):
         self.path = path
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        data = training_data(trainer)
         if not isinstance(data, CountsClientRows):
             rank_zero_info(
-                "ClientData: no datamodule that knows its clients, so there is no data.csv: wrap yours, "
-                "FederatedWrapper(datamodule, clients=...)"
+                "ClientData: nobody knows whose training example is whose, so there is no data.csv: add "
+                "ByClient(clients) to the callbacks"
             )
         elif trainer.is_global_zero:
             write_counts(Path(self.path or Path(trainer.default_root_dir) / "data.csv"), data.client_counts())

@@ -22,6 +22,7 @@ from fedlight.callbacks.buffers import Policy, buffer_policy
 from fedlight.callbacks.device_emulation import DeviceEmulation, check_device_settings
 from fedlight.callbacks.exchange import Exchange
 from fedlight.callbacks.federated_run import (
+    OpensLater,
     Run,
     clear_gradients,
     federated_data,
@@ -123,25 +124,33 @@ class FederatedLoop(L.Callback):
         self._work = LocalWork([])
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuses what cannot work and builds the clients."""
+        """Refuses what cannot work and builds the clients, or has them built once the training data are there."""
         if stage != "fit":
             return
         round_guard.refuse_cut_rounds(trainer, self.rounds_done)
         self.buffers.check(self.algorithm, self.aggregation, self.privacy.is_private)
         self._data = federated_data(trainer)
-        self.clients = build_clients(self._data.client_sizes())
-        round_guard.check_cohort(self.clients_per_round, len(self.clients))
         self.memory.open(str(Path(trainer.default_root_dir) / "clients"))
         trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]  # one for each round
+        next_round.plan_behind_checkpoints(trainer, self._plan_round)
+        if isinstance(self._data, OpensLater):
+            self._data.when_open(partial(self._meet_clients, trainer))
+        else:
+            self._meet_clients(trainer)
+
+    def _meet_clients(self, trainer: L.Trainer) -> None:
+        self.clients = build_clients(self._data.client_sizes())
+        round_guard.check_cohort(self.clients_per_round, len(self.clients))
         self._rounds = RoundPlanner(
             *(self.algorithm, self._data, self.clients, self.clients_per_round, self.over_selection),
             *(self.local_steps, partial(round_schedule.batches_per_step, trainer), self.seed),
         )
         self._rounds.plan(self.rounds_done)  # for Lightning to have a loader; on_fit_start plans anew
-        next_round.plan_behind_checkpoints(trainer, self._plan_round)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Takes the optimizer's parameters; a checkpoint is loaded by now, so its round is planned."""
+        if isinstance(self._data, OpensLater):
+            self._data.open()
         self._parameters = round_guard.federated_parameters(trainer, pl_module)
         self._run = Run(
             trainer, pl_module, self.clients, self.channel, self.aggregation is not None, self.own_state

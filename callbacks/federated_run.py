@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol, runtime_checkable
 
 import lightning as L
 import torch
@@ -16,6 +17,25 @@ from fedlight.federation.client import Client, FederatedData, Visit, Work
 from fedlight.federation.seeding import derive_seed
 from fedlight.federation.state import State
 from fedlight.federation.synthesis import MIXED, SYNTHETIC, SynthesizesData
+
+
+@runtime_checkable
+class SharesOut(Protocol):
+    """A callback that says whose the training examples are, such as ``fedlight.ByClient``."""
+
+    def share_out(self, trainer: L.Trainer) -> None:
+        """Has the trainer read its training data by client."""
+
+
+@runtime_checkable
+class OpensLater(Protocol):
+    """Training data that are there only when Lightning asks for the training loader, behind the ``setup`` of the module."""
+
+    def when_open(self, then: Callable[[], None]) -> None:
+        """Has this done once the clients are known."""
+
+    def open(self) -> None:
+        """Makes the clients known, if they are not."""
 
 
 class Run:
@@ -48,7 +68,8 @@ class Run:
         self.num_rounds = trainer.max_epochs or 0
         self.clients = clients
         self.robust = robust
-        self.data: object = trainer.datamodule  # type: ignore[attr-defined]
+        self.data: object = federated_data(trainer)
+        self._validation: object = trainer.datamodule  # type: ignore[attr-defined]
         self.devices = SameMachine()
         self._channel = channel
         self._own_state = own_state
@@ -59,12 +80,12 @@ class Run:
 
     def check_validation(self) -> None:
         """Raises ``ValueError`` where clients cannot be scored."""
-        check_client_losses(self.lightning_module, self.data)
+        check_client_losses(self.lightning_module, self._validation)
 
     def validation_losses(self) -> dict[str, float]:
         """Mean loss of each client's validation examples, the module as it stands."""
-        assert isinstance(self.data, ValidatesByClient)
-        return client_losses(self.lightning_module, self.data)
+        assert isinstance(self._validation, ValidatesByClient)
+        return client_losses(self.lightning_module, self._validation)
 
     def holding(self, state: State) -> AbstractContextManager[None]:
         """Has ``state`` in the module while its body runs; then it holds what it held before, bit for bit."""
@@ -94,17 +115,27 @@ class Run:
         return made if visit.split == SYNTHETIC else own + made
 
 
+def training_data(trainer: L.Trainer) -> object:
+    """Who gives the training batches: the source that reads a project's own loader by client, or the datamodule."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, SharesOut):
+            callback.share_out(trainer)
+    source = trainer.fit_loop._data_source
+    return source if isinstance(source, FederatedData) else trainer.datamodule  # type: ignore[attr-defined]
+
+
 def federated_data(trainer: L.Trainer) -> FederatedData:
-    """The trainer's datamodule.
+    """The same, which is to know whose example is whose.
 
     Raises:
-        ValueError: it does not know whose example is whose.
+        ValueError: it does not.
     """
-    data = trainer.datamodule  # type: ignore[attr-defined]
+    data = training_data(trainer)
     if not isinstance(data, FederatedData):
+        who = "the training loader" if data is None else f"the datamodule {type(data).__name__}"
         raise ValueError(
-            f"the datamodule {type(data).__name__} does not say whose example is whose: derive it from "
-            "FederatedDataModule or wrap it, FederatedWrapper(datamodule, clients=...)"
+            f"{who} does not say whose example is whose: add ByClient(clients) to the trainer's callbacks, wrap the "
+            "datamodule, FederatedWrapper(datamodule, clients=...), or derive it from FederatedDataModule"
         )
     return data
 

@@ -5,12 +5,12 @@ then the training loader streams the round's batches, client after client. Batch
 client and the visit alone, so they do not depend on who else takes part and a resumed run sees the same ones.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning as L
 import numpy as np
-from torch.utils.data import DataLoader, Dataset, Sampler, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset
 
 from fedlight.datamodules.client_counts import ClientCount, count_labels
 from fedlight.datamodules.rounds import ClientIndices, PooledSampler, RoundPlan
@@ -166,56 +166,3 @@ class FederatedDataModule(L.LightningDataModule):
         return DataLoader(
             dataset, batch_sampler=batches, collate_fn=self.collate, num_workers=self.num_workers
         )
-
-
-class FederatedWrapper(FederatedDataModule):
-    """Any datamodule, federated: its training set, batch size and collation, by client.
-
-    Args:
-        datamodule: an ordinary datamodule whose ``train_dataloader()`` has a map-style data set.
-        clients: training set -> client id -> example indices; see ``fedlight.datamodules.partition``.
-        seed: of the order of the examples.
-    """
-
-    def __init__(
-        self, datamodule: L.LightningDataModule, clients: Callable[[Any], ClientIndices], seed: int = 0
-    ) -> None:
-        super().__init__(seed=seed)
-        self.datamodule = datamodule
-        self.clients = clients
-        # Not as methods of this class: Lightning warns of a loader for which the module has no step.
-        self.val_dataloader = datamodule.val_dataloader  # type: ignore[method-assign]
-        self.test_dataloader = datamodule.test_dataloader  # type: ignore[method-assign]
-        self.predict_dataloader = datamodule.predict_dataloader  # type: ignore[method-assign]
-
-    def prepare_data(self) -> None:
-        """As the wrapped datamodule does."""
-        self.datamodule.prepare_data()
-
-    def setup(self, stage: str) -> None:
-        """Sets up the wrapped datamodule and, for training, asks whose example is whose."""
-        self.datamodule.trainer = self.trainer
-        self.datamodule.setup(stage)
-        if stage == "fit":
-            loader = self.datamodule.train_dataloader()
-            self.train_set = loader.dataset
-            self.client_indices = self.clients(loader.dataset)
-            self.batch_size = loader.batch_size or 1
-            self.num_workers = loader.num_workers
-            self._collate = loader.collate_fn or default_collate
-
-    def collate(self, examples: list[Any]) -> Any:
-        """As the wrapped training loader does."""
-        return self._collate(examples)
-
-    def teardown(self, stage: str) -> None:
-        """As the wrapped datamodule does."""
-        self.datamodule.teardown(stage)
-
-    def state_dict(self) -> dict[str, Any]:
-        """As the wrapped datamodule has it."""
-        return self.datamodule.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As the wrapped datamodule does."""
-        self.datamodule.load_state_dict(state_dict)

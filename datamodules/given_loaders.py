@@ -3,30 +3,27 @@
 import lightning as L
 from torch.utils.data import DataLoader
 
+Loaders = DataLoader | list[DataLoader]
+
 
 class GivenLoaders(L.LightningDataModule):
     """For `FederatedWrapper`, which federates datamodules: ``FederatedWrapper(GivenLoaders(train, val), clients)``.
 
     Args:
-        train: over a map-style data set; its batch size and its collation are kept, its order is not.
-        val: None: no validation.
-        test: None: no test.
+        train: over a map-style data set; read by client as it stands.
+        val: a loader or a list of loaders; None: no validation.
+        test: likewise.
     """
 
-    def __init__(
-        self, train: DataLoader, val: DataLoader | None = None, test: DataLoader | None = None
-    ) -> None:
+    def __init__(self, train: DataLoader, val: Loaders | None = None, test: Loaders | None = None) -> None:
         super().__init__()
         self.train, self.val, self.test = train, val, test
+        # Not as methods of this class: Lightning warns of a loader for which the module has no step.
+        if val is not None:
+            self.val_dataloader = lambda: val  # type: ignore[method-assign]
+        if test is not None:
+            self.test_dataloader = lambda: test  # type: ignore[method-assign]
 
     def train_dataloader(self) -> DataLoader:
         """As given."""
         return self.train
-
-    def val_dataloader(self) -> DataLoader | list:
-        """As given; empty where there is none."""
-        return self.val or []
-
-    def test_dataloader(self) -> DataLoader | list:
-        """As given; empty where there is none."""
-        return self.test or []

@@ -68,7 +68,7 @@ def federate(rounds: int = 30, folder: str = "runs/own_devices") -> float:
     """Thirteen clients are asked in a round, the ten fastest count; gives the global model's accuracy, unquantized."""
     from fedlight.callbacks.federated_loop import FederatedLoop
     from fedlight.callbacks.visit_log import VisitLog
-    from fedlight.datamodules.federated import FederatedWrapper
+    from fedlight.datamodules.federated_wrapper import FederatedWrapper
     from fedlight.datamodules.partition import dirichlet
     from fedlight.devices.fleet import Fleet
 

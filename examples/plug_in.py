@@ -53,7 +53,7 @@ class DigitsModule(L.LightningModule):
 def federate(rounds: int = 30) -> float:
     """All that is added to the project; gives the accuracy of the global model on the validation images."""
     from fedlight.callbacks.federated_loop import FederatedLoop
-    from fedlight.datamodules.federated import FederatedWrapper
+    from fedlight.datamodules.federated_wrapper import FederatedWrapper
     from fedlight.datamodules.partition import dirichlet
 
     def clients(train_set: torch.utils.data.Subset) -> dict:

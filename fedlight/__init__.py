@@ -14,7 +14,7 @@ _FILES = {
     # A Lightning project of yours, federated: the loop, and whose example is whose.
     "FederatedLoop": "callbacks.federated_loop",
     "ByClient": "by_client",
-    "FederatedWrapper": "datamodules.federated",
+    "FederatedWrapper": "datamodules.federated_wrapper",
     "FederatedDataModule": "datamodules.federated",
     "GivenLoaders": "datamodules.given_loaders",
     "PartitionByField": "datamodules.partition_by_field",
@@ -169,7 +169,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.datamodules.encoders import HashedEncoder as HashedEncoder
     from fedlight.datamodules.encoders import SentenceEncoder as SentenceEncoder
     from fedlight.datamodules.federated import FederatedDataModule as FederatedDataModule
-    from fedlight.datamodules.federated import FederatedWrapper as FederatedWrapper
+    from fedlight.datamodules.federated_wrapper import FederatedWrapper as FederatedWrapper
     from fedlight.datamodules.few_shot import FewShot as FewShot
     from fedlight.datamodules.given_loaders import GivenLoaders as GivenLoaders
     from fedlight.datamodules.instructions import InstructionDataModule as InstructionDataModule

@@ -1,30 +1,32 @@
-"""A project's own training data, by client: with `FederatedLoop`, all that a trainer of one's own takes.
+"""A project's own training data, by client: with `FederatedLoop`, all that a trainer of one's own takes."""
 
-What the trainer was given stays as it is, a datamodule, loaders made by hand or loaders of the module: this callback takes
-the training loader's data set, batch size and collation when all is set up, and has the trainer ask it for the rounds'
-batches instead. Afterwards the trainer has what it was given.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning as L
-from torch.utils.data import DataLoader, IterableDataset
 
-from fedlight.datamodules.federated import FederatedWrapper
-from fedlight.datamodules.given_loaders import GivenLoaders
-from fedlight.datamodules.rounds import ClientIndices
+from fedlight.callbacks.federated_loop import FederatedLoop
+from fedlight.datamodules.client_reading import MakeBatches
+from fedlight.datamodules.loader_by_client import LoaderByClient
+from fedlight.federation.client import FederatedData
 
 
 class ByClient(L.Callback):
-    """Has the trainer read its training data client after client; stands before `FederatedLoop` among the callbacks.
+    """Has the trainer read its training data client after client; before or behind `FederatedLoop` among the callbacks.
+
+    Only the source of the training batches is replaced. The datamodule with its hooks, state and hyperparameters, and the
+    loaders for validation, are those that the trainer was given.
 
     Args:
-        clients: training set -> client id -> example indices, such as `PartitionByField`, or a function of one's own.
+        clients: training set -> client id -> positions of its examples, such as `PartitionByField`, or a function of one's
+            own. An id is a text or a whole number; positions are any sequence of whole numbers, or a mask.
         seed: of the order of the examples.
+        batch_sampler: a client's own data set -> its batch sampler, for a training loader whose batch sampler or sampler
+            knows the whole data set only.
 
     Raises:
-        ValueError: in ``setup``, for training data that is no single loader over a map-style data set.
+        ValueError: in ``setup``, without a `FederatedLoop` or for a datamodule that knows its clients itself; before
+            training, for data that cannot be read by client; see `fedlight.datamodules.loader_by_client`.
 
     Example:
         >>> import torch
@@ -33,49 +35,38 @@ class ByClient(L.Callback):
         >>> callbacks = [ByClient(halves), FederatedLoop(clients_per_round=2, local_steps=3)]
     """
 
-    def __init__(self, clients: Callable[[Any], ClientIndices], seed: int = 0) -> None:
+    def __init__(
+        self,
+        clients: Callable[[Any], Mapping[Any, Any]],
+        seed: int = 0,
+        batch_sampler: MakeBatches | None = None,
+    ) -> None:
         self.clients = clients
         self.seed = seed
-        self._given: L.LightningDataModule | None = None
-        self._training: Any = None
+        self.batch_sampler = batch_sampler
+        self._source: LoaderByClient | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Puts the clients' data in the place of the training loader; validation is left as it is."""
+        """Puts the clients' data in the place of the training loader."""
         if stage != "fit":
             return
-        training, validation = (
-            trainer.fit_loop._data_source,
-            trainer.fit_loop.epoch_loop.val_loop._data_source,
-        )
-        loader = training.dataloader()
-        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        if not any(isinstance(callback, FederatedLoop) for callback in trainer.callbacks):  # type: ignore[attr-defined]
             raise ValueError(
-                f"ByClient needs one training loader over a map-style data set, not {_kind(loader)}: "
-                "give the trainer a DataLoader, or write a datamodule that derives from FederatedDataModule"
+                "ByClient says whose example is whose, but nothing trains by client: add FederatedLoop to the trainer's "
+                "callbacks, or take ByClient out to train centrally"
             )
-        val = validation.dataloader() if validation.is_defined() else None
-        self._given, self._training = trainer.datamodule, training.instance  # type: ignore[attr-defined]
-        data = FederatedWrapper(GivenLoaders(loader, val), self.clients, self.seed)
-        self._put(trainer, data, data)
-        data.setup("fit")
+        self.share_out(trainer)
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Gives the trainer back what it was given."""
-        if stage == "fit":
-            self._put(trainer, self._given, self._training)
-            if self._given is not None:
-                self._given.teardown("fit")
-
-    def _put(self, trainer: L.Trainer, datamodule: L.LightningDataModule | None, training: Any) -> None:
-        trainer.datamodule = datamodule  # type: ignore[attr-defined]
-        trainer.fit_loop._data_source.instance = training
-        if datamodule is not None:
-            datamodule.trainer = trainer
-
-
-def _kind(loader: Any) -> str:
-    return (
-        f"one over {type(loader.dataset).__name__}"
-        if isinstance(loader, DataLoader)
-        else type(loader).__name__
-    )
+    def share_out(self, trainer: L.Trainer) -> None:
+        """The same, once: whichever of the two callbacks comes first asks for it."""
+        now = trainer.fit_loop._data_source
+        if now is self._source:
+            return
+        given: Any = trainer.datamodule  # type: ignore[attr-defined]
+        for other, said in (
+            (type(given).__name__, isinstance(given, FederatedData)),
+            ("another ByClient or FederatedWrapper", isinstance(now, LoaderByClient)),
+        ):
+            if said:
+                raise ValueError(f"ByClient and {other} both say whose example is whose: take ByClient out")
+        self._source = LoaderByClient(trainer, self.clients, self.seed, self.batch_sampler)

@@ -91,7 +91,8 @@ def test_data_that_cannot_be_shared_out_is_refused(scripts, tmp_path):
 
     endless = torch.utils.data.DataLoader(Endless(), batch_size=2)
     with pytest.raises(
-        ValueError, match="map-style data set, not one over Endless: give the trainer a DataLoader"
+        ValueError,
+        match=r"iterable data set Endless, whose examples have no positions .*: give the trainer a DataLoader",
     ):
         trainer(tmp_path, 1, federated.federation()).fit(
             characters.CharacterModel(), endless, characters.val_loader

@@ -11,7 +11,7 @@ from plain_lightning import Numbers, Regression, assert_equal, module, ten_clien
 
 from fedlight.callbacks.federated_loop import FederatedLoop
 from fedlight.callbacks.round_schedule import number_asked
-from fedlight.datamodules.federated import FederatedWrapper
+from fedlight.datamodules.federated_wrapper import FederatedWrapper
 
 MOODY = {"moody": {"availability": 0.5}}
 

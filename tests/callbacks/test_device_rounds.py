@@ -10,7 +10,7 @@ from plain_lightning import Numbers, assert_equal, module, ten_clients, trainer,
 
 from fedlight.callbacks.federated_loop import FederatedLoop
 from fedlight.callbacks.visit_log import VisitLog
-from fedlight.datamodules.federated import FederatedWrapper
+from fedlight.datamodules.federated_wrapper import FederatedWrapper
 from fedlight.devices.clock import IDLE_SECONDS
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.scaffold import Scaffold

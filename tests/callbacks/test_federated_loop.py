@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.federated import FederatedWrapper
+from fedlight.datamodules.federated_wrapper import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.server import Average
 
@@ -188,7 +188,7 @@ def test_rounds_of_unequal_length_train_to_their_end():
 def test_a_pass_over_the_clients_data_is_the_default_work():
     _, loop = federate(rounds=1, clients_per_round=10, local_steps=None)
     assert {r["client"]: r["steps"] for r in loop.visit_records} == {
-        name: max(1, len(indices) // 4) for name, indices in ten_clients(None).items()
+        name: -(-len(indices) // 4) for name, indices in ten_clients(None).items()
     }
 
 

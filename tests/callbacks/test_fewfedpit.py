@@ -10,7 +10,7 @@ from plain_lightning import Numbers, assert_equal, module, ten_clients, weights
 from synthesizing import Batches, Synthesizing, run, trained_on
 from torch.utils.data import TensorDataset
 
-from fedlight.datamodules.federated import FederatedWrapper
+from fedlight.datamodules.federated_wrapper import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fewfedpit import FewFedPIT
 from fedlight.federation.channel import Identity
@@ -278,6 +278,6 @@ def test_what_is_drawn_there_is_a_function_of_seed_and_round():
 
 def test_data_that_cannot_make_candidates_are_refused_before_any_work():
     plain = FederatedWrapper(Numbers(), ten_clients)
-    with pytest.raises(ValueError, match="training data for themselves, and FederatedWrapper cannot"):
+    with pytest.raises(ValueError, match="training data for themselves, and LoaderByClient cannot"):
         run(FewFedPIT(0.5), data=plain)
     run(FewFedPIT(1.0), rounds=1, data=FederatedWrapper(Numbers(), ten_clients))

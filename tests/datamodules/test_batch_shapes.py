@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from plain_lightning import Numbers
+from plain_lightning import Numbers, trainer
 from tiny_world import VOTES
 
-from fedlight.datamodules.federated import FederatedWrapper
+from fedlight.datamodules.loader_by_client import LoaderByClient
 from fedlight.datamodules.preferences import PreferenceDataModule
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.client import Visit
@@ -32,9 +32,13 @@ def test_shapes_are_those_of_the_batches_that_come(view, bucket):
 
 
 def test_data_that_are_no_text_have_examples_alone():
-    data = FederatedWrapper(Numbers(), lambda dataset: {"small": np.arange(3), "large": np.arange(3, 90)})
-    data.setup("fit")
+    t, numbers = trainer(1), Numbers()
+    numbers.setup("fit")
+    t.fit_loop._data_source.instance = numbers.train_dataloader()
+    data = LoaderByClient(t, lambda dataset: {"small": np.arange(3), "large": np.arange(3, 90)})
+    data.open()
     assert data.batch_shapes(Visit("small", 2), 0) == [BatchShape(3)] * 2
     assert data.batch_shapes(Visit("large", 1), 0) == [BatchShape(4)]
+    assert [shape.examples for shape in data.batch_shapes(Visit("large", 23), 0)] == [4] * 21 + [3, 4]
     x, y = data.example_batch(3)
     assert (x.shape, y.shape) == ((3, 4), (3, 1))

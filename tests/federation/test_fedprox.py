@@ -10,7 +10,7 @@ from torch import nn
 from written_out import assert_close, combined, local, recorded
 
 from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.federated import FederatedWrapper
+from fedlight.datamodules.federated_wrapper import FederatedWrapper
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.client import Client, Visit
 

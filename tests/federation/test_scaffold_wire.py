@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.federated import FederatedWrapper
+from fedlight.datamodules.federated_wrapper import FederatedWrapper
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.wire import Wire

@@ -4,7 +4,7 @@ from plain_lightning import Numbers, module, ten_clients, trainer
 
 from fedlight.callbacks.federated_loop import FederatedLoop
 from fedlight.callbacks.visit_log import VisitLog
-from fedlight.datamodules.federated import FederatedWrapper
+from fedlight.datamodules.federated_wrapper import FederatedWrapper
 from fedlight.devices.fleet import Fleet
 
 FAST = {

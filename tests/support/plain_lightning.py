@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.federated import FederatedWrapper
+from fedlight.datamodules.federated_wrapper import FederatedWrapper
 
 
 class Regression(L.LightningModule):

@@ -10,23 +10,32 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.federated import FederatedWrapper
+from fedlight.datamodules.federated import FederatedDataModule
 from fedlight.datamodules.rounds import visit_batches
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.eval_mode import eval_mode
 from fedlight.federation.seeding import derive_seed
 
 
-class Synthesizing(FederatedWrapper):
+class Synthesizing(FederatedDataModule):
     """Candidates are drawn by round and client and labelled by the model; those with the lowest loss under it are chosen.
 
     ``diary`` has ("synthesize", round, clients, weights), ("choose", client, weights) and ("read", client, split).
     """
 
     def __init__(self, clients=ten_clients, number=12, keep=8, without=(), draws=False, numbers=Numbers):
-        super().__init__(numbers(), clients)
+        super().__init__(batch_size=4)
+        self.numbers, self.clients = numbers(), clients
         self.number, self.keep, self.without, self.draws = number, keep, without, draws
         self.diary, self.made, self.chosen, self.drawn = [], {}, {}, []
+
+    def setup(self, stage):
+        self.numbers.setup(stage)
+        self.train_set = self.numbers.data
+        self.client_indices = self.clients(self.train_set)
+
+    def val_dataloader(self):
+        return self.numbers.val_dataloader()
 
     def synthesize(self, round_idx, client_ids, module):
         if self.draws:

@@ -1,0 +1,127 @@
+"""In which batches a client reads its examples: as a loader over them alone would, with the user's own settings."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Subset
+
+from fedlight.datamodules.client_orders import announce, order_of, seeded
+from fedlight.datamodules.partition import Clients
+from fedlight.federation.seeding import derive_seed
+
+MakeBatches = Callable[[Subset], Iterable[list[int]]]
+"""A client's own data set -> its batch sampler: batches of positions in it, of one pass, each time it is iterated."""
+PASSES = 100
+"""So many passes in a row without a batch end the run instead of going on for ever."""
+
+
+class ClientReading:
+    """The batches of clients' visits, by the sampler, batch size and ``drop_last`` of the user's loader.
+
+    Args:
+        loader: the user's.
+        make_batches: makes each client's batch sampler instead.
+        seed: of the order; of a generator in the loader, the seed that it started from counts as well.
+
+    Attributes:
+        batched: whether the loader makes batches of examples; else every example of the data set is a batch.
+        seeds: of all that is drawn.
+
+    Raises:
+        ValueError: the loader's sampler or batch sampler cannot be taken apart by client.
+    """
+
+    def __init__(self, loader: DataLoader, make_batches: MakeBatches | None, seed: int) -> None:
+        self.make_batches, self._dataset = make_batches, loader.dataset
+        given: Any = loader.batch_sampler
+        if given is not None and type(given) is not BatchSampler and make_batches is None:
+            kind = type(given).__name__
+            raise ValueError(
+                f"the training loader has batch_sampler={kind}, which batches the examples of all clients together: say how "
+                f"one client's are batched, ByClient(clients, batch_sampler=lambda own_set: {kind}(...)), or give the "
+                "loader a batch_size"
+            )
+        sampler = loader.sampler if given is None or make_batches else given.sampler
+        generator = loader.generator or getattr(sampler, "generator", None)
+        self.seeds = (seed,) if generator is None else (seed, generator.initial_seed())
+        self.batched = given is not None or make_batches is not None
+        if make_batches is None:
+            self._order = order_of(sampler, len(loader.dataset), self.seeds)  # type: ignore[arg-type]
+            self._kind = type(sampler).__name__
+            self._batch_size, self._drop_last = (
+                (1, False) if given is None else (given.batch_size, given.drop_last)
+            )
+
+    def readable(self, clients: Clients) -> Clients:
+        """The positions of each client that the sampler reads at all.
+
+        Raises:
+            ValueError: it reads none of a client's, or not one batch.
+        """
+        if self.make_batches is not None:
+            return clients
+        found = {client: self._order.readable(own) for client, own in clients.items()}
+        for client, own in found.items():
+            if len(clients[client]) and not len(own):
+                raise ValueError(
+                    f"client {client!r}: the training loader's {self._kind} reads none of its {len(clients[client])} "
+                    "examples: leave the client out, or change the sampler"
+                )
+            if len(own) and not self.batches_of_pass(own):
+                raise ValueError(
+                    f"client {client!r} has {len(own)} examples, fewer than batch_size={self._batch_size}, and the training "
+                    "loader has drop_last=True: leave the client out, lower batch_size or set drop_last=False"
+                )
+        return found
+
+    def batches_of_pass(self, positions: np.ndarray) -> int:
+        """Batches in one pass over a client's examples."""
+        if self.make_batches is not None:
+            with seeded(derive_seed(*self.seeds, "count")):
+                made: Any = self.make_batches(Subset(self._dataset, positions.tolist()))
+                return len(made) if hasattr(made, "__len__") else sum(1 for _ in made)
+        number = self._order.of_pass(positions)
+        return number // self._batch_size if self._drop_last else -(-number // self._batch_size)
+
+    def batches(self, client_id: str, positions: np.ndarray, round_idx: int, wanted: int) -> list[Any]:
+        """The batches of a visit, over as many passes as that takes.
+
+        Args:
+            client_id: whose.
+            positions: the client's.
+            round_idx: of the visit.
+            wanted: number of batches.
+
+        Returns:
+            Lists of positions, or single positions where the loader makes no batches.
+        """
+        seed = derive_seed(*self.seeds, "order", round_idx, client_id)
+        with seeded(seed):  # a sampler of the user's own may draw from any stream
+            generator = torch.Generator().manual_seed(seed)
+            found = list(islice(_flat(self._passes(positions, round_idx, generator)), wanted))
+        if len(found) < wanted:
+            raise ValueError(f"client {client_id!r}: its batch sampler gives no batch: leave the client out")
+        return found
+
+    def _passes(
+        self, positions: np.ndarray, round_idx: int, generator: torch.Generator
+    ) -> Iterator[Iterable[Any]]:
+        if self.make_batches is not None:
+            made = self.make_batches(Subset(self._dataset, positions.tolist()))
+            announce(made, round_idx)
+            while True:
+                yield (positions[list(batch)].tolist() for batch in made)
+        for order in self._order.passes(positions, round_idx, generator):
+            yield BatchSampler(order, self._batch_size, self._drop_last) if self.batched else order
+
+
+def _flat(passes: Iterator[Iterable[Any]]) -> Iterator[Any]:
+    empty = 0
+    while empty < PASSES:
+        empty += 1
+        for batch in next(passes):
+            empty = 0
+            yield batch
