@@ -76,8 +76,8 @@ def _positions(client: str, own: Any, num_examples: int) -> np.ndarray:
         return np.flatnonzero(found)
     if len(found) and not np.issubdtype(found.dtype, np.integer):
         raise ValueError(
-            f"client {client!r} has the position {found.tolist()[0]!r}, which is no whole number: give whole numbers from 0 "
-            "(numpy: .astype(int))"
+            f"client {client!r} has the position {_first_other(found.tolist())!r}, which is no whole number: give whole "
+            "numbers from 0 (numpy: .astype(int))"
         )
     outside = found[(found < 0) | (found >= num_examples)]
     if len(outside):
@@ -86,6 +86,10 @@ def _positions(client: str, own: Any, num_examples: int) -> np.ndarray:
             f"0 to {num_examples - 1}"
         )
     return found.astype(np.int64)
+
+
+def _first_other(values: list[Any]) -> Any:
+    return next((value for value in values if not isinstance(value, int)), values[0])
 
 
 def _refuse_shared(clients: Clients, num_examples: int) -> None:

@@ -12,7 +12,7 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import BinaryAccuracy
 
 from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.federated import FederatedWrapper
+from fedlight.datamodules.federated_wrapper import FederatedWrapper
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
@@ -466,11 +466,15 @@ def test_what_cannot_go_together_is_refused_before_any_work(settings, message):
 
 def test_local_only_clients_have_models_of_their_own_whole():
     """Local training alone with batch norm: a client's model is that of a federation of it alone."""
-    _, loop, _ = run(3, algorithm=LocalOnly(), clients_per_round=10, buffers="local")
+
+    def even(dataset):  # batch norm cannot train on a last batch of one example
+        return {client: own[: len(own) // 2 * 2] for client, own in ten_clients(dataset).items()}
+
+    _, loop, _ = run(3, algorithm=LocalOnly(), clients_per_round=10, clients=even, buffers="local")
     for client in ("c0", "c9"):
         alone, own, _ = run(
             3,
-            clients=lambda d, client=client: {client: ten_clients(d)[client]},
+            clients=lambda d, client=client: {client: even(d)[client]},
             clients_per_round=1,
             buffers="local",
         )

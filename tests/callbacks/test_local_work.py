@@ -13,7 +13,7 @@ from written_out import LR, assert_close, combined, doubled, gradients, recorded
 from fedlight.callbacks.federated_loop import FederatedLoop
 from fedlight.callbacks.progress import RoundProgress
 from fedlight.callbacks.visit_log import VisitLog
-from fedlight.datamodules.federated import FederatedWrapper
+from fedlight.datamodules.federated_wrapper import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.scaffold import Scaffold
