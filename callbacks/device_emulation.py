@@ -140,6 +140,7 @@ class DeviceEmulation(SameMachine):
         self, round_idx: int, now_seconds: float, visits: Sequence[Visit], parameters: Mapping[str, Tensor]
     ) -> list[Visit]:
         """Ordered so that bases are swapped seldom."""
+        self._planned_for = parameters.keys()
         state = {name: torch.empty(p.shape, device="meta") for name, p in parameters.items()}
         sizes = {visit: self._payloads.of(visit, state) for visit in visits}
         self._planned_bytes = {visit: size[1:] for visit, size in sizes.items()}
@@ -163,6 +164,15 @@ class DeviceEmulation(SameMachine):
         there = {outcome.client_id for outcome in self._outcomes if not outcome.reason}
         left = [visit for visit in visits if visit.client_id in there]
         return sorted(left, key=lambda visit: -self._devices[visit.client_id].weight_bits)
+
+    def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
+        others = sorted(parameters.keys() ^ self._planned_for)
+        if others:
+            raise ValueError(
+                f"federated.fleet: {others[0]} and {len(others) - 1} others joined or left the optimizer after the "
+                "memory and the bytes of the round were planned: let the optimizer hold from the start whatever will be "
+                "trained, or take federated.fleet out"
+            )
 
     def _at_rest(self, weight_bits: int, trained: frozenset[str]) -> Footprint:
         key = (weight_bits, trained)

@@ -21,6 +21,12 @@ from fedlight.callbacks import next_round, round_guard, round_schedule
 from fedlight.callbacks.buffers import Policy, buffer_policy
 from fedlight.callbacks.device_emulation import DeviceEmulation, check_device_settings
 from fedlight.callbacks.exchange import Exchange
+from fedlight.callbacks.federated_parameters import (
+    federated_parameters,
+    refuse_joined,
+    train_again,
+    which_are_trained,
+)
 from fedlight.callbacks.federated_run import (
     OpensLater,
     Run,
@@ -54,7 +60,7 @@ from fedlight.federation.state import State, read, write
 class FederatedLoop(L.Callback):
     """Federates whatever the trainer trains, over the clients that the datamodule knows.
 
-    Federated are the parameters that the optimizer holds. ``Trainer(max_epochs=R)`` trains R rounds.
+    Federated are the parameters that the optimizer holds when a round begins. ``Trainer(max_epochs=R)`` trains R rounds.
 
     Args:
         algorithm: what clients and server do; FedAvg (unbiased) if not given.
@@ -120,6 +126,7 @@ class FederatedLoop(L.Callback):
         self._devices = SameMachine()
         self._exchange = Exchange(self.algorithm, self.channel, seed)
         self._parameters: dict[str, Tensor] = {}
+        self._trained_before: dict[str, bool] = {}
         self._inside_round = False
         self._work = LocalWork([])
 
@@ -151,13 +158,14 @@ class FederatedLoop(L.Callback):
         """Takes the optimizer's parameters; a checkpoint is loaded by now, so its round is planned."""
         if isinstance(self._data, OpensLater):
             self._data.open()
-        self._parameters = round_guard.federated_parameters(trainer, pl_module)
+        train_again(pl_module, self._trained_before)
+        self._parameters = federated_parameters(trainer, pl_module)
         self._run = Run(
             trainer, pl_module, self.clients, self.channel, self.aggregation is not None, self.own_state
         )
         self.buffers.attach(pl_module)
         self._exchange.also_bytes = self.buffers.num_bytes
-        self.algorithm.check(self._run)
+        self._run.check(self.algorithm)
         if self.fleet is not None:
             payloads = PayloadSizes(self.algorithm, self.channel, self.memory, self.clients, self.buffers)
             self._devices = self._run.devices = DeviceEmulation(
@@ -177,6 +185,8 @@ class FederatedLoop(L.Callback):
         round_guard.refuse_other_epoch(trainer.current_epoch, self.rounds_done, self._rounds.planned)
         seed_all(self.seed, "round", self.rounds_done)
         self.visit_records = self._devices.dropouts(self.rounds_done)
+        self._parameters = federated_parameters(trainer, pl_module)
+        self._run.check(self.algorithm)
         self._global, self._inside_round = read(self._parameters), True
         self._shared = self.buffers.shared(self._global)
         self._exchange.start_round(self.rounds_done)
@@ -218,6 +228,7 @@ class FederatedLoop(L.Callback):
             if batch_idx + 1 in self._rounds.schedule.ends:
                 if not pl_module.automatic_optimization:
                     self._work.refuse_unused_gradients(self.visit)
+                refuse_joined(trainer, self._parameters, self.visit.client_id)
                 self._finish_visit(self.visit)
         if batch_idx + 1 == self._rounds.schedule.num_batches:
             self._finish_round(trainer, pl_module)
@@ -234,7 +245,18 @@ class FederatedLoop(L.Callback):
         if round_schedule.takes_place(trainer, self.rounds_done):
             self._rounds.plan(self.rounds_done, self._run, self._parameters, self.virtual_seconds)
 
+    def _take_in(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Federates what has joined the optimizers since the round was opened, by callbacks behind this one."""
+        now = federated_parameters(trainer, module)
+        self._devices.check_parameters(now)
+        if [*map(id, now.values())] != [*map(id, self._parameters.values())]:
+            self._parameters, self._global = now, read(now)
+            self._shared = self.buffers.shared(self._global)
+            self._aggregation = self.aggregation or self.algorithm.aggregation(len(self.clients))
+
     def _begin_visit(self, trainer: L.Trainer, module: L.LightningModule, visit: Visit) -> None:
+        if self.visit is None:
+            self._take_in(trainer, module)
         round_guard.refuse_other_accumulation(
             trainer.accumulate_grad_batches, self._rounds.schedule.accumulation
         )
@@ -322,6 +344,7 @@ class FederatedLoop(L.Callback):
             "virtual_seconds": self.virtual_seconds,
             "private_rounds": [*self.privacy.rounds],
             "inside_round": self._inside_round,
+            "trained": which_are_trained(self._parameters),
             "algorithm": self.algorithm.state_dict(),
             "server": self.server.state_dict(),
             "memory": self.memory.state_dict(self.rounds_done),
@@ -336,6 +359,7 @@ class FederatedLoop(L.Callback):
         round_guard.refuse_inside_round(state_dict)
         self.rounds_done = state_dict["rounds_done"]
         self.virtual_seconds = state_dict.get("virtual_seconds", 0.0)
+        self._trained_before = state_dict.get("trained", {})
         self.privacy.rounds = [*state_dict.get("private_rounds", [])]
         self.algorithm.load_state_dict(state_dict["algorithm"])
         self.server.load_state_dict(state_dict["server"])

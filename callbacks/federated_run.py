@@ -12,6 +12,7 @@ from fedlight.callbacks.client_losses import ValidatesByClient, check_client_los
 from fedlight.callbacks.own_models import parameters_of
 from fedlight.callbacks.round_table import Row
 from fedlight.callbacks.same_machine import SameMachine
+from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.channel import Channel, Payload
 from fedlight.federation.client import Client, FederatedData, Visit, Work
 from fedlight.federation.seeding import derive_seed
@@ -64,7 +65,8 @@ class Run:
     ) -> None:
         self.lightning_module = module
         self.module: nn.Module = module
-        self.optimizers: Sequence[torch.optim.Optimizer] = trainer.optimizers
+        self._trainer = trainer
+        self._checked: list[torch.optim.Optimizer] = []
         self.num_rounds = trainer.max_epochs or 0
         self.clients = clients
         self.robust = robust
@@ -73,6 +75,17 @@ class Run:
         self.devices = SameMachine()
         self._channel = channel
         self._own_state = own_state
+
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """Those that the trainer has now; a callback may give it others between rounds."""
+        return self._trainer.optimizers
+
+    def check(self, algorithm: Algorithm) -> None:
+        """Has the algorithm refuse what it cannot work with: once, and again where the trainer has got other optimizers."""
+        if self._checked != [*self.optimizers]:
+            algorithm.check(self)
+            self._checked = [*self.optimizers]
 
     def broadcast(self, state: State) -> Payload:
         """What every client receives of a state that is sent to all of them; a channel treats them alike."""

@@ -1,11 +1,10 @@
-"""What a federated run refuses before it starts: settings that cut a round, parameters that it cannot follow."""
+"""What a federated run refuses before it starts: settings that cut a round, checkpoints of another run."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
-from torch import Tensor
 
 
 def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
@@ -79,21 +78,3 @@ def check_cohort(clients_per_round: int, num_clients: int) -> None:
             f"federated.clients_per_round={clients_per_round} is more than the {num_clients} clients "
             f"of the data: set --federated.clients_per_round {num_clients} or less"
         )
-
-
-def federated_parameters(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Tensor]:
-    """The named parameters that the optimizers hold, in the order of the module.
-
-    Raises:
-        ValueError: an optimizer holds a parameter that the module does not, or there are none.
-    """
-    held = {
-        id(p) for optimizer in trainer.optimizers for group in optimizer.param_groups for p in group["params"]
-    }
-    named: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if id(p) in held}
-    if not named or len(named) < len(held):
-        raise ValueError(
-            f"{len(held) - len(named)} of the optimizer's {len(held)} parameters are not parameters of the "
-            "LightningModule: make what is trained a submodule of it"
-        )
-    return named

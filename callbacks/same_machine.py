@@ -44,6 +44,9 @@ class SameMachine:
         """
         return [*visits]
 
+    def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
+        """Before the first visit of a round: refuses other federated parameters than those that were planned with."""
+
     def device_name(self, client_id: str) -> str:
         """What reports call the client's device."""
         return ""

@@ -25,11 +25,14 @@ class Federation(Protocol):
     """
 
     module: nn.Module
-    optimizers: Sequence[torch.optim.Optimizer]
     num_rounds: int
     clients: Mapping[str, Client]
     robust: bool
     data: object
+
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """See above."""
 
     def broadcast(self, state: State) -> Payload:
         """What every client receives of a state that is sent to all of them, and its bytes per client."""

@@ -164,6 +164,12 @@ class FedBiscuit(Algorithm):
 
     def send(self, visit: Visit, client: Client, state: State) -> State:
         selector = self._selector(client)
+        unknown = [name for name in state if name not in self._selector_of]
+        if unknown:
+            raise ValueError(
+                f"{unknown[0]} joined the optimizer after the start, and FedBiscuit shares out the adapters that it knew "
+                "then: let the optimizer hold all of them from the start, and nothing else"
+            )
         return {name: value for name, value in state.items() if self._selector_of[name] == selector}
 
     def payloads(self, visit: Visit, client: Client, state: State) -> tuple[State, State]:

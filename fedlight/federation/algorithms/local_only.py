@@ -13,7 +13,10 @@ OWN = "own_state"
 
 
 class LocalOnly(Algorithm):
-    """A client receives the initial model once and keeps what it trains; the global model stays as it was."""
+    """A client receives the initial model once and keeps what it trains; the global model stays as it was.
+
+    Parameters that join the optimizer later are received, in the same way, when they do.
+    """
 
     buffers = ("refuse", "local")  # nothing comes back that could be averaged
 
@@ -21,14 +24,15 @@ class LocalOnly(Algorithm):
         super().__init__()
 
     def send(self, visit: Visit, client: Client, state: State) -> State:
-        return {} if OWN in client.memory else state
+        own: State = client.memory.get(OWN, {})
+        return {name: value for name, value in state.items() if name not in own}
 
     def payloads(self, visit: Visit, client: Client, state: State) -> tuple[State, State]:
         return self.send(visit, client, state), {}
 
     def start_visit(self, visit: Visit, client: Client, received: State, module: nn.Module) -> State:
-        own: State = client.memory.get(OWN, received)
-        return own
+        own: State = client.memory.get(OWN, {})
+        return received | own
 
     def reply(self, visit: Visit, client: Client, received: State, trained: State, work: Work) -> State:
         client.memory[OWN] = trained

@@ -1,0 +1,263 @@
+"""What is federated follows the optimizers: parameters that join between rounds, optimizers that are replaced, types."""
+
+import lightning as L
+import pytest
+import torch
+from fleets import make_fleet
+from lightning.pytorch.callbacks import BackboneFinetuning, ModelCheckpoint
+from plain_lightning import Numbers, Regression, assert_equal, federate, ten_clients, trainer, weights
+from torch import nn
+from torch.func import functional_call
+from written_out import LR, assert_close, combined, doubled, recorded
+
+from fedlight.callbacks.federated_loop import FederatedLoop
+from fedlight.datamodules.federated import FederatedWrapper
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.local_only import LocalOnly
+from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.memory import ClientMemories
+from fedlight.federation.server import Average, FedAvgM
+
+
+class Transfer(L.LightningModule):
+    """A head that is trained from the start, on a backbone that may join."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Linear(4, 8)
+        self.head = nn.Sequential(nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x):
+        return self.head(self.backbone(x))
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.mse_loss(self(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", nn.functional.mse_loss(self(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.head.parameters(), lr=LR)
+
+
+def transfer():
+    L.seed_everything(0, verbose=False)
+    return Transfer()
+
+
+def unfreezing(epoch=2):
+    """Joins with a tenth of the head's rate, which grows by half in each later round."""
+    return BackboneFinetuning(epoch, lambda_func=lambda epoch: 1.5, backbone_initial_ratio_lr=0.1)
+
+
+def rates(round_idx):
+    """Of the two parts in a round; a part that is not there is not trained."""
+    joined = {"backbone": 0.1 * LR * 1.5 ** (round_idx - 2)} if round_idx >= 2 else {}
+    return {"head": LR, **joined}
+
+
+def gradients(state, batch):
+    leaves = {name: value.clone().requires_grad_() for name, value in state.items()}
+    loss = nn.functional.mse_loss(functional_call(Transfer(), leaves, (batch[0],)), batch[1])
+    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+
+def written_out(state, rounds, rates, beta=0.0, scaffold=False):
+    """The federation, with momentum ``beta`` at the server, and with SCAFFOLD's controls if asked for, in fp64."""
+    zero = {name: torch.zeros_like(value) for name, value in state.items()}
+    velocity, control, controls = zero, zero, dict.fromkeys(ten_clients(None), zero)
+    for round_idx, of_clients in enumerate(rounds):
+        rate, trained, new = rates(round_idx), {}, {}
+        names = [name for name in state if name.split(".")[0] in rate]
+        for client, batches in of_clients.items():
+            now, own = dict(state), controls[client]
+            for batch in batches:
+                found = gradients(now, batch)
+                for n in names:
+                    step = found[n] + (control[n] - own[n] if scaffold else 0.0)
+                    now[n] = now[n] - rate[n.split(".")[0]] * step
+            trained[client] = now
+            new[client] = own | {
+                n: own[n] - control[n] + (state[n] - now[n]) / (len(batches) * rate[n.split(".")[0]])
+                for n in names
+            }
+        movement = combined(state, trained)
+        velocity = velocity | {n: beta * velocity[n] + movement[n] for n in names}
+        control = {n: c + sum(new[m][n] - controls[m][n] for m in new) / 10 for n, c in control.items()}
+        controls |= new
+        state = {n: w + velocity[n] if n in names else w for n, w in state.items()}
+    return state
+
+
+KINDS = {
+    "average": lambda: ({}, {}),
+    "momentum": lambda: ({"server": FedAvgM(beta=0.5)}, {"beta": 0.5}),
+    "scaffold": lambda: ({"algorithm": Scaffold()}, {"scaffold": True}),
+}
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize("kind", ["average", "momentum", "scaffold"])
+def test_a_backbone_that_joins_in_the_third_round_equals_a_loop_written_out(place, kind):
+    settings, reference = KINDS[kind]()
+    start, found, rounds = recorded(
+        rounds=5, clients_per_round=6, model=transfer(), **{place: [unfreezing()]}, **settings
+    )
+    expected = written_out(start, rounds, rates, **reference)
+    assert_close(found, expected)
+    assert not torch.allclose(found["backbone.weight"], start["backbone.weight"], atol=1e-3)
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_every_client_starts_from_the_global_backbone_and_its_bytes_are_counted(place):
+    starts, sent = [], []
+
+    class Watch(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if batch_idx % 2 == 0:
+                starts.append(weights(pl_module))
+
+        def on_train_epoch_end(self, trainer, pl_module):
+            sent.append({(row["bytes_down"], row["bytes_up"]) for row in loop.visit_records})
+
+    loop = FederatedLoop(clients_per_round=3, local_steps=2)
+    callbacks = [unfreezing(1), loop] if place == "before" else [loop, unfreezing(1)]
+    trainer(2, [*callbacks, Watch()]).fit(transfer(), FederatedWrapper(Numbers(), ten_clients))
+    for first in (0, 3):
+        assert_equal(starts[first], starts[first + 1])
+        assert_equal(starts[first], starts[first + 2])
+    (head,), (both,) = sent
+    assert head[0] == head[1]
+    assert both[0] == both[1]
+    assert 4 * 40 <= both[0] - head[0] < 4 * 40 + 300  # 40 numbers, and their names in the header
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.parametrize("order", [1, -1])
+def test_resumed_before_and_after_it_joins_equals_the_uninterrupted_run(tmp_path, order):
+    def run(folder, ckpt_path=None):
+        save, loop = (
+            ModelCheckpoint(folder, save_top_k=-1, filename="{epoch}"),
+            FederatedLoop(Scaffold(), FedAvgM(beta=0.5), clients_per_round=6, local_steps=2),
+        )
+        model = transfer()
+        fit = trainer(5, [*[loop, unfreezing()][::order], save], enable_checkpointing=True)
+        fit.fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
+        return weights(model)
+
+    whole = run(tmp_path / "whole")
+    for epoch in range(4):
+        assert_equal(whole, run(tmp_path / f"from{epoch}", tmp_path / f"whole/epoch={epoch}.ckpt"))
+
+
+def test_the_order_of_clients_does_not_matter_where_a_backbone_joins():
+    class Reversed(FedAvg):
+        def plan(self, round_idx, cohort, num_batches):
+            return super().plan(round_idx, cohort, num_batches)[::-1]
+
+    found = [
+        weights(
+            federate(rounds=3, algorithm=kind("normalized"), model=transfer(), callbacks=[unfreezing(1)])[0]
+        )
+        for kind in (FedAvg, Reversed)
+    ]
+    assert_equal(*found)
+
+
+class Replaces(L.Callback):
+    """Gives the trainer an optimizer of everything in the second round."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 1:
+            trainer.optimizers = [self.make(pl_module.parameters())]
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_an_optimizer_in_the_place_of_another_is_followed(place):
+    replaces = Replaces(lambda parameters: torch.optim.SGD(parameters, lr=LR / 2))
+    start, found, rounds = recorded(rounds=3, model=transfer(), **{place: [replaces]})
+    new = {"head": LR / 2, "backbone": LR / 2}
+    assert_close(found, written_out(start, rounds, lambda round_idx: new if round_idx else {"head": LR}))
+
+
+def test_an_algorithm_looks_at_an_optimizer_that_took_the_place_of_another():
+    with pytest.raises(ValueError, match="LBFGS moves by many evaluations"):
+        recorded(rounds=3, model=transfer(), algorithm=Scaffold(), before=[Replaces(torch.optim.LBFGS)])
+
+
+def test_local_training_takes_in_what_joined_and_keeps_it_with_the_client():
+    """All ten clients in each round: a client's model is its own, the backbone from the second round on."""
+    memory = ClientMemories()
+    start, found, rounds = recorded(
+        rounds=3,
+        clients_per_round=10,
+        model=transfer(),
+        algorithm=LocalOnly(),
+        memory=memory,
+        after=[unfreezing(1)],
+    )
+    assert_close(found, start)
+    for client in ten_clients(None):
+        now = dict(start)
+        for round_idx, of_clients in enumerate(rounds):
+            rate = rates(round_idx + 1)
+            for batch in of_clients[client]:
+                grads = gradients(now, batch)
+                now |= {n: w - rate.get(n.split(".")[0], 0.0) * grads[n] for n, w in now.items()}
+        assert_close(doubled(memory.load(client)["own_state"]), now)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_parameters_that_join_or_leave_inside_a_round_are_refused(leaves):
+    class Changes(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            groups = trainer.optimizers[0].param_groups
+            if batch_idx == 3:
+                groups.pop() if leaves else groups.append(
+                    {**groups[0], "params": [pl_module.backbone.weight]}
+                )
+
+    class Groups(Transfer):
+        def configure_optimizers(self):
+            return torch.optim.SGD([{"params": [p]} for p in self.head.parameters()], lr=LR)
+
+    with pytest.raises(
+        ValueError, match=r"1 parameters joined or left the optimizer during the visit to client"
+    ):
+        federate(model=Groups(), callbacks=[Changes()])
+
+
+def test_with_devices_whose_memory_is_planned_it_is_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"federated.fleet: backbone.bias and 1 others joined .* from the start"
+    ):
+        federate(model=transfer(), callbacks=[unfreezing(1)], fleet=make_fleet(tmp_path, phone={}))
+
+
+@pytest.mark.parametrize(("precision", "found"), [("bf16-true", "bfloat16"), ("16-true", "float16")])
+def test_parameters_of_16_bits_are_refused_before_any_work(precision, found):
+    with pytest.raises(
+        ValueError, match=rf"is trained in {found}, .* trainer.precision is '{precision}'; 'bf16-mixed'"
+    ):
+        federate(model=Regression(), settings={"precision": precision})
+
+
+def test_mixed_precision_and_a_frozen_base_of_16_bits_are_fine():
+    federate(rounds=1, model=Regression(), settings={"precision": "bf16-mixed"})
+
+    class Base(Transfer):
+        def forward(self, x):
+            return self.head(self.backbone(x.to(self.backbone.weight.dtype)).float())
+
+    model = Base()
+    model.backbone.bfloat16()
+    federate(rounds=1, model=model)
+    assert doubled(weights(model))["backbone.weight"].isfinite().all()
+
+
+def test_the_global_state_of_plain_averaging_is_not_touched_by_what_did_not_join():
+    start, found, _ = recorded(rounds=2, model=transfer(), server=Average(), after=[unfreezing(5)])
+    assert_equal({"w": start["backbone.weight"]}, {"w": found["backbone.weight"]})
