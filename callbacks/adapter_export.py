@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 import lightning as L
 
 from fedlight.federation.full_disk import full_disk_named
+from fedlight.federation.whole_files import sync
 
 
 @runtime_checkable
@@ -48,6 +49,8 @@ class AdapterExport(L.Callback):
         new.mkdir(parents=True)
         with full_disk_named(new):
             pl_module.save_adapter(new)
+            for path in (*new.rglob("*"), new):
+                sync(path)
         _replace_folder(new, self.folder)
 
 
@@ -58,4 +61,5 @@ def _replace_folder(new: Path, folder: Path) -> None:
     if folder.exists():
         os.replace(folder, old)
     os.replace(new, folder)
+    sync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)

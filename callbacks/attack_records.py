@@ -9,12 +9,11 @@ The files hold clients' own rows beside what the model wrote, word for word: kee
 import csv
 import io
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlight.federation.full_disk import full_disk_named
+from fedlight.federation.whole_files import write_whole
 
 GLOBAL = "global"
 """The target that is the server's model; every other target is the client whose upload was attacked."""
@@ -87,12 +86,12 @@ class AttackTable:
         # Clients before the server, as in the course of a round.
         for round_idx, target in sorted(rows, key=lambda key: (key[0], key[1] == GLOBAL, key[1])):
             writer.writerow({"round": round_idx, "target": target, **rows[round_idx, target]})
-        replace_file(self.file, text.getvalue())
+        write_whole(self.file, text.getvalue())
 
 
 def write_lines(file: Path, records: Sequence[Mapping[str, Any]]) -> None:
     """One line of JSON for each record; the file appears when it is whole."""
-    replace_file(file, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+    write_whole(file, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
 
 
 def remove_later(folder: Path, name: str, last_round: int) -> None:
@@ -101,12 +100,3 @@ def remove_later(folder: Path, name: str, last_round: int) -> None:
         number = file.parent.name.removeprefix("round_")
         if number.isdigit() and (last_round == 0 or int(number) > last_round):
             file.unlink()
-
-
-def replace_file(file: Path, text: str) -> None:
-    """Writes a text file, all of it or nothing."""
-    new = file.with_name(file.name + ".tmp")
-    with full_disk_named(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(text, encoding="utf-8")
-        os.replace(new, file)

@@ -5,7 +5,7 @@ this callback out.
 """
 
 import csv
-import os
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -14,7 +14,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.callbacks.federated_run import training_data
-from fedlight.federation.full_disk import full_disk_named
+from fedlight.federation.whole_files import write_whole
 
 COLUMNS = ("client", "label", "split", "rows")
 
@@ -53,11 +53,8 @@ class ClientData(L.Callback):
 
 def write_counts(file: Path, counts: Sequence[tuple[str, str, str, int]]) -> None:
     """Writes the table, all or nothing."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_name(file.name + ".tmp")
-    with full_disk_named(file):
-        with new.open("w", newline="", encoding="utf-8") as text:
-            writer = csv.writer(text, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            writer.writerows(counts)
-        os.replace(new, file)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(counts)
+    write_whole(file, text.getvalue())

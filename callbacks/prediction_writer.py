@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedlight.federation.full_disk import full_disk_named
+from fedlight.federation.whole_files import sync, write_whole
 
 
 @runtime_checkable
@@ -119,7 +120,9 @@ class PredictionWriter(L.Callback):
 
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Puts the complete file in its place."""
+        sync(self._partial)
         os.replace(self._partial, self.path)
+        sync(self.path.parent)
         self._progress.unlink(missing_ok=True)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -137,10 +140,7 @@ class PredictionWriter(L.Callback):
         return {"batches": 0, "bytes": 0}
 
     def _write_progress(self) -> None:
-        new = self._progress.with_name(self._progress.name + ".tmp")
-        with full_disk_named(self._progress):
-            new.write_text(json.dumps(self._state), encoding="utf-8")
-            os.replace(new, self._progress)
+        write_whole(self._progress, json.dumps(self._state))
 
 
 def _lines(batch: Any, predictions: Any, fields: Sequence[str], copy: Sequence[str]) -> list[str]:

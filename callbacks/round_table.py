@@ -6,11 +6,11 @@ a round's rows are added once, however often Lightning ends its epoch.
 
 import csv
 import io
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedlight.federation.full_disk import full_disk_named
+from fedlight.federation.whole_files import write_whole
 
 Row = dict[str, int | float | str]
 
@@ -60,11 +60,8 @@ class RoundTable:
         if not rows:
             self.file.unlink(missing_ok=True)
             return
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        new = self.file.with_name(self.file.name + ".tmp")
         with full_disk_named(self.file):
-            new.write_text(_csv_text(rows, with_header=True), encoding="utf-8")
-            os.replace(new, self.file)
+            write_whole(self.file, _csv_text(rows, with_header=True))
 
 
 def _csv_text(rows: Sequence[Mapping[str, object]], with_header: bool) -> str:

@@ -5,7 +5,6 @@ where the numbers and the answers go.
 """
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,7 +21,7 @@ from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.evaluation.tasks.result import Result
 from fedlight.evaluation.tasks.task import Task
 from fedlight.federation.folders import refuse_unwritable
-from fedlight.federation.full_disk import full_disk_named
+from fedlight.federation.whole_files import write_whole
 
 SECONDS_BETWEEN_REPORTS = 60
 WORST = 0.1
@@ -181,10 +180,4 @@ def _check_names(tasks: Mapping[str, Task]) -> None:
 
 def _write(file: Path, records: list[dict[str, Any]]) -> None:
     """One line of JSON for each; the file appears when it is whole."""
-    new = file.with_name(file.name + ".tmp")
-    with full_disk_named(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(
-            "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8"
-        )
-        os.replace(new, file)
+    write_whole(file, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))

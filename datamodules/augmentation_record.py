@@ -11,12 +11,12 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fedlight.datamodules.augmentation import Added, Fields
 from fedlight.federation.folders import refuse_unwritable
+from fedlight.federation.whole_files import write_whole
 
 Settings = Mapping[str, object]
 
@@ -89,7 +89,7 @@ class AugmentationRecord:
             notes: what else is worth keeping.
         """
         own = ({"client": client, "fields": dict(row)} for client, rows in private.items() for row in rows)
-        replace_file(self.private, lines_of(own))
+        write_whole(self.private, lines_of(own))
         more = (
             {
                 **{"client": client, "rank": rank, "row": row.row, "score": row.score},
@@ -100,9 +100,9 @@ class AugmentationRecord:
             for rank, row in enumerate(rows)
         )
         text = lines_of(more)
-        replace_file(self.added, text)
+        write_whole(self.added, text)
         whole = {"settings": settings, "digest": digest_of_bytes(text), "notes": notes}
-        replace_file(self.settings, (json.dumps(whole, indent=1) + "\n").encode())
+        write_whole(self.settings, (json.dumps(whole, indent=1) + "\n").encode())
 
 
 def digest_of(rows: Iterable[Fields]) -> str:
@@ -139,10 +139,3 @@ def digest_of_bytes(content: bytes) -> str:
 def lines_of(entries: Iterable[Mapping[str, object]]) -> bytes:
     """JSON lines."""
     return "".join(json.dumps(entry) + "\n" for entry in entries).encode()
-
-
-def replace_file(file: Path, content: bytes) -> None:
-    """Another process sees the old file or the new one, nothing between."""
-    beside = file.with_name(f"{file.name}.{os.getpid()}")
-    beside.write_bytes(content)
-    os.replace(beside, file)

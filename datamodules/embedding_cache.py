@@ -10,14 +10,14 @@ import hashlib
 import os
 import re
 import struct
-import uuid
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from fedlight.federation.whole_files import whole_file
 
 HEADER = struct.Struct("<16sQQII")  # magic, rows, dimension, checksums of keys and of vectors
 MAGIC = b"fedlight vectors"
@@ -107,26 +107,21 @@ class EmbeddingCache:
         header = HEADER.pack(MAGIC, *values.shape, zlib.crc32(keys.data), zlib.crc32(values.data))
         # Named by its texts: two processes that encode the same ones write the same file.
         file = self.folder / f"{hashlib.blake2b(keys.data, digest_size=12).hexdigest()}{ENDING}"
-        unfinished = file.with_name(f"{file.stem}.{uuid.uuid4().hex}.new")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             about = self.folder / "encoder.txt"
             if not about.is_file():
                 about.write_text(self.identity + "\n", encoding="utf-8")
-            with unfinished.open("wb") as stream:
+            with whole_file(file) as unfinished, unfinished.open("wb") as stream:
                 stream.write(header)
                 stream.write(keys.data)
                 stream.write(values.data)
-            os.replace(unfinished, file)
         except OSError as error:
             raise OSError(
                 error.errno,
                 f"{file} of the embedding cache cannot be written ({error.strerror}): free some space, or set the "
                 "encoder's `cache` to another folder; what is there stays, and the same command goes on from it",
             ) from error
-        finally:
-            with suppress(OSError):
-                unfinished.unlink()
 
     def _blocks(self) -> Iterator[Block]:
         """Files are looked for each time, as another process may have added some, but opened once."""

@@ -6,12 +6,13 @@ and written last: a folder without it holds no index.
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from fedlight.federation.whole_files import whole_file
 
 FORMAT = 1
 HASHED_ROWS = 16_384
@@ -35,26 +36,28 @@ def write_index(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ABOUT).unlink(missing_ok=True)
-        new = folder / "new.npy"
-        np.save(new, vectors)
-        digests = {VECTORS: _file_digest(new)}
-        os.replace(new, folder / VECTORS)
+        with whole_file(folder / VECTORS) as new:
+            with new.open("wb") as stream:
+                np.save(stream, vectors)
+            digests = {VECTORS: _file_digest(new)}
         if save_graph is not None:
-            new = folder / "new.hnsw"
-            size = save_graph(str(new))
-            if (
-                not new.is_file() or new.stat().st_size != size
-            ):  # hnswlib does not look whether it could write
-                raise OSError(f"{GRAPH} has not all of its {size:,} bytes")
-            digests[GRAPH] = _file_digest(new)
-            os.replace(new, folder / GRAPH)
-        new = folder / "new.json"
-        new.write_text(json.dumps({"format": FORMAT, **about, "files": digests}, indent=1), encoding="utf-8")
-        os.replace(new, folder / ABOUT)
+            digests[GRAPH] = _write_graph(folder / GRAPH, save_graph)
+        about = {"format": FORMAT, **about, "files": digests}
+        with whole_file(folder / ABOUT) as new:
+            new.write_text(json.dumps(about, indent=1), encoding="utf-8")
     except OSError as error:
         raise OSError(
             f"index {folder} cannot be written ({error.strerror or error}): free some space, or choose another folder"
         ) from error
+
+
+def _write_graph(file: Path, save_graph: Callable[[str], int]) -> str:
+    """Writes the graph and gives its digest."""
+    with whole_file(file) as new:
+        size = save_graph(str(new))
+        if not new.is_file() or new.stat().st_size != size:  # hnswlib does not look whether it could write
+            raise OSError(f"{GRAPH} has not all of its {size:,} bytes")
+        return _file_digest(new)
 
 
 def has_index(folder: Path) -> bool:

@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import parse_qsl
 
+from fedlight.federation.whole_files import write_whole
+
 Rows = Sequence[Mapping[str, Any]]
 TEXT_ENDINGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 ENDINGS = (*TEXT_ENDINGS, *(ending + ".gz" for ending in TEXT_ENDINGS), ".parquet")
@@ -62,8 +64,7 @@ def load_rows(source: str, split: str | None = None) -> Rows:
 
 def write_rows(rows: Rows, file: Path) -> None:
     """Writes JSON lines, which `load_rows` reads."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_whole(file, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _files_of(folder: Path) -> list[Path]:

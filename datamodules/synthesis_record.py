@@ -17,9 +17,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from fedlight.datamodules.augmentation_record import digest_of_bytes, flat, lines_of, replace_file
+from fedlight.datamodules.augmentation_record import digest_of_bytes, flat, lines_of
 from fedlight.datamodules.synthesis import Candidate
 from fedlight.federation.folders import refuse_unwritable
+from fedlight.federation.whole_files import write_whole
 
 Settings = Mapping[str, object]
 
@@ -109,7 +110,7 @@ class SynthesisRecord:
 
     def write(self, round_idx: int, parts: Sequence[Part]) -> None:
         """Writes all that was made in a round so far; after `make_room`."""
-        replace_file(self.file(round_idx), b"".join(map(_text, parts)))
+        write_whole(self.file(round_idx), b"".join(map(_text, parts)))
 
     def _parts(self, round_idx: int) -> list[Part]:
         lines = self.file(round_idx).read_bytes().splitlines(keepends=True)

@@ -6,13 +6,12 @@ is asked for again.
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedlight.chat_answer import Answer
+from fedlight.federation.whole_files import whole_file
 
 
 class AnswerCache:
@@ -54,14 +53,9 @@ class AnswerCache:
             return
         file = self._file(key)
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, name = tempfile.mkstemp(dir=file.parent, suffix=".part")  # readable by its owner alone
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as part:
-                json.dump(answer._asdict(), part)
-            os.replace(name, file)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        with whole_file(file) as new:
+            new.touch(mode=0o600)  # readable by its owner alone
+            new.write_text(json.dumps(answer._asdict()), encoding="utf-8")
 
     def _read_one(self, key: str) -> Answer | None:
         try:

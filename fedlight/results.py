@@ -6,6 +6,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
+from fedlight.federation.whole_files import write_whole
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -111,4 +113,4 @@ def show(results: dict[str, Any], folder: Path) -> None:
         f"{results['seconds']:.0f} s; results, metrics, visits and adapters are in {folder}", soft_wrap=True
     )
     console.print(f"as a page: fedlight report {folder} --open", soft_wrap=True)
-    (folder / "results.md").write_text(markdown(results) + "\n", encoding="utf-8")
+    write_whole(folder / "results.md", markdown(results) + "\n")

@@ -118,9 +118,9 @@ def test_a_full_disk_while_a_memory_is_written(fit, tmp_path, monkeypatch):
 
     from fedlight.federation import memory
 
-    write = memory._write_whole
+    write = memory.write_whole
     with monkeypatch.context() as full:
-        full.setattr(memory, "_write_whole", no_space)
+        full.setattr(memory, "write_whole", no_space)
         line = refused(fit(*ON_DISK))
     assert f"the disk is full while writing {tmp_path}/run/clients: free some space and give the same" in line
     assert fit(*ON_DISK, f"--ckpt_path={tmp_path / 'run/checkpoints/epoch=0.ckpt'}").code == 0

@@ -5,7 +5,6 @@ The files lie in ``FOLDER/KEY/``, the key standing for settings, seed and texts,
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from fedlight.datamodules.augmentation import Fields
 from fedlight.datamodules.augmentation_record import digest_of
+from fedlight.federation.whole_files import whole_file
 
 
 class ScoredBlocks:
@@ -39,11 +39,8 @@ class ScoredBlocks:
         """Keeps the scores ``(rows, clients)`` of a block; whoever reads sees all of them or none."""
         if self.folder is None:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        beside = self.folder / f"{os.getpid()}.tmp"
-        with beside.open("wb") as file:
+        with whole_file(self._file(epoch, block)) as new, new.open("wb") as file:
             np.save(file, scores)
-        os.replace(beside, self._file(epoch, block))
 
     def _file(self, epoch: int, block: int) -> Path:
         assert self.folder is not None

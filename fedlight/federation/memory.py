@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlight.federation.whole_files import write_whole
+
 Memory = dict[str, Any]
 """Tensors, numbers, strings, None, and lists and dicts of them."""
 
@@ -185,7 +187,7 @@ class ClientMemories:
             data = _serialized(memory)
             client = blake2b(client_id.encode(), digest_size=8).hexdigest()
             name = f"{client}-{round_idx}-{self._process}-{_digest(data)}.pt"
-            _write_whole(self._path(name), data)
+            write_whole(self._path(name), data)
             self._versions[client_id] = name
         else:
             self._versions.pop(client_id, None)
@@ -246,23 +248,12 @@ def _check_writable(folder: Path) -> None:
         )
 
 
-def _write_whole(path: Path, data: bytes) -> None:
-    """Writes the whole file or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".tmp")
-    try:
-        new.write_bytes(data)
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
-
-
 def _link_or_copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
     except OSError:  # another disk, or one without links
-        _write_whole(target, source.read_bytes())
+        write_whole(target, source.read_bytes())
 
 
 def _read(path: Path, client_id: str) -> Memory:

@@ -15,6 +15,7 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from fedlight.federation.whole_files import whole_file
 from fedlight.figures import STYLE
 from fedlight.report.manifest import keep_only
 from fedlight.report.parts import Chart, Section
@@ -79,13 +80,9 @@ def write_report(
     drawn: dict[str, Drawn] = {}
     found = [with_figures(section, files, drawn) for section in sections(runs)]
     text = render(runs, found, drawn)
-    temporary = page.with_name(page.name + ".tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8", errors="replace")
-        os.replace(temporary, page)
-        keep_only(files, [f"{name}.{kind}" for name in drawn for kind in ("png", "csv")])
-    finally:
-        temporary.unlink(missing_ok=True)  # a full disk, Ctrl-C: the page of before is still whole
+    with whole_file(page) as new:
+        new.write_text(text, encoding="utf-8", errors="replace")
+    keep_only(files, [f"{name}.{kind}" for name in drawn for kind in ("png", "csv")])
     return page
 
 
