@@ -140,7 +140,9 @@ class Taken:
             )
 
     def readable(self, positions: np.ndarray) -> np.ndarray:
-        return positions[np.isin(positions, self._draw(0, 0))]
+        # What it draws at random may leave an example out of one pass.
+        read = any(np.isin(positions, self._draw(0, number)).any() for number in range(PASSES))
+        return positions if read else positions[:0]
 
     def of_pass(self, positions: np.ndarray) -> int:
         return int(np.isin(self._draw(0, 0), positions).sum())
@@ -167,6 +169,8 @@ class Taken:
         return self._drawn[1]
 
 
+PASSES = 100
+"""Who is in none of so many passes of a sampler is never read by it."""
 OWN_BATCHES = (
     "say how one client's examples are read, ByClient(clients, batch_sampler=lambda own_set: BatchSampler(...)), or give "
     "the loader shuffle=True"

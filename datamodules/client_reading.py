@@ -1,6 +1,7 @@
 """In which batches a client reads its examples: as a loader over them alone would, with the user's own settings."""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any
 
@@ -8,14 +9,12 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Subset
 
-from fedlight.datamodules.client_orders import announce, order_of, seeded
+from fedlight.datamodules.client_orders import PASSES, announce, order_of, seeded
 from fedlight.datamodules.partition import Clients
 from fedlight.federation.seeding import derive_seed
 
 MakeBatches = Callable[[Subset], Iterable[list[int]]]
 """A client's own data set -> its batch sampler: batches of positions in it, of one pass, each time it is iterated."""
-PASSES = 100
-"""So many passes in a row without a batch end the run instead of going on for ever."""
 
 
 class ClientReading:
@@ -62,6 +61,7 @@ class ClientReading:
             ValueError: it reads none of a client's, or not one batch.
         """
         if self.make_batches is not None:
+            self._check_made(clients)
             return clients
         found = {client: self._order.readable(own) for client, own in clients.items()}
         for client, own in found.items():
@@ -70,7 +70,7 @@ class ClientReading:
                     f"client {client!r}: the training loader's {self._kind} reads none of its {len(clients[client])} "
                     "examples: leave the client out, or change the sampler"
                 )
-            if len(own) and not self.batches_of_pass(own):
+            if len(own) and not self._in_pass(own) and not self._found(client, own, 0, 1):
                 raise ValueError(
                     f"client {client!r} has {len(own)} examples, fewer than batch_size={self._batch_size}, and the training "
                     "loader has drop_last=True: leave the client out, lower batch_size or set drop_last=False"
@@ -78,7 +78,10 @@ class ClientReading:
         return found
 
     def batches_of_pass(self, positions: np.ndarray) -> int:
-        """Batches in one pass over a client's examples."""
+        """Batches in one pass over a client's examples, at least 1."""
+        return max(1, self._in_pass(positions))
+
+    def _in_pass(self, positions: np.ndarray) -> int:
         if self.make_batches is not None:
             with seeded(derive_seed(*self.seeds, "count")):
                 made: Any = self.make_batches(Subset(self._dataset, positions.tolist()))
@@ -98,13 +101,27 @@ class ClientReading:
         Returns:
             Lists of positions, or single positions where the loader makes no batches.
         """
-        seed = derive_seed(*self.seeds, "order", round_idx, client_id)
-        with seeded(seed):  # a sampler of the user's own may draw from any stream
-            generator = torch.Generator().manual_seed(seed)
-            found = list(islice(_flat(self._passes(positions, round_idx, generator)), wanted))
+        found = self._found(client_id, positions, round_idx, wanted)
         if len(found) < wanted:
             raise ValueError(f"client {client_id!r}: its batch sampler gives no batch: leave the client out")
         return found
+
+    def _found(self, client_id: str, positions: np.ndarray, round_idx: int, wanted: int) -> list[Any]:
+        """As many of these batches as there are."""
+        seed = derive_seed(*self.seeds, "order", round_idx, client_id)
+        # What the user's function makes may draw from any stream.
+        with nullcontext() if self.make_batches is None else seeded(seed):
+            generator = torch.Generator().manual_seed(seed)
+            return list(islice(_flat(self._passes(positions, round_idx, generator)), wanted))
+
+    def _check_made(self, clients: Clients) -> None:
+        """Refuses a function of the user's whose batches cannot be had twice."""
+        client, own = next(((name, own) for name, own in clients.items() if len(own)), ("", None))
+        if own is not None and self.batches(client, own, 0, 2) != self.batches(client, own, 0, 2):
+            raise ValueError(
+                f"ByClient(batch_sampler=...) gives client {client!r} other batches each time, also from the same seed, so "
+                "a resumed run would read other ones: have it draw from a global stream of torch, numpy or Python"
+            )
 
     def _passes(
         self, positions: np.ndarray, round_idx: int, generator: torch.Generator
@@ -113,9 +130,17 @@ class ClientReading:
             made = self.make_batches(Subset(self._dataset, positions.tolist()))
             announce(made, round_idx)
             while True:
-                yield (positions[list(batch)].tolist() for batch in made)
+                yield (positions[batch].tolist() for batch in map(_as_batch, made))
         for order in self._order.passes(positions, round_idx, generator):
             yield BatchSampler(order, self._batch_size, self._drop_last) if self.batched else order
+
+
+def _as_batch(batch: Any) -> list[int]:
+    if isinstance(batch, Iterable):
+        return list(batch)
+    raise ValueError(
+        f"ByClient(batch_sampler=...) gives {batch!r} as a batch: give lists of positions in the client's own data set"
+    )
 
 
 def _flat(passes: Iterator[Iterable[Any]]) -> Iterator[Any]:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from plain_lightning import trainer
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from fedlight import ByClient, FederatedLoop, FederatedWrapper, GivenLoaders
 from fedlight.datamodules.federated import FederatedDataModule
@@ -110,13 +110,17 @@ class Data(L.LightningDataModule):
 WAYS = ["before", "behind", "wrapper"]
 
 
-def fitted(way, model, rounds=2, data=None, ckpt_path=None, clients=halves, settings=None, **given):
+def fitted(
+    way, model, rounds=2, data=None, ckpt_path=None, clients=halves, settings=None, make_batches=None, **given
+):
     """A federated fit: ``ByClient`` before or behind the loop, or the datamodule wrapped."""
     loop = FederatedLoop(clients_per_round=2, local_steps=1)
-    sharing = [] if way == "wrapper" else [ByClient(clients)]
+    sharing = [] if way == "wrapper" else [ByClient(clients, batch_sampler=make_batches)]
     callbacks = [loop, *sharing] if way == "behind" else [*sharing, loop]
     if way == "wrapper":
-        given = {"datamodule": FederatedWrapper(data or GivenLoaders(**given), clients)}
+        given = {
+            "datamodule": FederatedWrapper(data or GivenLoaders(**given), clients, batch_sampler=make_batches)
+        }
     elif data is not None:
         given = {"datamodule": data}
     else:
@@ -298,6 +302,28 @@ def test_without_a_loop_the_wrapped_datamodule_trains_centrally():
     trainer(2).fit(model, FederatedWrapper(Order(factor=1.0), halves))
     everything = {"all": range(8)}
     assert model.weight.item() == pytest.approx(by_hand(2, clients=everything), rel=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("loader", "read"),
+    [
+        (  # of each client one example has a weight
+            train_loader(shuffle=None, sampler=WeightedRandomSampler([0, 2.0, 0, 0, 0, 0, 1.0, 0], 8)),
+            {"a": [1] * 4, "b": [6] * 4},
+        ),
+        (train_loader(shuffle=False, batch_size=2), {"a": [0, 1], "b": [4, 5]}),
+        (train_loader(shuffle=False, batch_size=None), {"a": [0], "b": [4]}),
+        (DataLoader(TensorDataset(X, Y), batch_sampler=[[0, 4], [1, 5]]), {"a": [3, 1], "b": [7, 5]}),
+    ],
+)
+def test_training_by_the_loaders_own_order_equals_a_loop_by_hand(way, loader, read):
+    model = Line()
+    make_batches = (lambda own_set: [[3, 1]]) if read["a"] == [3, 1] else None
+    _, loop = fitted(way, model, make_batches=make_batches, train=loader)
+    assert model.weight.item() == pytest.approx(by_hand(2, clients=read), rel=1e-5)
+    counted = {client: 1 if len(set(own)) < len(own) else 4 for client, own in read.items()}
+    assert {row["client"]: row["examples"] for row in loop.visit_records} == counted
 
 
 def test_settings_of_the_loader_are_kept():
