@@ -6,6 +6,8 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 
+from fedlight.callbacks.trainer_values import refuse_senseless
+
 
 def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
     """Raises ``ValueError`` for trainer settings under which a round would end early or mix clients.
@@ -17,21 +19,26 @@ def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
             f"this FederatedLoop has done {rounds_done} rounds already: make a new one for a new run, "
             "or go on with the same trainer and a larger max_epochs"
         )
-    for setting, fine, remedy in (
+    refuse_senseless(trainer)
+    for setting, fine, remedy in (  # the first two set those below them
+        ("fast_dev_run", False, "set max_epochs=1 and federated.local_steps=1"),
+        ("overfit_batches", 0.0, "leave it at 0, and set federated.local_steps"),
         ("max_steps", -1, "give max_epochs, which counts rounds"),
         ("limit_train_batches", 1.0, "set federated.local_steps"),
-        ("overfit_batches", 0.0, "leave it at 0"),
         ("val_check_interval", 1.0, "use check_val_every_n_epoch"),
-        ("fast_dev_run", False, "set max_epochs=1 and federated.local_steps=1"),
-        ("world_size", 1, "train in one process: devices=1, num_nodes=1"),
     ):
         value = getattr(trainer, setting)
         if value != fine or isinstance(value, int) != isinstance(
             fine, int
         ):  # 1 batch is not 1.0, all of them
             raise ValueError(f"trainer.{setting}={value} would cut a round of the federation: {remedy}")
-    if trainer.max_epochs in (None, -1):
-        raise ValueError(f"trainer.max_epochs={trainer.max_epochs}: give the number of rounds")
+    if trainer.world_size != 1:
+        raise ValueError(
+            f"trainer.devices={trainer.num_devices} and trainer.num_nodes={trainer.num_nodes} make {trainer.world_size} "
+            "processes, and a federation is trained in one: set --trainer.devices 1 --trainer.num_nodes 1"
+        )
+    if trainer.max_epochs in (None, -1, 0):
+        raise ValueError(f"trainer.max_epochs={trainer.max_epochs}: give the number of rounds, at least 1")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, (StochasticWeightAveraging, WeightAveraging)):
             raise ValueError(

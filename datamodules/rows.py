@@ -30,6 +30,10 @@ from fedlight.federation.whole_files import write_whole
 Rows = Sequence[Mapping[str, Any]]
 TEXT_ENDINGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 ENDINGS = (*TEXT_ENDINGS, *(ending + ".gz" for ending in TEXT_ENDINGS), ".parquet")
+WANTED = (
+    f"give the path of a {', '.join(ENDINGS[:5])} or .parquet file (gzip allowed), a hub name such as owner/name, "
+    "or toy:votes."
+)
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
 
@@ -47,6 +51,8 @@ def load_rows(source: str, split: str | None = None) -> Rows:
     Raises:
         RowsError: a missing, empty or damaged file, a name that is neither file nor dataset, an unreachable hub.
     """
+    if not source.strip():
+        raise RowsError(f"the source is empty: {WANTED}")
     if source.startswith("toy:"):
         return _toy_rows(source)
     path = Path(source).expanduser()
@@ -56,10 +62,7 @@ def load_rows(source: str, split: str | None = None) -> Rows:
         return _read_file(path)
     if HUB_NAME.fullmatch(source) and not source.endswith(ENDINGS):
         return _hub_rows(source, split or "train")
-    raise RowsError(
-        f"{source}: no such file. Give the path of a {', '.join(ENDINGS[:5])} or .parquet file (gzip allowed), "
-        "a hub name such as owner/name, or toy:votes."
-    )
+    raise RowsError(f"{source}: no such file. {WANTED[0].upper()}{WANTED[1:]}")
 
 
 def write_rows(rows: Rows, file: Path) -> None:

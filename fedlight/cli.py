@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlight.conf import path as conf_path
-from fedlight.errors import one_line_errors
+from fedlight.errors import one_line_errors, quiet_when_unread
 
 USAGE = """usage: fedlight COMMAND ...
 
@@ -26,9 +26,16 @@ Federated fine-tuning of language models inside PyTorch Lightning.
 A second call of the same run does nothing that is done, and goes on where it was stopped."""
 
 
+COMMANDS = ("fit", "validate", "test", "predict", "run", "plan", "report")
+
+
 def main(argv: list[str] | None = None) -> None:
     """Entry point of ``fedlight`` and ``python -m fedlight``."""
-    argv = sys.argv[1:] if argv is None else argv
+    with quiet_when_unread():
+        _main(sys.argv[1:] if argv is None else argv)
+
+
+def _main(argv: list[str]) -> None:
     command = argv[0] if argv else "--help"
     if command in ("-h", "--help"):
         print(USAGE)
@@ -51,11 +58,21 @@ def main(argv: list[str] | None = None) -> None:
             from fedlight.report.command import main as report_runs
 
             report_runs(argv[1:])
-    elif command in ("fit", "validate", "test", "predict"):
+    elif command in COMMANDS:
         with one_line_errors():
             lightning_cli(argv)
     else:
-        sys.exit(f"fedlight: no command {command!r}\n\n{USAGE}")
+        sys.exit(f"fedlight: {_no_command(command)}\n(fedlight --help says what they do)")
+
+
+def _no_command(given: str) -> str:
+    if given.startswith("-"):
+        return f"{given} comes after a command, as in fedlight fit {given}; the commands are {', '.join(COMMANDS)}"
+    from fedlight.parser_words import near
+
+    return (
+        f"there is no command {given!r}{near(given, COMMANDS) or '; the commands are ' + ', '.join(COMMANDS)}"
+    )
 
 
 def lightning_cli(argv: list[str]) -> Any:

@@ -99,21 +99,17 @@ def made_judge(spec: dict[str, Any]) -> Judge:
     """
     from argparse import ArgumentError
 
-    from jsonargparse import auto_cli
+    from fedlight.lightning_cli import OneLineParser
+    from fedlight.parser_words import tell
 
-    from fedlight.lightning_cli import tell
-
+    parser = OneLineParser(exit_on_error=False)
+    parser.add_argument("--judge", type=Judge)
     try:
-        made: Judge = auto_cli(
-            _same, as_positional=False, args=[f"--judge={json.dumps(spec)}"], exit_on_error=False
-        )
+        parsed = parser.parse_args([f"--judge={json.dumps(spec)}"])
     except ArgumentError as error:
         raise ValueError(tell(str(error))) from None
+    made: Judge = parser.instantiate(parsed).judge
     return made
-
-
-def _same(judge: Judge) -> Judge:
-    return judge
 
 
 def report(title: str, rows: Sequence[Mapping[str, Any]]) -> str:

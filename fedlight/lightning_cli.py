@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import lightning as L
-from jsonargparse import set_parsing_settings
+from jsonargparse import Namespace, set_parsing_settings
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from fedlight.callbacks.federated_loop import FederatedLoop
+from fedlight.callbacks.round_guard import refuse_cut_rounds
+from fedlight.callbacks.trainer_values import refuse_senseless
+from fedlight.config_files import check_config, configs_of
 from fedlight.federation.full_disk import full_disk_named
 from fedlight.modules.checkpoints import check_readable
+from fedlight.parser_words import tell
 from fedlight.run_folder import alone_in
 from fedlight.run_record import recorded
 
@@ -30,45 +35,57 @@ class OneLineParser(LightningArgumentParser):
     """Says in one line what is wrong, not in a page of everything that could have been given."""
 
     def parse_args(self, args: Any = None, *others: Any, **options: Any) -> Any:
-        """Has ``null`` mean nothing inside a class, too: on its way there jsonargparse 4.53 makes the text None of it."""
+        """Has ``null`` mean nothing inside a class, too: on its way there jsonargparse 4.53 makes the text None of it.
+
+        Raises:
+            ValueError: a config cannot be read.
+        """
         given = sys.argv[1:] if args is None else args
         args = [re.sub(r"^(--[^=]+)=None$", r"\1=null", argument) for argument in given]
+        for config in configs_of(args):
+            check_config(config)
         return super().parse_args(args, *others, **options)
+
+    def instantiate(self, *args: Any, **options: Any) -> Any:
+        """Raises what a constructor has raised, at any depth, as it is.
+
+        The parser itself catches it, since another type that the value may have could still take the value, and ends with
+        what all of these types say.
+
+        Raises:
+            ValueError: a value that no type takes; the parser's words in one line.
+        """
+        refusals: list[Exception] = []
+
+        def make(class_type: Any, *args: Any, **options: Any) -> Any:
+            try:
+                return class_type(*args, **options)
+            except Exception as error:
+                refusals.append(error)
+                raise
+
+        try:
+            return super().instantiate(*args, **{"instantiators": [(make, object, True)], **options})
+        except Exception as error:
+            if refusals:
+                raise refusals[-1] from None
+            raise ValueError(tell(str(error))) from error
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Ends the program with exit code 2; ``FEDLIGHT_TRACEBACK=1`` shows the parser's whole message."""
         if os.environ.get("FEDLIGHT_TRACEBACK") or not self.exit_on_error:  # parsers of nested classes raise
             super().error(message, ex)
-        print(f"fedlight: {tell(message)}\n(FEDLIGHT_TRACEBACK=1 shows more)", file=sys.stderr)
+        print(f"fedlight: {tell(message, self._keys())}\n(FEDLIGHT_TRACEBACK=1 shows more)", file=sys.stderr)
         sys.exit(2)
 
+    def _keys(self) -> set[str]:
+        """All keys, those of the command included."""
+        parsers = [self, *(parser for action in self._actions for parser in _parsers_of(action))]
+        return {action.dest for parser in parsers for action in parser._actions if action.option_strings}
 
-def tell(message: str) -> str:
-    """The telling part of a nested message of the parser, with the key it is about.
 
-    Example:
-        >>> tell('Parser key "federated": Parser key "algorithm": - Expected a dot import path string: FedAvgg')
-        "federated.algorithm: there is no class 'FedAvgg'; give its name if fedlight has it, else package.module.Name"
-    """
-    key = ".".join(dict.fromkeys(re.findall(r'Parser key "([^"]+)"', message)))
-    where = f"{key}: " if key else ""
-    if found := re.search(r"(Option '.*' is not accepted)", message):
-        return where + found[1]
-    if found := re.search(
-        r"(?:Expected a dot import path string|Not a valid subclass of [^:]*)[:.] *(\S+)", message
-    ):
-        return f"{where}there is no class {found[1]!r}; give its name if fedlight has it, else package.module.Name"
-    # What is optional has two types, and a class in a class as many layers of what the parser says of them.
-    layers = ("NoneType", "Does not validate against any of the Union")
-    lines = [line.strip() for line in message.splitlines() if not any(layer in line for layer in layers)]
-    reasons = [line[line.index("Expected") :] for line in lines if "Expected" in line]
-    reasons += [line[2:] for line in lines if line.startswith("- ")]
-    given = re.findall(r"Given value: (.*)", message)
-    if reasons and reasons[0].startswith("Expected") and "Got value" not in reasons[0] and given:
-        return f"{where}{reasons[0]}, given {given[0]}"
-    if reasons:
-        return f"{where}{reasons[0]}"
-    return where + " ".join(re.sub(r'Parser key "[^"]+": ', "", message).split())
+def _parsers_of(action: Any) -> list[Any]:
+    return list(action.choices.values()) if isinstance(action.choices, dict) else []
 
 
 def know_short_names() -> None:
@@ -100,6 +117,9 @@ class FedlightCLI(LightningCLI):
             auto_configure_optimizers=False,
             seed_everything_default=0,
             save_config_kwargs={"overwrite": True},
+            trainer_defaults={
+                "devices": 1
+            },  # a federation is one process; Lightning's `auto` would take every GPU
             parser_class=OneLineParser,
             parser_kwargs={"parser_mode": "omegaconf+"},
             args=args,
@@ -117,15 +137,33 @@ class FedlightCLI(LightningCLI):
         """Parses ``args`` alone; Lightning's own method warns that the process has arguments as well."""
         self.config = parser.parse_args(args)
 
-    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> L.Trainer:
-        return super()._instantiate_trainer(config, [c for c in callbacks if c is not None])
-
     def instantiate_classes(self) -> None:
-        """Says of a refused setting what its class said, without the parser's words around it."""
+        """Refuses a trainer that is no map of settings."""
+        trainer = self.config[self.command].trainer
+        if not isinstance(trainer, Namespace):
+            raise ValueError(f"trainer: expected settings such as --trainer.max_epochs 3, given {trainer!r}")
+        super().instantiate_classes()
+
+    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> L.Trainer:
+        """Refuses values of the trainer before it starts other processes or a module reads anything."""
         try:
-            super().instantiate_classes()
-        except ValueError as error:
-            raise ValueError(tell(str(error))) from error
+            trainer = super()._instantiate_trainer(config, [c for c in callbacks if c is not None])
+        except (TypeError, ValueError, MisconfigurationException) as error:
+            names = ("accelerator", "devices", "strategy", "precision")
+            given = ", ".join(
+                f"{name}={config[name]}" for name in names if config.get(name) not in (None, "auto")
+            )
+            raise ValueError(f"trainer with {given or 'these settings'}: {error}") from error
+        refuse_senseless(trainer)
+        if self.command == "fit" and any(isinstance(callback, FederatedLoop) for callback in callbacks):
+            refuse_cut_rounds(trainer, rounds_done=0)
+        return trainer
+
+    def _set_seed(self) -> None:
+        seed = self.config[self.command].seed_everything
+        if not isinstance(seed, bool) and not 0 <= seed < 2**32:
+            raise ValueError(f"seed_everything={seed} must be at least 0 and below 2**32")
+        super()._set_seed()
 
     def _parse_ckpt_path(self) -> None:
         """Refuses a damaged checkpoint before any work.

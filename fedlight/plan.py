@@ -24,8 +24,9 @@ from fedlight.devices.device import Device, known_devices, load_device
 from fedlight.devices.forecast import Forecast, Remedy, Workload, forecast, remedies
 from fedlight.devices.memory import moment_bytes_per_weight
 from fedlight.devices.shape import BatchShape
+from fedlight.errors import OneLineArguments
 from fedlight.federation.client import Client, Visit
-from fedlight.lightning_cli import FedlightCLI, OneLineParser, tell
+from fedlight.lightning_cli import FedlightCLI, OneLineParser
 from fedlight.modules.adapters import trained_parameters
 from fedlight.modules.dpo import DPOModule
 from fedlight.modules.language_model import LanguageModule
@@ -74,7 +75,7 @@ def main(argv: Sequence[str]) -> None:
     """Runs ``fedlight plan``."""
     from fedlight.plan_table import as_json, show
 
-    parser = argparse.ArgumentParser(
+    parser = OneLineArguments(
         "fedlight plan",
         usage="fedlight plan --config FILE [--shape NAME] [--examples N] [--json FILE] [--KEY VALUE ...]",
         description=ABOUT,
@@ -158,10 +159,7 @@ def _build(config: Any) -> tuple[LightningModule, FederatedLoop]:
     parser.add_lightning_class_args(LightningModule, "model", subclass_mode=True)
     parser.add_lightning_class_args(FederatedLoop, "federated", subclass_mode=True, required=False)
     parts = {key: config[key] for key in ("model", "federated") if config.get(key) is not None}
-    try:
-        made = parser.instantiate_classes(parser.parse_object(parts))
-    except ValueError as error:  # with the parser's words around it
-        raise ValueError(tell(str(error))) from error
+    made = parser.instantiate(parser.parse_object(parts))
     return made["model"], made.get("federated") or FederatedLoop()
 
 

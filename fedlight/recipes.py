@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedlight.conf import path as conf_path
+from fedlight.errors import OneLineArguments
 from fedlight.json_files import write_json
 from fedlight.run_folder import alone_in
 from fedlight.stages import Stage
@@ -34,7 +35,7 @@ OVER_SEEDS = "over_seeds"
 
 def main(argv: list[str]) -> None:
     """``fedlight run NAME [--seeds 0 1 2] [--output DIR] [KEY=VALUE ...]``."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineArguments(
         "fedlight run", description=_listing(), formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("name", help="a recipe's name or the path of a recipe's YAML file")
@@ -47,7 +48,9 @@ def main(argv: list[str]) -> None:
         help="check settings, data, models, memory, disk and keys, and do nothing; ends with 0 if all is well, 1 at a "
         "problem, 2 if something could not be checked",
     )
-    parser.add_argument("set", nargs="*", metavar="KEY=VALUE", help="change a value of the recipe: rounds=3")
+    parser.add_argument(
+        "set", nargs="*", default=[], metavar="KEY=VALUE", help="change a value of the recipe: rounds=3"
+    )
     # Taken out first: argparse would read those behind --seeds as seeds.
     changes = [word for word in argv if "=" in word and not word.startswith("-")]
     options = parser.parse_intermixed_args([word for word in argv if word not in changes])

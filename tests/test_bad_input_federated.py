@@ -45,8 +45,14 @@ def fit(tiny_model, tmp_path):
         ([*FEDBISCUIT, "--federated.algorithm.warmup_rounds=1"], "takes 3 rounds and the run has 2"),
         ([*FEDBISCUIT, "--federated.algorithm.warmup_rounds=-1"], "warmup_rounds=-1 must be at least 0"),
         ([*FEDBISCUIT, "--federated.algorithm.regroup_every=0"], "regroup_every=0 at least 1"),
-        ([*FEDBISCUIT, "--federated.algorithm.assignment=best"], "federated.algorithm.assignment: Expected"),
-        ([*FEDBISCUIT, "--federated.algorithm.weighting=best"], "federated.algorithm.weighting: Expected"),
+        (
+            [*FEDBISCUIT, "--federated.algorithm.assignment=best"],
+            "federated.algorithm.assignment: expected one of",
+        ),
+        (
+            [*FEDBISCUIT, "--federated.algorithm.weighting=best"],
+            "federated.algorithm.weighting: expected one of",
+        ),
         (["--model.num_adapters=3"], "has 3 adapters, of which FedAvg would train one"),
         (
             ["--federated.algorithm=Scaffold", "--model.num_adapters=3"],

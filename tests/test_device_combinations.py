@@ -229,7 +229,7 @@ def test_a_fleet_on_the_command_line(tiny_model, tmp_path):
         (["fleet=Fleet", "fleet.devices={}"], "fleet.devices is empty"),
         (
             ["fleet=Fleet", 'fleet.devices={"iphone_12": 1}', "fleet.seeds=1"],
-            "Option 'seeds' is not accepted",
+            "has no setting 'seeds'",
         ),
         (["deadline_seconds=3"], "set federated.fleet"),
         (["channel=Wire", 'channel.up={"class_path": "Quantize", "init_args": {"to": "int3"}}'], "int3"),

@@ -149,7 +149,7 @@ def test_what_does_not_fit_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"epoch_2/other\.jsonl: there is no such file"):
         duels(**{**wins, "task": "other"}, moment="epoch_2")
     assert not (tmp_path / "wins").exists()
-    with pytest.raises(ValueError, match="judge: Option 'sed' is not accepted"):
+    with pytest.raises(ValueError, match="judge: FactJudge has no setting 'sed'; did you mean 'seed'"):
         made_judge({"class_path": FACTS["class_path"], "init_args": {"sed": 3}})
     with pytest.raises(ValueError, match="there is no class 'FactJudgee'"):
         made_judge({"class_path": "FactJudgee"})

@@ -212,7 +212,7 @@ def test_batches_of_a_visit(fleet, config, more, examples, expected):
             "there is no device 'iphone_99'",
         ),
         (["--config=selector.yaml", f"--data={BORING}DataModule"], "data.max_tokens is not set"),
-        (["--config=selector.yaml", "--model.lrr=1"], "Option 'lrr' is not accepted"),
+        (["--config=selector.yaml", "--model.lrr=1"], "has no setting 'lrr'"),
         (
             ["--config=selector.yaml", f"--model={BORING}Model", "--data.tokenizer=toy"],
             "derive it from LanguageModule",

@@ -71,7 +71,7 @@ def test_every_mistake_is_in_the_table(recipe, tmp_path, monkeypatch):
     outcome = fedlight("run", file, "--dry-run", f"--output={tmp_path / 'out'}")
     assert outcome.code == 1
     text = " ".join(outcome.out.replace("│", " ").split())
-    assert "model.lr: Expected a <class 'float'>" in text
+    assert "model.lr: expected a number" in text
     assert "merge_adapter: missing a required argument: 'model'" in text
     assert "no stage before it is called 'trian'; the stages before it are train" in text
     assert "votes.jsonl: no such file" in text

@@ -14,7 +14,7 @@ from lightning import LightningDataModule, LightningModule
 
 from fedlight.callbacks.federated_loop import FederatedLoop
 from fedlight.cli import find_config
-from fedlight.lightning_cli import OneLineParser, tell
+from fedlight.lightning_cli import OneLineParser
 from fedlight.plan import ReadSettings
 from fedlight.preflight.finding import Finding, ok, problem
 from fedlight.stages import Stage
@@ -95,13 +95,10 @@ def _make(config: Any, stage: Stage) -> None:
     parser.add_lightning_class_args(FederatedLoop, "federated", subclass_mode=True, required=False)
     parts = {key: config[key] for key in ("model", "data", "federated") if config.get(key) is not None}
     try:
-        parser.instantiate_classes(parser.parse_object(parts))
-    except FileNotFoundError as error:
+        parser.instantiate(parser.parse_object(parts))
+    except (FileNotFoundError, ValueError) as error:
         if str(stage.folder.parent) not in str(error):  # what an earlier stage will have written
             raise ValueError(str(error)) from None
-    except ValueError as error:
-        if str(stage.folder.parent) not in str(error):
-            raise ValueError(tell(str(error))) from None
 
 
 def _bound(stage: Stage) -> dict[str, Any]:

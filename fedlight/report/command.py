@@ -1,13 +1,14 @@
 """``fedlight report RUN ... [--output FILE] [--open] [--private]``."""
 
-import argparse
 import webbrowser
 from pathlib import Path
+
+from fedlight.errors import OneLineArguments
 
 
 def main(argv: list[str]) -> None:
     """Writes the page and says where it is."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineArguments(
         "fedlight report",
         description="One HTML page about runs: curves, clients, devices, answers, configs. It needs no network.",
     )

@@ -1,0 +1,189 @@
+"""What the parser of the command line has to say, in one line: the key, what was given, what is expected, the remedy.
+
+jsonargparse says of a wrong value why none of the types that it may have takes it, for each class around it anew: a tree
+of indented text. The line is made of its innermost part.
+"""
+
+import difflib
+import importlib
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, get_type_hints
+
+KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "list": "a list",
+    "dict": "a map",
+}
+"""Types as the parser names them -> what a user would call them."""
+EXAMPLES = {int: "1", float: "1.0", bool: "true", str: "TEXT"}
+
+
+def tell(message: str, keys: Iterable[str] = ()) -> str:
+    r"""The telling part of a nested message of the parser, with the key that it is about.
+
+    Args:
+        message: of jsonargparse.
+        keys: all keys of the command, for one that was misspelt.
+
+    Example:
+        >>> tell('Parser key "federated": Parser key "algorithm": - Expected a dot import path string: FedAvgg')
+        "federated.algorithm: there is no class 'FedAvgg'; give its name if fedlight has it, else package.module.Name"
+        >>> tell('Parser key "trainer.max_epochs": - Expected a <class \'int\'> Given value: two')
+        'trainer.max_epochs: expected a whole number, given two'
+    """
+    key = ".".join(dict.fromkeys(re.findall(r'Parser key "([^"]+)"', message)))
+    where = f"{key}: " if key else ""
+    if found := re.search(r"unrecognized arguments: (.*)", message, re.S):
+        given = " ".join(found[1].split())
+        if not given.startswith("-"):
+            return f"{given!r} is no key: keys start with two dashes, as in --trainer.max_epochs 3"
+        return _unknown_key(given.split()[0].partition("=")[0].lstrip("-"), sorted(keys))
+    if found := re.search(r"does not accept option '([^']+)'", message):
+        return _unknown_key(found[1], sorted(keys))
+    if found := re.search(r"arguments are required: ((\w+)\.\S+(?:, \S+)*)$", message):
+        missing = " and ".join(sorted(found[1].replace(f"{found[2]}.", "").split(", ")))
+        return (
+            f"{found[2]} needs {missing}: give a config, as in fedlight {found[2]} --config selector.yaml, "
+            f"or a class for each of them; all keys: fedlight {found[2]} --help"
+        )
+    of_class = r"(?:Problem with given class_path '([^']+)':\s+)?"
+    if found := re.search(of_class + r"the following arguments are required: ([^\n]+)", message):
+        return where + _required(key, found[1], found[2].split(", "), in_list="[list[" in message)
+    if found := re.search(of_class + r"Option '(\w[^']*)' is not accepted", message):
+        return where + _no_setting(found[1], found[2])
+    if found := re.search(
+        r"(?:Expected a dot import path string|Not a valid subclass of [^:\n]*)[:.] *(\S+)", message
+    ):
+        return f"{where}there is no class {found[1]!r}{_or_near(found[1], message)}"
+    if found := re.search(
+        r"Problem with given class_path '([^']+)':\s+(?:No module named|module '\S+' has no)", message
+    ):
+        return f"{where}there is no class {found[1]!r}{_or_near(found[1], message)}"
+    if found := re.search(r"but (\S+) is abstract", message):
+        names = _names(_concrete(_import(found[1])))
+        return f"{where}{found[1].rpartition('.')[2]} stands for {' or '.join(names)}: name one first, --{key} {names[0]}"
+    return where + _expected(message)
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"`` where something known is like the word, else nothing.
+
+    Example:
+        >>> near("fot", ["fit", "validate"]), near("abacus", ["fit"])
+        ("; did you mean 'fit'?", '')
+    """
+    names = list(known)
+    matches = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    matches = matches or [name for name in names if name.lower().startswith(word.lower())]
+    return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+def _unknown_key(key: str, keys: list[str]) -> str:
+    same_end = [one for one in keys if one.rpartition(".")[2] == key.rpartition(".")[2]]
+    hint = f"; did you mean {same_end[0]!r}?" if same_end else near(key, keys)
+    return f"there is no key {key!r}{hint or '; --help lists all keys'}"
+
+
+def _required(key: str, path: str | None, names: list[str], in_list: bool) -> str:
+    of = _import(path or "")
+    examples = [(name, _example(of, name)) for name in names]
+    flags = " ".join(f"--{key}.{name} {value}" for name, value in examples)
+    lines = f"init_args: {{{', '.join(f'{name}: {value}' for name, value in examples)}}}"
+    owner = path.rpartition(".")[2] if path else "it"
+    return f"{owner} needs {' and '.join(names)}, for example {lines if in_list else flags}"
+
+
+def _example(of: Any, name: str) -> str:
+    try:
+        return EXAMPLES.get(get_type_hints(of.__init__).get(name), name.upper())
+    except (AttributeError, NameError, TypeError):
+        return name.upper()
+
+
+def _no_setting(path: str | None, option: str) -> str:
+    of = _import(path or "")
+    known = [
+        name for cls in getattr(of, "__mro__", ()) for name in inspect.signature(cls.__init__).parameters
+    ]
+    own = [name for name in dict.fromkeys(known) if name not in ("self", "args", "kwargs")]
+    owner = path.rpartition(".")[2] if path else "it"
+    return f"{owner} has no setting {option!r}{near(option, own) or _has(own)}"
+
+
+def _has(names: list[str]) -> str:
+    return f"; it has {', '.join(names)}" if names else ", and no other"
+
+
+def _or_near(name: str, message: str) -> str:
+    bases = [_import(path) for path in re.findall(r"Subtypes: \[(?:list\[|<class ')([\w.]+)", message)[-1:]]
+    known = [one for base in bases for one in _names(_concrete(base))]
+    hint = near(name, known)
+    return hint or "; give its name if fedlight has it, else package.module.Name"
+
+
+def _concrete(base: Any) -> Iterator[type]:
+    for child in base.__subclasses__() if isinstance(base, type) else ():
+        if not inspect.isabstract(child):
+            yield child
+        yield from _concrete(child)
+
+
+def _names(classes: Iterable[type]) -> list[str]:
+    return sorted({cls.__name__ for cls in classes if not cls.__name__.startswith("_")}) or ["CLASS"]
+
+
+def _import(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError):
+        return None
+
+
+def _expected(message: str) -> str:
+    """What any of the types that a value may have is, and the value."""
+    innermost = re.split(r'Parser key "[^"]+"[^:]*:', message)[-1]
+    if found := re.search(r"Import path (\S+) does not \D* (\S+)", innermost):
+        return f"{found[1]} is no {found[2]}"
+    if found := re.match(
+        r"\s*Expected .*?Got value: .*", innermost
+    ):  # the rest is about the classes around it
+        innermost = found[0]
+    given = re.search(r"Got value: (.*)|Given value: (.*)", innermost)
+    kinds = _kinds(innermost)
+    if kinds and given:
+        value = given[1] or given[2]
+        is_map = kinds == ["text"] and value.startswith("{")
+        quote = (
+            "; a text with a colon in it is a map unless it is quoted twice: '\"like: this\"'"
+            if is_map
+            else ""
+        )
+        return f"expected {' or '.join(kinds)}, given {value}{quote}"
+    layers = ("NoneType", "Does not validate against any of the Union", "Expected a path but")
+    lines = [line.strip() for line in innermost.splitlines() if not any(layer in line for layer in layers)]
+    reasons = [line[line.index("Expected") :] for line in lines if "Expected" in line]
+    reasons += [line[2:] for line in lines if line.startswith("- ")]
+    return reasons[0] if reasons else " ".join(innermost.split())
+
+
+def _kinds(text: str) -> list[str]:
+    """The types that the parser asks for, as a user would call them.
+
+    Example:
+        >>> _kinds("Expected a <class 'float'> - Expected a typing.Literal['a', 'b'] - Expected a typing.Literal[3]")
+        ['a number', 'one of a, b, 3']
+    """
+    types = re.findall(r"Expected an? <class ['\"](\w+)['\"]>", text)
+    kinds = [KINDS.get(name, name) for name in dict.fromkeys(types) if name != "NoneType"]
+    if "float" in types and "int" in types:
+        kinds.remove(KINDS["int"])
+    classes = re.findall(r"Not a valid subclass of (\w+)", text)
+    kinds += [f"a {name} (its class, or class_path and init_args)" for name in dict.fromkeys(classes)]
+    choices = ", ".join(re.findall(r"Expected an? typing\.Literal\[([^\]]*)\]", text)).replace("'", "")
+    return kinds + ([f"one of {choices}"] if choices else [])
