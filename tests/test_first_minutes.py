@@ -198,7 +198,7 @@ def test_a_config_that_is_a_folder_or_no_text(fit, tmp_path):
         ),
         (
             ["run", "demo", "--output=/dev/null/x"],
-            "/dev/null/x/seed0/selector: Not a directory; check the path",
+            "--output=/dev/null/x/seed0 cannot be written (Not a directory): choose another folder",
         ),
     ],
     ids=" ".join,
