@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from fedlight.federation.aggregation import Aggregation, WeightedSum
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.channel import serialized_bytes
+from fedlight.federation.divergence import refuse_not_finite
 from fedlight.federation.module_buffers import (
     Buffers,
     changed,
@@ -106,17 +107,24 @@ class BufferPolicy:
         """After a batch: of the run's first one, refuses at once what cannot be; it would come out only later."""
         if not self._looked:
             self._looked = True
-            self.trained()
+            self._refuse(changed(self._module, self.round_start))
 
     def trained(self) -> Buffers:
         """After a visit, before anything of it is used: the buffers that it has changed, as they are now.
 
         Raises:
             ValueError: the policy has no place for one of them.
+            Diverged: what was finite is not any more.
         """
         names = changed(self._module, self.round_start)
         self._refuse(names)
-        return copies(self._module, names)
+        found = copies(self._module, names)
+        refuse_not_finite({n: v for n, v in found.items() if v is not None and self._was_finite(n)}, "buffer")
+        return found
+
+    def _was_finite(self, name: str) -> bool:
+        before = self.round_start.get(name)
+        return before is None or bool(before.isfinite().all())
 
     def keep(self, memory: dict[str, Any], buffers: Buffers) -> None:
         """What stays with the client of what a visit has changed."""
@@ -257,10 +265,14 @@ class LocalBuffers(BufferPolicy):
     def leave(self) -> None:
         self.restore()
 
+    def trained(self) -> Buffers:
+        self._trained = read(self._parameters)
+        refuse_not_finite(self._trained, "trained")
+        return super().trained()
+
     def keep(self, memory: dict[str, Any], buffers: Buffers) -> None:
-        parameters = read(self._parameters)
-        if parameters or buffers:
-            memory[LOCAL] = {"parameters": parameters, "buffers": buffers}
+        if self._trained or buffers:
+            memory[LOCAL] = {"parameters": self._trained, "buffers": buffers}
 
     def own_state(self, memory: Mapping[str, Any], state: State | None) -> State | None:
         if LOCAL not in memory:

@@ -210,7 +210,7 @@ class DeviceEmulation(SameMachine):
     def visited(self, visit: Visit, row: Row) -> Row:
         device, flops = self._devices[visit.client_id], self._flops[visit]
         sent = (row["bytes_down"], row["bytes_up"])
-        if sent != self._planned_bytes[visit] and not self._said:
+        if sent != self._planned_bytes[visit] and not row["reason"] and not self._said:
             self._said = True
             logger.warning(
                 "%s.payloads says %s bytes down and up, and client %s had %s: the clock of its rounds is off by that",
@@ -222,7 +222,7 @@ class DeviceEmulation(SameMachine):
             "upload_seconds": device.upload_seconds(int(row["bytes_up"])),
         }
         spent = {"flops": flops, **seconds, "joules": device.watts * sum(seconds.values())}
-        return self._row(visit, "", row, spent)
+        return self._row(visit, row, spent)
 
     def dropouts(self, round_idx: int) -> list[Row]:
         rows = []
@@ -241,16 +241,16 @@ class DeviceEmulation(SameMachine):
                     "bytes_down": outcome.bytes_down,
                     "bytes_up": outcome.bytes_up,
                     "seconds": 0.0,
+                    "reason": outcome.reason,
                 }
-                rows.append(self._row(visit, outcome.reason, done, _spent(outcome)))
+                rows.append(self._row(visit, done, _spent(outcome)))
         return rows
 
-    def _row(self, visit: Visit, reason: str, row: Row, spent: Mapping[str, float]) -> Row:
+    def _row(self, visit: Visit, row: Row, spent: Mapping[str, float]) -> Row:
         device, fitted = self._devices[visit.client_id], self._fits[visit]
         return {
             **row,
             "device": device.name,
-            "reason": reason,
             "weight_bits": device.weight_bits,
             "micro_batch": fitted.micro_batch,
             "checkpointing": int(fitted.checkpointing),

@@ -1,9 +1,12 @@
 """What goes between the server and the clients in the visits of a round: down the wire and up again."""
 
+import math
+
 from fedlight.callbacks.federated_run import seed_all
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.channel import Channel, Payload
 from fedlight.federation.client import Client, Update, Upload, Visit, Work
+from fedlight.federation.divergence import Diverged, refuse_not_finite
 from fedlight.federation.state import State, moved
 
 
@@ -55,12 +58,19 @@ class Exchange:
 
         Returns:
             What the algorithm makes of it for the aggregation, if anything.
+
+        Raises:
+            Diverged: something of it is not finite; then nothing is sent.
         """
+        refuse_not_finite(trained, "trained")
         reply = self.algorithm.reply(visit, client, self.received, trained, work)
         seed_all(self.seed, "wire", self._round_idx, visit.client_id, visit.split)
         payload = self.channel.up(self.received, reply, client)
-        self.num_bytes = self.num_bytes[0], self._with_buffers(payload)
+        refuse_not_finite(payload.state, "the movement of")
         update = self.algorithm.finish_visit(visit, client, payload.state, work)
+        if update is not None and not math.isfinite(update.weight):
+            raise Diverged(f"its weight {update.weight} is not finite")
+        self.num_bytes = self.num_bytes[0], self._with_buffers(payload)
         if update is not None:
             self._arrived = client.id, self.received, payload.state
         return update

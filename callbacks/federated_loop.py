@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedlight.callbacks import next_round, round_guard, round_schedule
 from fedlight.callbacks.buffers import Policy, buffer_policy
+from fedlight.callbacks.contributions import Contributions
 from fedlight.callbacks.device_emulation import DeviceEmulation, check_device_settings
 from fedlight.callbacks.exchange import Exchange
 from fedlight.callbacks.federated_parameters import (
@@ -49,7 +50,8 @@ from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm, changes_gradients
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.channel import Channel, Identity
-from fedlight.federation.client import Client, Upload, Visit, build_clients
+from fedlight.federation.client import Client, Upload, Visit, Work, build_clients
+from fedlight.federation.divergence import DIVERGED, Diverged
 from fedlight.federation.full_disk import full_disk_named
 from fedlight.federation.lower_bounds import refuse_below
 from fedlight.federation.memory import ClientMemories
@@ -191,7 +193,7 @@ class FederatedLoop(L.Callback):
         self._shared = self.buffers.shared(self._global)
         self._exchange.start_round(self.rounds_done)
         self.algorithm.start_round(self.rounds_done, self._rounds.cohort, self._run)
-        self._aggregation = self.aggregation or self.algorithm.aggregation(len(self.clients))
+        self._contributions = self._no_contributions()
         if not self._rounds.cohort:
             round_schedule.skip_batches(pl_module, self.rounds_done)
 
@@ -252,7 +254,11 @@ class FederatedLoop(L.Callback):
         if [*map(id, now.values())] != [*map(id, self._parameters.values())]:
             self._parameters, self._global = now, read(now)
             self._shared = self.buffers.shared(self._global)
-            self._aggregation = self.aggregation or self.algorithm.aggregation(len(self.clients))
+            self._contributions = self._no_contributions()
+
+    def _no_contributions(self) -> Contributions:
+        aggregation = self.aggregation or self.algorithm.aggregation(len(self.clients))
+        return Contributions(self.rounds_done, aggregation, self.buffers, self._rounds.schedule)
 
     def _begin_visit(self, trainer: L.Trainer, module: L.LightningModule, visit: Visit) -> None:
         if self.visit is None:
@@ -262,6 +268,9 @@ class FederatedLoop(L.Callback):
         )
         self.visit, self._client = visit, self.clients[visit.client_id]
         self._client.memory = self.memory.load(visit.client_id)
+        if self._rounds.schedule.is_first(visit):
+            is_only = self._rounds.schedule.is_last(visit)
+            self._memory_before = None if is_only else self.memory.load(visit.client_id)
         received = self._exchange.down(visit, self._client, self._shared)
         started_from = self.algorithm.start_visit(visit, self._client, received, module)
         self._trained = {name: self._parameters[name] for name in started_from}
@@ -274,27 +283,55 @@ class FederatedLoop(L.Callback):
         self._work = LocalWork(trainer.optimizers, changes_gradients(self.algorithm))
 
     def _finish_visit(self, visit: Visit) -> None:
-        trained, work, buffers = read(self._trained), self._work.done(self._trained), self.buffers.trained()
-        num_examples = self._run.num_examples(visit)
-        if (update := self._exchange.up(visit, self._client, trained, work)) is not None:
-            self._aggregation.add(update)
-            self.buffers.add(buffers, num_examples)
+        work, num_examples, reason = self._work.done(self._trained), self._run.num_examples(visit), ""
+        try:
+            self._contribute(visit, work, num_examples)
+        except Diverged as why:
+            self._leave_out(visit, why)
+            reason = DIVERGED
+        self._client.memory = {}
+        row = visit_row(self.rounds_done, visit, num_examples, work, *self._exchange.num_bytes, reason)
+        self.visit_records.append(self._devices.visited(visit, row))
+
+    def _contribute(self, visit: Visit, work: Work, num_examples: int) -> None:
+        self._contributions.refuse_left_out(visit.client_id)
+        buffers = self.buffers.trained()
+        update = self._exchange.up(visit, self._client, read(self._trained), work)
+        self._contributions.add(visit, update, buffers, num_examples)
         self.buffers.keep(self._client.memory, buffers)
         self.buffers.leave()
+        self._save_memory(self._client.memory)
+
+    def _leave_out(self, visit: Visit, why: Diverged) -> None:
+        """The client's memory stays, or becomes again, what it was before the round."""
+        self.buffers.leave()
+        if visit.client_id in self._contributions.diverged:
+            return
+        self._contributions.leave_out(visit.client_id, why)
+        if self._memory_before is not None:
+            self._save_memory(self._memory_before)
+        for row in self.visit_records:
+            if row["client"] == visit.client_id:
+                row.update(reason=DIVERGED, loss="")
+        write(self._global, self._parameters)
+        self.algorithm.leave_out(visit, self._client)
+
+    def _save_memory(self, memory: dict[str, Any]) -> None:
         with full_disk_named(self.memory.folder or Path()):
-            self.memory.save(self._client.id, self._client.memory, self.rounds_done)
-        self._client.memory = {}
-        row = visit_row(self.rounds_done, visit, num_examples, work, *self._exchange.num_bytes)
-        self.visit_records.append(self._devices.visited(visit, row))
+            self.memory.save(self._client.id, memory, self.rounds_done)
 
     def _finish_round(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self._devices.restore()
         seed_all(self.seed, "server", self.rounds_done)
-        movement = self.algorithm.finish_round(self._aggregation.result())
+        hints = {
+            "lr": trainer.optimizers[0].param_groups[0]["lr"],
+            "trainer.gradient_clip_val": trainer.gradient_clip_val,
+        }
+        movement = self.algorithm.finish_round(self._contributions.result(hints))
         write(self.server.step(self._global, movement), self._parameters)
         self.buffers.finish_round()
         forget(trainer.optimizers)  # or a checkpoint would carry the last client's moments
-        del self._global, self._shared, self._aggregation
+        del self._global, self._shared, self._contributions
         self.visit, self._inside_round = None, False
         self.rounds_done += 1
         metrics = round_metrics(self.visit_records, len(self._rounds.cohort)) | self.algorithm.metrics()

@@ -15,6 +15,7 @@ from fedlight.callbacks.same_machine import SameMachine
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.channel import Channel, Payload
 from fedlight.federation.client import Client, FederatedData, Visit, Work
+from fedlight.federation.divergence import DIVERGED
 from fedlight.federation.seeding import derive_seed
 from fedlight.federation.state import State
 from fedlight.federation.synthesis import MIXED, SYNTHETIC, SynthesizesData
@@ -171,26 +172,34 @@ def seed_all(*parts: int | str) -> None:
 
 
 def visit_row(
-    round_idx: int, visit: Visit, num_examples: int, work: Work, bytes_down: int, bytes_up: int
+    round_idx: int,
+    visit: Visit,
+    num_examples: int,
+    work: Work,
+    bytes_down: int,
+    bytes_up: int,
+    reason: str = "",
 ) -> Row:
-    """What is logged of a finished visit."""
+    """What is logged of a finished visit; of one that is left out for a reason no loss, which would not be a number."""
     return {
         "round": round_idx,
         "client": visit.client_id,
         "split": visit.split,
         "steps": work.num_steps,
         "examples": num_examples,
-        "loss": "" if work.mean_loss is None else work.mean_loss,
+        "loss": "" if reason or work.mean_loss is None else work.mean_loss,
         "bytes_down": bytes_down,
         "bytes_up": bytes_up,
         "seconds": work.seconds,
+        "reason": reason,
     }
 
 
 def round_metrics(rows: Sequence[Row], num_clients: int) -> dict[str, float]:
     """What is logged of a round: mean loss of its visits, clients that took part, bytes; no loss where none is known.
 
-    Where visits were on different kinds of data, also the mean loss on each, as ``loss/SPLIT``.
+    Those of ``num_clients`` that diverged are counted on their own. Where visits were on different kinds of data, also the
+    mean loss on each, as ``loss/SPLIT``.
     """
     losses: dict[str, list[float]] = {}
     for row in rows:
@@ -199,4 +208,6 @@ def round_metrics(rows: Sequence[Row], num_clients: int) -> dict[str, float]:
     several = len(losses) > 2
     loss = {name: sum(each) / len(each) for name, each in losses.items() if several or name == "loss"}
     totals = {name: float(sum(int(row[name]) for row in rows)) for name in ("bytes_down", "bytes_up")}
-    return {**loss, "clients": float(num_clients), **totals}
+    diverged = len({row["client"] for row in rows if row["reason"] == DIVERGED})
+    counts = {"clients": float(num_clients - diverged), "diverged": float(diverged)}
+    return {**loss, **counts, **totals}

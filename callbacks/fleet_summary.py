@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from fedlight.devices.clock import REASONS
+from fedlight.devices.clock import NO_PART
 from fedlight.devices.words import duration, short
 
 
@@ -26,8 +26,9 @@ class DeviceTotals:
     def add(self, row: Mapping[str, str]) -> None:
         """Counts one row of ``visits.csv``."""
         self.clients.add(row["client"])
+        is_new = (row["round"], row["client"]) not in self.asked
         self.asked.add((row["round"], row["client"]))
-        if row["reason"]:
+        if row["reason"] and is_new:  # all visits of a client in a round have the same reason
             self.dropped[row["reason"]] += 1
         self.bytes_down += int(row["bytes_down"])
         self.bytes_up += int(row["bytes_up"])
@@ -73,7 +74,7 @@ def fleet_summary(rows: list[dict[str, str]]) -> Table:
     everybody = DeviceTotals()
     for row in rows:
         everybody.add(row)
-    reasons = [reason for reason in REASONS if everybody.dropped[reason]]
+    reasons = [reason for reason in NO_PART if everybody.dropped[reason]]
     table = Table(
         title=f"{rounds:,} round{'s' if rounds > 1 else ''} in {duration(seconds)} of simulated time",
         box=SIMPLE_HEAD,

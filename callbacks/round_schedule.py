@@ -46,7 +46,17 @@ class RoundSchedule:
         ends = list(accumulate(visit.num_batches for visit in visits))
         self.begins = dict(zip([0, *ends[:-1]], visits, strict=True)) if visits else {}
         self.ends = set(ends)
+        self._last = {visit.client_id: visit for visit in visits}
+        self._first = {visit.client_id: visit for visit in reversed(visits)}
         self.num_batches = ends[-1] if ends else accumulation
+
+    def is_first(self, visit: Visit) -> bool:
+        """Whether it is the first of its client in the round."""
+        return self._first[visit.client_id] is visit
+
+    def is_last(self, visit: Visit) -> bool:
+        """Whether it is the last of its client in the round."""
+        return self._last[visit.client_id] is visit
 
 
 def batches_per_step(trainer: L.Trainer, round_idx: int) -> int:

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from rich.table import Table
 
 from fedlight.devices.words import duration, short
+from fedlight.federation.divergence import DIVERGED
 
 
 def metric_table(history: Mapping[int, Mapping[str, float]], unit: str, seconds: float) -> Table:
@@ -60,7 +61,9 @@ def traffic(rows: Sequence[Mapping[str, str]]) -> str:
     down, up = (sum(int(row[name]) for row in rows) / 1e6 for name in ("bytes_down", "bytes_up"))
     clients = len({row["client"] for row in rows})
     visits = f"{len(rows):,} visit{'s' if len(rows) > 1 else ''}"
-    return f"{short(down)} MB down and {short(up)} MB up in {visits} to {clients:,} client{'s' if clients > 1 else ''}"
+    diverged = sum(row.get("reason") == DIVERGED for row in rows)
+    out = f", of which {diverged:,} visit{'s' if diverged > 1 else ''} diverged" if diverged else ""
+    return f"{short(down)} MB down and {short(up)} MB up in {visits} to {clients:,} client{'s' if clients > 1 else ''}{out}"
 
 
 def places(trainer: L.Trainer) -> str:

@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from math import inf
 
 from fedlight.devices.device import Device
+from fedlight.federation.divergence import DIVERGED
 
 IDLE_SECONDS = 600.0
 """How long the server waits before it asks again, where nobody came and there is no deadline: so that traces move on."""
 
 REASONS = ("absent", "out_of_memory", "left", "late", "surplus")
-"""Why a client did not take part, in the order in which they are looked at."""
+"""Why a client did not get through a round, in the order in which they are looked at."""
+
+NO_PART = (*REASONS, DIVERGED)
+"""Why a client did not take part in a round: it did not get through, or what it trained was not finite."""
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,13 @@ class Algorithm:
         """What the server adds up, given the movement (reply minus received) that reached it; None for nothing."""
         return Update(client.id, movement, 1.0 if self.weighting == "uniform" else client.share)
 
+    def leave_out(self, visit: Visit, client: Client) -> None:
+        """A visit diverged, so the client is left out of the round: forgets what its visits of the round have left here.
+
+        Nothing of the visit was replied or finished. The module holds the global state; the client's memory becomes what it
+        was before the round. Further visits of the client in the round are trained, and their results thrown away.
+        """
+
     def aggregation(self, num_clients: int) -> Aggregation:
         """A fresh aggregation for one round of a federation of ``num_clients``."""
         if self.weighting == "unbiased":

@@ -12,6 +12,7 @@ from torch import Size
 from fedlight.federation.channel import Channel, Identity, Payload, serialized_bytes
 from fedlight.federation.client import Client
 from fedlight.federation.codecs import Codec, Quantize
+from fedlight.federation.divergence import Diverged
 from fedlight.federation.privacy import ClipAndNoise
 from fedlight.federation.state import State, movement
 
@@ -58,7 +59,7 @@ class Wire(Channel):
         """The parameters as they arrive, fp32; of one state the same payload for all who get it, so nobody may change it.
 
         Raises:
-            ValueError: a parameter is not finite.
+            Diverged: a parameter is not finite.
         """
         if not self.down_codecs:
             return self._lossless.down(state, client)
@@ -70,7 +71,7 @@ class Wire(Channel):
         """The movement as it arrives, fp64.
 
         Raises:
-            ValueError: a movement is not finite.
+            Diverged: a movement is not finite.
         """
         if not self.up_codecs:
             return self._lossless.up(received, trained, client)
@@ -166,7 +167,7 @@ def _sent(state: State, codecs: Sequence[Codec], way: str, client: Client) -> Pa
         return Payload({}, 0)
     for name, value in state.items():
         if not value.isfinite().all():
-            raise ValueError(
+            raise Diverged(
                 f"channel.{way}: {name} of client {client.id!r} is not finite and cannot be encoded: training "
                 "diverged, take a smaller learning rate or trainer.gradient_clip_val"
             )

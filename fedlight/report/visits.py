@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedlight.devices.clock import REASONS
+from fedlight.devices.clock import NO_PART
 from fedlight.report.tables import Rows, number
 
-OUTCOMES = ("", *REASONS)
+OUTCOMES = ("", *NO_PART)
 """Why a client dropped out; the empty one took part."""
 PARTS = ("base", "adapter", "gradient", "moment", "activation")
 """Of a visit's memory, as columns ``*_bytes``."""

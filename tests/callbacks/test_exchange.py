@@ -8,7 +8,7 @@ from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Identity
 from fedlight.federation.client import Client, Visit, Work
 
-WORK = Work(num_steps=1, lr=1.0, mean_loss=0.0, seconds=0.0)
+WORK = Work(num_steps=1, lr=1.0, mean_loss=0.0, seconds=0.0, lr_sums={"w": 1.0})
 STATE = {"w": torch.tensor([1.0, 2.0])}
 
 

@@ -116,6 +116,11 @@ class FewFedPIT(Algorithm):
     def finish_visit(self, visit: Visit, client: Client, movement: State, work: Work) -> Update | None:
         return super().finish_visit(visit, client, movement, work) if self._is_last(visit) else None
 
+    def leave_out(self, visit: Visit, client: Client) -> None:
+        self._private = {}
+        if not self._is_last(visit) and self.scorer == "private":  # its next visit asks for what was chosen
+            self._candidates.choose(client, self._module)
+
     def metrics(self) -> dict[str, float]:
         return self._candidates.metrics() if self.beta < 1 else {}
 

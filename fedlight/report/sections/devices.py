@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedlight.callbacks.fleet_summary import device_totals
-from fedlight.devices.clock import REASONS
+from fedlight.devices.clock import NO_PART
 from fedlight.devices.words import duration, short
 from fedlight.report.costs import ByMethod, alike, cost_charts
 from fedlight.report.device_charts import (
@@ -134,7 +134,7 @@ def _shares(fleets: Mapping[str, Visits]) -> str:
     counts = {run: own.participation().sum(axis=1) for run, own in _first(fleets).items()}
     return " ".join(
         f"{run}: {own[0]:,} of {own.sum():,} took part"
-        + "".join(f", {n:,} {said(o)}" for o, n in zip(REASONS, own[1:], strict=True) if n)
+        + "".join(f", {n:,} {said(o)}" for o, n in zip(NO_PART, own[1:], strict=True) if n)
         + "."
         for run, own in counts.items()
     )
@@ -208,7 +208,7 @@ def _totals(by_method: ByMethod) -> Table:
 def _devices(method: str, visits: Visits) -> Table:
     """What `fleet_summary` prints at the end of a run."""
     totals = device_totals(visits.rows)
-    reasons = [reason for reason in REASONS if any(own.dropped[reason] for own in totals.values())]
+    reasons = [reason for reason in NO_PART if any(own.dropped[reason] for own in totals.values())]
     header = [
         "device",
         "clients",

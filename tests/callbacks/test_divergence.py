@@ -1,0 +1,445 @@
+"""A client whose training diverges is left out of the round: all is as if it had not been asked."""
+
+import csv
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from fleets import make_fleet
+from lightning.pytorch.callbacks import ModelCheckpoint
+from plain_lightning import Numbers, Regression, assert_equal, ten_clients, trainer, weights
+from synthesizing import Synthesizing
+from tastes import Adapters
+from tastes import run as run_tastes
+
+from fedlight.callbacks.federated_loop import FederatedLoop
+from fedlight.callbacks.fleet_summary import device_totals
+from fedlight.callbacks.run_summary import traffic
+from fedlight.callbacks.visit_log import VisitLog
+from fedlight.datamodules.federated import FederatedDataModule
+from fedlight.datamodules.federated_wrapper import FederatedWrapper
+from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
+from fedlight.federation.algorithms.fedmit import FedMIT
+from fedlight.federation.algorithms.fedprox import FedProx
+from fedlight.federation.algorithms.fewfedpit import FewFedPIT
+from fedlight.federation.algorithms.fewfedweight import FewFedWeight
+from fedlight.federation.algorithms.local_only import LocalOnly
+from fedlight.federation.algorithms.local_self_generation import LocalSelfGeneration
+from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.channel import Identity
+from fedlight.federation.client import Update, Visit
+from fedlight.federation.codecs import Quantize, TopK
+from fedlight.federation.memory import ClientMemories
+from fedlight.federation.privacy import PrivateMean
+from fedlight.federation.server import FedAdam, FedAvgM
+from fedlight.federation.wire import Wire
+
+NAN, INF = float("nan"), float("inf")
+
+
+class Bomb(Regression):
+    """At the visits that ``when`` names, the loss is multiplied so that the gradients are no numbers."""
+
+    def __init__(self, when, factor=NAN, **kwargs):
+        super().__init__(**{"dropout": 0.0, "optimizer": "SGD"} | kwargs)
+        self.when, self.factor = when, factor
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        visit = self.loop.visit  # none while costs are measured
+        return loss * self.factor if visit and self.when(self.loop.rounds_done, visit) else loss
+
+
+def never(round_idx, visit):
+    return False
+
+
+def without(algorithm, when):
+    """The same algorithm, which does not ask the clients that would diverge."""
+
+    class Careful(type(algorithm)):
+        def plan(self, round_idx, cohort, num_batches):
+            return super().plan(
+                round_idx, [c for c in cohort if not when(round_idx, Visit(c.id, 1))], num_batches
+            )
+
+    algorithm.__class__ = Careful
+    return algorithm
+
+
+def run(model, algorithm=None, rounds=3, data=None, callbacks=(), ckpt_path=None, settings=None, **loop):
+    loop = FederatedLoop(algorithm or FedAvg(), **({"clients_per_round": 4, "local_steps": 2} | loop))
+    model.loop = loop
+    t = trainer(rounds, [loop, *callbacks], **(settings or {}))
+    t.fit(model, data or FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
+    return model, loop
+
+
+def bomb(*args, **kwargs):
+    L.seed_everything(0, verbose=False)
+    return Bomb(*args, **kwargs)
+
+
+def cohorts(rounds=3):
+    """Who is asked in each round."""
+    seen = {}
+
+    class Watch(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            seen.setdefault(trainer.current_epoch, set()).add(pl_module.loop.visit.client_id)
+
+    run(bomb(never), callbacks=[Watch()], rounds=rounds)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def bad():
+    """Somebody in round 1, who comes back in a later one; and two in round 2."""
+    asked = cohorts(6)
+    first = sorted(asked[1])[1]
+    return {1: {first}, 2: set(sorted(asked[2])[:2])}
+
+
+CASES = {
+    "unbiased": {},
+    "normalized": {"algorithm": lambda: FedAvg("normalized")},
+    "uniform": {"algorithm": lambda: FedAvg("uniform")},
+    "prox": {"algorithm": FedProx},
+    "scaffold": {"algorithm": Scaffold},
+    "local": {"algorithm": LocalOnly},
+    "momentum": {"server": lambda: FedAvgM(beta=0.9)},
+    "adam": {"server": lambda: FedAdam(lr=0.1)},
+    "median": {"aggregation": CoordinateMedian},
+    "trimmed": {"aggregation": lambda: TrimmedMean(0.3)},
+    "private": {"aggregation": lambda: PrivateMean(1.0, 0.5)},
+    "top-k": {"channel": lambda: Wire(up=[TopK(0.2), Quantize("int8")])},
+    "int8": {"channel": lambda: Wire(up=Quantize("int8", error_feedback=True), down=Quantize("int8"))},
+}
+
+
+@pytest.mark.parametrize("factor", [NAN, INF])
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_equals_one_in_which_who_diverges_is_not_asked(case, factor, bad, caplog):
+    """Global model, clients' memories, what algorithm and server remember: bit for bit."""
+
+    def when(round_idx, visit):
+        return visit.client_id in bad.get(round_idx, ())
+
+    def settings():
+        made = {name: make() for name, make in CASES[case].items()}
+        return made.pop("algorithm", None) or FedAvg(), made
+
+    algorithm, options = settings()
+    model, loop = run(bomb(when, factor), algorithm, rounds=5, **options)
+    algorithm, options = settings()
+    expected, careful = run(bomb(never), without(algorithm, when), rounds=5, **options)
+    assert_equal(weights(model), weights(expected))
+    assert all(value.isfinite().all() for value in weights(model).values())
+    states = loop.state_dict(), careful.state_dict()
+    for of in states:
+        of["algorithm"] |= {}
+    torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
+    named = [record.message for record in caplog.records if "diverged" in record.message]
+    assert len(named) == 2  # one for each round
+    assert named[0].startswith(
+        f"round 2: 1 of 4 clients diverged and are left out: {min(bad[1])} (NaN or Inf"
+    )
+    assert "lr=0.05, trainer.gradient_clip_val=None: lower the learning rate" in named[0]
+    assert ", ".join(sorted(bad[2])) in named[1]
+
+
+def test_what_is_logged(tmp_path, bad):
+    def when(round_idx, visit):
+        return visit.client_id in bad.get(round_idx, ())
+
+    metrics = []
+
+    class Watch(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            names = ("fed/clients", "fed/diverged", "fed/loss", "fed/bytes_up")
+            metrics.append([float(trainer.callback_metrics[name]) for name in names])
+
+    settings = {"default_root_dir": tmp_path}
+    model, _ = run(bomb(when), callbacks=[VisitLog(), Watch()], settings=settings)
+    with (tmp_path / "visits.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {(int(row["round"]), row["client"]) for row in rows if row["reason"]} == {
+        (number, client) for number, clients in bad.items() for client in clients
+    }
+    one_way = Identity().up_bytes(weights(model))
+    for row in rows:
+        out = row["reason"] == "diverged"
+        assert (row["bytes_down"], row["bytes_up"]) == (str(one_way), "0" if out else str(one_way))
+        assert (row["loss"] == "") == out
+        assert row["reason"] in ("", "diverged")
+    assert [(clients, out, up) for clients, out, _, up in metrics] == [
+        (4, 0, 4 * one_way), (3, 1, 3 * one_way), (2, 2, 2 * one_way),
+    ]  # fmt: skip
+    for number, (_, _, loss, _) in enumerate(metrics):
+        known = [float(row["loss"]) for row in rows if row["round"] == str(number) and row["loss"]]
+        assert loss == pytest.approx(sum(known) / len(known))
+    assert traffic(rows).endswith("clients, of which 3 visits diverged")
+
+
+def test_on_devices(tmp_path, bad, caplog):
+    """The round takes as long as planned; nothing was sent, so less energy was spent."""
+
+    def when(round_idx, visit):
+        return visit.client_id in bad.get(round_idx, ())
+
+    metrics, fleet = [], make_fleet(tmp_path, fast={})
+
+    class Watch(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            metrics.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+    settings = {"default_root_dir": tmp_path}
+    model, loop = run(bomb(when), callbacks=[VisitLog(), Watch()], fleet=fleet, settings=settings)
+    plain, _ = run(bomb(when))
+    assert_equal(weights(model), weights(plain))
+    assert loop.virtual_seconds > 0
+    assert [row["fed/diverged"] for row in metrics] == [0, 1, 2]
+    assert metrics[0]["fed/round_seconds"] == metrics[1]["fed/round_seconds"]
+    with (tmp_path / "visits.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["upload_seconds"] for row in rows if row["reason"]} == {"0.0"}
+    totals = device_totals(rows)["fast"]
+    assert (len(totals.asked), totals.took_part, totals.dropped["diverged"]) == (12, 9, 3)
+    assert "the clock of its rounds is off" not in caplog.text
+
+
+def test_when_all_diverge_the_run_ends_with_the_last_good_model(tmp_path):
+    save = ModelCheckpoint(tmp_path, save_last=True)
+    settings = {"enable_checkpointing": True, "default_root_dir": tmp_path}
+    good, _ = run(bomb(never), rounds=2)
+    model = bomb(lambda round_idx, visit: round_idx == 2)
+    with pytest.raises(
+        ValueError,
+        match=r"round 3: all 4 clients diverged \(NaN or Inf in what they trained; c\d: trained net\.0\.weight is not "
+        r"finite\).*"
+        r"lr=0\.05, trainer\.gradient_clip_val=None: lower the learning rate, or set trainer\.gradient_clip_val",
+    ):
+        run(model, rounds=5, callbacks=[save], settings=settings)
+    assert_equal(weights(model), weights(good))
+    assert_equal(
+        torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"],
+        dict(good.state_dict()),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_a_client_may_diverge_and_others_go_on_after_a_resume(tmp_path, bad):
+    def when(round_idx, visit):
+        return visit.client_id in bad.get(round_idx, ())
+
+    def whole(folder, ckpt_path=None):
+        save = ModelCheckpoint(folder, save_top_k=-1, filename="{epoch}", save_on_train_epoch_end=True)
+        settings = {"enable_checkpointing": True, "default_root_dir": folder}
+        model, loop = run(
+            bomb(when), Scaffold(), 5, callbacks=[save, VisitLog()], ckpt_path=ckpt_path, settings=settings
+        )
+        return weights(model), loop.state_dict()
+
+    state, remembered = whole(tmp_path / "whole")
+    for number in (0, 1, 2):
+        again, also = whole(tmp_path / str(number), tmp_path / "whole" / f"epoch={number}.ckpt")
+        assert_equal(state, again)
+        torch.testing.assert_close(remembered, also, rtol=0, atol=0)
+
+
+# Several visits of a client in a round
+
+
+@pytest.mark.parametrize("split", ["train", "synthetic"])
+@pytest.mark.parametrize("scorer", ["private", "global"])
+def test_fewfedpit_leaves_out_a_client_of_which_one_visit_diverges(split, scorer, bad):
+    out = min(bad[1])
+
+    def when(round_idx, visit):
+        return (round_idx, visit.client_id, visit.split) == (1, out, split)
+
+    def not_asked(round_idx, visit):
+        return (round_idx, visit.client_id) == (1, out)
+
+    rows = []
+
+    class Watch(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            rows.extend(pl_module.loop.visit_records)
+
+    model, _ = run(bomb(when), FewFedPIT(0.5, scorer), data=Synthesizing(), callbacks=[Watch()])
+    expected, _ = run(bomb(never), without(FewFedPIT(0.5, scorer), not_asked), data=Synthesizing())
+    assert_equal(weights(model), weights(expected))
+    own = [row for row in rows if (row["round"], row["client"]) == (1, out)]
+    assert [(row["split"], row["reason"], row["bytes_up"], row["loss"]) for row in own] == [
+        ("train", "diverged", 0, ""), ("synthetic", "diverged", 0, ""),
+    ]  # fmt: skip
+    assert sum(row["reason"] == "diverged" for row in rows) == 2
+
+
+@pytest.mark.parametrize("algorithm", [FedMIT, FewFedWeight, LocalSelfGeneration])
+def test_the_other_algorithms_with_made_data(algorithm, bad):
+    out = min(bad[1])
+
+    def when(round_idx, visit):
+        return (round_idx, visit.client_id) == (1, out)
+
+    model, loop = run(bomb(when), algorithm(), data=Synthesizing())
+    expected, careful = run(bomb(never), without(algorithm(), when), data=Synthesizing())
+    assert_equal(weights(model), weights(expected))
+    torch.testing.assert_close(loop.state_dict(), careful.state_dict(), rtol=0, atol=0)
+
+
+NO_VALIDATION = {"limit_val_batches": 0}
+
+
+class Again(FederatedDataModule):
+    """The same examples for a second visit."""
+
+    def setup(self, stage):
+        numbers = Numbers()
+        numbers.setup(stage)
+        self.train_set, self.client_indices = numbers.data, ten_clients(None)
+        self.plan.further |= {(client, "again"): own for client, own in self.client_indices.items()}
+
+    def collate(self, examples):
+        return [torch.stack(column) for column in zip(*examples, strict=True)]
+
+
+class Twice(FedAvg):
+    """Two visits, each of which gives an update and counts itself in the client's memory."""
+
+    def plan(self, round_idx, cohort, num_batches):
+        return [Visit(client.id, 2, split) for client in cohort for split in ("train", "again")]
+
+    def reply(self, visit, client, received, trained, work):
+        client.memory["visits"] = client.memory.get("visits", 0) + 1
+        return trained
+
+
+@pytest.mark.parametrize("limit_mib", [256, 0])
+def test_an_update_of_an_earlier_visit_is_taken_back(tmp_path, bad, limit_mib):
+    out = min(bad[1])
+
+    def when(round_idx, visit):
+        return (round_idx, visit.client_id, visit.split) == (1, out, "again")
+
+    def memory(name):
+        return ClientMemories(str(tmp_path / name), limit_mib)
+
+    model, loop = run(
+        bomb(when), Twice(), data=Again(batch_size=4), settings=NO_VALIDATION, memory=memory("a")
+    )
+    not_asked = without(Twice(), lambda round_idx, visit: (round_idx, visit.client_id) == (1, out))
+    expected, careful = run(
+        bomb(never), not_asked, data=Again(batch_size=4), settings=NO_VALIDATION, memory=memory("b")
+    )
+    assert_equal(weights(model), weights(expected))
+    for client in loop.clients:
+        assert loop.memory.load(client) == careful.memory.load(client)
+
+
+# What is not finite, where
+
+
+def test_a_loss_that_weights_a_client_must_be_a_number(bad):
+    """Of FewFedWeight it is part of what is sent; the parameters are fine here."""
+
+    class Quiet(Bomb):
+        def training_step(self, batch, batch_idx):
+            loss = Regression.training_step(self, batch, batch_idx)
+            if self.when(self.loop.rounds_done, self.loop.visit):
+                return loss + (NAN - loss.detach())  # the gradient is that of the loss
+            return loss
+
+    out = min(bad[1])
+    L.seed_everything(0, verbose=False)
+    model, loop = run(Quiet(lambda r, v: (r, v.client_id) == (1, out)), FewFedWeight(), 2, Synthesizing())
+    assert [row["client"] for row in loop.visit_records if row["reason"]] == [out]
+    assert all(value.isfinite().all() for value in weights(model).values())
+
+
+def test_what_arrives_is_looked_at_as_well(bad):
+    """A wire that breaks a movement: nothing of it reaches the algorithm."""
+
+    class Broken(Identity):
+        def up(self, received, trained, client):
+            payload = super().up(received, trained, client)
+            if client.id == out:
+                payload.state["net.0.bias"][0] = INF
+            return payload
+
+    class Sees(FedAvg):
+        def finish_visit(self, visit, client, movement, work):
+            assert client.id != out
+            return super().finish_visit(visit, client, movement, work)
+
+    out = min(bad[1])
+    _, loop = run(bomb(never), Sees(), 2, channel=Broken())
+    assert [row["client"] for row in loop.visit_records if row["reason"]] == [out]
+    assert [row["bytes_up"] for row in loop.visit_records if row["reason"]] == [0]
+
+
+def test_a_weight_that_is_no_number_leaves_a_client_out(bad):
+    class Odd(FedAvg):
+        def finish_visit(self, visit, client, movement, work):
+            return Update(client.id, movement, NAN if client.id == out else client.share)
+
+    out = min(bad[1])
+    _, loop = run(bomb(never), Odd(), 2)
+    assert [row["client"] for row in loop.visit_records if row["reason"]] == [out]
+
+
+@pytest.mark.parametrize("policy", ["average", "local"])
+def test_buffers_of_who_diverges_are_left_out_too(policy, bad):
+    """The inputs are no numbers in the last batch: running statistics are lost, and the parameters of that step too."""
+
+    class Dirty(Bomb):
+        def training_step(self, batch, batch_idx):
+            if self.when(self.loop.rounds_done, self.loop.visit):
+                with torch.no_grad():
+                    self.net(batch[0] * NAN)
+            return Regression.training_step(self, batch, batch_idx)
+
+    def when(round_idx, visit):
+        return visit.client_id in bad.get(round_idx, ())
+
+    runs = []
+    for out, algorithm in ((when, FedAvg()), (never, without(FedAvg(), when))):
+        L.seed_everything(0, verbose=False)
+        # No client of a batch and one example: batch norm does not train on one.
+        data = FederatedWrapper(
+            Numbers(), lambda d: {f"c{i}": np.arange(12 * i, 12 * i + 12) for i in range(10)}
+        )
+        model, loop = run(Dirty(out, norm=True), algorithm, 5, data, buffers=policy)
+        runs.append((model.state_dict(), loop.state_dict()))
+    torch.testing.assert_close(*runs, rtol=0, atol=0)
+
+
+def test_selectors_of_fedbiscuit_by_group():
+    """In the warm-up and in the groups; a selector all of whose sampled members diverged does not move."""
+    bad = {(0, "c1"), (1, "c2"), (3, "c4"), (4, "c0"), (4, "c3"), (4, "c6")}
+
+    class Explodes(Adapters):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            out = (self.loop.rounds_done, self.loop.visit.client_id) in self.bad
+            return loss * NAN if out else loss
+
+    class Introduces(L.Callback):
+        def setup(self, trainer, pl_module, stage):
+            pl_module.loop = next(c for c in trainer.callbacks if isinstance(c, FederatedLoop))
+
+    runs = []
+    for explodes in (True, False):
+        model = Explodes()
+        model.bad = bad if explodes else ()
+        algorithm = FedBiscuit(warmup_rounds=1, regroup_every=2)
+        if not explodes:
+            algorithm = without(algorithm, lambda round_idx, visit: (round_idx, visit.client_id) in bad)
+        _, loop = run_tastes(algorithm, 6, model, [Introduces()], clients_per_round=9)
+        runs.append((model.state_dict(), loop.state_dict()))
+    torch.testing.assert_close(*runs, rtol=0, atol=0)
