@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
+from fedlight.augmentation.local_generator import make_ready
 from fedlight.datamodules.completions import ShownPairs
 from fedlight.datamodules.encoding import encode_choice
 from fedlight.datamodules.examples import collate_choices
@@ -170,16 +171,16 @@ class SelectorJudge(Judge):
                 [choice for choice, _, _ in sequences], pad_id(self._tokenizer), with_types=False
             )
             with torch.no_grad():
-                said = selector.predict_step({k: part.to(selector.device) for k, part in batch.items()}, 0)
+                said = selector.predict_step(
+                    {k: part.to(selector.causal_lm.device) for k, part in batch.items()}, 0
+                )
             for (_, index, order), log_probs in zip(sequences, said.tolist(), strict=True):
                 yield {"index": index, "order": order, "logp_a": log_probs[0], "logp_b": log_probs[1]}
 
     def _loaded(self) -> SelectorModule:
         if self._selector.network is None:
-            found = "cuda" if torch.cuda.is_available() else "cpu"
             self._tokenizer = load_tokenizer(self.model)
-            self._selector.configure_model()
-            self._selector.to(found if self.device == "auto" else self.device).eval()
+            make_ready(self._selector, self.device)
         return self._selector
 
     def _count_too_long(self, found: int, of: int) -> None:

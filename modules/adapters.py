@@ -125,7 +125,7 @@ def load_adapters(
         FileNotFoundError: there is no adapter in the folder.
         ValueError: it is of another kind, or for another base.
     """
-    from peft import PeftConfig, PeftModel
+    from peft import PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
 
     found = adapter_folders(folder, setting)
     folders = found * len(names) if len(found) == 1 else found
@@ -144,7 +144,12 @@ def load_adapters(
     except (RuntimeError, ValueError, UserWarning) as error:
         reason = str(error).strip().splitlines()[0][:200]
         raise ValueError(f"{setting}={folder!r} does not fit this base: {reason}") from None
-    return _trained_in_fp32(network)
+    network = _trained_in_fp32(network)
+    for name, one in zip(
+        names, folders, strict=True
+    ):  # PEFT has rounded a head to the number type of the base
+        set_peft_model_state_dict(network, load_peft_weights(one, device="cpu"), adapter_name=name)
+    return network
 
 
 def merge_adapter(network: Any, folder: str, task: str) -> Any:

@@ -5,6 +5,7 @@ https://arxiv.org/abs/2208.07339) or NF4 (T. Dettmers et al., "QLoRA", NeurIPS 2
 the last two through bitsandbytes. Only safetensors files are read.
 """
 
+import functools
 import hashlib
 import re
 from collections.abc import Iterator
@@ -13,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
+from fedlight.devices import hardware
 from fedlight.devices.quantization import HEADS, quiet_int8
 from fedlight.federation.hub_errors import hub_errors
 from fedlight.modules.streams import own_stream
 
 BASES = ("plain", "int8", "nf4")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+COMPUTED = {"plain": "base", "int8": "int8 base with the rest", "nf4": "nf4 base, computed"}
 
 
 def load_base(
@@ -53,6 +57,8 @@ def load_base(
 
     where, device = find_model(model), torch.get_default_device()
     number_type = choose_dtype(dtype, device)
+    if reason := why_dtype(dtype, device):
+        _say_once(f"{COMPUTED[base]} in {reason}")
     loader = AutoModelForCausalLM if num_labels is None else AutoModelForSequenceClassification
     config = read_config(model, trust_remote_code, num_labels)
     with _clear_load_errors(model), _quiet_transformers(), own_stream(seed, device):
@@ -152,21 +158,51 @@ def _check_hub(name: str) -> None:
 
 
 def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """The number type of an unquantized weight: ``auto`` is bf16 where the hardware computes in it, else fp32.
+    """The number type of an unquantized weight, and of the products with an NF4 one.
 
-    On a CPU without bf16 instructions, bf16 is 15 to 30 times slower than fp32.
+    ``auto`` is bf16 on a GPU that computes in it and fp16 on an older one. On every CPU it is fp32: with bf16 where there
+    are instructions for it, a run's figures would change with the processor, to save less than a third of the time
+    (``benchmarks/number_types.py``).
+
+    Args:
+        dtype: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
+        device: that the base is loaded on.
 
     Example:
-        >>> choose_dtype("fp16", torch.device("cpu"))
-        torch.float16
+        >>> choose_dtype("auto", torch.device("cpu")), choose_dtype("bf16", torch.device("cpu"))
+        (torch.float32, torch.bfloat16)
     """
     if dtype != "auto":
         return DTYPES[dtype]
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    fast = torch.cpu.get_capabilities()
-    has_bf16 = device.type == "cpu" and (fast.get("amx_bf16", False) or fast.get("avx512_bf16", False))
-    return torch.bfloat16 if has_bf16 else torch.float32
+        return torch.bfloat16 if hardware.computes_bf16(device) else torch.float16
+    return torch.float32
+
+
+def why_dtype(dtype: str, device: torch.device) -> str:
+    """What :func:`choose_dtype` chose and why, for people; empty where they chose themselves and it is not slow.
+
+    Example:
+        >>> why_dtype("auto", torch.device("cpu")), why_dtype("fp32", torch.device("cpu"))
+        ('fp32, as on every CPU (dtype: auto)', '')
+    """
+    if dtype == "auto" and device.type == "cuda":
+        has_bf16 = hardware.computes_bf16(device)
+        chosen = (
+            "bf16, in which this GPU computes" if has_bf16 else "fp16, as this GPU does not compute in bf16"
+        )
+        return f"{chosen} (dtype: auto)"
+    if dtype == "auto":
+        return f"fp32, as on every {device.type.upper()} (dtype: auto)"
+    if dtype == "bf16" and device.type == "cpu" and not hardware.computes_bf16(device):
+        return "bf16 as asked for, without instructions of this processor: many times slower than dtype: fp32"
+    return ""
+
+
+@functools.cache
+def _say_once(line: str) -> None:
+    """In the whole process: a recipe loads its base for each of its stages."""
+    rank_zero_info(line)
 
 
 def without_dropout(config: Any) -> Any:

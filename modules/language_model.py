@@ -41,7 +41,7 @@ class LanguageModule(LightningModule):
         optimizer: name of a class in ``torch.optim``.
         optimizer_args: its further arguments, such as ``{"betas": [0.9, 0.95]}``.
         lr_schedule: ``constant``, or ``cosine`` from ``lr`` to 0 over ``trainer.max_epochs`` (epochs are rounds).
-        dtype: of the base: ``auto`` (bf16 where the hardware has it), ``fp32``, ``bf16`` or ``fp16``.
+        dtype: of the base: ``fp32``, ``bf16``, ``fp16`` or ``auto``: fp32 on every CPU, on a GPU bf16 or what it has.
         adapter: a folder of :meth:`save_adapter` to start from; its rank, alpha, dropout and targets hold. Of a folder
             with several adapters their number holds too; all ``num_adapters`` start from one.
         merge_adapter: add ``adapter`` to the base's weights and train a new one, instead of training it further.

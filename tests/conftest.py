@@ -1,4 +1,7 @@
-"""Every test runs offline and on one thread, so that results do not depend on the machine."""
+"""Every test runs offline, on one thread and without a GPU, so that results do not depend on the machine.
+
+What is marked ``gpu`` runs where it is asked for, with ``pytest -m gpu``, and there is a GPU.
+"""
 
 import os
 
@@ -20,10 +23,16 @@ def tiny_model(tmp_path_factory) -> str:
     return make_model(tmp_path_factory.mktemp("tiny"))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hides GPUs before torch looks for them: a command with ``accelerator: auto`` would train there, in bf16."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what is marked ``gpu`` where there is no CUDA device."""
+    """Skips what is marked ``gpu`` where there is no CUDA device, or it is hidden."""
     if torch.cuda.is_available():
         return
     for item in items:
         if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device and pytest -m gpu"))

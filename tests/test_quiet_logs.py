@@ -1,5 +1,6 @@
 """What a fit prints: a plain one says these lines and no others, and what asks for something is heard."""
 
+import ast
 import logging
 import re
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import bitsandbytes
 import lightning
 import pytest
 from tiny_world import HELDOUT, VOTES
@@ -15,6 +17,10 @@ from fedlight.errors import one_line_errors
 from fedlight.quiet_logs import NOTICES, quiet_logs
 
 LIGHTNING = "lightning.pytorch.utilities.rank_zero"
+KERNEL = (
+    "Failed to load CPU gemm_4bit_forward from kernels-community: %s. Please make sure you already "
+    "`pip install kernels` and the kernels >= 0.11.1"
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +60,10 @@ def test_on_standard_output_are_rounds_and_the_table_of_the_end(printed):
 
 
 def test_on_standard_error_is_what_became_of_the_data(printed):
-    source, clients = printed[1].splitlines()
+    source, clients, base = printed[1].splitlines()
     assert source.startswith(f"{VOTES}: ")
     assert re.match(r"6 clients with \d+ to \d+ pairs", clients)
+    assert base == "base in fp32, as on every CPU (dtype: auto)"
 
 
 def test_nothing_but_the_named_notices_is_left_out(caplog):
@@ -78,6 +85,9 @@ def test_nothing_but_the_named_notices_is_left_out(caplog):
             said.info(f"`Trainer{sentence}")
         said.info("`Trainer(overfit_batches=1)` was configured so 1 batch will be used.")
         logging.getLogger("elsewhere").info("GPU available: False, used: False")
+        kernels = logging.getLogger("bitsandbytes.backends.cpu.ops")
+        for reason in ("No module named 'kernels'", "no space left on device"):
+            kernels.warning(KERNEL, reason)
         warnings.warn("The 'train_dataloader' does not have many workers which may be", stacklevel=1)
         with pytest.raises(UserWarning, match="is not empty"):  # as warnings are errors here
             warnings.warn("Checkpoint directory runs exists and is not empty.", stacklevel=1)
@@ -86,6 +96,7 @@ def test_nothing_but_the_named_notices_is_left_out(caplog):
         "`Trainer.fit` stopped: No training batches.",
         "`Trainer(overfit_batches=1)` was configured so 1 batch will be used.",
         "GPU available: False, used: False",
+        KERNEL % "no space left on device",
     ]
 
 
@@ -123,6 +134,14 @@ def test_each_notice_is_still_said_by_lightning():
         assert words in text
     for words in ("LOCAL_RANK: {local_rank} - CUDA_VISIBLE_DEVICES", "does not have many workers"):
         assert words in text
+
+
+def test_bitsandbytes_still_says_that_a_kernel_is_missing():
+    """On processors with AVX512-BF16, where the file's kernels are registered."""
+    file = Path(bitsandbytes.__file__).parent / "backends/cpu/ops.py"
+    calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    said = [call.args for call in calls if ast.unparse(call.func) == "logger.warning"]
+    assert KERNEL in [ast.literal_eval(words[0]) for words in said]
 
 
 def test_loggers_and_warnings_are_as_before_when_a_command_ends():

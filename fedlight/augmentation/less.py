@@ -27,6 +27,7 @@ from fedlight.datamodules.examples import ResponseExamples
 from fedlight.datamodules.rounds import PooledSampler
 from fedlight.datamodules.templates import Template
 from fedlight.datamodules.text import load_tokenizer, pad_id
+from fedlight.devices import hardware
 from fedlight.federation.seeding import derive_seed
 from fedlight.modules.example_gradients import check_way
 from fedlight.modules.settings import check_range
@@ -121,7 +122,7 @@ class LESS(Augmentation):
         added: dict[str, list[Added]] = {client: [] for client in clients}
         if not public:
             return added
-        device, tokenizer = self._device(), load_tokenizer(self.model)
+        device, tokenizer = hardware.choose_device(self.device), load_tokenizer(self.model)
         candidates = self._read(tokenizer, public, device)
         owned = {client: self._read(tokenizer, rows, device) for client, rows in clients.items()}
         targets = {client: rows for client, rows in owned.items() if len(rows)}
@@ -179,10 +180,6 @@ class LESS(Augmentation):
     def _new_module(self, seed: int) -> SFTModule:
         names = ("model", "base", "dtype", "lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "lr")
         return SFTModule(**{name: getattr(self, name) for name in names}, seed=derive_seed(seed, "less"))
-
-    def _device(self) -> torch.device:
-        found = "cuda" if torch.cuda.is_available() else "cpu"
-        return torch.device(found if self.device == "auto" else self.device)
 
     def _read(self, tokenizer: object, rows: Sequence[Fields], device: torch.device) -> Rows:
         """The rows that fit; their examples know which rows they are."""

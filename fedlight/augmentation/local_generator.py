@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-import torch
-
 from fedlight.datamodules.sentence_folder import content_digest
 from fedlight.datamodules.templates import Template
+from fedlight.devices import hardware
 from fedlight.endpoint import TextGenerator
 from fedlight.federation.seeding import derive_seed
 from fedlight.modules.adapter_folders import adapter_checksum
 from fedlight.modules.generation import encode_prompts
+from fedlight.modules.language_model import LanguageModule
 from fedlight.modules.sft import SFTModule
 
 CHAT = "chat"
@@ -177,14 +177,13 @@ class LocalGenerator(TextGenerator):
         ]
 
 
-def make_ready(module: SFTModule, device: str) -> None:
+def make_ready(module: LanguageModule, device: str) -> None:
     """Loads a module's model to ask it, not to train it.
 
     Args:
         module: whose model is not loaded yet.
         device: ``auto`` is the GPU where there is one.
     """
-    found = "cuda" if torch.cuda.is_available() else "cpu"
-    with torch.device(found if device == "auto" else device):  # decides the number type, too
+    with hardware.choose_device(device):  # decides the number type, too
         module.configure_model()
     module.eval()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fedlight.conf import path as conf_path
+from fedlight.devices import hardware
 from fedlight.devices.forecast import Workload, forecast
 from fedlight.devices.memory import Footprint
 from fedlight.modules.base_model import choose_dtype
@@ -203,7 +204,7 @@ def _count(read: Read, base: str, options: Mapping[str, Any], configs: Mapping[s
             parsed[f"model.init_args.{key}"] = None if key == "adapter" else False
     if "model.init_args.num_adapters" in parsed:  # one is trained at a time, and all are equally large
         parsed["model.init_args.num_adapters"] = 1
-    cuda = torch.cuda.is_available() and read.config["trainer"]["accelerator"] in ("auto", "gpu", "cuda")
+    cuda = hardware.has_cuda() and read.config["trainer"]["accelerator"] in ("auto", "gpu", "cuda")
     dtype = choose_dtype(options["dtype"], torch.device("cuda" if cuda else "cpu"))
     with _shape(base, configs) as folder:
         parsed["model.init_args.model"] = folder

@@ -108,15 +108,6 @@ def test_a_misspelt_lora_target(llama):
         module.configure_model()
 
 
-def test_auto_is_fp32_on_a_cpu_without_bf16(monkeypatch):
-    cpu = torch.device("cpu")
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "amx_bf16": False})
-    assert base_model.choose_dtype("auto", cpu) == torch.float32
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
-    assert base_model.choose_dtype("auto", cpu) == torch.bfloat16
-    assert base_model.choose_dtype("auto", torch.device("mps")) == torch.float32
-
-
 def test_the_base_has_no_dropout(bert):
     network, new = base_model.load_base(
         bert, base="plain", dtype="fp32", trust_remote_code=False, num_labels=2

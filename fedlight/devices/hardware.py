@@ -1,0 +1,46 @@
+"""What the machine that this process runs on can do, as opposed to the devices that it emulates.
+
+Every question about its hardware is asked here and by these names, so that a test can answer it either way.
+"""
+
+import torch
+
+
+def has_cuda() -> bool:
+    """Is there an NVIDIA GPU that torch can use?"""
+    return torch.cuda.is_available()
+
+
+def choose_device(device: str = "auto") -> torch.device:
+    """The device of a setting.
+
+    Args:
+        device: ``auto`` for the GPU where there is one, or what ``torch.device`` takes.
+
+    Example:
+        >>> choose_device("cpu")
+        device(type='cpu')
+    """
+    if device == "auto":
+        return torch.device("cuda" if has_cuda() else "cpu")
+    return torch.device(device)
+
+
+def computes_bf16(device: torch.device) -> bool:
+    """Has a device instructions for products in bf16? Without them each is computed in fp32 and rounded, which is slow.
+
+    A processor counts as without them where torch cannot tell (before 2.11), or is told not to use them
+    (``ATEN_CPU_CAPABILITY=avx2`` in the environment).
+
+    Example:
+        >>> computes_bf16(torch.device("meta"))
+        False
+    """
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type != "cpu" or not hasattr(torch.cpu, "get_capabilities"):
+        return False
+    has = torch.cpu.get_capabilities()
+    if has.get("architecture") == "x86_64" and torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return False
+    return any(has.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))  # the last: 64-bit Arm

@@ -1,0 +1,26 @@
+"""benchmarks/number_types.py at a tiny size."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_both_types_are_trained_on_the_same_batches(tmp_path, capsys):
+    spec = importlib.util.spec_from_file_location("number_types", ROOT / "benchmarks/number_types.py")
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    sources = "toy:votes?num_clients=6&votes_per_client=10", "toy:heldout?num_clients=6&size=24"
+    sizes = ["--steps=2", "--wide-steps=2", "--batch=4", "--wide=64", f"--json={tmp_path / 'found.json'}"]
+    benchmark.main([f"--source={sources[0]}", f"--test-source={sources[1]}", *sizes])
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["level"] == torch.backends.cpu.get_cpu_capability()
+    toy, wide = found["bases"].values()
+    assert toy.keys() == wide.keys() == {"fp32", "bf16"}
+    assert toy["fp32"]["ratio"] == 1
+    assert toy["bf16"]["ratio"] > 0
+    assert 0 < abs(toy["fp32"]["loss"] - toy["bf16"]["loss"]) < 0.05
+    assert "bf16: seconds" in capsys.readouterr().out

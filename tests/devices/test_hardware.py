@@ -1,0 +1,58 @@
+"""What is asked of this machine's hardware, answered either way."""
+
+import os
+
+import pytest
+import torch
+
+from fedlight.devices import hardware
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+X86, ARM = {"architecture": "x86_64", "avx512_f": True}, {"architecture": "aarch64", "neon": True}
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "level", "expected"),
+    [
+        (X86, "AVX512", False),
+        (X86 | {"avx512_bf16": True}, "AVX512", True),
+        (X86 | {"amx_bf16": True}, "AVX512", True),
+        (X86 | {"avx512_bf16": True}, "AVX2", False),  # has it, and is told not to use it
+        (ARM | {"bf16": False}, "DEFAULT", False),
+        (ARM | {"bf16": True}, "DEFAULT", True),
+        (ARM | {"bf16": True}, "SVE256", True),
+        ({}, "DEFAULT", False),
+    ],
+)
+def test_a_processor_computes_in_bf16_or_not(monkeypatch, capabilities, level, expected):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: level)
+    assert hardware.computes_bf16(CPU) is expected
+
+
+def test_an_older_torch_cannot_tell(monkeypatch):
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    assert not hardware.computes_bf16(CPU)
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_a_gpu_is_asked_for_what_it_does_itself(monkeypatch, has_bf16):
+    """Older ones emulate bf16, slowly."""
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16 or including_emulation
+    )
+    assert hardware.computes_bf16(CUDA) is has_bf16
+
+
+@pytest.mark.parametrize(("has_cuda", "expected"), [(True, "cuda"), (False, "cpu")])
+def test_auto_is_the_gpu_where_there_is_one(monkeypatch, has_cuda, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    assert hardware.choose_device("auto") == hardware.choose_device() == torch.device(expected)
+    assert hardware.choose_device("cpu") == CPU
+
+
+def test_these_tests_see_no_gpu(request):
+    """Whatever the machine has: else a command that says nothing of an accelerator would train there."""
+    if request.config.option.markexpr != "gpu":
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+        assert not hardware.has_cuda()

@@ -1,0 +1,193 @@
+"""The number type of a base: what ``auto`` is, that it is the same on every CPU, and that modules work in bf16.
+
+bf16 is really computed in: by instructions where this processor has them, else by torch's slower way.
+"""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from fedlight.devices import hardware
+from fedlight.devices.quantization import QuantizedBase, quantizable_layers
+from fedlight.modules import base_model
+from fedlight.modules.adapters import trained_parameters
+from fedlight.modules.dpo import DPOModule
+from fedlight.modules.reward import RewardModule
+from fedlight.modules.selector import SelectorModule
+from fedlight.modules.sft import SFTModule
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+MODULES = {
+    "sft": (SFTModule, "llama", {}),
+    "selector": (SelectorModule, "llama", {"choices": ["A", "B"]}),
+    "classifier": (SelectorModule, "bert", {"head": "classifier"}),
+    "reward": (RewardModule, "llama", {}),
+    "dpo": (DPOModule, "llama", {"beta": 0.1}),
+}
+
+
+@pytest.fixture(params=[True, False], ids=["has bf16", "lacks bf16"])
+def has_bf16(request, monkeypatch) -> bool:
+    """A machine whose devices have instructions for bf16, and one whose have none."""
+    monkeypatch.setattr(hardware, "computes_bf16", lambda device: request.param)
+    base_model._say_once.cache_clear()
+    return request.param
+
+
+@pytest.fixture
+def said(caplog):
+    caplog.set_level(logging.INFO)
+    return lambda: [line for line in caplog.messages if " base" in line or line.startswith("base")]
+
+
+@pytest.fixture
+def build(request, make_sft_batch, make_choice_batch, make_pair_batch):
+    """Makes a module of a kind, and a batch for it."""
+
+    def make(kind, **settings):
+        cls, model, own = MODULES[kind]
+        module = cls(request.getfixturevalue(model), **{"lora_dropout": 0.0, **own, **settings})
+        module.configure_model()
+        batches = {SFTModule: make_sft_batch, SelectorModule: make_choice_batch}
+        return module.eval(), batches.get(cls, make_pair_batch)()
+
+    return make
+
+
+def test_auto_is_fp32_on_every_cpu(has_bf16):
+    assert base_model.choose_dtype("auto", CPU) == torch.float32
+    assert base_model.choose_dtype("auto", torch.device("mps")) == torch.float32
+
+
+def test_auto_on_a_gpu_is_what_it_computes_in(has_bf16):
+    assert base_model.choose_dtype("auto", CUDA) == (torch.bfloat16 if has_bf16 else torch.float16)
+
+
+@pytest.mark.parametrize(("name", "dtype"), base_model.DTYPES.items())
+def test_what_is_asked_for_is_taken(has_bf16, name, dtype):
+    assert {base_model.choose_dtype(name, device) for device in (CPU, CUDA)} == {dtype}
+
+
+@pytest.mark.parametrize("base", base_model.BASES)
+@pytest.mark.parametrize("kind", MODULES)
+def test_auto_computes_the_same_on_every_cpu(build, kind, base, has_bf16):
+    """As ``dtype: fp32`` does, bit for bit; also what is not quantized, and products with NF4 weights."""
+    module, batch = build(kind, base=base)
+    other, _ = build(kind, base=base, dtype="fp32")
+    weights = dict(other.named_parameters())
+    for name, weight in module.named_parameters():
+        assert weight.dtype == weights[name].dtype
+        assert weight.dtype in (torch.float32, torch.uint8, torch.int8)
+    losses = [part.example_losses(batch) for part in (module, other)]
+    assert losses[0].dtype == torch.float32
+    assert torch.equal(*losses)
+
+
+def test_a_devices_base_computes_the_same_on_every_cpu(build, has_bf16):
+    """4 bits put under a base in fp32 are multiplied in fp32."""
+    module, batch = build("sft")
+    QuantizedBase(module).use(4)
+    layers = quantizable_layers(module)
+    twins = [layer.forward.__closure__ for layer in layers.values()]
+    types = {cell.cell_contents.compute_dtype for cells in twins for cell in cells if is_twin(cell)}
+    assert types == {torch.float32}
+    loaded, _ = build("sft", base="nf4", dtype="fp32")
+    assert torch.equal(module.example_losses(batch), loaded.example_losses(batch))
+
+
+def is_twin(cell):
+    return isinstance(cell.cell_contents, nn.Module) and hasattr(cell.cell_contents, "compute_dtype")
+
+
+def test_what_was_chosen_is_said_once(build, has_bf16, said):
+    for _ in range(2):
+        build("sft")
+    assert said() == ["base in fp32, as on every CPU (dtype: auto)"]
+
+
+@pytest.mark.parametrize(
+    ("base", "words"), [("nf4", "nf4 base, computed in"), ("int8", "int8 base with the rest in")]
+)
+def test_of_a_quantized_base_too(build, has_bf16, said, base, words):
+    build("sft", base=base)
+    assert said() == [f"{words} fp32, as on every CPU (dtype: auto)"]
+
+
+def test_bf16_that_will_be_slow_is_said(build, has_bf16, said):
+    build("sft", dtype="bf16")
+    slow = "base in bf16 as asked for, without instructions of this processor: many times slower than dtype: fp32"
+    assert said() == ([] if has_bf16 else [slow])
+
+
+def test_what_is_asked_for_and_not_slow_needs_no_words(build, has_bf16, said):
+    build("sft", dtype="fp32")
+    assert said() == []
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [("cuda", ("bf16, in which this GPU computes", "fp16, as this GPU does not compute in bf16"))],
+)
+def test_a_gpu_is_named_as_the_reason(has_bf16, device, words):
+    expected = f"{words[0] if has_bf16 else words[1]} (dtype: auto)"
+    assert base_model.why_dtype("auto", torch.device(device)) == expected
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_a_base_in_bf16_gives_the_losses_and_gradients_of_one_in_fp32(build, kind):
+    """Within what rounding to 8 bits does to two random layers; what is trained is fp32 in both."""
+    losses, gradients = [], []
+    for dtype in ("fp32", "bf16"):
+        module, batch = build(kind, dtype=dtype)
+        shake(module)
+        found = module.example_losses(batch)
+        found.mean().backward()
+        trained = trained_parameters(module)
+        assert {weight.dtype for weight in trained.values()} == {torch.float32}
+        frozen = {weight.dtype for weight in module.parameters() if not weight.requires_grad}
+        assert base_model.DTYPES[dtype] in frozen
+        losses.append(found.detach())
+        gradients.append(torch.cat([weight.grad.flatten() for weight in trained.values()]))
+    assert not torch.equal(*losses)
+    torch.testing.assert_close(losses[1], losses[0], rtol=0.02, atol=0.1)
+    assert nn.functional.cosine_similarity(*gradients, dim=0) > 0.98
+    assert gradients[1].norm() == pytest.approx(gradients[0].norm().item(), rel=0.1)
+
+
+def shake(module):
+    """An adapter that does something: B is 0 at the start."""
+    stream = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, weight in trained_parameters(module).items():
+            if "lora_B" in name:
+                weight.normal_(0, 0.05, generator=stream)
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_a_module_in_bf16_learns_and_is_the_same_when_it_is_loaded_again(
+    build, kind, make_trainer, loader, tmp_path
+):
+    """From the checkpoint, and from the folder of its adapter, head included."""
+    module, batch = build(kind, dtype="bf16", lr=1e-2)
+    before = module.example_losses(batch).mean().item()
+    trainer = make_trainer(max_epochs=4)
+    trainer.fit(module.train(), loader([batch]))
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    module.save_adapter(tmp_path / "adapter")
+    found = module.eval().example_losses(batch)
+    assert found.mean().item() < before
+    again = type(module).load_from_checkpoint(tmp_path / "x.ckpt").eval()
+    assert torch.equal(again.example_losses(batch), found)
+    from_folder, _ = build(kind, dtype="bf16", adapter=str(tmp_path / "adapter"), seed=9)
+    assert torch.equal(from_folder.example_losses(batch), found)
+
+
+def test_text_in_bf16_is_text_in_fp32(build):
+    """Greedy, where the likeliest token is far ahead of the next."""
+    texts = [
+        build("sft", dtype=dtype)[0].generate(["the cat"], temperature=0.0, max_new_tokens=4)
+        for dtype in ("fp32", "bf16")
+    ]
+    assert texts[0] == texts[1]
