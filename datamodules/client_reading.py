@@ -50,9 +50,8 @@ class ClientReading:
         if make_batches is None:
             self._order = order_of(sampler, len(loader.dataset), self.seeds)  # type: ignore[arg-type]
             self._kind = type(sampler).__name__
-            self._batch_size, self._drop_last = (
-                (1, False) if given is None else (given.batch_size, given.drop_last)
-            )
+            self._batch_size: int = 1 if given is None else given.batch_size
+            self._drop_last: bool = False if given is None else given.drop_last
 
     def readable(self, clients: Clients) -> Clients:
         """The positions of each client that the sampler reads at all.

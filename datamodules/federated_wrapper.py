@@ -35,7 +35,7 @@ class FederatedWrapper(L.LightningDataModule):
         self.batch_sampler = batch_sampler
 
     @property
-    def trainer(self) -> L.Trainer | None:  # type: ignore[override]
+    def trainer(self) -> L.Trainer | None:
         """The wrapped datamodule's."""
         return self.datamodule.trainer
 

@@ -40,8 +40,12 @@ def read_instructions(
         f"{len(whole) - len(unique):,} duplicates"
     )
     if not unique:
+        empty = {name: sum(not row[name] for row in rows) for name in sorted(needed)}
+        found = ", ".join(
+            f"{setting}.{name}={columns[name]} in {count:,}" for name, count in empty.items() if count
+        )
         raise RowsError(
-            f"{source}: every row has an empty value in one of {', '.join(sorted(needed))}. Check {setting}."
+            f"{source}: each of the {len(rows):,} rows has an empty value: {found}. Map these to other columns."
         )
     return unique
 

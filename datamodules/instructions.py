@@ -54,7 +54,8 @@ class InstructionDataModule(FederatedDataModule):
         template: a name or a text with slots; see `fedlight.datamodules.templates`.
         tokenizer: hub name or folder, or ``"toy"``.
         max_tokens: most tokens of prompt and response together.
-        partition: how examples are shared out among clients; None: one client has all.
+        partition: how examples are shared out among clients; None: by the column mapped to ``client``, or without one a
+            single client has all.
         holdout: rows kept out of training; see `fedlight.datamodules.holdout`.
         pseudo_labels: makes the categories for ``partition.by: dirichlet`` where no column has them.
         few_shot: takes a few rows of each cluster of ``source``, and their clusters as categories.
@@ -98,10 +99,13 @@ class InstructionDataModule(FederatedDataModule):
         self.train_rows = (source, split)
         own = (source, split) if holdout else None
         self.test_rows = (test_source, test_split) if test_source else own
-        self.columns = columns or ALPACA_COLUMNS
+        self.columns = {
+            name: path for name, path in (columns or ALPACA_COLUMNS).items() if path or name not in OWNERS
+        }
         self.template = Template.named(template)
         self.tokenizer_name, self.max_tokens = tokenizer, max_tokens
-        self.partition = partition or Partition(by="iid", num_clients=1)
+        own_clients = Partition() if "client" in self.columns else Partition("iid", num_clients=1)
+        self.partition = partition or own_clients
         self.holdout, self.val_share, self.val_max = holdout, val_share, val_max
         self.report: SetupReport | None = None
         self.pseudo_labels, self.few_shot, self.canaries = pseudo_labels, few_shot, canaries

@@ -58,7 +58,7 @@ class LoaderByClient(_DataLoaderSource):
         trainer.fit_loop._data_source = self
 
     @property
-    def instance(self) -> Any:  # type: ignore[override]
+    def instance(self) -> Any:
         """What the user gave: a datamodule, a module, or loaders."""
         return self.given.instance
 
@@ -82,7 +82,7 @@ class LoaderByClient(_DataLoaderSource):
             return
         loader = _single_loader(self.given.dataloader())
         self._reading = ClientReading(loader, self._make_batches, self._seed)
-        clients = client_positions(self._clients(loader.dataset), len(loader.dataset))
+        clients = client_positions(self._clients(loader.dataset), len(loader.dataset))  # type: ignore[arg-type]
         self._indices: Clients = self._reading.readable(clients)
         self._loader = copy.copy(loader)
         part = "batch_sampler" if self._reading.batched else "sampler"

@@ -68,6 +68,31 @@ def test_clients_by_column_category_or_evenly(build):
     assert list(build().client_indices) == ["c0"]
 
 
+def test_a_mapped_client_column_says_whose_rows_are_whose(build):
+    """As in PreferenceDataModule, no partition has to be named beside it."""
+    data = build(columns={"client": "task"}, val_share=0.0)
+    assert data.client_sizes() == {"u0": 8, "u1": 8, "u2": 8}
+    own = {client: {row["instruction"] for row in rows} for client, rows in data.client_rows.items()}
+    assert own == {f"u{k}": {f"w{i}" for i in range(24) if i % 3 == k} for k in range(3)}
+    evenly = build(columns={"client": "task"}, partition=Partition("iid", num_clients=2), val_share=0.0)
+    assert evenly.client_sizes() == {"c0": 12, "c1": 12}
+    assert build(columns={"client": ""}, val_share=0.0).client_sizes() == {"c0": 24}
+
+
+def test_errors_of_the_client_column_name_its_key(build):
+    with pytest.raises(
+        RowsError, match=r"no column 'tsak' \(mapped to 'client'\).* Set columns\.client to one of them"
+    ):
+        build(columns={"client": "tsak"})
+    with pytest.raises(ValueError, match=r"partition.by=client .* for example columns.client: worker"):
+        build(columns={"client": ""}, partition=Partition("client"))
+    rows = [row | {"task": None} for row in make_rows()]
+    with pytest.raises(
+        RowsError, match=r"each of the 24 rows has an empty value: columns.client=task in 24. Map"
+    ):
+        build(rows, columns={"client": "task"})
+
+
 def test_answers_to_one_prompt_stay_on_one_side(build):
     rows = [{"instruction": f"w{i // 2}", "output": "x" if i % 2 else "y"} for i in range(20)]
     datamodule = build(rows, val_share=0.3)
@@ -92,7 +117,9 @@ def test_missing_repeated_and_too_long_rows(build, caplog):
     assert "7 rows, 5 examples; left out: 1 missing, 1 duplicates" in caplog.text
     with pytest.raises(RowsError, match=r"no example fits into max_tokens=4"):
         build(max_tokens=4)
-    with pytest.raises(RowsError, match=r"every row has an empty value in one of instruction, response"):
+    with pytest.raises(
+        RowsError, match=r"each of the 1 rows has an empty value: columns.response=output in 1"
+    ):
         build([{"instruction": "w0", "output": ""}])
 
 
