@@ -42,6 +42,7 @@ from fedlight.callbacks.local_work import LocalWork
 from fedlight.callbacks.payload_sizes import PayloadSizes
 from fedlight.callbacks.privacy_account import PrivacyAccount
 from fedlight.callbacks.round_planner import RoundPlanner
+from fedlight.callbacks.round_start import RoundStart
 from fedlight.callbacks.round_table import Row
 from fedlight.callbacks.same_machine import SameMachine
 from fedlight.callbacks.step_loss import step_loss
@@ -131,6 +132,7 @@ class FederatedLoop(L.Callback):
         self._trained_before: dict[str, bool] = {}
         self._inside_round = False
         self._work = LocalWork([])
+        self._start = RoundStart(self)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Refuses what cannot work and builds the clients, or has them built once the training data are there."""
@@ -142,6 +144,7 @@ class FederatedLoop(L.Callback):
         self.memory.open(str(Path(trainer.default_root_dir) / "clients"))
         trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]  # one for each round
         next_round.plan_behind_checkpoints(trainer, self._plan_round)
+        self._start.watch(trainer)
         if isinstance(self._data, OpensLater):
             self._data.when_open(partial(self._meet_clients, trainer))
         else:
@@ -238,10 +241,6 @@ class FederatedLoop(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Closes the epoch; once it is saved, the next round is planned."""
         round_schedule.train_batches_again(pl_module)
-
-    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Leaves the global model, also where the trainer was told to stop inside a round."""
-        self._break_off(pl_module)
 
     def _plan_round(self, trainer: L.Trainer) -> None:
         if round_schedule.takes_place(trainer, self.rounds_done):
@@ -346,13 +345,8 @@ class FederatedLoop(L.Callback):
         """The device of the visit under way; empty between visits and without a fleet."""
         return self._devices.device_name(self.visit.client_id) if self.visit else ""
 
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        """Leaves the global model, in case it is used further."""
-        self._break_off(pl_module)
-
-    def _break_off(self, module: L.LightningModule) -> None:
+    def break_off(self, module: L.LightningModule) -> None:
+        """Leaves the global model where the trainer stops inside a round; the round does not count."""
         self._work.leave()
         self._devices.restore()
         round_schedule.train_batches_again(module)
@@ -374,24 +368,32 @@ class FederatedLoop(L.Callback):
         """Has ``state`` and the server's base in the module while its body runs; then all is as it was, bit for bit."""
         return self._run.at_server(state)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Rounds done, and what algorithm, server and clients remember."""
+    def before_round(self) -> AbstractContextManager[None]:
+        """Has the global model of the round's beginning in the module while its body runs."""
+        buffers = {name: b for name, b in self.buffers.round_start.items() if b is not None}
+        return self.holding(self._global | buffers)
+
+    def remembered(self) -> dict[str, Any]:
+        """Rounds done, and what algorithm and server remember; tensors in it are replaced, never changed in place."""
         return {
             "rounds_done": self.rounds_done,
             "virtual_seconds": self.virtual_seconds,
             "private_rounds": [*self.privacy.rounds],
-            "inside_round": self._inside_round,
             "trained": which_are_trained(self._parameters),
             "algorithm": self.algorithm.state_dict(),
             "server": self.server.state_dict(),
-            "memory": self.memory.state_dict(self.rounds_done),
         }
 
+    def state_dict(self) -> dict[str, Any]:
+        """Rounds done, and what algorithm, server and clients remember; inside a round, what they did before it."""
+        own = self._start.remembered()
+        return {**own, "memory": self.memory.state_dict(own["rounds_done"])}
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on after a finished round.
+        """Goes on after the last round that was over when the checkpoint was made.
 
         Raises:
-            ValueError: the checkpoint was written inside a round and so holds one client's local weights.
+            ValueError: an older version wrote the checkpoint inside a round, with one client's local weights.
         """
         round_guard.refuse_inside_round(state_dict)
         self.rounds_done = state_dict["rounds_done"]

@@ -51,7 +51,8 @@ def refuse_other_epoch(epoch: int, rounds_done: int, planned: int | None) -> Non
     if epoch != rounds_done:
         raise ValueError(
             f"the trainer is in epoch {epoch} but {rounds_done} rounds are done: "
-            "the checkpoint that was resumed is not of a federated run with this callback"
+            "the checkpoint that was resumed is not of a federated run with this callback, or this trainer was stopped "
+            "inside a round; then go on with a new one, from a checkpoint"
         )
     if planned != rounds_done:
         raise ValueError(
@@ -70,11 +71,11 @@ def refuse_other_accumulation(now: int, planned: int) -> None:
 
 
 def refuse_inside_round(state: Mapping[str, Any]) -> None:
-    """Raises ``ValueError`` for a loop's state that was saved between two visits of a round."""
-    if state["inside_round"]:
+    """Raises ``ValueError`` for what earlier versions saved inside a round; today no checkpoint has this mark."""
+    if state.get("inside_round"):
         raise ValueError(
-            f"this checkpoint was written inside round {state['rounds_done']} and holds one client's local "
-            "weights: resume from one that was written after a round (ModelCheckpoint(every_n_epochs=1))"
+            f"this checkpoint was written inside round {state['rounds_done'] + 1} by an earlier version and holds one "
+            "client's local weights: resume from one that was written after a round"
         )
 
 

@@ -128,7 +128,10 @@ class Algorithm:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: tensors and plain values only."""
+        """What a resumed run needs: tensors and plain values only.
+
+        Between rounds tensors are replaced by new ones: a checkpoint that is written inside a round has those from here.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

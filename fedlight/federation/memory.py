@@ -2,9 +2,9 @@
 
 A checkpoint stays exact either way. In RAM, it carries the memories themselves. On disk, every save of a client is a new
 file, its version, and a checkpoint names the versions of its round; so it is whole only together with the folder. Versions
-go when neither the run nor one of the last snapshots names them. What a killed run wrote in its last, unfinished round
-stays in the folder. A file's name has a hash of the client's id, the round, a mark of the process, so that two runs in one
-folder never share a file, and a digest of the bytes, by which damage is found.
+go when neither the run, nor the beginning of its round, nor one of the last snapshots names them. What a killed run wrote in
+its last, unfinished round stays in the folder. A file's name has a hash of the client's id, the round, a mark of the
+process, so that two runs in one folder never share a file, and a digest of the bytes, by which damage is found.
 """
 
 import io
@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import uuid
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,15 @@ Memory = dict[str, Any]
 
 
 _VERSION = re.compile(r"[0-9a-f]{16}-[0-9]+-[0-9a-f]{8}-[0-9a-f]{16}\.pt")
+
+
+@dataclass(frozen=True)
+class _BeforeRound:
+    """What was remembered when a round began."""
+
+    held: dict[str, Memory]
+    versions: dict[str, str]
+    on_disk: bool
 
 
 class ClientMemories:
@@ -64,6 +74,7 @@ class ClientMemories:
         self._sizes: dict[str, int] = {}
         self._versions: dict[str, str] = {}
         self._snapshots: dict[int, set[str]] = {}
+        self._before: _BeforeRound | None = None
         self._origin: Path | None = None
         self._on_disk = self._opened = False
 
@@ -118,18 +129,33 @@ class ClientMemories:
             self._held.pop(client_id, None)
             self._sizes.pop(client_id, None)
 
+    def begin_round(self) -> None:
+        """Until :meth:`end_round` a checkpoint gets what is remembered now, and none of its files goes."""
+        # Memories and versions are replaced by every save and never changed, so their names are enough.
+        self._before = _BeforeRound(dict(self._held), dict(self._versions), self._on_disk)
+
+    def end_round(self) -> None:
+        """From here on a checkpoint gets what is remembered when it is made."""
+        before, self._before = self._before, None
+        if before is not None:
+            self._remove_unnamed({*before.versions.values()})
+
     def state_dict(self, round_idx: int) -> dict[str, Any]:
-        """The memories or the names of their versions; remembers them as the snapshot of ``round_idx``."""
-        if not self._on_disk:
-            return {"memories": dict(self._held)}
-        # Within a round a snapshot only grows: an earlier checkpoint of it must stay whole.
-        self._snapshots.setdefault(round_idx, set()).update(self._versions.values())
-        forgotten = {n for idx in sorted(self._snapshots)[: -self.keep] for n in self._snapshots.pop(idx)}
-        for name in forgotten.difference(self._versions.values(), *self._snapshots.values()):
-            self._path(name).unlink(missing_ok=True)
+        """The memories or the names of their versions; remembers them as the snapshot of ``round_idx``.
+
+        Args:
+            round_idx: rounds that are done; after :meth:`begin_round`, that were done then.
+        """
+        now = self._before or _BeforeRound(self._held, self._versions, self._on_disk)
+        if not now.on_disk:
+            return {"memories": dict(now.held)}
+        # Without begin_round a snapshot only grows: an earlier checkpoint of the same round must stay whole.
+        self._snapshots.setdefault(round_idx, set()).update(now.versions.values())
+        for idx in sorted(self._snapshots)[: -self.keep]:
+            self._remove_unnamed(self._snapshots.pop(idx))
         return {
             "folder": str(self._folder),
-            "versions": dict(self._versions),
+            "versions": dict(now.versions),
             "snapshots": {idx: sorted(names) for idx, names in self._snapshots.items()},
         }
 
@@ -147,6 +173,7 @@ class ClientMemories:
         self._on_disk = "versions" in state
         self._versions = dict(state.get("versions", {}))
         self._snapshots = {idx: set(names) for idx, names in state.get("snapshots", {}).items()}
+        self._before = None
         self._origin = Path(state["folder"]) if self._on_disk else None
         for name in {*self._versions.values()}.union(*self._snapshots.values()):
             if not _VERSION.fullmatch(name):
@@ -191,9 +218,19 @@ class ClientMemories:
             self._versions[client_id] = name
         else:
             self._versions.pop(client_id, None)
-        named = before == self._versions.get(client_id) or any(before in s for s in self._snapshots.values())
-        if before is not None and not named:
+        if before is not None and not self._is_named(client_id, before):
             self._path(before).unlink(missing_ok=True)
+
+    def _is_named(self, client_id: str, version: str) -> bool:
+        """Whether the client's version may still be asked for."""
+        now = [self._versions.get(client_id), self._before and self._before.versions.get(client_id)]
+        return version in now or any(version in names for names in self._snapshots.values())
+
+    def _remove_unnamed(self, versions: set[str]) -> None:
+        """Removes the files of those which neither the run, nor the round's beginning, nor a snapshot names."""
+        before = self._before.versions.values() if self._before else ()
+        for name in versions.difference(self._versions.values(), before, *self._snapshots.values()):
+            self._path(name).unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
         if self._folder is None:

@@ -50,7 +50,7 @@ class ServerOptimizer(ABC):
         return moved(state, {name: self.direction(name, value) for name, value in movement.items()}, self.lr)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: moment -> name -> tensor (fp64)."""
+        """What a resumed run needs: moment -> name -> tensor (fp64), which :meth:`direction` replaces by a new one."""
         return {moment: dict(tensors) for moment, tensors in self._moments.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

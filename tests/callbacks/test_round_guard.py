@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from plain_lightning import Numbers, assert_equal, federate, module, ten_clients, trainer, weights
 
 from fedlight.callbacks.federated_loop import FederatedLoop
@@ -53,19 +53,6 @@ def test_a_datamodule_without_clients_is_refused_with_the_remedy():
 def test_nonsense_numbers_are_refused(setting):
     with pytest.raises(ValueError, match="must be at least 1"):
         FederatedLoop(**setting)
-
-
-def test_a_checkpoint_from_inside_a_round_is_refused_on_resume(tmp_path):
-    save = ModelCheckpoint(tmp_path, every_n_train_steps=3, save_top_k=-1)
-    loop = FederatedLoop(clients_per_round=3, local_steps=2)
-    trainer(1, [loop, save], enable_checkpointing=True).fit(
-        module(), FederatedWrapper(Numbers(), ten_clients)
-    )
-    inside = next(tmp_path.glob("*step=3.ckpt"))
-    save = ModelCheckpoint(tmp_path / "again", every_n_train_steps=3, save_top_k=-1)
-    t = trainer(1, [FederatedLoop(clients_per_round=3, local_steps=2), save], enable_checkpointing=True)
-    with pytest.raises(ValueError, match="written inside round 0"):
-        t.fit(module(), FederatedWrapper(Numbers(), ten_clients), ckpt_path=inside, weights_only=True)
 
 
 def test_a_checkpoint_of_central_training_is_refused_on_resume(tmp_path):

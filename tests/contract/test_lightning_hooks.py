@@ -268,3 +268,60 @@ def test_logging_is_refused_outside_of_the_epoch(hook):
     callback = type("Logs", (L.Callback,), {hook: logs})()
     with pytest.raises(Exception, match=r"You can't `self.log\(\)`"):
         L.Trainer(max_epochs=1, callbacks=[callback], **QUIET).fit(Model(), DataLoader(Numbers(1)))
+
+
+def test_every_checkpoint_of_the_trainer_is_made_by_its_connector(tmp_path):
+    """Hence a round's beginning is saved in the place of its middle; of weights alone no callback is told."""
+    told = []
+
+    class Saves(L.Callback):
+        def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+            told.append(sorted(checkpoint))
+
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+            trainer.save_checkpoint(tmp_path / "all.ckpt")
+            connector = trainer._checkpoint_connector
+            connector.dump_checkpoint = lambda weights_only: {"of_weights_only": weights_only}
+            trainer.save_checkpoint(tmp_path / "mine.ckpt", weights_only=True)
+
+    L.Trainer(max_epochs=1, callbacks=[Saves()], **QUIET).fit(Model(), DataLoader(Numbers(1)))
+    assert len(told) == 1
+    everything = {
+        "callbacks",
+        "epoch",
+        "global_step",
+        "loops",
+        "lr_schedulers",
+        "optimizer_states",
+        "state_dict",
+    }
+    assert everything <= set(told[0])
+    of_weights = torch.load(tmp_path / "weights.ckpt", weights_only=True)
+    assert everything - set(of_weights) == {"callbacks", "lr_schedulers", "optimizer_states"}
+    assert torch.load(tmp_path / "mine.ckpt", weights_only=True) == {"of_weights_only": True}
+
+
+def test_an_epoch_is_counted_as_ready_before_its_first_hook_and_can_be_counted_back(tmp_path):
+    """Hence the checkpoint of a round's beginning takes one from ``ready``: a run goes on with that epoch's first hook."""
+
+    class Saves(L.Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            if trainer.current_epoch == 1:
+                trainer.save_checkpoint(tmp_path / "1.ckpt")
+
+    L.Trainer(max_epochs=2, callbacks=[Saves()], **QUIET).fit(Model(), DataLoader(Numbers(2)))
+    checkpoint = torch.load(tmp_path / "1.ckpt", weights_only=True)
+    progress = checkpoint["loops"]["fit_loop"]["epoch_progress"]
+    assert (
+        progress["total"] == progress["current"] == {"ready": 2, "started": 1, "processed": 1, "completed": 1}
+    )
+    for each in progress.values():
+        each["ready"] -= 1
+    torch.save(checkpoint, tmp_path / "1.ckpt")
+    hooks: list[str] = []
+    fit = L.Trainer(max_epochs=2, callbacks=[Recorder(hooks)], **QUIET)
+    fit.fit(Model(), DataLoader(Numbers(2)), ckpt_path=tmp_path / "1.ckpt", weights_only=True)
+    assert hooks[hooks.index("on_train_start") + 1] == "on_train_epoch_start"
+    assert hooks.count("on_train_batch_end") == 2
+    assert (fit.current_epoch, fit.global_step) == (2, 4)

@@ -125,3 +125,39 @@ def test_what_a_checkpoint_cannot_hold_is_refused():
         ClientMemories(limit_mib=-1)
     with pytest.raises(ValueError, match="keep=0 must be at least 1"):
         ClientMemories(keep=0)
+
+
+def test_inside_a_round_a_checkpoint_gets_what_was_remembered_before_it(tmp_path):
+    """However many clients are saved, in RAM, on disk and where the memories move to the disk in between."""
+    for limit_mib, moves in ((1, False), (0, False), (4.5 / 2**20, True)):
+        folder = tmp_path / str(limit_mib)
+        memories = ClientMemories(str(folder), limit_mib, keep=1)
+        memories.save("a", w(1), 0)
+        assert (memories.bytes_in_ram == 0) == (limit_mib == 0)
+        memories.begin_round()
+        for value in (2, 3):
+            memories.save("a", w(value), 1)
+        memories.save("b", w(4), 1)
+        assert (memories.bytes_in_ram == 0) == (limit_mib != 1)
+        state = through_a_file(memories.state_dict(1))
+        assert ("memories" in state) == (moves or limit_mib == 1)
+        again = ClientMemories(str(folder))
+        again.load_state_dict(state)
+        assert values(again, "a", "b") == [1, -1]
+        memories.end_round()
+        assert values(memories, "a", "b") == [3, 4]
+        again = ClientMemories(str(folder))
+        again.load_state_dict(through_a_file(memories.state_dict(2)))
+        assert values(again, "a", "b") == [3, 4]
+        assert len(files(folder)) == (0 if limit_mib == 1 else 2)
+
+
+def test_what_a_round_began_with_goes_when_the_round_is_over_and_nothing_was_saved(tmp_path):
+    memories = ClientMemories(str(tmp_path), limit_mib=0)
+    memories.save("a", w(1), 0)
+    memories.begin_round()
+    memories.save("a", w(2), 1)
+    assert len(files(tmp_path)) == 2
+    memories.end_round()
+    assert len(files(tmp_path)) == 1
+    assert values(memories, "a") == [2]
