@@ -338,7 +338,8 @@ class FederatedLoop(L.Callback):
         metrics |= self._devices.metrics(self.visit_records)
         self.virtual_seconds = self._devices.round_end_seconds
         named = {f"fed/{name}": value for name, value in metrics.items()}
-        module.log_dict(named, on_step=False, on_epoch=True, batch_size=1)
+        if not trainer.barebones:  # which logs nothing, and warns where something is
+            module.log_dict(named, on_step=False, on_epoch=True, batch_size=1)
 
     @property
     def device_name(self) -> str:

@@ -48,6 +48,9 @@ class LocalWork:
                 "not change the gradients: step what self.optimizers() gives, without use_pl_optimizer=False"
             )
         self._announced.discard(id(optimizer))
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        if all(p.grad is None for p in held):  # training_step gave None: nothing has moved
+            return
         self._backward_since_step = False
         self._steps += 1
         self._lr = _first_rate(self._optimizers)

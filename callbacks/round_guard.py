@@ -1,10 +1,17 @@
 """What a federated run refuses before it starts: settings that cut a round, checkpoints of another run."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning as L
-from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+from lightning.pytorch.plugins import DeepSpeedPrecision, FSDPPrecision
+from lightning.pytorch.strategies import ParallelStrategy
 
 from fedlight.callbacks.trainer_values import refuse_senseless
 
@@ -24,6 +31,7 @@ def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
         ("fast_dev_run", False, "set max_epochs=1 and federated.local_steps=1"),
         ("overfit_batches", 0.0, "leave it at 0, and set federated.local_steps"),
         ("max_steps", -1, "give max_epochs, which counts rounds"),
+        ("min_steps", None, "give min_epochs, which counts rounds"),
         ("limit_train_batches", 1.0, "set federated.local_steps"),
         ("val_check_interval", 1.0, "use check_val_every_n_epoch"),
     ):
@@ -37,6 +45,10 @@ def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
             f"trainer.devices={trainer.num_devices} and trainer.num_nodes={trainer.num_nodes} make {trainer.world_size} "
             "processes, and a federation is trained in one: set --trainer.devices 1 --trainer.num_nodes 1"
         )
+    if isinstance(trainer.strategy, ParallelStrategy):
+        refuse_parallel("strategy", trainer.strategy)
+    if isinstance(trainer.precision_plugin, (DeepSpeedPrecision, FSDPPrecision)):
+        refuse_parallel("precision", trainer.precision_plugin)
     if trainer.max_epochs in (None, -1, 0):
         raise ValueError(f"trainer.max_epochs={trainer.max_epochs}: give the number of rounds, at least 1")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -44,6 +56,19 @@ def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
             raise ValueError(
                 f"{type(callback).__name__} averages weights across clients while they train: take it out"
             )
+        if isinstance(callback, (BatchSizeFinder, LearningRateFinder)):
+            raise ValueError(
+                f"{type(callback).__name__} tries values on training batches before the first round, whoever's they are: "
+                "use it in a run without the federation, and set what it finds"
+            )
+
+
+def refuse_parallel(setting: str, part: object) -> NoReturn:
+    """Raises ``ValueError`` for what spreads batches or parameters over processes, also where there is only one."""
+    raise ValueError(
+        f"trainer.{setting}={type(part).__name__} spreads batches or parameters over processes, but a client's visit is "
+        f"one's work: leave trainer.{setting} out and set devices=1"
+    )
 
 
 def refuse_other_epoch(epoch: int, rounds_done: int, planned: int | None) -> None:

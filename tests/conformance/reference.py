@@ -1,0 +1,100 @@
+"""Federated averaging written out in plain torch, with nothing of fedlight and nothing of Lightning's trainer.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
+https://arxiv.org/abs/1602.05629. In each round every client of the round copies the global model, trains the copy with an
+optimizer that remembers nothing, and the server adds the weighted mean of the movements:
+
+    unbiased    w <- w + M / A * sum(n_m / N * (w_m - w))      M clients, A of them in the round, N examples of all M
+    normalized  w <- w + sum(n_m * (w_m - w)) / sum(n_m)       sums over the round
+
+Movements are summed in fp64 and rounded once. Who takes part and which batches come is taken from the run that is checked;
+the checks of that are in `matrix`.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+Visits = Sequence[tuple[str, Sequence[Any]]]
+"""Of one round: client and its batches, each with ``content`` and ``random``."""
+
+Train = Callable[[Any, Sequence[Any], int], None]
+"""Trains a module in place on the batches of a visit, in a round."""
+
+
+def federated_averaging(
+    model: nn.Module,
+    rounds: Sequence[Visits],
+    train: Train,
+    sizes: Mapping[str, int],
+    weighting: str = "unbiased",
+) -> nn.Module:
+    """The global model after the rounds, ``model`` itself."""
+    num_examples = sum(sizes.values())
+    for round_idx, visits in enumerate(rounds):
+        before = {name: p.detach().double() for name, p in model.named_parameters()}
+        summed = {name: torch.zeros_like(value) for name, value in before.items()}
+        for client, batches in visits:
+            local = copy.deepcopy(model)
+            train(local, batches, round_idx)
+            for name, p in local.named_parameters():
+                summed[name] += sizes[client] / num_examples * (p.detach().double() - before[name])
+        of_round = sum(sizes[client] for client, _ in visits) / num_examples
+        factor = {"unbiased": len(sizes) / len(visits), "normalized": 1 / of_round}[weighting]
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p.copy_((before[name] + factor * summed[name]).float())
+    return model
+
+
+def local_training(
+    model: Any,
+    batches: Sequence[Any],
+    round_idx: int,
+    *,
+    accumulate: int = 1,
+    clip: Callable[[list[nn.Parameter]], Any] | None = None,
+    forward: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> None:
+    """A visit with the module's own optimizer, made anew; a schedule by epoch has made one step for each round before.
+
+    Args:
+        model: a module with ``training_step`` and ``configure_optimizers``, trained in place.
+        batches: of the visit.
+        round_idx: rounds before this one.
+        accumulate: batches of an optimizer step.
+        clip: changes the gradients of these parameters before a step.
+        forward: context of the training step, such as autocast.
+    """
+    optimizer, schedule = configured(model)
+    for _ in range(round_idx if schedule else 0):
+        optimizer.step()  # without gradients nothing moves; torch wants a step before one of the schedule
+        schedule.step()
+    for start in range(0, len(batches), accumulate):
+
+        def gradients(window: Sequence[Any] = batches[start : start + accumulate], first: int = start) -> Any:
+            optimizer.zero_grad()
+            for number, batch in enumerate(window):
+                torch.set_rng_state(batch.random)
+                with forward():
+                    loss = model.training_step(copy.deepcopy(batch.content), first + number)
+                    loss = loss["loss"] if isinstance(loss, dict) else loss
+                (loss / accumulate).backward()
+            if clip is not None:
+                clip([p for group in optimizer.param_groups for p in group["params"]])
+            return loss
+
+        optimizer.step(gradients)
+
+
+def configured(model: Any) -> tuple[torch.optim.Optimizer, Any]:
+    """The optimizer that the module asks for, and its schedule or None."""
+    made = model.configure_optimizers()
+    if not isinstance(made, dict):
+        return made, None
+    schedule = made.get("lr_scheduler")
+    return made["optimizer"], schedule["scheduler"] if isinstance(schedule, dict) else schedule

@@ -1,0 +1,349 @@
+"""Rows: every callback that Lightning ships, and one's own."""
+
+from functools import partial
+
+import lightning as L
+import pytest
+import torch
+from lightning.fabric.utilities.spike import TrainingSpikeException
+from lightning.pytorch import callbacks as lightning_callbacks
+from lightning.pytorch.callbacks import (
+    BasePredictionWriter,
+    BatchSizeFinder,
+    DeviceStatsMonitor,
+    EarlyStopping,
+    EMAWeightAveraging,
+    GradientAccumulationScheduler,
+    LambdaCallback,
+    LearningRateFinder,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    ModelPruning,
+    ModelSummary,
+    RichModelSummary,
+    RichProgressBar,
+    SpikeDetection,
+    StochasticWeightAveraging,
+    ThroughputMonitor,
+    Timer,
+    TQDMProgressBar,
+    WeightAveraging,
+)
+from matrix import Equals, Refused, Row, Works, kind
+from probes import Lines, Watch, same
+from project import Net, Project, Run, Validated, loader, weights
+from reference import local_training
+
+callback = kind("Callbacks")
+
+
+def with_callbacks(*made, module=Net, **settings):
+    """The project with these callbacks, each a function of a folder."""
+    return Project(module, callbacks=lambda folder: [one(folder) for one in made], **settings)
+
+
+class OwnData(L.LightningDataModule):
+    """With a batch size that can be changed."""
+
+    batch_size = 2
+
+    def train_dataloader(self):
+        return loader(batch_size=self.batch_size)
+
+
+class Tunable(Net):
+    """With a learning rate that can be changed."""
+
+    lr = 0.1
+
+
+def early_stopping_waits_rounds(folder):
+    stop = EarlyStopping("val/loss", patience=3, min_delta=100.0)
+    run = Run(Project(Validated, rounds=10, trainer={"num_sanity_val_steps": 0}), folder, [stop])
+    run.fit(val_dataloaders=loader(shuffle=False))
+    assert run.loop.rounds_done == 1 + 3  # the first is the best
+    assert stop.stopped_epoch == 3
+
+
+def early_stopping_hears_of_the_federation(folder):
+    stop = EarlyStopping("fed/loss", patience=1, min_delta=100.0)
+    assert Run(Project(rounds=10), folder, [stop]).fit().loop.rounds_done == 2
+
+
+def checkpoints_hold_the_global_model(folder):
+    seen = Watch("on_train_epoch_end")
+    save = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+    Run(Project(rounds=3, trainer={"enable_checkpointing": True}), folder, [seen, save]).fit()
+    for number in range(3):
+        saved = torch.load(folder / f"epoch={number}.ckpt", weights_only=True)
+        assert same(saved["state_dict"], seen.seen[number])
+        (of_loop,) = [state for name, state in saved["callbacks"].items() if name.startswith("FederatedLoop")]
+        assert of_loop["rounds_done"] == number + 1
+
+
+def the_best_round_is_kept(folder):
+    save = ModelCheckpoint(folder, "best", monitor="val/loss", mode="max")
+    losses = Watch("on_train_epoch_end", lambda trainer, module: float(trainer.callback_metrics["val/loss"]))
+    run = Run(
+        Project(Validated, rounds=3, trainer={"enable_checkpointing": True, "num_sanity_val_steps": 0}),
+        folder,
+        [losses, save],
+    ).fit(val_dataloaders=loader(shuffle=False))
+    saved = torch.load(save.best_model_path, weights_only=True)
+    assert saved["epoch"] == losses.seen.index(max(losses.seen)) == 0
+    assert not same(saved["state_dict"], run.weights())
+
+
+def rates_are_logged_for_each_round(folder):
+    lines = Lines()
+    halves = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+    project = Project(partial(Net, scheduler=halves), rounds=3, trainer={"logger": lines})
+    Run(project, folder, [LearningRateMonitor("epoch")]).fit()
+    assert [rate for _, rate in lines.of("lr-SGD")] == [0.1, 0.05, 0.025]
+
+
+def predictions_are_the_global_models(folder):
+    class Kept(BasePredictionWriter):
+        def write_on_epoch_end(self, trainer, pl_module, predictions, batch_indices):
+            self.kept = torch.cat(predictions)
+
+    writer = Kept("epoch")
+    run = Run(Project(Validated), folder, [writer]).fit(val_dataloaders=loader(shuffle=False))
+    data = loader(shuffle=False)
+    run.trainer.predict(run.module, data, return_predictions=False)
+    assert writer.kept.equal(run.module.net(data.dataset.tensors[0]).detach()) or torch.allclose(
+        writer.kept, run.module.net(data.dataset.tensors[0]).detach(), atol=1e-7
+    )
+
+
+def device_is_watched_in_every_step(folder):
+    lines = Lines()
+    Run(Project(trainer={"logger": lines}), folder, [DeviceStatsMonitor()]).fit()
+    assert len(lines.of("DeviceStatsMonitor.on_train_batch_end/cpu_percent")) == 2 * 2 * 3
+
+
+def lambdas_see_the_rounds(folder):
+    seen = []
+    watch = LambdaCallback(on_train_epoch_end=lambda trainer, module: seen.append(weights(module)))
+    run = Run(Project(), folder, [watch]).fit()
+    assert len(seen) == 2
+    assert same(seen[1], run.weights())
+
+
+def summaries_count_the_module(folder):
+    summary = ModelSummary()
+    run = Run(Project(), folder, [summary]).fit()
+    assert summary._summary(run.trainer, run.module).total_parameters == 21
+
+
+def rich_summary_counts_the_module(folder):
+    summary = RichModelSummary()
+    run = Run(Project(), folder, [summary]).fit()
+    assert summary._summary(run.trainer, run.module).total_parameters == 21
+
+
+def bars_count_batches(bar_class):
+    def check(folder):
+        bar = bar_class()
+        Run(Project(trainer={"enable_progress_bar": True}), folder, [bar]).fit()
+        assert bar.total_train_batches == 6
+
+    return check
+
+
+def a_bar_of_ones_own(folder):
+    class Counting(lightning_callbacks.ProgressBar):
+        batches = 0
+
+        def on_train_batch_end(self, *_):
+            self.batches += 1
+
+        def disable(self):
+            pass
+
+        def enable(self):
+            pass
+
+    bar = Counting()
+    Run(Project(trainer={"enable_progress_bar": True}), folder, [bar]).fit()
+    assert (bar.batches, bar.total_train_batches) == (12, 6)
+
+
+def spikes_end_the_run(folder):
+    """Dan's targets are far away: when his visit begins, the loss jumps."""
+
+    class Far(Net):
+        batches = 0
+
+        def training_step(self, batch, batch_idx):
+            self.batches += 1
+            return self.loss(batch) * (1000.0 if self.batches == 4 else 1.0)
+
+    spikes = SpikeDetection(warmup=2, exclude_batches_path=folder / "skip.json")
+    run = Run(Project(Far), folder, [spikes])
+    with pytest.raises(TrainingSpikeException, match="batch 3"):
+        run.fit()
+    assert same(run.weights(), weights(run.project.make_module()))  # the model from before the round
+
+
+def throughput_is_of_the_whole_round(folder):
+    class Counted(Net):
+        flops_per_batch = 10
+
+    lines = Lines()
+    monitor = ThroughputMonitor(batch_size_fn=lambda batch: len(batch[0]), window_size=2)
+    Run(Project(Counted, trainer={"logger": lines}), folder, [monitor]).fit()
+    samples = [count for _, count in lines.of("train/samples")]
+    assert samples == [2 * number for number in range(1, 13)]
+
+
+def a_timer_by_epoch_ends_after_a_round(folder):
+    run = Run(Project(rounds=5), folder, [Timer({"microseconds": 1}, interval="epoch")]).fit()
+    assert run.loop.rounds_done == 1
+    assert len(run.rounds) == 1
+
+
+def pruned_are_the_global_models_weights(folder):
+    prune = ModelPruning(
+        "l1_unstructured", amount=0.5, use_lottery_ticket_hypothesis=False, make_pruning_permanent=True
+    )
+    run = Run(Project(rounds=3), folder, [prune]).fit()
+    zeros = [int((p == 0).sum()) for p in run.module.parameters() if p.ndim == 2]
+    assert sum(zeros) > 8
+
+
+def accumulated(model, batches, round_idx):
+    """One batch for a step in the first round, two from the second."""
+    local_training(model, batches, round_idx, accumulate=1 + (round_idx > 0))
+
+
+ROWS: list[Row] = [
+    callback(
+        "GradientAccumulationScheduler",
+        Equals(
+            with_callbacks(lambda folder: GradientAccumulationScheduler({0: 1, 1: 2}), rounds=3), accumulated
+        ),
+        "keys are rounds; local_steps counts optimizer steps",
+    ),
+    callback(
+        "Callback",
+        Equals(Project(callbacks=lambda folder: [L.Callback()])),
+        subject="a Callback that only looks",
+    ),
+    callback(
+        "EarlyStopping",
+        Works(early_stopping_waits_rounds),
+        "patience=3 waits three rounds; what is monitored is the new global model's",
+    ),
+    callback(
+        "",
+        Works(early_stopping_hears_of_the_federation),
+        "fed/loss and the like can be monitored",
+        'EarlyStopping("fed/loss")',
+    ),
+    callback(
+        "ModelCheckpoint",
+        Works(checkpoints_hold_the_global_model),
+        "a checkpoint is a finished round with the global model",
+    ),
+    callback("", Works(the_best_round_is_kept), "keeps the best round", "ModelCheckpoint(monitor=...)"),
+    callback(
+        "LearningRateMonitor", Works(rates_are_logged_for_each_round), "by epoch it logs the round's rate"
+    ),
+    callback(
+        "BasePredictionWriter",
+        Works(predictions_are_the_global_models),
+        "what is written are predictions of the global model",
+    ),
+    callback(
+        "DeviceStatsMonitor",
+        Works(device_is_watched_in_every_step),
+        "watches this machine in every client's steps; an emulated device's figures are in the VisitLog",
+    ),
+    callback(
+        "LambdaCallback",
+        Works(lambdas_see_the_rounds),
+        "an epoch's end is a round's end, with the global model",
+    ),
+    callback("ModelSummary", Works(summaries_count_the_module), "shows the module, which every client has"),
+    callback(
+        "RichModelSummary", Works(rich_summary_counts_the_module), "shows the module, which every client has"
+    ),
+    callback(
+        "ProgressBar",
+        Works(a_bar_of_ones_own),
+        "counts the batches of all visits of a round",
+        "a ProgressBar of one's own",
+    ),
+    callback(
+        "TQDMProgressBar",
+        Works(bars_count_batches(TQDMProgressBar)),
+        "counts the batches of all visits of a round",
+    ),
+    callback(
+        "RichProgressBar",
+        Works(bars_count_batches(RichProgressBar)),
+        "counts the batches of all visits of a round",
+    ),
+    callback(
+        "SpikeDetection",
+        Works(spikes_end_the_run),
+        "compares a batch with those before it, of other clients too; a spike ends the run with the model of the last round",
+    ),
+    callback(
+        "ThroughputMonitor",
+        Works(throughput_is_of_the_whole_round),
+        "counts this machine's work for all clients",
+    ),
+    callback(
+        "Timer",
+        Works(a_timer_by_epoch_ends_after_a_round),
+        "ends the run after a round",
+        'Timer(interval="epoch")',
+    ),
+    callback(
+        "StochasticWeightAveraging",
+        Refused(
+            with_callbacks(lambda folder: StochasticWeightAveraging(0.1)),
+            "StochasticWeightAveraging averages weights across clients",
+            "take it out",
+        ),
+    ),
+    callback(
+        "WeightAveraging",
+        Refused(
+            with_callbacks(lambda folder: WeightAveraging()),
+            "WeightAveraging averages weights across clients",
+            "take it out",
+        ),
+    ),
+    callback(
+        "EMAWeightAveraging",
+        Refused(
+            with_callbacks(lambda folder: EMAWeightAveraging()),
+            "EMAWeightAveraging averages weights across clients",
+            "take it out",
+        ),
+    ),
+    callback(
+        "LearningRateFinder",
+        Refused(
+            with_callbacks(lambda folder: LearningRateFinder(), module=Tunable, data=OwnData),
+            "LearningRateFinder tries values on training batches",
+            "use it in a run without the federation",
+        ),
+    ),
+    callback(
+        "BatchSizeFinder",
+        Refused(
+            with_callbacks(lambda folder: BatchSizeFinder(), module=Tunable, data=OwnData),
+            "BatchSizeFinder tries values on training batches",
+            "use it in a run without the federation",
+        ),
+    ),
+    callback(
+        "ModelPruning",
+        Works(pruned_are_the_global_models_weights),
+        "prunes the global model when a round is over",
+    ),
+]

@@ -1,0 +1,251 @@
+"""Rows: what a module may be and do."""
+
+from functools import partial
+
+import torch
+from matrix import Equals, Refused, Row, Works, kind
+from project import Net, Project, Run, loader
+from reference import local_training
+from torch import nn
+
+module = kind("Modules")
+
+
+class Dropout(Net):
+    """Draws numbers in every step."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+
+
+class Normalized(Net):
+    """With norms that keep nothing."""
+
+    def __init__(self):
+        super().__init__()
+        parts = [nn.Linear(3, 4), nn.GroupNorm(2, 4), nn.Tanh(), nn.LayerNorm(4), nn.Linear(4, 1)]
+        self.net = nn.Sequential(*parts)
+
+
+class Momentary(Net):
+    """Batch norm by the batch's own statistics."""
+
+    def __init__(self):
+        super().__init__()
+        norm = nn.BatchNorm1d(4, track_running_stats=False)
+        self.net = nn.Sequential(nn.Linear(3, 4), norm, nn.Linear(4, 1))
+
+
+class Tied(Net):
+    """The second layer has the first one's matrix."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+        self.net[2].weight = self.net[0].weight
+
+
+class Frozen(Net):
+    """The first layer stays; the optimizer never gets it."""
+
+    def __init__(self):
+        super().__init__()
+        self.net[0].requires_grad_(False)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], lr=0.05)
+
+
+class FrozenInOptimizer(Frozen):
+    """The same, all given to the optimizer."""
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.05)
+
+
+class Unused(Net):
+    """A head that no loss reaches."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Linear(3, 1)
+
+
+class Constant(Net):
+    """A buffer that training reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.tensor([1.0, 2.0, 0.5]))
+
+    def loss(self, batch):
+        return super().loss((batch[0] * self.scale, batch[1]))
+
+
+class Compiled(Net):
+    """Its network is compiled; the eager backend, for the test's time."""
+
+    def __init__(self):
+        super().__init__()
+        self.net.compile(backend="eager")
+
+
+class LossInDict(Net):
+    """Gives more than the loss."""
+
+    def training_step(self, batch, batch_idx):
+        return {"loss": self.loss(batch), "size": len(batch[0])}
+
+
+class ThreeDice(Net):
+    """Everything of torch that is drawn: dropout, noise, choice."""
+
+    def loss(self, batch):
+        x, y = batch
+        return super().loss((x + 0.1 * torch.randn_like(x), y)) * (1 + torch.rand(()))
+
+
+class Clipping(Net):
+    """Clips by itself."""
+
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+        self.clip_gradients(optimizer, gradient_clip_val=0.05, gradient_clip_algorithm="norm")
+
+
+class LateLayers(Net):
+    """Makes its layers in configure_model."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = None
+
+    def configure_model(self):
+        if self.net is None:
+            torch.manual_seed(3)
+            self.net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+class Lazy(Net):
+    """Its first layer learns its width from the first batch, which setup gives it."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.Linear(4, 1))
+        torch.manual_seed(5)
+        self.net(torch.zeros(2, 3))
+
+
+class Complex(Net):
+    """Parameters of complex numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(3, 4, dtype=torch.complex64), nn.Linear(4, 1, dtype=torch.complex64)
+        )
+
+    def loss(self, batch):
+        x, y = batch
+        return (self.net(x.to(torch.complex64)) - y).abs().square().mean()
+
+
+class OwnLoaders(Net):
+    """Has its training loader itself."""
+
+    def train_dataloader(self):
+        return loader()
+
+
+class Checkpointed(Net):
+    """Forgets activations and computes them again."""
+
+    def loss(self, batch):
+        x, y = batch
+        hidden = torch.utils.checkpoint.checkpoint(self.net[:2], x, use_reentrant=False)
+        return nn.functional.mse_loss(self.net[2](hidden), y)
+
+
+class WeightNormed(Net):
+    """A parametrized layer: its parameters are the length and the direction."""
+
+    def __init__(self):
+        super().__init__()
+        nn.utils.parametrizations.weight_norm(self.net[0])
+
+
+class PartlyHeld(Net):
+    """The optimizer holds a tensor that is no parameter of the module."""
+
+    def configure_optimizers(self):
+        return torch.optim.SGD([*self.parameters(), torch.zeros(3, requires_grad=True)], lr=0.1)
+
+
+class NoOptimizer(Net):
+    """Trains nothing."""
+
+    def configure_optimizers(self):
+        return None
+
+
+def clipped(parameters):
+    nn.utils.clip_grad_norm_(parameters, 0.05)
+
+
+def trained(made, **settings):
+    return Equals(Project(made), **settings)
+
+
+def a_step_may_be_left_out(folder):
+    class Skips(Net):
+        def training_step(self, batch, batch_idx):
+            return None if batch_idx % 3 == 1 else self.loss(batch)
+
+    warns = ("`training_step` returned `None`",)
+    run = Run(Project(Skips, warns=warns), folder).fit()
+    assert [record["steps"] for record in run.loop.visit_records] == [2, 2]
+    assert all(record["loss"] > 0 for record in run.loop.visit_records)
+
+
+ROWS: list[Row] = [
+    module("", trained(Dropout), subject="dropout"),
+    module("", trained(ThreeDice), subject="random numbers in the training step"),
+    module("", trained(Normalized), subject="group norm and layer norm"),
+    module("", trained(Momentary), subject="batch norm with track_running_stats=False"),
+    module("", trained(Tied), "a tied matrix is sent once", subject="tied weights"),
+    module("", trained(Frozen), "what is frozen stays as it is and is not sent", subject="frozen parts"),
+    module("", trained(FrozenInOptimizer), subject="frozen parts that the optimizer holds"),
+    module("", trained(Unused), subject="parameters that no loss reaches"),
+    module("", trained(Constant), subject="buffers that training only reads"),
+    module("", trained(Compiled), subject="a network compiled with torch.compile"),
+    module("", trained(LossInDict), subject="a training_step that gives a dict"),
+    module("", trained(LateLayers), subject="layers made in configure_model"),
+    module("", trained(Lazy), subject="lazy layers whose size is known before fit"),
+    module("", trained(Checkpointed), subject="activation checkpointing"),
+    module(
+        "",
+        trained(WeightNormed),
+        "length and direction are averaged each",
+        subject="parametrizations, such as weight_norm",
+    ),
+    module(
+        "",
+        trained(Clipping, train=partial(local_training, clip=clipped)),
+        subject="configure_gradient_clipping of one's own",
+    ),
+    module(
+        "",
+        Works(a_step_may_be_left_out),
+        "the step is left out: neither its loss nor a step is counted",
+        subject="a training_step that gives None",
+    ),
+    module(
+        "",
+        Refused(
+            Project(PartlyHeld),
+            "1 of the optimizer's 5 parameters are not parameters of the LightningModule",
+            "make what is trained a submodule of it",
+        ),
+        subject="an optimizer over tensors that are no parameters of the module",
+    ),
+]

@@ -1,0 +1,101 @@
+"""Rows: every optimizer of torch, one of one's own, and how many there are of them."""
+
+from functools import partial
+
+import torch
+from matrix import Equals, Row, kind
+from project import Net, Project
+from torch import nn
+
+optimizer = kind("Optimizers")
+
+
+class Words(Net):
+    """Rows of a table are looked up by the sign of the first feature; their gradients are sparse."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.net = nn.Embedding(2, 1, sparse=True)
+
+    def loss(self, batch):
+        x, y = batch
+        return nn.functional.mse_loss(self.net((x[:, 0] > 0).long()), y)
+
+
+class Matrices(Net):
+    """Without biases: Muon takes matrices only."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Tanh(), nn.Linear(4, 1, bias=False))
+
+
+class SignDescent(torch.optim.Optimizer):
+    """Steps by the sign of a running mean of the gradients."""
+
+    def __init__(self, params, lr=0.01):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        with torch.enable_grad():
+            loss = closure() if closure else None
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
+                mean.mul_(0.5).add_(p.grad)
+                p.sub_(group["lr"] * mean.sign())
+        return loss
+
+
+class TwoGroups(Net):
+    """The second layer learns more slowly and decays."""
+
+    def configure_optimizers(self):
+        slow = {"params": self.net[2].parameters(), "lr": 0.01, "weight_decay": 0.1}
+        return torch.optim.AdamW([{"params": self.net[0].parameters()}, slow], lr=0.05)
+
+
+def made(name, module=Net, tolerance=0.0, **settings):
+    making = partial(getattr(torch.optim, name), **settings)
+    return Equals(Project(partial(module, optimizer=making)), tolerance=tolerance)
+
+
+ROWS: list[Row] = [
+    optimizer("Adafactor", made("Adafactor", lr=0.05)),
+    optimizer("Adadelta", made("Adadelta", lr=1.0)),
+    optimizer("Adagrad", made("Adagrad", lr=0.05)),
+    optimizer("Adam", made("Adam", lr=0.05)),
+    optimizer("Adamax", made("Adamax", lr=0.05)),
+    optimizer("AdamW", made("AdamW", lr=0.05)),
+    optimizer("ASGD", made("ASGD", lr=0.05, t0=1)),
+    optimizer("LBFGS", made("LBFGS", lr=0.5, max_iter=4), "a step evaluates several times and counts as one"),
+    optimizer("Muon", made("Muon", Matrices, lr=0.05)),
+    optimizer("NAdam", made("NAdam", lr=0.05)),
+    optimizer("RAdam", made("RAdam", lr=0.05)),
+    optimizer("RMSprop", made("RMSprop", lr=0.05, momentum=0.5)),
+    # Steps of equal size: sums of movements often lie in the middle of two numbers, and the order of fp64 operations shows.
+    optimizer("Rprop", made("Rprop", tolerance=6e-8, lr=0.05)),
+    optimizer("SGD", made("SGD", lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)),
+    optimizer("SparseAdam", made("SparseAdam", Words, lr=0.05)),
+    optimizer(
+        "Optimizer",
+        Equals(Project(partial(Net, optimizer=SignDescent))),
+        subject="an Optimizer of one's own that keeps its state in Optimizer.state",
+    ),
+    optimizer("", Equals(Project(TwoGroups)), subject="parameter groups with settings of their own"),
+    optimizer(
+        "",
+        Equals(Project(partial(Net, optimizer=partial(torch.optim.Adam, lr=0.05, fused=True)))),
+        subject="fused=True",
+    ),
+    optimizer(
+        "",
+        Equals(
+            Project(partial(Net, optimizer=partial(torch.optim.Adam, lr=torch.tensor(0.05), foreach=False)))
+        ),
+        subject="lr as a tensor",
+    ),
+]

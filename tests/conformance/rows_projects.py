@@ -1,0 +1,5 @@
+"""Rows."""
+
+from matrix import Row
+
+ROWS: list[Row] = []

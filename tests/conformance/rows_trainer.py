@@ -1,0 +1,398 @@
+"""Rows: every argument of ``Trainer``."""
+
+from functools import partial
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import ModelSummary
+from matrix import Equals, Refused, Row, Works, kind
+from probes import Lines, Watch, same
+from project import Net, Project, Run, Validated, loader
+from reference import local_training
+from torch import nn
+
+argument = kind("Arguments of Trainer")
+
+
+def given(**trainer):
+    return Project(trainer=trainer)
+
+
+def clipped_by_norm(parameters):
+    nn.utils.clip_grad_norm_(parameters, 0.05)
+
+
+def clipped_by_value(parameters):
+    nn.utils.clip_grad_value_(parameters, 0.02)
+
+
+def validated(folder, more=(), rounds=2, **trainer):
+    """A run with a validation loader."""
+    run = Run(Project(Validated, rounds=rounds, trainer=trainer), folder, more)
+    return run.fit(val_dataloaders=loader(shuffle=False))
+
+
+def epochs_are_rounds(folder):
+    run = Run(Project(rounds=3), folder).fit()
+    assert run.loop.rounds_done == len(run.rounds) == 3
+    assert run.trainer.current_epoch == 3
+
+
+def min_epochs_hold_up_early_stopping(folder):
+    stop = Watch("on_train_epoch_end", lambda trainer, module: setattr(trainer, "should_stop", True))
+    run = Run(Project(rounds=5, trainer={"min_epochs": 3}), folder, [stop]).fit()
+    assert run.loop.rounds_done == 3
+
+
+def validation_is_limited(folder):
+    batches = Watch("on_validation_batch_end", lambda *_: 1)
+    validated(folder, [batches], limit_val_batches=2, num_sanity_val_steps=0)
+    assert len(batches.seen) == 2 * 2  # two batches in each of two rounds
+
+
+def test_is_limited(folder):
+    run = validated(folder, limit_test_batches=2)
+    batches = Watch("on_test_batch_end")
+    run.trainer.callbacks.append(batches)
+    run.trainer.test(run.module, loader(shuffle=False), verbose=False)
+    assert len(batches.seen) == 2
+    assert same(batches.seen[0], run.weights())
+
+
+def prediction_is_limited(folder):
+    run = validated(folder, limit_predict_batches=3)
+    assert len(run.trainer.predict(run.module, loader(shuffle=False))) == 3
+
+
+def validation_every_second_round(folder):
+    rounds = Watch("on_validation_start", lambda trainer, module: trainer.current_epoch)
+    validated(folder, [rounds], rounds=4, check_val_every_n_epoch=2, num_sanity_val_steps=0)
+    assert rounds.seen == [1, 3]
+
+
+def sanity_check_sees_the_start(folder):
+    seen = Watch("on_validation_start")
+    run = validated(folder, [seen], num_sanity_val_steps=2)
+    assert len(seen.seen) == 3
+    assert same(seen.seen[0], {name: p.detach() for name, p in run.project.make_module().named_parameters()})
+    assert same(seen.seen[2], run.weights())
+
+
+def steps_are_those_of_all_clients(folder):
+    lines = Lines()
+
+    class Logged(Net):
+        def training_step(self, batch, batch_idx):
+            loss = self.loss(batch)
+            self.log("loss", loss)
+            return loss
+
+    run = Run(Project(Logged, trainer={"logger": lines, "log_every_n_steps": 4}), folder).fit()
+    assert run.trainer.global_step == 2 * 2 * 3
+    assert [step for step, _ in lines.of("loss")] == [3, 7, 11]
+    assert [step for step, _ in lines.of("fed/loss")] == [5, 11]
+
+
+def checkpoint_is_the_round(folder):
+    run = Run(Project(trainer={"enable_checkpointing": True}), folder).fit()
+    (found,) = folder.rglob("*.ckpt")
+    saved = torch.load(found, weights_only=True)
+    assert saved["epoch"] == 1
+    assert same(saved["state_dict"], run.weights())
+
+
+def bar_counts_the_batches_of_the_round(folder):
+    run = Run(Project(trainer={"enable_progress_bar": True}), folder).fit()
+    bar = run.trainer.progress_bar_callback
+    assert bar.total_train_batches == bar.train_progress_bar.total == 2 * 3
+
+
+def summary_is_the_module(folder):
+    run = Run(Project(trainer={"enable_model_summary": True}), folder).fit()
+    (summary,) = [one for one in run.trainer.callbacks if isinstance(one, ModelSummary)]
+    assert summary._summary(run.trainer, run.module).total_parameters == 3 * 4 + 4 + 4 + 1
+
+
+def inference_mode_is_of_tests(folder):
+    for on in (True, False):
+        run = validated(folder, inference_mode=on)
+        modes = Watch("on_test_batch_start", lambda *_: torch.is_inference_mode_enabled())
+        run.trainer.callbacks.append(modes)
+        run.trainer.test(run.module, loader(shuffle=False), verbose=False)
+        assert set(modes.seen) == {on}
+
+
+def barebones_trains_the_same(folder):
+    left_to_it = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "log_every_n_steps"))
+    run = Run(given(barebones=True, **left_to_it), folder).fit()
+    assert same(run.weights(), Run(Project(), folder).fit().weights())
+    assert run.trainer.logged_metrics == {}
+    assert len(run.loop.visit_records) == 2
+
+
+def loaders_are_made_anew_for_each_round(folder):
+    made = []
+
+    class Data(L.LightningDataModule):
+        def train_dataloader(self):
+            return loader()
+
+        def val_dataloader(self):
+            made.append(len(made))
+            return loader(shuffle=False)
+
+    run = Run(
+        Project(
+            Validated,
+            Data,
+            rounds=3,
+            trainer={"reload_dataloaders_every_n_epochs": 2, "num_sanity_val_steps": 0},
+        ),
+        folder,
+    ).fit()
+    assert run.trainer.reload_dataloaders_every_n_epochs == 1
+    assert len(made) >= 3
+
+
+def memories_lie_under_the_root(folder):
+    run = Run(given(default_root_dir=folder / "mine"), folder).fit()
+    assert run.loop.memory.folder == folder / "mine" / "clients"
+
+
+def hyperparameters_reach_the_logger(folder):
+    class Saved(Net):
+        def __init__(self, width=4):
+            super().__init__()
+            self.save_hyperparameters()
+
+    for on, expected in ((True, {"width": 4}), (False, None)):
+        lines = Lines()
+        Run(Project(Saved, trainer={"logger": lines, "enable_autolog_hparams": on}), folder).fit()
+        assert (dict(lines.hparams) if lines.hparams else None) == expected
+
+
+def registry_name_is_kept(folder):
+    run = Run(given(model_registry="mine"), folder).fit()
+    assert run.trainer._model_registry == "mine"
+    assert same(run.weights(), Run(Project(), folder).fit().weights())
+
+
+ROWS: list[Row] = [
+    argument("Trainer.accelerator", Equals(given(accelerator="cpu")), subject='accelerator="cpu"'),
+    argument("Trainer.strategy", Equals(given(strategy="auto")), subject='strategy="auto"'),
+    argument(
+        "Trainer.devices",
+        Refused(
+            given(devices=2, strategy="ddp_spawn"),
+            "trainer.devices=2 and trainer.num_nodes=1 make 2 processes", "set --trainer.devices 1 --trainer.num_nodes 1",
+            False,
+        ),
+        subject="devices=2",
+    ),
+    argument(
+        "Trainer.num_nodes",
+        Refused(given(num_nodes=2, strategy="ddp"), "trainer.devices=1 and trainer.num_nodes=2 make 2 processes", "set --trainer.devices 1 --trainer.num_nodes 1", False),
+        subject="num_nodes=2",
+    ),
+    argument("Trainer.precision", Equals(given(precision="32-true")), subject='precision="32-true"'),
+    argument("Trainer.logger", Equals(given(logger=Lines())), subject="logger"),
+    argument(
+        "Trainer.callbacks",
+        Equals(Project(callbacks=lambda folder: [Watch("on_train_batch_end")])),
+        subject="callbacks",
+        means="those that only look; what each of Lightning's own does stands below",
+    ),
+    argument(
+        "Trainer.max_epochs",
+        Works(epochs_are_rounds),
+        "counts rounds of communication",
+        subject="max_epochs=3",
+    ),
+    argument(
+        "",
+        Refused(Project(rounds=-1), "trainer.max_epochs=-1", "give the number of rounds"),
+        subject="max_epochs=-1",
+    ),
+    argument(
+        "Trainer.fast_dev_run",
+        Refused(given(fast_dev_run=True), "trainer.fast_dev_run=1", "set max_epochs=1 and federated.local_steps=1"),
+        subject="fast_dev_run=True",
+    ),
+    argument(
+        "Trainer.overfit_batches",
+        Refused(given(overfit_batches=2), "trainer.overfit_batches=2", "leave it at 0, and set federated.local_steps"),
+        subject="overfit_batches=2",
+    ),
+    argument(
+        "Trainer.min_epochs",
+        Works(min_epochs_hold_up_early_stopping),
+        "so many rounds are trained whatever early stopping says",
+        subject="min_epochs",
+    ),
+    argument(
+        "Trainer.max_steps",
+        Refused(given(max_steps=5), "trainer.max_steps=5", "give max_epochs, which counts rounds"),
+        subject="max_steps=5",
+    ),
+    argument(
+        "Trainer.min_steps",
+        Refused(given(min_steps=5), "trainer.min_steps=5", "give min_epochs, which counts rounds"),
+        subject="min_steps=5",
+    ),
+    argument(
+        "Trainer.limit_train_batches",
+        Refused(
+            given(limit_train_batches=0.5), "trainer.limit_train_batches=0.5", "set federated.local_steps"
+        ),
+        subject="limit_train_batches=0.5",
+    ),
+    argument(
+        "",
+        Refused(given(limit_train_batches=1), "trainer.limit_train_batches=1", "set federated.local_steps"),
+        subject="limit_train_batches=1",
+    ),
+    argument(
+        "Trainer.limit_val_batches",
+        Works(validation_is_limited),
+        "limits the validation of each round",
+        subject="limit_val_batches",
+    ),
+    argument(
+        "Trainer.limit_test_batches",
+        Works(test_is_limited),
+        "limits the test of the global model",
+        subject="limit_test_batches",
+    ),
+    argument(
+        "Trainer.limit_predict_batches",
+        Works(prediction_is_limited),
+        "limits what the global model predicts",
+        subject="limit_predict_batches",
+    ),
+    argument(
+        "Trainer.val_check_interval",
+        Refused(
+            given(val_check_interval=0.5), "trainer.val_check_interval=0.5", "use check_val_every_n_epoch"
+        ),
+        subject="val_check_interval=0.5",
+    ),
+    argument(
+        "Trainer.check_val_every_n_epoch",
+        Works(validation_every_second_round),
+        "validates every n-th round",
+        subject="check_val_every_n_epoch=2",
+    ),
+    argument(
+        "Trainer.num_sanity_val_steps",
+        Works(sanity_check_sees_the_start),
+        "checks the model as it is before the first round; later validations see the new global model",
+        subject="num_sanity_val_steps",
+    ),
+    argument(
+        "Trainer.log_every_n_steps",
+        Works(steps_are_those_of_all_clients),
+        "steps are counted through all clients' visits; what the loop logs as fed/... comes once for each round",
+        subject="log_every_n_steps=4",
+    ),
+    argument(
+        "Trainer.enable_checkpointing",
+        Works(checkpoint_is_the_round),
+        "Lightning's own checkpoint of a finished round, with the global model",
+        subject="enable_checkpointing=True",
+    ),
+    argument(
+        "Trainer.enable_progress_bar",
+        Works(bar_counts_the_batches_of_the_round),
+        "the bar of an epoch counts the batches of all visits of a round; RoundProgress tells the clients apart",
+        subject="enable_progress_bar=True",
+    ),
+    argument(
+        "Trainer.enable_model_summary",
+        Works(summary_is_the_module),
+        "shows the module, which every client has",
+        subject="enable_model_summary=True",
+    ),
+    argument(
+        "Trainer.accumulate_grad_batches",
+        Equals(given(accumulate_grad_batches=2), partial(local_training, accumulate=2)),
+        "local_steps counts optimizer steps: a visit is local_steps x accumulate_grad_batches batches",
+        subject="accumulate_grad_batches=2",
+    ),
+    argument(
+        "Trainer.gradient_clip_val",
+        Equals(given(gradient_clip_val=0.05), partial(local_training, clip=clipped_by_norm)),
+        subject="gradient_clip_val=0.05",
+    ),
+    argument(
+        "Trainer.gradient_clip_algorithm",
+        Equals(
+            given(gradient_clip_val=0.02, gradient_clip_algorithm="value"),
+            partial(local_training, clip=clipped_by_value),
+        ),
+        subject='gradient_clip_algorithm="value"',
+    ),
+    argument("Trainer.deterministic", Equals(given(deterministic=True)), subject="deterministic=True"),
+    argument("Trainer.benchmark", Equals(given(benchmark=True)), subject="benchmark=True"),
+    argument(
+        "Trainer.inference_mode",
+        Works(inference_mode_is_of_tests),
+        "the global model is tested in inference mode or not, as set; inside fit Lightning validates without it",
+        subject="inference_mode=False",
+    ),
+    argument(
+        "Trainer.use_distributed_sampler",
+        Equals(given(use_distributed_sampler=False)),
+        "one process: nothing to distribute",
+        subject="use_distributed_sampler",
+    ),
+    argument("Trainer.profiler", Equals(given(profiler="simple")), subject='profiler="simple"'),
+    argument(
+        "Trainer.detect_anomaly",
+        Equals(
+            Project(
+                trainer={"detect_anomaly": True},
+                warns=("Anomaly Detection has been enabled", "You have turned on"),
+            )
+        ),
+        subject="detect_anomaly=True",
+    ),
+    argument(
+        "Trainer.barebones",
+        Works(barebones_trains_the_same),
+        "trains the same and logs nothing, also of the loop's fed/...; a VisitLog still has its rows",
+        subject="barebones=True",
+    ),
+    argument(
+        "Trainer.plugins", Equals(given(plugins=[])), "those of Lightning stand below", subject="plugins"
+    ),
+    argument(
+        "Trainer.sync_batchnorm",
+        Equals(given(sync_batchnorm=True)),
+        "one process: nothing to synchronize",
+        subject="sync_batchnorm=True",
+    ),
+    argument(
+        "Trainer.reload_dataloaders_every_n_epochs",
+        Works(loaders_are_made_anew_for_each_round),
+        "is set to 1, as each round has its own batches",
+        subject="reload_dataloaders_every_n_epochs",
+    ),
+    argument(
+        "Trainer.default_root_dir",
+        Works(memories_lie_under_the_root),
+        "what clients remember between rounds lies there in clients/, where it is too large for RAM",
+        subject="default_root_dir",
+    ),
+    argument(
+        "Trainer.enable_autolog_hparams",
+        Works(hyperparameters_reach_the_logger),
+        "the module's hyperparameters reach the logger or not, as set; the federation's are in the run's config",
+        subject="enable_autolog_hparams",
+    ),
+    argument(
+        "Trainer.model_registry",
+        Works(registry_name_is_kept),
+        "names the model for uploads by Lightning's own cloud; training is the same",
+        subject="model_registry",
+    ),
+]
