@@ -42,7 +42,7 @@ def federated_averaging(
             local = copy.deepcopy(model)
             train(local, batches, round_idx)
             for name, p in local.named_parameters():
-                summed[name] += sizes[client] / num_examples * (p.detach().double() - before[name])
+                summed[name].add_(p.detach().double() - before[name], alpha=sizes[client] / num_examples)
         of_round = sum(sizes[client] for client, _ in visits) / num_examples
         factor = {"unbiased": len(sizes) / len(visits), "normalized": 1 / of_round}[weighting]
         with torch.no_grad():
