@@ -245,7 +245,8 @@ ROWS: list[Row] = [
         "ParallelStrategy",
         Refused(
             given(strategy=strategies.DDPStrategy(), devices=2),
-            "trainer.devices=2 and trainer.num_nodes=1 make 2 processes", "set --trainer.devices 1 --trainer.num_nodes 1",
+            "trainer.devices=2 and trainer.num_nodes=1 make 2 processes",
+            "set --trainer.devices 1 --trainer.num_nodes 1",
             False,
         ),
         subject="DDPStrategy and others over several devices",

@@ -184,14 +184,20 @@ ROWS: list[Row] = [
         "Trainer.devices",
         Refused(
             given(devices=2, strategy="ddp_spawn"),
-            "trainer.devices=2 and trainer.num_nodes=1 make 2 processes", "set --trainer.devices 1 --trainer.num_nodes 1",
+            "trainer.devices=2 and trainer.num_nodes=1 make 2 processes",
+            "set --trainer.devices 1 --trainer.num_nodes 1",
             False,
         ),
         subject="devices=2",
     ),
     argument(
         "Trainer.num_nodes",
-        Refused(given(num_nodes=2, strategy="ddp"), "trainer.devices=1 and trainer.num_nodes=2 make 2 processes", "set --trainer.devices 1 --trainer.num_nodes 1", False),
+        Refused(
+            given(num_nodes=2, strategy="ddp"),
+            "trainer.devices=1 and trainer.num_nodes=2 make 2 processes",
+            "set --trainer.devices 1 --trainer.num_nodes 1",
+            False,
+        ),
         subject="num_nodes=2",
     ),
     argument("Trainer.precision", Equals(given(precision="32-true")), subject='precision="32-true"'),
@@ -215,12 +221,20 @@ ROWS: list[Row] = [
     ),
     argument(
         "Trainer.fast_dev_run",
-        Refused(given(fast_dev_run=True), "trainer.fast_dev_run=1", "set max_epochs=1 and federated.local_steps=1"),
+        Refused(
+            given(fast_dev_run=True),
+            "trainer.fast_dev_run=True",
+            "set max_epochs=1 and federated.local_steps=1",
+        ),
         subject="fast_dev_run=True",
     ),
     argument(
         "Trainer.overfit_batches",
-        Refused(given(overfit_batches=2), "trainer.overfit_batches=2", "leave it at 0, and set federated.local_steps"),
+        Refused(
+            given(overfit_batches=2),
+            "trainer.overfit_batches=2",
+            "leave it at 0, and set federated.local_steps",
+        ),
         subject="overfit_batches=2",
     ),
     argument(
