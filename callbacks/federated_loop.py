@@ -46,6 +46,7 @@ from fedlight.callbacks.round_start import RoundStart
 from fedlight.callbacks.round_table import Row
 from fedlight.callbacks.same_machine import SameMachine
 from fedlight.callbacks.step_loss import step_loss
+from fedlight.callbacks.step_schedules import StepSchedule, StepSchedules
 from fedlight.devices.fleet import Fleet
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm, changes_gradients
@@ -80,6 +81,9 @@ class FederatedLoop(L.Callback):
         over_selection: so many times ``clients_per_round`` are asked, and the fastest ``clients_per_round`` count.
         buffers: what is done about buffers that training changes, such as running statistics of a batch norm: ``refuse``,
             ``average`` over the clients of a round, or ``local`` (FedBN); see :mod:`fedlight.callbacks.buffers`.
+        step_schedule: of learning-rate schedules that step within a round. Every visit starts them where the round began;
+            the next round begins where the visit that came furthest left them (``continue``), or where this one began
+            (``restart``); see :mod:`fedlight.callbacks.step_schedules`.
 
     Attributes:
         rounds_done: rounds whose server step is done.
@@ -105,6 +109,7 @@ class FederatedLoop(L.Callback):
         deadline_seconds: float | None = None,
         over_selection: float = 1.0,
         buffers: Policy = "refuse",
+        step_schedule: StepSchedule = "continue",
     ) -> None:
         refuse_below(1, "federated.", clients_per_round=clients_per_round, local_steps=local_steps)
         check_device_settings(fleet, deadline_seconds, over_selection)
@@ -120,6 +125,8 @@ class FederatedLoop(L.Callback):
         self.deadline_seconds = deadline_seconds
         self.over_selection = over_selection
         self.buffers = buffer_policy(buffers)
+        self.step_schedule = step_schedule
+        self._schedules = StepSchedules(step_schedule)
         self.virtual_seconds = 0.0
         self.privacy = PrivacyAccount(aggregation, self.channel)
         self.rounds_done = 0
@@ -157,7 +164,7 @@ class FederatedLoop(L.Callback):
             *(self.algorithm, self._data, self.clients, self.clients_per_round, self.over_selection),
             *(self.local_steps, partial(round_schedule.batches_per_step, trainer), self.seed),
         )
-        self._rounds.plan(self.rounds_done)  # for Lightning to have a loader; on_fit_start plans anew
+        self._rounds.outline(self.rounds_done, trainer.accumulate_grad_batches)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Takes the optimizer's parameters; a checkpoint is loaded by now, so its round is planned."""
@@ -204,6 +211,8 @@ class FederatedLoop(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Opens the visit whose first batch this is."""
+        if batch_idx == 0:
+            self._schedules.start_round(trainer, [*self._rounds.schedule.begins])
         if batch_idx in self._rounds.schedule.begins:
             self._begin_visit(trainer, pl_module, self._rounds.schedule.begins[batch_idx])
 
@@ -277,12 +286,14 @@ class FederatedLoop(L.Callback):
         write(started_from | own, self._parameters)
         forget(trainer.optimizers)
         clear_gradients(module)
+        self._schedules.start_visit()
         self._devices.enter(visit)
         seed_all(self.seed, "visit", self.rounds_done, visit.client_id, visit.split)
         self._work = LocalWork(trainer.optimizers, changes_gradients(self.algorithm))
 
     def _finish_visit(self, visit: Visit) -> None:
         work, num_examples, reason = self._work.done(self._trained), self._run.num_examples(visit), ""
+        self._schedules.finish_visit(visit, self._work.rates)
         try:
             self._contribute(visit, work, num_examples)
         except Diverged as why:
@@ -329,6 +340,7 @@ class FederatedLoop(L.Callback):
         movement = self.algorithm.finish_round(self._contributions.result(hints))
         write(self.server.step(self._global, movement), self._parameters)
         self.buffers.finish_round()
+        self._schedules.finish_round(module)
         forget(trainer.optimizers)  # or a checkpoint would carry the last client's moments
         del self._global, self._shared, self._contributions
         self.visit, self._inside_round = None, False

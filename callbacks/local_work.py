@@ -22,6 +22,9 @@ class LocalWork:
     Args:
         optimizers: of the module; none before the first visit.
         changes_gradients: the name of an algorithm that has to see gradients before each step; None if it need not.
+
+    Attributes:
+        rates: number of an optimizer -> for each of its steps so far the learning rate of each group.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], changes_gradients: str | None = None) -> None:
@@ -29,6 +32,7 @@ class LocalWork:
         self._changes_gradients = changes_gradients
         self._announced: set[int] = set()
         self._lr = _first_rate(optimizers)
+        self.rates: dict[int, list[tuple[float, ...]]] = defaultdict(list)
         self._lr_sums: dict[int, float] = defaultdict(float)
         self._steps = 0
         self._backward_since_step = False
@@ -54,9 +58,12 @@ class LocalWork:
         self._backward_since_step = False
         self._steps += 1
         self._lr = _first_rate(self._optimizers)
-        for group in optimizer.param_groups:
+        rates = tuple(float(group["lr"]) for group in optimizer.param_groups)
+        number = next(i for i, one in enumerate(self._optimizers) if one is optimizer)
+        self.rates[number].append(rates)
+        for group, lr in zip(optimizer.param_groups, rates, strict=True):
             for parameter in group["params"]:
-                self._lr_sums[id(parameter)] += float(group["lr"])
+                self._lr_sums[id(parameter)] += lr
 
     def backward(self) -> None:
         """Notes gradients that no optimizer step has used yet."""

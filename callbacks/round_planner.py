@@ -7,7 +7,6 @@ from torch import Tensor
 
 from fedlight.callbacks.federated_run import Run, seed_all
 from fedlight.callbacks.round_schedule import RoundSchedule, number_asked, visit_lengths
-from fedlight.callbacks.same_machine import SameMachine
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client import Client, FederatedData, Visit
 from fedlight.federation.sampling import uniform_cohort
@@ -30,7 +29,7 @@ class RoundPlanner:
         num_asked: clients that are asked in a round.
         cohort: those who take part in the round that was planned last.
         schedule: of its visits.
-        planned: that round; None before one was planned that is trained.
+        planned: that round; None before the first.
     """
 
     cohort: list[Client]
@@ -56,30 +55,44 @@ class RoundPlanner:
         self.seed = seed
         self.planned: int | None = None
 
+    def outline(self, round_idx: int, accumulation: int) -> None:
+        """Tells the data of one visit, as long as the longest of all clients.
+
+        Lightning may ask for a loader before the first round is planned, to work out ``trainer.estimated_stepping_batches``.
+        That is then how many steps a schedule makes that goes on from round to round, or a few more where visits differ in
+        length.
+
+        Args:
+            round_idx: of the round that will be planned first.
+            accumulation: batches of an optimizer step.
+        """
+        num_batches = visit_lengths(self.local_steps, accumulation, self.data.num_batches)
+        visits = self.algorithm.plan(round_idx, [*self.clients.values()], num_batches)
+        nobody = Visit(next(iter(self.clients)), accumulation)
+        self.data.set_visits([max(visits, key=lambda visit: visit.num_batches, default=nobody)], round_idx)
+
     def plan(
         self,
         round_idx: int,
-        run: Run | None = None,
-        parameters: Mapping[str, Tensor] | None = None,
-        now_seconds: float = 0.0,
+        run: Run,
+        parameters: Mapping[str, Tensor],
+        now_seconds: float,
     ) -> None:
         """Plans the visits of a round and tells the data.
 
         Args:
             round_idx: the round.
-            run: whose module holds the global state. Without one the plan is not trained: it is there for Lightning to have
-                a loader, and the algorithm prepares nothing.
+            run: whose module holds the global state.
             parameters: that are federated.
             now_seconds: virtual time at which the round starts.
         """
-        devices = run.devices if run else SameMachine()
-        if run and self.planned != round_idx:
+        if self.planned != round_idx:
             self._prepare(round_idx, now_seconds, run)
             self.planned = round_idx
         accumulation = self.accumulation(round_idx)
         num_batches = visit_lengths(self.local_steps, accumulation, self.data.num_batches)
         visits = self.algorithm.plan(round_idx, self._asked(round_idx), num_batches)
-        visits = devices.admit(round_idx, now_seconds, visits, parameters or {})
+        visits = run.devices.admit(round_idx, now_seconds, visits, parameters)
         self.cohort = [self.clients[name] for name in sorted({visit.client_id for visit in visits})]
         self.schedule = RoundSchedule(visits, accumulation)
         # Lightning ends a run at an epoch without batches.

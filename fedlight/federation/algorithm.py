@@ -60,8 +60,8 @@ class Algorithm:
     def plan(self, round_idx: int, cohort: Sequence[Client], num_batches: NumBatches) -> list[Visit]:
         """The visits of a round, in the order in which they are trained: one per client.
 
-        Visits of one client follow each other. It is also called once before :meth:`check`, so that Lightning has a
-        training loader; that plan is not trained.
+        Visits of one client follow each other. It is also called once before :meth:`check`, with all clients, so that
+        Lightning has a training loader as long as the longest visit; that plan is not trained.
         """
         return [Visit(client.id, num_batches(client.id)) for client in cohort]
 

@@ -1,0 +1,359 @@
+"""Schedules that step within a round: each client goes through the same piece of them, whatever the order of the clients."""
+
+from itertools import pairwise
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from plain_lightning import Numbers, Regression, assert_equal, ten_clients, trainer, weights
+from torch import nn
+from torch.optim import lr_scheduler
+from written_out import LR, assert_close, combined, gradients, recorded
+
+from fedlight.callbacks.federated_loop import FederatedLoop
+from fedlight.datamodules.federated_wrapper import FederatedWrapper
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.scaffold import Scaffold
+
+DECAY = 0.9
+
+
+class Scheduled(Regression):
+    """Plain SGD under the schedules that ``make`` gives for its optimizer."""
+
+    def __init__(self, make, optimizer=None):
+        L.seed_everything(0, verbose=False)
+        super().__init__(dropout=0.0)
+        self.make = make
+        self.made = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=LR))
+
+    def configure_optimizers(self):
+        optimizer = self.made(self.parameters())
+        return [optimizer], self.make(optimizer)
+
+
+def by_step(optimizer):
+    return [{"scheduler": lr_scheduler.ExponentialLR(optimizer, DECAY), "interval": "step"}]
+
+
+def by_step_and_round(optimizer):
+    """A schedule by step, and one that halves the rate after each round, one after the other on one rate."""
+    return [*by_step(optimizer), lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+
+
+class Manual(Scheduled):
+    """Steps its schedule itself, after each batch."""
+
+    def __init__(self, make):
+        super().__init__(make)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        self.optimizers().zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        self.optimizers().step()
+        self.step_schedule()
+
+    def step_schedule(self):
+        self.lr_schedulers().step()
+
+
+class ManualByRound(Manual):
+    """As Lightning's documentation steps a schedule by epoch under manual optimization."""
+
+    def step_schedule(self):
+        if self.trainer.is_last_batch:
+            self.lr_schedulers().step()
+
+
+def written_out(state, rounds, rate):
+    """Plain SGD at each client; ``rate`` gives the learning rate of a step of a round, both counted from 0."""
+    for round_idx, of_clients in enumerate(rounds):
+        trained = {}
+        for client, batches in of_clients.items():
+            now = dict(state)
+            for step, batch in enumerate(batches):
+                found = gradients(now, batch)
+                now = {n: w - rate(round_idx, step) * found[n] for n, w in now.items()}
+            trained[client] = now
+        state = {name: state[name] + value for name, value in combined(state, trained).items()}
+    return state
+
+
+@pytest.mark.parametrize("kind", [Scheduled, Manual])
+@pytest.mark.parametrize("after_round", ["continue", "restart"])
+def test_every_client_has_the_same_rates_as_in_a_loop_written_out(kind, after_round):
+    start, found, rounds = recorded(model=kind(by_step), step_schedule=after_round)
+    passed = 3 if after_round == "continue" else 0
+    assert_close(found, written_out(start, rounds, lambda r, step: LR * DECAY ** (passed * r + step)))
+
+
+@pytest.mark.parametrize("make", [by_step, by_step_and_round])
+def test_the_next_round_begins_where_the_longest_visit_ended(make):
+    """A pass over each client's data; with the schedule by round on top of it."""
+    start, found, rounds = recorded(local_steps=None, model=Scheduled(make))
+    longest = [max(map(len, of_clients.values())) for of_clients in rounds]
+    assert any(len(batches) < max(map(len, one.values())) for one in rounds for batches in one.values())
+    halves = 0.5 if make is by_step_and_round else 1.0
+
+    def rate(round_idx, step):
+        return LR * DECAY ** (sum(longest[:round_idx]) + step) * halves**round_idx
+
+    assert_close(found, written_out(start, rounds, rate))
+
+
+class Reversed(FedAvg):
+    def plan(self, round_idx, cohort, num_batches):
+        return super().plan(round_idx, cohort, num_batches)[::-1]
+
+
+def one_cycle(optimizer):
+    return [
+        {"scheduler": lr_scheduler.OneCycleLR(optimizer, max_lr=LR, total_steps=60), "interval": "step"},
+        lr_scheduler.StepLR(optimizer, 2),
+    ]
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=LR)
+
+
+@pytest.mark.parametrize("after_round", ["continue", "restart"])
+@pytest.mark.parametrize("make", [by_step_and_round, one_cycle])
+def test_the_order_of_the_clients_does_not_matter(make, after_round):
+    """Bit for bit, with passes of unlike length: the longest visit is the first, the last or in between."""
+    found = []
+    for algorithm in (FedAvg("normalized"), Reversed("normalized")):
+        options, model = [], Scheduled(make, adamw)
+
+        class Watch(L.Callback):
+            def on_train_epoch_start(self, trainer, pl_module, options=options):
+                group = trainer.optimizers[0].param_groups[0]
+                options.append({key: value for key, value in group.items() if key != "params"})
+
+        loop = FederatedLoop(algorithm, clients_per_round=4, step_schedule=after_round)
+        trainer(5, [loop, Watch()]).fit(model, FederatedWrapper(Numbers(), ten_clients))
+        found.append((weights(model), options))
+    assert_equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+    moved = [before["lr"] != after["lr"] for before, after in pairwise(found[0][1])]
+    assert any(moved)
+
+
+def test_momenta_that_a_schedule_changes_start_anew_with_each_visit():
+    seen = []
+
+    class Watch(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            seen.append(trainer.optimizers[0].param_groups[0]["betas"][0])
+
+    loop = FederatedLoop(clients_per_round=3, local_steps=2)
+    fit = trainer(2, [loop, Watch()])
+    fit.fit(Scheduled(one_cycle, adamw), FederatedWrapper(Numbers(), ten_clients))
+    optimizer = adamw([nn.Parameter(torch.zeros(1))])
+    schedule, expected = lr_scheduler.OneCycleLR(optimizer, max_lr=LR, total_steps=60), []
+    for _ in range(4):
+        expected.append(optimizer.param_groups[0]["betas"][0])
+        optimizer.step()
+        schedule.step()
+    assert len(set(expected)) == 4
+    assert seen == expected[:2] * 3 + expected[2:] * 3
+
+
+@pytest.mark.parametrize("local_steps", [3, None])
+def test_a_schedule_as_long_as_the_estimate_runs_to_its_end(local_steps):
+    """The estimate of Lightning, asked when optimizers are made: rounds times the steps of the longest visit."""
+
+    class Estimates(Regression):
+        def configure_optimizers(self):
+            self.estimated = self.trainer.estimated_stepping_batches
+            optimizer = torch.optim.SGD(self.parameters(), lr=LR)
+            self.schedule = lr_scheduler.OneCycleLR(optimizer, max_lr=LR, total_steps=self.estimated)
+            return [optimizer], [{"scheduler": self.schedule, "interval": "step"}]
+
+    model, loop = Estimates(), FederatedLoop(clients_per_round=10, local_steps=local_steps)
+    trainer(4, [loop]).fit(model, FederatedWrapper(Numbers(), ten_clients))
+    assert model.estimated == 4 * (
+        local_steps or 5
+    )  # the largest of the ten clients has 21 examples, five batches of 4
+    assert model.schedule.last_epoch == model.estimated
+
+
+def test_a_schedule_that_manual_optimization_steps_by_round_goes_on_whoever_is_last():
+    start, found, rounds = recorded(model=ManualByRound(by_step))
+    assert_close(found, written_out(start, rounds, lambda r, step: LR * DECAY**r))
+
+
+def test_scaffold_is_exact_under_a_schedule_by_step():
+    """It divides by the sum of the rates of a visit."""
+    start, found, rounds = recorded(
+        rounds=5,
+        clients_per_round=7,
+        model=Scheduled(by_step),
+        algorithm=Scaffold(),
+        step_schedule="continue",
+    )
+    zero = {name: torch.zeros_like(value) for name, value in start.items()}
+    state, control, controls = start, zero, dict.fromkeys(ten_clients(None), zero)
+    for round_idx, of_clients in enumerate(rounds):
+        rates = [LR * DECAY ** (3 * round_idx + step) for step in range(3)]
+        trained, new = {}, {}
+        for client, batches in of_clients.items():
+            now, own = dict(state), controls[client]
+            for rate, batch in zip(rates, batches, strict=True):
+                grads = gradients(now, batch)
+                now = {n: w - rate * (grads[n] + control[n] - own[n]) for n, w in now.items()}
+            trained[client] = now
+            new[client] = {n: own[n] - control[n] + (state[n] - w) / sum(rates) for n, w in now.items()}
+        change = {n: sum(new[c][n] - controls[c][n] for c in new) / 10 for n in state}
+        control = {n: c + change[n] for n, c in control.items()}
+        controls |= new
+        state = {name: state[name] + value for name, value in combined(state, trained).items()}
+    assert_close(found, state)
+
+
+def test_algorithms_are_told_the_rate_of_a_visit_s_last_step():
+    told = []
+
+    class Told(FedAvg):
+        def finish_visit(self, visit, client, movement, work):
+            told.append((work.lr, work.lr_sums["net.0.bias"]))
+            return super().finish_visit(visit, client, movement, work)
+
+    recorded(rounds=1, local_steps=2, model=Scheduled(by_step), algorithm=Told())
+    assert told == [(pytest.approx(LR * DECAY), pytest.approx(LR * (1 + DECAY)))] * 3
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.parametrize("after_round", ["continue", "restart"])
+@pytest.mark.parametrize("kind", [Scheduled, Manual])
+def test_resumed_equals_uninterrupted(tmp_path, kind, after_round):
+    make = by_step if kind is Manual else one_cycle
+
+    def run(folder, ckpt_path=None):
+        save = ModelCheckpoint(folder, save_top_k=-1, filename="{epoch}")
+        loop = FederatedLoop(clients_per_round=3, step_schedule=after_round)
+        model = kind(make)
+        fit = trainer(4, [loop, save], enable_checkpointing=True)
+        fit.fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
+        return weights(model)
+
+    whole = run(tmp_path / "whole")
+    for epoch in range(3):
+        assert_equal(whole, run(tmp_path / f"from{epoch}", tmp_path / f"whole/epoch={epoch}.ckpt"))
+
+
+def test_a_round_without_visits_leaves_the_schedule_where_it_was():
+    class NobodyAtFirst(FedAvg):
+        def plan(self, round_idx, cohort, num_batches):
+            return super().plan(round_idx, cohort, num_batches)[: 3 * (round_idx > 0)]
+
+    rates = []
+
+    class Watch(L.Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    loop = FederatedLoop(NobodyAtFirst(), clients_per_round=3, local_steps=2)
+    trainer(3, [loop, Watch()]).fit(Scheduled(by_step), FederatedWrapper(Numbers(), ten_clients))
+    assert rates == pytest.approx([LR, LR, LR * DECAY**2])
+
+
+def test_several_optimizers_and_their_schedules_are_kept_apart():
+    """The first layer's schedule steps at each batch, the second's not at all; each has its own rate."""
+
+    class Two(Manual):
+        def training_step(self, batch, batch_idx):
+            first, second = self.optimizers()
+            for optimizer in (first, second):
+                self.zero_grad()
+                self.manual_backward(nn.functional.mse_loss(self.net(batch[0]), batch[1]))
+                optimizer.step()
+            self.lr_schedulers().step()
+
+        def configure_optimizers(self):
+            first, second = (torch.optim.SGD(part.parameters(), lr=LR) for part in (self.net[0], self.net[3]))
+            return [first, second], [lr_scheduler.ExponentialLR(first, DECAY)]
+
+    start, found, rounds = recorded(rounds=3, model=Two(by_step))
+    state = start
+    for round_idx, of_clients in enumerate(rounds):
+        trained = {}
+        for client, batches in of_clients.items():
+            now = dict(state)
+            for step, batch in enumerate(batches):
+                for layer, rate in (("net.0", LR * DECAY ** (3 * round_idx + step)), ("net.3", LR)):
+                    grads = gradients(now, batch)
+                    now |= {n: w - rate * grads[n] for n, w in now.items() if n.startswith(layer)}
+            trained[client] = now
+        state = {name: state[name] + value for name, value in combined(state, trained).items()}
+    assert_close(found, state)
+
+
+def test_schedules_by_round_are_stepped_once_a_round_and_by_nobody_else():
+    steps = []
+
+    class Counts(Scheduled):
+        def lr_scheduler_step(self, scheduler, metric):
+            steps.append(type(scheduler).__name__)
+            super().lr_scheduler_step(scheduler, metric)
+
+    def make(optimizer):
+        return [
+            lr_scheduler.StepLR(optimizer, 1, gamma=0.5),
+            {"scheduler": lr_scheduler.ReduceLROnPlateau(optimizer, patience=0), "monitor": "val/loss"},
+        ]
+
+    recorded(rounds=3, model=Counts(make))
+    assert steps == ["StepLR", "ReduceLROnPlateau"] * 3
+
+
+class WarmsUpByGlobalStep(Regression):
+    """As Lightning's documentation shows a warm-up without a schedule."""
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        optimizer.step(closure=optimizer_closure)
+        for group in optimizer.param_groups:
+            group["lr"] = min(1.0, (self.trainer.global_step + 1) / 50) * self.lr
+
+
+def test_rates_that_follow_a_count_through_all_clients_are_refused():
+    with pytest.raises(
+        ValueError, match=r"step 2 of the visit to client c\d had .* trainer.global_step or batch_idx"
+    ):
+        recorded(rounds=1, model=WarmsUpByGlobalStep())
+
+
+def plateau_by_step(optimizer):
+    schedule = lr_scheduler.ReduceLROnPlateau(optimizer)
+    return [{"scheduler": schedule, "interval": "step", "monitor": "val/loss"}]
+
+
+def every_second_batch(optimizer):
+    return [{"scheduler": lr_scheduler.ExponentialLR(optimizer, DECAY), "interval": "step", "frequency": 2}]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (plateau_by_step, "ReduceLROnPlateau with interval 'step' would compare .* set interval 'epoch'"),
+        (
+            every_second_batch,
+            "ExponentialLR steps every 2 batches .* federated.local_steps to a multiple of 2",
+        ),
+    ],
+)
+def test_schedules_that_depend_on_the_order_of_clients_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        recorded(rounds=1, local_steps=3, model=Scheduled(make))
+
+
+def test_a_schedule_that_steps_every_second_batch_of_each_visit_is_fine():
+    start, found, rounds = recorded(rounds=2, local_steps=4, model=Scheduled(every_second_batch))
+    assert_close(found, written_out(start, rounds, lambda r, step: LR * DECAY ** (2 * r + step // 2)))
+
+
+def test_another_setting_is_refused():
+    with pytest.raises(ValueError, match=r"federated.step_schedule='round' is not one of continue, restart"):
+        FederatedLoop(step_schedule="round")
