@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import parse_qsl
 
+from fedlight.federation.hub_errors import hub_asked_once
 from fedlight.federation.whole_files import write_whole
 
 Rows = Sequence[Mapping[str, Any]]
@@ -198,7 +199,8 @@ def _hub_rows(source: str, split: str) -> Rows:
     bars_were_on = datasets.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:
-        return _load_dataset(name, config, split)
+        with hub_asked_once(name):
+            return _load_dataset(name, config, split)
     except datasets.exceptions.DatasetNotFoundError:
         raise RowsError(
             f"{source}: no such file here, and no such dataset to be had from the hub. Check the name; for a "

@@ -2,11 +2,10 @@
 
 import hashlib
 import json
-import re
 from pathlib import Path
 from typing import Any
 
-from fedlight.federation.hub_errors import hub_errors
+from fedlight.federation.hub_errors import NAME, hub_asked_once, hub_errors
 
 WEIGHTS = ".safetensors"
 READ = (".json", ".txt", ".model", WEIGHTS)
@@ -28,7 +27,7 @@ def find_folder(model: str) -> Path:
     path = Path(model).expanduser()
     if path.is_dir():
         return _checked(path, model)
-    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", model):
+    if not NAME.fullmatch(model):
         raise FileNotFoundError(f"model={model!r}: there is no such folder")
     return _checked(_from_hub(model), model)
 
@@ -85,5 +84,5 @@ def _from_hub(name: str) -> Path:
             return folder
     except OSError:
         pass
-    with hub_errors(name, "check the network and HF_ENDPOINT, or use HashedEncoder"):
+    with hub_errors(name, "check the network and HF_ENDPOINT, or use HashedEncoder"), hub_asked_once(name):
         return Path(snapshot_download(name, ignore_patterns=UNUSED_FORMATS, etag_timeout=10))

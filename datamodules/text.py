@@ -7,12 +7,14 @@ only that says which characters a token stands for.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedlight.datamodules.templates import Parts
+from fedlight.federation.hub_errors import check_hub_name, hub_asked_once
 
 CHUNK = 1000
 IGNORED = -100
@@ -68,18 +70,23 @@ def load_tokenizer(name: str) -> Any:
     """A fast tokenizer by hub name or folder; ``"toy"`` is that of the embedded model.
 
     Raises:
+        FileNotFoundError: it looks like a path, and nothing is there.
         OSError: there is none of that name, or the hub cannot be reached.
         ValueError: the tokenizer is not a fast one.
     """
     from transformers import AutoTokenizer
 
-    folder = name
+    folder = str(Path(name).expanduser())
     if name == "toy":
         from fedlight.toy import MODEL
 
         folder = str(MODEL)
+    elif not Path(folder).is_dir():
+        check_hub_name(name, "tokenizer")
+        folder = name
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        with hub_asked_once(folder):
+            tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise OSError(

@@ -7,7 +7,6 @@ the last two through bitsandbytes. Only safetensors files are read.
 
 import functools
 import hashlib
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch import nn
 
 from fedlight.devices import hardware
 from fedlight.devices.quantization import HEADS, quiet_int8
-from fedlight.federation.hub_errors import hub_errors
+from fedlight.federation.hub_errors import check_hub_name, hub_asked_once
 from fedlight.modules.streams import own_stream
 
 BASES = ("plain", "int8", "nf4")
@@ -61,7 +60,7 @@ def load_base(
         _say_once(f"{COMPUTED[base]} in {reason}")
     loader = AutoModelForCausalLM if num_labels is None else AutoModelForSequenceClassification
     config = read_config(model, trust_remote_code, num_labels)
-    with _clear_load_errors(model), _quiet_transformers(), own_stream(seed, device):
+    with _clear_load_errors(model), hub_asked_once(where), _quiet_transformers(), own_stream(seed, device):
         network, report = loader.from_pretrained(
             where,
             config=config,
@@ -93,7 +92,7 @@ def read_config(model: str, trust_remote_code: bool = False, num_labels: int | N
     from transformers import AutoConfig
 
     where, labels = find_model(model), {} if num_labels is None else {"num_labels": num_labels}
-    with _clear_load_errors(model), _quiet_transformers():
+    with _clear_load_errors(model), hub_asked_once(where), _quiet_transformers():
         config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code, **labels)
     if num_labels is not None:
         config.use_cache = (
@@ -112,7 +111,7 @@ def load_tokenizer(model: str, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer
 
     where = find_model(model)
-    with _clear_load_errors(model), _quiet_transformers():
+    with _clear_load_errors(model), hub_asked_once(where), _quiet_transformers():
         tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code)
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
@@ -141,20 +140,8 @@ def find_model(model: str) -> str:
                 f"model={model!r}: the folder has no config.json; give a folder of save_pretrained"
             )
         return str(path)
-    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", model):
-        raise FileNotFoundError(f"model={model!r}: there is no such folder")
-    _check_hub(model)
+    check_hub_name(model)
     return model
-
-
-def _check_hub(name: str) -> None:
-    """Asks the hub once: ``from_pretrained`` would try each file for 20 seconds."""
-    from huggingface_hub import HfApi, try_to_load_from_cache
-
-    if isinstance(try_to_load_from_cache(name, "config.json"), str):
-        return
-    with hub_errors(name):
-        HfApi().model_info(name, timeout=10)
 
 
 def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:

@@ -60,7 +60,14 @@ def told(fit, caplog):
             "model='nobody/model' is no folder here, and the hub cannot be reached",
         ),
         (["--model.model=./model", "--data.tokenizer=toy"], "model='./model': there is no such folder"),
-        (["--data.tokenizer=nobody/model"], "tokenizer 'nobody/model' cannot be loaded"),
+        (
+            ["--data.tokenizer=nobody/model"],
+            "tokenizer='nobody/model' is no folder here, and the hub cannot be reached",
+        ),
+        (
+            ["--data.tokenizer=/no/such"],
+            "tokenizer='/no/such': there is no such folder; give a folder of save_pretrained",
+        ),
         (["--model.adapter=./adapter"], "adapter='./adapter' has no adapter_config.json"),
         (["--data.max_tokens=20"], "no vote fits into max_tokens=20. Raise it."),
         (["--data.choices=[zig, zag]"], "they must differ in the last token alone. Set other choices"),
