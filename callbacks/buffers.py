@@ -22,6 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fedlight.callbacks.frozen_parameters import FrozenParameters
 from fedlight.federation.aggregation import Aggregation, WeightedSum
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.channel import serialized_bytes
@@ -59,6 +60,7 @@ class BufferPolicy:
     def __init__(self) -> None:
         self.round_start: Buffers = {}
         self.num_bytes = 0
+        self._frozen: FrozenParameters | None = None
         self._looked = False
 
     def check(self, algorithm: Algorithm, aggregation: Aggregation | None, is_private: bool) -> None:
@@ -82,6 +84,7 @@ class BufferPolicy:
         """Before the first round: takes the module."""
         self._module = module
         self.round_start = {}
+        self._frozen = None
         self._looked = False
 
     def shared(self, state: State) -> State:
@@ -99,8 +102,9 @@ class BufferPolicy:
         Returns:
             Parameters that the client has of its own, whatever it has received.
         """
-        if not self.round_start:
+        if self._frozen is None:
             self.round_start = snapshot(self._module)
+            self._frozen = FrozenParameters(self._module, parameters)
         return {}
 
     def after_batch(self) -> None:
@@ -108,6 +112,7 @@ class BufferPolicy:
         if not self._looked:
             self._looked = True
             self._refuse(changed(self._module, self.round_start))
+            self._refuse_moved()
 
     def trained(self) -> Buffers:
         """After a visit, before anything of it is used: the buffers that it has changed, as they are now.
@@ -141,8 +146,13 @@ class BufferPolicy:
             put_back(self._module, self.round_start)
 
     def finish_round(self) -> None:
-        """After the last visit of a round: the module has what are then the server's buffers."""
-        self.round_start = {}
+        """After the last visit of a round: the module has what are then the server's buffers.
+
+        Raises:
+            ValueError: the round has changed parameters that no optimizer holds.
+        """
+        self._refuse_moved()
+        self.round_start, self._frozen = {}, None
 
     def own_state(self, memory: Mapping[str, Any], state: State | None) -> State | None:
         """Parameters and buffers with which a client would go on alone; None where they are the global ones.
@@ -152,6 +162,10 @@ class BufferPolicy:
             state: what its algorithm says.
         """
         return state
+
+    def _refuse_moved(self) -> None:
+        if self._frozen is not None:
+            self._frozen.refuse_moved()
 
     def _refuse(self, names: list[str]) -> None:
         if names:

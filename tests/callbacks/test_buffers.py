@@ -1,5 +1,7 @@
 """Buffers that training changes: refused by name, averaged, or kept with each client, against loops written out."""
 
+from types import SimpleNamespace
+
 import lightning as L
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import BinaryAccuracy
 
 from fedlight.callbacks.federated_loop import FederatedLoop
+from fedlight.callbacks.own_models import outputs_of_own_models
 from fedlight.datamodules.federated_wrapper import FederatedWrapper
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.fedavg import FedAvg
@@ -382,6 +385,78 @@ def test_what_changes_later_is_refused_at_the_end_of_its_visit():
         t.fit(model, FederatedWrapper(Numbers(), ten_clients))
     assert (t.fit_loop.epoch_loop.batch_idx, model.seen.item()) == (3, 0.0)
     assert_equal(before, weights(model))
+
+
+class Teacher(Regression):
+    """Follows its student, in one of the ways in which people write that."""
+
+    def __init__(self, how, held=False):
+        super().__init__(optimizer="SGD", dropout=0.0)
+        self.teacher = nn.Linear(4, 8).requires_grad_(False)
+        self.how, self.held, self.seen = how, held, 0
+
+    def training_step(self, batch, batch_idx):
+        self.seen += 1
+        with torch.no_grad():
+            for own, student in zip(self.teacher.parameters(), self.net[0].parameters(), strict=True):
+                if self.how == "data":
+                    own.data = 0.9 * own.data + 0.1 * student.data
+                elif self.seen > 3:
+                    own.data.mul_(0.9).add_(student.data, alpha=0.1)
+        return super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters() if self.held else self.net.parameters(), lr=0.05)
+
+
+@pytest.mark.parametrize(("how", "batch_idx"), [("data", 0), ("late", 5)])
+@pytest.mark.parametrize("policy", ["refuse", "average", "local"])
+def test_a_teacher_that_no_optimizer_holds_is_refused_by_name(how, batch_idx, policy):
+    """At once, or before validation sees the round in which it first moved."""
+    t = trainer(1, [FederatedLoop(clients_per_round=3, local_steps=2, buffers=policy)])
+    with pytest.raises(
+        ValueError, match=r"changes teacher\.weight, teacher\.bias: .* Give them to the optimizer"
+    ):
+        t.fit(Teacher(how), FederatedWrapper(Numbers(), ten_clients))
+    assert t.fit_loop.epoch_loop.batch_idx == batch_idx
+
+
+def test_a_teacher_that_the_optimizer_holds_is_averaged():
+    L.seed_everything(0, verbose=False)
+    start = Teacher("data", held=True)
+    g = state_of(start)
+    model, _, seen = run(1, start)
+    total = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in g.items()}
+    for client, batches in of_round(seen, 0).items():
+        local = Teacher("data")
+        local.load_state_dict(g)
+        optimizer = torch.optim.SGD(local.net.parameters(), lr=0.05)
+        for batch in batches:
+            optimizer.zero_grad()
+            local.training_step(batch, 0).backward()
+            optimizer.step()
+        for name, value in state_of(local).items():
+            total[name] += 10 / 3 * SIZES[client] / 120 * (value.double() - g[name])
+    for name, value in state_of(model).items():
+        torch.testing.assert_close(value, (g[name] + total[name]).float(), rtol=1e-5, atol=1e-6)
+
+
+def test_what_a_client_would_go_on_with_is_what_its_own_examples_are_tested_with():
+    _, loop, _ = run(4, buffers="local")
+    model = loop._run.lightning_module
+    examples = torch.arange(24.0).reshape(6, 4).cos()
+    data = SimpleNamespace(
+        eval_batch_size=60, test_set=examples, collate=torch.stack,
+        test_client_indices={client: np.arange(6) for client in loop.clients},
+    )  # fmt: skip
+    model.test_step = lambda batch, batch_idx: model.net(batch)
+    before = state_of(model)
+    for client, (output,) in outputs_of_own_models(model.trainer, model, loop, data):
+        alone = module(**PLAIN)
+        alone.load_state_dict(before | (loop.own_state(client) or {}))
+        assert torch.equal(output, alone.eval().net(examples))
+    assert_equal(before, state_of(model))
+    assert 1 < sum(loop.own_state(client) is not None for client in loop.clients) < 10
 
 
 def test_a_frozen_batch_norm_and_constants_pass():
