@@ -13,6 +13,7 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset
 
 from fedlight.datamodules.client_counts import ClientCount, count_labels
+from fedlight.datamodules.client_positions import client_positions
 from fedlight.datamodules.rounds import ClientIndices, PooledSampler, RoundPlan
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.client import Visit
@@ -83,12 +84,15 @@ class FederatedDataModule(L.LightningDataModule):
 
     @property
     def plan(self) -> RoundPlan:
-        """The round's plan, made when the training set is ready."""
+        """The round's plan, made when the training set is ready.
+
+        Raises:
+            ValueError: ``client_indices`` has a position that is none, or one at two clients.
+        """
         if self._plan is None:
             lengths = self.train_lengths if self.bucket else None
-            self._plan = RoundPlan(
-                self.client_indices, self.batch_size, self.seed, lengths, self.examples_together
-            )
+            clients = client_positions(self.client_indices, len(self.train_set))  # type: ignore[arg-type]
+            self._plan = RoundPlan(clients, self.batch_size, self.seed, lengths, self.examples_together)
         return self._plan
 
     def client_sizes(self) -> dict[str, int]:

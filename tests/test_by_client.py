@@ -218,7 +218,7 @@ def test_data_that_the_module_makes_in_its_setup(way):
     model = Own()
     fitted(way, model)
     assert model.weight.item() == pytest.approx(by_hand(2), rel=1e-5)
-    assert model.steps == 2 * 2
+    assert model.steps == 2  # rounds times the steps of the longest visit
     assert model.seen == [(0, 36.0)] * 2
 
 
@@ -369,3 +369,48 @@ def test_settings_of_the_loader_are_kept():
     ):
         assert getattr(watch.loader, name) is getattr(loader, name), name
     assert len(workers) == 4
+
+
+def test_a_datamodule_that_knows_its_clients_gives_positions_as_it_likes():
+    class Knows(FederatedDataModule):
+        def __init__(self, clients):
+            super().__init__(batch_size=4)
+            self.clients = clients
+
+        def setup(self, stage):
+            self.train_set = self.val_set = TensorDataset(X, Y)
+            self.client_indices = self.clients
+
+        def collate(self, examples):
+            return [torch.stack(part) for part in zip(*examples, strict=True)]
+
+    model = Validated()
+    loop = FederatedLoop(clients_per_round=2, local_steps=1)
+    trainer(2, [loop]).fit(model, Knows({1: [0, 1, 2, 3], "b": range(4, 8)}))
+    assert model.weight.item() == pytest.approx(by_hand(2), rel=1e-5)
+    assert list(loop.clients) == ["1", "b"]
+    loop = FederatedLoop(clients_per_round=2, local_steps=1)
+    with pytest.raises(
+        ValueError, match="client 'b' has the position 8, but the training set has 8 examples"
+    ):
+        trainer(2, [loop]).fit(model, Knows({"a": [0], "b": [8]}))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        (
+            {"a": [0, 8], "b": [1]},
+            "client 'a' has the position 8, but the training set has 8 examples, 0 to 7",
+        ),
+        ({"a": [0, 1], "b": [1]}, "position 1 is at client 'a' and at client 'b'"),
+        ({"a": [0, 1], "b": []}, "1 clients have no training examples, the first is 'b': leave them out"),
+        ({}, "the training data have no clients: have the function of ByClient"),
+    ],
+)
+def test_clients_that_cannot_be_are_refused_before_any_step(way, clients, message):
+    model = Line()
+    with pytest.raises(ValueError, match=message):
+        fitted(way, model, clients=lambda train_set: clients, train=train_loader())
+    assert model.weight.item() == 0

@@ -109,7 +109,9 @@ def build_clients(sizes: dict[str, int]) -> dict[str, Client]:
         [('a', 0.75), ('b', 0.25)]
     """
     if not sizes:
-        raise ValueError("the datamodule has no clients: client_sizes() is empty after setup('fit')")
+        raise ValueError(
+            "the training data have no clients: have the function of ByClient, or client_sizes() of the data, name some"
+        )
     empty = [client_id for client_id, size in sizes.items() if size < 1]
     if empty:
         raise ValueError(
