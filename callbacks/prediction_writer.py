@@ -1,10 +1,10 @@
 """Predictions as JSON lines, written batch by batch: an interrupted predict run goes on where it stopped.
 
 While a run is under way the lines stand in ``<path>.partial``, and ``<path>.progress`` says how many batches
-and bytes of it are whole; ``<path>`` itself appears at the end, complete. A run that finds a partial file
-cuts it back to the last whole batch, has the datamodule skip that many batches, and ends with the same file
-as an uninterrupted run, provided that ``predict_step`` draws its randomness from the batch (its ``index``),
-never from ``batch_idx``, which starts at 0 again.
+and bytes of it are whole, with a digest of them; ``<path>`` itself appears at the end, complete. A run that finds
+a partial file cuts it back to the last whole batch, has the datamodule skip that many batches, and ends with the
+same file as an uninterrupted run, provided that ``predict_step`` draws its randomness from the batch (its
+``index``), never from ``batch_idx``, which starts at 0 again. Where one of the two files is damaged, all is predicted anew.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from fedlight.federation.full_disk import full_disk_named
@@ -70,6 +71,7 @@ class PredictionWriter(L.Callback):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         data = trainer.datamodule  # type: ignore[attr-defined]
         can_skip = isinstance(data, SkipsPredictBatches)
+        self._digest = hashlib.blake2b(digest_size=16)
         self._state: dict[str, Any] = self._read_progress() if can_skip else {"batches": 0, "bytes": 0}
         if can_skip:
             data.skip_predict_batches = self._state["batches"]
@@ -117,6 +119,7 @@ class PredictionWriter(L.Callback):
             file.write(text)
         self._state["batches"] += 1
         self._state["bytes"] += len(text)
+        self._digest.update(text)
 
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Puts the complete file in its place."""
@@ -132,15 +135,25 @@ class PredictionWriter(L.Callback):
             data.skip_predict_batches = 0
 
     def _read_progress(self) -> dict[str, Any]:
-        """Whole batches of the partial file: none where the two files do not fit together."""
-        if self._partial.exists() and self._progress.exists():
+        """Whole batches of the partial file: none where it is damaged, or the two files do not fit together."""
+        nothing = {"batches": 0, "bytes": 0}
+        if not self._partial.exists() or not self._progress.exists():
+            return nothing
+        try:
             state: dict[str, Any] = json.loads(self._progress.read_text(encoding="utf-8"))
-            if self._partial.stat().st_size >= state["bytes"]:
+            digest, state = state["digest"], {key: state[key] for key in state if key != "digest"}
+            with self._partial.open("rb") as file:
+                self._digest.update(file.read(state["bytes"]))
+            if self._digest.hexdigest() == digest and isinstance(state["batches"], int):
                 return state
-        return {"batches": 0, "bytes": 0}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            pass
+        rank_zero_warn(f"{self._partial} or {self._progress.name} is damaged: all is predicted anew")
+        self._digest = hashlib.blake2b(digest_size=16)
+        return nothing
 
     def _write_progress(self) -> None:
-        write_whole(self._progress, json.dumps(self._state))
+        write_whole(self._progress, json.dumps({**self._state, "digest": self._digest.hexdigest()}))
 
 
 def _lines(batch: Any, predictions: Any, fields: Sequence[str], copy: Sequence[str]) -> list[str]:

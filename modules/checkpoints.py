@@ -1,5 +1,6 @@
 """Adapters-only checkpoints: what is trained, and the description of the base that it belongs to."""
 
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,7 @@ def check_readable(path: str | Path) -> None:
     if not Path(path).is_file():
         raise FileNotFoundError(f"checkpoint {str(path)!r}: there is no such file")
     try:
+        _check_sums(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # garbage can make the unpickler raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
@@ -137,3 +139,11 @@ def check_readable(path: str | Path) -> None:
         ) from None
     if not isinstance(content, dict) or "state_dict" not in content:
         raise ValueError(f"checkpoint {str(path)!r} has no state_dict: it is not a checkpoint of Lightning")
+
+
+def _check_sums(path: str | Path) -> None:
+    """Compares the checksums that the file has of its parts; torch does not, so a flipped bit would be another weight."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as parts:
+            if (damaged := parts.testzip()) is not None:
+                raise ValueError(f"checksum of {damaged}")

@@ -150,3 +150,23 @@ def test_a_missing_key_and_a_wrong_shape_name_the_setting(tmp_path):
         ValueError, match=r"names 3 numbers per example, but predict_step returns \(2, 2, 3\)"
     ):
         predict(ThreeLogProbs(), tmp_path / "c.jsonl", fields=["a", "b", "c"])
+
+
+def other_bit(data):
+    return data[:20] + bytes([data[20] ^ 1]) + data[21:]
+
+
+@pytest.mark.parametrize(
+    "damage", [other_bit, lambda data: data[:25], lambda data: bytes(len(data)), lambda data: b"[]"]
+)
+@pytest.mark.parametrize("name", ["completions.jsonl.partial", "completions.jsonl.progress"])
+def test_damaged_files_are_told_and_predicted_anew(tmp_path, name, damage):
+    path = tmp_path / "completions.jsonl"
+    with pytest.raises(KeyError):
+        predict(Echo(dies_at=3), path)
+    (tmp_path / name).write_bytes(damage((tmp_path / name).read_bytes()))
+    module = Echo()
+    with pytest.warns(UserWarning, match=r"is damaged: all is predicted anew"):
+        predict(module, path)
+    assert module.seen == [0, 1, 2, 3, 4]
+    assert read(path) == EXPECTED
