@@ -1,0 +1,259 @@
+"""Kills runs with SIGKILL at random moments and compares what they end with to a run that nobody disturbed.
+
+Two commands, each a process of its own, killed again and again until it gets through:
+
+* ``recipe``: the demo, smaller: 4 rounds of 4 clients, 40 prompts to label and 40 to judge, and no ceiling.
+* ``fit``: the demo's selector, 6 rounds of SCAFFOLD on a fleet of devices, the updates thinned out (top-k with error
+  feedback), all clients' memories on disk; each start goes on from the newest checkpoint.
+
+A moment is drawn evenly from the measured length of the undisturbed run. A run is killed up to four times and then left
+alone. It counts as equal if results.json, adapters, JSON lines, clients' memories and visits.csv are the same to the last
+bit, but for wall seconds and the marks of processes in file names.
+
+What has been found stands in FOLDER/kills.json; the same command goes on from there, and begins no run after --minutes.
+
+Run: python benchmarks/kills.py [--kills 50] [--minutes 60] [--what recipe fit] [--folder runs/kills]
+"""
+
+import argparse
+import contextlib
+import csv
+import hashlib
+import importlib
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+
+from fedlight.cli import main as fedlight
+from fedlight.json_files import read_json, sealed, write_json
+from fedlight.stages import newest_checkpoint
+
+KILLS_OF_A_RUN = 4
+TIMES = ("seconds",)
+CEILING = ("label_by_oracle", "dpo_by_oracle", "answers_oracle", "verdict")
+
+
+def command_of(what: str, folder: Path) -> list[str]:
+    """The arguments of ``fedlight`` with which a run is begun, and gone on with."""
+    if what == "recipe":
+        small = ["rounds=4", "clients_per_round=4", "num_prompts=40", "num_eval_prompts=40", "dpo_epochs=1"]
+        without = [f"stages.{name}.when=false" for name in CEILING]
+        return ["run", "demo", *small, *without, "accelerator=cpu", "--output", str(folder)]
+    command = [
+        *(
+            "fit",
+            "--config=selector.yaml",
+            "--trainer.accelerator=cpu",
+            f"--trainer.default_root_dir={folder}",
+        ),
+        *("--model.model=toy", "--model.optimizer=SGD", "--model.optimizer_args={}", "--model.lr=0.05"),
+        *("--data=data/toy_votes.yaml", "--trainer.max_epochs=6", "--federated.clients_per_round=6"),
+        *("--federated.local_steps=3", "--federated.algorithm=Scaffold", "--federated.fleet=Fleet"),
+        *("--federated.fleet.devices=phones", "--federated.channel=Wire", "--federated.channel.up=TopK"),
+        *("--federated.channel.up.share=0.1", "--federated.channel.up.error_feedback=true"),
+        *("--federated.memory=ClientMemories", "--federated.memory.limit_mib=0"),
+    ]
+    checkpoint = newest_checkpoint(folder / "checkpoints")
+    return [*command, f"--ckpt_path={checkpoint}"] if checkpoint else command
+
+
+def attempt(what: str, folder: Path, kill_after: float | None) -> int | None:
+    """Starts the command, or goes on with it.
+
+    Args:
+        what: which command.
+        folder: of the run.
+        kill_after: seconds until it is killed, unless it has ended by then; None lets it end.
+
+    Returns:
+        Its exit code; None where it was killed.
+    """
+    arguments = command_of(what, folder)
+    child = os.fork()  # torch and Lightning are imported by now: there is nothing to be killed in that
+    if child == 0:
+        _be(arguments, folder.with_suffix(".log"))
+    handle = os.pidfd_open(child)
+    try:
+        ended = select.select([handle], [], [], kill_after)[0]
+        if not ended:
+            os.kill(child, signal.SIGKILL)
+    finally:
+        os.close(handle)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return None if code == -signal.SIGKILL else code
+
+
+def _be(arguments: list[str], log: Path) -> None:
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with log.open("a") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+            try:
+                fedlight(arguments)
+                code = 0
+            except SystemExit as stop:
+                if isinstance(stop.code, str):
+                    print(stop.code, file=sys.stderr)
+                code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+            except BaseException:
+                traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def what_counts(folder: Path) -> dict[str, str]:
+    """Digests of all that a run leaves and that has to be equal, by file."""
+    found: dict[str, str] = {}
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = str(file.relative_to(folder))
+        if file.name == "results.json":
+            results = json.loads(file.read_text())
+            found[name] = _digest(json.dumps({**results, "seconds": None}).encode())
+        elif file.suffix == ".csv" and file.parent.parent.name != "metrics":
+            rows = list(csv.DictReader(file.read_text().splitlines()))
+            timeless = [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
+            found[name] = _digest(json.dumps(timeless).encode())
+        elif file.parent.name == "clients":  # client-round-process-digest.pt
+            client, round_idx, _, digest = (
+                file.stem.split("-") if file.stem.count("-") == 3 else [file.name] * 4
+            )
+            found[str(file.parent.relative_to(folder) / f"{client}-{round_idx}")] = digest
+        elif file.suffix in (".jsonl", ".safetensors"):
+            found[name] = _digest(file.read_bytes())
+    return found
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def where(what: str, folder: Path) -> str:
+    """What a killed run was at: the stage of a recipe, the round of a fit."""
+    if what == "fit":
+        return f"in round {1 + len(list(folder.glob('checkpoints/*.ckpt')))}"
+    begun = [file.parent for file in folder.glob("seed*/*/settings.json")]
+    open_ = [stage.name for stage in begun if not (stage / "done.json").exists()]
+    return open_[0] if open_ else "between stages"
+
+
+def disturb(what: str, folder: Path, seconds: float, seed: str, expected: dict[str, str]) -> dict[str, Any]:
+    """One run, killed until it gets through; its folder goes if all is equal."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.with_suffix(".log").unlink(missing_ok=True)
+    moments = random.Random(seed)
+    killed_at: list[str] = []
+    code: int | None = None
+    while code is None:
+        last = len(killed_at) == KILLS_OF_A_RUN
+        code = attempt(what, folder, None if last else moments.uniform(0, seconds))
+        if code is None:
+            killed_at.append(where(what, folder))
+    found = what_counts(folder)
+    differing = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+    if code == 0 and not differing:
+        shutil.rmtree(folder)
+        folder.with_suffix(".log").unlink()
+    return {"killed_at": killed_at, "code": code, "differing": differing}
+
+
+def undisturbed(what: str, folder: Path) -> dict[str, Any]:
+    """Its seconds and what it leaves."""
+    shutil.rmtree(folder, ignore_errors=True)
+    start = time.monotonic()
+    code = attempt(what, folder, None)
+    if code != 0:
+        sys.exit(f"the undisturbed {what} ends with {code}: see {folder.with_suffix('.log')}")
+    return {"seconds": time.monotonic() - start, "leaves": what_counts(folder)}
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Kills until there are enough, or the time is up."""
+    record = options.folder / "kills.json"
+    remedy = f"delete {options.folder}, and all is done again"
+    found: dict[str, Any] = read_json(record, remedy) if record.is_file() else {}
+    deadline = time.monotonic() + 60 * options.minutes
+    for what in options.what:
+        if what not in found:
+            found[what] = {**undisturbed(what, options.folder / f"{what}_undisturbed"), "runs": []}
+            write_json(record, sealed(found))
+        of = found[what]
+        while (
+            sum(len(run["killed_at"]) for run in of["runs"]) < options.kills and time.monotonic() < deadline
+        ):
+            number = len(of["runs"])
+            seed = f"{options.seed} {what} {number}"
+            run = disturb(what, options.folder / f"{what}_{number}", of["seconds"], seed, of["leaves"])
+            of["runs"].append(run)
+            write_json(record, sealed(found))
+            print(
+                f"{what} {number}: {len(run['killed_at'])} kills, {_verdict(run)}",
+                file=sys.stderr,
+                flush=True,
+            )
+    return found
+
+
+def _verdict(run: dict[str, Any]) -> str:
+    if run["code"] != 0:
+        return f"ends with {run['code']}"
+    return f"differs in {', '.join(run['differing'][:3])}" if run["differing"] else "equal"
+
+
+def table(found: dict[str, Any]) -> str:
+    """Counts for each command, in Markdown."""
+    lines = [
+        "| command | seconds undisturbed | kills | runs | equal | different | failed |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for what, of in found.items():
+        verdicts = Counter(
+            "failed" if run["code"] else "different" if run["differing"] else "equal" for run in of["runs"]
+        )
+        kills = [moment for run in of["runs"] for moment in run["killed_at"]]
+        counts = [len(kills), len(of["runs"]), verdicts["equal"], verdicts["different"], verdicts["failed"]]
+        lines.append(f"| {what} | {of['seconds']:.0f} | {' | '.join(map(str, counts))} |")
+    lines.append("")
+    for what, of in found.items():
+        moments = Counter(moment for run in of["runs"] for moment in run["killed_at"])
+        lines.append(
+            f"{what}: killed "
+            + ", ".join(f"{count} times {moment}" for moment, count in sorted(moments.items()))
+        )
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints the table; 1 where a run was not equal."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=50, help="of each command")
+    parser.add_argument("--minutes", type=float, default=60, help="after which no further run is begun")
+    parser.add_argument("--what", nargs="+", choices=("recipe", "fit"), default=["recipe", "fit"])
+    parser.add_argument("--folder", type=Path, default=Path("runs/kills"))
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    options = parser.parse_args(argv)
+    options.folder = options.folder.absolute()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)  # before the forks: a pool of threads does not survive one
+    importlib.import_module("fedlight.lightning_cli")
+    found = measure(options)
+    print(table(found))
+    return int(any(run["code"] or run["differing"] for of in found.values() for run in of["runs"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
