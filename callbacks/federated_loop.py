@@ -47,6 +47,7 @@ from fedlight.callbacks.round_table import Row
 from fedlight.callbacks.same_machine import SameMachine
 from fedlight.callbacks.step_loss import step_loss
 from fedlight.callbacks.step_schedules import StepSchedule, StepSchedules
+from fedlight.callbacks.visit_start import tell_of_visit
 from fedlight.devices.fleet import Fleet
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm, changes_gradients
@@ -290,6 +291,7 @@ class FederatedLoop(L.Callback):
         self._devices.enter(visit)
         seed_all(self.seed, "visit", self.rounds_done, visit.client_id, visit.split)
         self._work = LocalWork(trainer.optimizers, changes_gradients(self.algorithm))
+        tell_of_visit(trainer, module, visit.client_id)
 
     def _finish_visit(self, visit: Visit) -> None:
         work, num_examples, reason = self._work.done(self._trained), self._run.num_examples(visit), ""
