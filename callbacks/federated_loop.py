@@ -39,6 +39,7 @@ from fedlight.callbacks.federated_run import (
     visit_row,
 )
 from fedlight.callbacks.local_work import LocalWork
+from fedlight.callbacks.loss_scale import LossScale
 from fedlight.callbacks.payload_sizes import PayloadSizes
 from fedlight.callbacks.privacy_account import PrivacyAccount
 from fedlight.callbacks.round_planner import RoundPlanner
@@ -128,6 +129,7 @@ class FederatedLoop(L.Callback):
         self.buffers = buffer_policy(buffers)
         self.step_schedule = step_schedule
         self._schedules = StepSchedules(step_schedule)
+        self._loss_scale = LossScale()
         self.virtual_seconds = 0.0
         self.privacy = PrivacyAccount(aggregation, self.channel)
         self.rounds_done = 0
@@ -214,6 +216,7 @@ class FederatedLoop(L.Callback):
         """Opens the visit whose first batch this is."""
         if batch_idx == 0:
             self._schedules.start_round(trainer, [*self._rounds.schedule.begins])
+            self._loss_scale.start_round(trainer, changes_gradients(self.algorithm))
         if batch_idx in self._rounds.schedule.begins:
             self._begin_visit(trainer, pl_module, self._rounds.schedule.begins[batch_idx])
 
@@ -288,6 +291,7 @@ class FederatedLoop(L.Callback):
         forget(trainer.optimizers)
         clear_gradients(module)
         self._schedules.start_visit()
+        self._loss_scale.start_visit()
         self._devices.enter(visit)
         seed_all(self.seed, "visit", self.rounds_done, visit.client_id, visit.split)
         self._work = LocalWork(trainer.optimizers, changes_gradients(self.algorithm))
@@ -295,7 +299,9 @@ class FederatedLoop(L.Callback):
 
     def _finish_visit(self, visit: Visit) -> None:
         work, num_examples, reason = self._work.done(self._trained), self._run.num_examples(visit), ""
-        self._schedules.finish_visit(visit, self._work.rates)
+        # Where a loss scale leaves steps out, those that are left have other rates for each client.
+        self._schedules.finish_visit(visit, {} if self._loss_scale.is_used else self._work.rates)
+        self._loss_scale.finish_visit()
         try:
             self._contribute(visit, work, num_examples)
         except Diverged as why:
@@ -343,6 +349,7 @@ class FederatedLoop(L.Callback):
         write(self.server.step(self._global, movement), self._parameters)
         self.buffers.finish_round()
         self._schedules.finish_round(module)
+        self._loss_scale.finish_round()
         forget(trainer.optimizers)  # or a checkpoint would carry the last client's moments
         del self._global, self._shared, self._contributions
         self.visit, self._inside_round = None, False

@@ -41,7 +41,11 @@ class LocalWork:
         self._hooks = [optimizer.register_step_post_hook(self._stepped) for optimizer in optimizers]
 
     def announce(self, optimizer: Optimizer) -> None:
-        """Lightning says that this optimizer will step; it says so at each evaluation of the closure."""
+        """Lightning says that this optimizer will step; it says so at each evaluation of the closure.
+
+        A loss scale may leave the step out even so: then its gradients were of no use, and nobody waits for them.
+        """
+        self._backward_since_step = False
         self._announced.add(id(optimizer))
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:

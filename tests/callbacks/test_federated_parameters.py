@@ -150,6 +150,32 @@ def test_resumed_before_and_after_it_joins_equals_the_uninterrupted_run(tmp_path
         assert_equal(whole, run(tmp_path / f"from{epoch}", tmp_path / f"whole/epoch={epoch}.ckpt"))
 
 
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.parametrize("order", [1, -1])
+def test_saved_inside_the_round_in_which_it_joins_resumes_before_it(tmp_path, order):
+    """A checkpoint after every step, of a backbone that joins in the second round and a rate that falls by step."""
+
+    class Falling(Transfer):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    def run(folder, ckpt_path=None):
+        save = ModelCheckpoint(folder, save_top_k=-1, filename="{step}", every_n_train_steps=1)
+        loop = FederatedLoop(clients_per_round=2, local_steps=2)
+        L.seed_everything(0, verbose=False)
+        model = Falling()
+        fit = trainer(3, [*[loop, unfreezing(1)][::order], save], enable_checkpointing=True)
+        fit.fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
+        return weights(model)
+
+    whole = run(tmp_path / "whole")
+    inside = ("1", "5", "6", "7", "10")
+    for step in inside:
+        assert_equal(whole, run(tmp_path / f"from{step}", tmp_path / f"whole/step={step}.ckpt"))
+
+
 def test_the_order_of_clients_does_not_matter_where_a_backbone_joins():
     class Reversed(FedAvg):
         def plan(self, round_idx, cohort, num_batches):

@@ -1,0 +1,81 @@
+"""16-bit training with a loss scale, here on the CPU: no client's overflow is another's, and hooks see true gradients."""
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins import MixedPrecision
+from plain_lightning import Numbers, Regression, assert_equal, ten_clients, trainer, weights
+
+from fedlight.callbacks.federated_loop import FederatedLoop
+from fedlight.callbacks.loss_scale import LossScale
+from fedlight.datamodules.federated_wrapper import FederatedWrapper
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedprox import FedProx
+
+
+class Reversed(FedAvg):
+    def plan(self, round_idx, cohort, num_batches):
+        return super().plan(round_idx, cohort, num_batches)[::-1]
+
+
+def run(algorithm=None, scale=2.0**18, rounds=3, callbacks=(), ckpt_path=None, fused=None, **settings):
+    """A scale of 2**18 overflows in the first steps; one of 2**4 never does."""
+
+    class Model(Regression):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.05, fused=fused)
+
+    L.seed_everything(0, verbose=False)
+    model, loop = Model(dropout=0.0), FederatedLoop(algorithm, clients_per_round=4, local_steps=3)
+    half = MixedPrecision("16-mixed", device="cpu", scaler=torch.amp.GradScaler("cpu", init_scale=scale))
+    fit = trainer(rounds, [loop, *callbacks], plugins=[half], **settings)
+    fit.fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
+    return model, loop, half
+
+
+def test_steps_that_a_client_loses_to_overflow_depend_on_no_other_client():
+    (forward, loop, scale), (backward, again, other) = run(FedAvg("uniform")), run(Reversed("uniform"))
+    assert_equal(weights(forward), weights(backward))
+    steps = {row["client"]: row["steps"] for row in loop.visit_records}
+    assert steps == {row["client"]: row["steps"] for row in again.visit_records}
+    assert scale.state_dict() == other.state_dict()
+    assert scale.state_dict()["scale"] < 2.0**18
+
+
+def test_steps_that_were_left_out_are_not_counted():
+    _, first, _ = run(rounds=1)
+    assert {row["steps"] for row in first.visit_records} <= {0, 1, 2}
+    _, plain, _ = run(rounds=1, scale=16.0)
+    assert [row["steps"] for row in plain.visit_records] == [3] * 4
+
+
+def test_algorithms_see_gradients_that_are_not_multiplied():
+    """Lightning divides by the scale before its hook: a scale of 2**4 or 2**8, powers of 2, changes nothing."""
+    found = [weights(run(FedProx(0.5), scale=scale)[0]) for scale in (2.0**4, 2.0**8)]
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name], rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_resumed_equals_uninterrupted(tmp_path):
+    def saved(folder, ckpt_path=None):
+        save = ModelCheckpoint(folder, save_top_k=-1, filename="{epoch}")
+        return weights(run(callbacks=[save], ckpt_path=ckpt_path, enable_checkpointing=True)[0])
+
+    whole = saved(tmp_path / "whole")
+    for epoch in range(2):
+        assert_equal(whole, saved(tmp_path / f"from{epoch}", tmp_path / f"whole/epoch={epoch}.ckpt"))
+
+
+def test_optimizers_that_divide_by_the_scale_themselves_are_refused_where_gradients_are_changed():
+    with pytest.raises(
+        ValueError, match=r"SGD with fused=True divides .* after FedProx has added .* leave fused out"
+    ):
+        run(FedProx(0.5), fused=True)
+
+
+def test_other_precisions_have_no_scale():
+    scale = LossScale()
+    scale.start_round(trainer(1), "FedProx")
+    assert not scale.is_used
