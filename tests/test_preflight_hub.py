@@ -23,6 +23,7 @@ def parquet(rows):
 
 
 LINES = b"".join(json.dumps({"question": "q", "answer": {"text": "a"}}).encode() + b"\n" for _ in range(3))
+WHOLE = LINES * 1000
 CARD = {
     "license": "mit",
     "dataset_info": [
@@ -44,6 +45,7 @@ HUB = {
     "models/o/gated": Repository(WEIGHTS, gated=True),
     "models/o/pickled": Repository({"config.json": b"{}", "pytorch_model.bin": bytes(9)}),
     "datasets/o/lines": Repository({"train.jsonl": LINES, "data/test.csv": b"question,answer\n1,2\n"}),
+    "datasets/o/whole": Repository({"train.jsonl": WHOLE}, ranged=False),
     "datasets/o/listed": Repository({"rows.json": b'[{"a": 1}, {"a": '}),
     "datasets/o/card": Repository({}, CARD),
     "datasets/o/script": Repository({"script.py": b""}),
@@ -114,6 +116,20 @@ def test_a_model_that_cannot_be_had(hub, tmp_path, name, words):
     assert (found.state, words in found.detail) == (State.PROBLEM, True)
 
 
+@pytest.fixture(params=["own", "requests", "httpx"])
+def session(request, monkeypatch):
+    """What the hub's client asks through: requests before 1.0, httpx or its successor since."""
+    if request.param == "own":
+        yield
+        return
+    library = pytest.importorskip(request.param)
+    opened = library.Session() if request.param == "requests" else library.Client()
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: opened)
+    with opened:
+        yield
+
+
+@pytest.mark.usefixtures("session")
 @pytest.mark.parametrize(
     ("source", "split", "columns", "words"),
     [
@@ -162,8 +178,29 @@ def test_a_hub_out_of_reach_is_asked_once(hub, tmp_path, monkeypatch):
     wanted = {Rows(f"o/{name}", "train", ()): ["stage"] for name in "abc"}
     report = check_rows(wanted, hub, tmp_path)
     assert (report.findings, report.unasked) == ([], ["o/a", "o/b", "o/c"])
-    assert hub.silent == "ConnectError"
+    assert hub.silent in ("ConnectError", "ConnectionError")  # of httpx, of requests
     assert check_models({Model("o/open", False): ["stage"]}, hub, tmp_path).unasked == ["o/open"]
+
+
+@pytest.mark.usefixtures("session")
+def test_a_server_that_passes_over_the_range_is_read_as_far_as_needed(hub, served):
+    """And what lies further behind is refused, as all that lies before would be fetched."""
+    of = hub.repository("o/whole", "dataset")
+    assert hub.file(of, "dataset", "train.jsonl", size=1000) == WHOLE[:1000]
+    with pytest.raises(ValueError, match="the hub gives whole files alone"):
+        hub.file(of, "dataset", "train.jsonl", first=5)
+    with pytest.raises(ValueError, match="nowhere: the hub answers 404"):
+        hub.file(of, "dataset", "nowhere")
+
+
+def test_a_mistake_of_ours_is_no_unreachable_hub(hub, monkeypatch):
+    def other_arguments(self, name):
+        """As another version of the hub's client might have it."""
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", other_arguments)
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        hub.repository("o/lines", "dataset")
+    assert hub.silent is None
 
 
 def test_nothing_large_is_fetched(served):

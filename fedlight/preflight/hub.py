@@ -7,7 +7,8 @@ reached is asked once and no more.
 import io
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -83,13 +84,18 @@ class Hub:
             raise HubUnreachableError(self.silent)
         try:
             return question()
-        except ValueError:
+        except ValueError:  # some libraries make an OSError of it as well
             raise
-        except (
-            Exception
-        ) as error:  # which one depends on the HTTP library, of which the hub's client has changed several
+        except _failures() as error:
             self.silent = type(error).__name__
             raise HubUnreachableError(self.silent) from None
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """Errors of the HTTP library under the hub's client, three so far: its own errors extend that one's."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return OSError, *HfHubHTTPError.__bases__
 
 
 def _repository(name: str, kind: str, revision: str) -> Repository:
@@ -153,20 +159,29 @@ def _bytes(of: Repository, kind: str, path: str, first: int, size: int) -> bytes
         "Range": f"bytes={first}-{first + size - 1}",
         "Accept-Encoding": "identity",
     }
-    # Streamed, since a server may pass over the range and send gigabytes.
-    with get_session().stream(
-        "GET", url, headers=headers, timeout=TIMEOUT_SECONDS, follow_redirects=True
-    ) as response:
-        if response.status_code not in (200, 206):
-            raise ValueError(f"{path}: the hub answers {response.status_code}")
-        if response.status_code == 200 and first:
+    with _streamed(get_session(), url, headers) as (status, pieces):
+        if status not in (200, 206):
+            raise ValueError(f"{path}: the hub answers {status}")
+        if status == 200 and first:
             raise ValueError(f"{path}: the hub gives whole files alone")
         found = b""
-        for piece in response.iter_bytes():
+        for piece in pieces:
             found += piece
             if len(found) >= size:
                 break
     return found[:size]
+
+
+@contextmanager
+def _streamed(session: Any, url: str, headers: dict[str, str]) -> Iterator[tuple[int, Iterator[bytes]]]:
+    """The status of an answer, and its bytes as they come: a server may pass over the range and send gigabytes."""
+    if callable(session.stream):  # httpx and its successor, since huggingface_hub 1.0
+        options = {"headers": headers, "timeout": TIMEOUT_SECONDS, "follow_redirects": True}
+        with session.stream("GET", url, **options) as response:
+            yield response.status_code, response.iter_bytes()
+    else:  # requests
+        with session.get(url, headers=headers, timeout=TIMEOUT_SECONDS, stream=True) as response:
+            yield response.status_code, response.iter_content(2**14)
 
 
 class RangedFile(io.RawIOBase):

@@ -15,10 +15,13 @@ class Repository:
         files: path -> content.
         card: the head of its README.
         gated: may it be read by the right token alone?
+        ranged: are parts of its files given, or only whole ones?
     """
 
-    def __init__(self, files: dict[str, bytes], card: dict | None = None, gated: bool = False) -> None:
-        self.files, self.card, self.gated = files, card or {}, gated
+    def __init__(
+        self, files: dict[str, bytes], card: dict | None = None, gated: bool = False, ranged: bool = True
+    ) -> None:
+        self.files, self.card, self.gated, self.ranged = files, card or {}, gated, ranged
 
 
 @contextmanager
@@ -80,9 +83,13 @@ def hub_stub(repositories: dict[str, Repository], token: str = "right") -> Itera
                 "",
             )
             found = repositories[f"{kind}/{name}" + (f"@{branch}" if branch else "")]
-            content = found.files[rest.removeprefix(branch or "main").lstrip("/")]
+            content = found.files.get(rest.removeprefix(branch or "main").lstrip("/"))
+            if content is None:
+                return self._answer(404, b"")
+            if not found.ranged:
+                return self._answer(200, content)
             first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
-            self._answer(206, content[int(first) : int(last) + 1])
+            return self._answer(206, content[int(first) : int(last) + 1])
 
         def _answer(self, code: int, content: bytes, error: str = "") -> None:
             self.send_response(code)
