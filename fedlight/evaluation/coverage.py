@@ -28,7 +28,7 @@ class DomainCoverage(Metric):
         block: vectors that are compared with the domain at a time, at least 1.
 
     Raises:
-        ValueError: the domain is empty or not a matrix, or the block is.
+        ValueError: the domain is empty, no matrix or not finite, or the block is below 1.
 
     Example:
         >>> coverage = DomainCoverage(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]))
@@ -51,6 +51,7 @@ class DomainCoverage(Metric):
                 f"domain must be (points, dimension) with at least one point, it is {tuple(domain.shape)}, "
                 f"and block={block} at least 1"
             )
+        _check_finite(domain, "points of the domain", "leave them out")
         self.block = block
         self.register_buffer("domain", normalize(domain.float(), dim=1), persistent=False)
         self.add_state("best", torch.full((len(domain),), float("-inf")), dist_reduce_fx="max")
@@ -63,7 +64,7 @@ class DomainCoverage(Metric):
             inside: which of them belong to the domain, ``(vectors,)`` bool; None: all. The others are left out.
 
         Raises:
-            ValueError: they have another dimension than the domain.
+            ValueError: they have another dimension than the domain, or one inside is not finite; nothing is added then.
         """
         if vectors.ndim != 2 or vectors.shape[1] != self.domain.shape[1]:
             raise ValueError(
@@ -71,6 +72,7 @@ class DomainCoverage(Metric):
                 "encode both with one encoder"
             )
         kept = vectors if inside is None else vectors[inside]
+        _check_finite(kept, "vectors", "leave them out with inside")
         for block in kept.split(self.block) if len(kept) else ():
             similar = self.domain @ normalize(block.to(self.domain), dim=1).T
             self.best = torch.maximum(self.best, similar.amax(dim=1))
@@ -84,6 +86,15 @@ class DomainCoverage(Metric):
         if torch.isinf(self.best).any():
             raise ValueError("no vector inside of the domain was seen: its coverage is not defined")
         return self.best.mean(dtype=torch.float64).float()
+
+
+def _check_finite(vectors: Tensor, what: str, otherwise: str) -> None:
+    """One NaN or infinity would make the whole coverage NaN; an encoder in half precision can give them."""
+    broken = int((~vectors.isfinite().all(dim=1)).sum())
+    if broken:
+        raise ValueError(
+            f"{broken} of {len(vectors)} {what} are not finite: encode their texts anew, in fp32, or {otherwise}"
+        )
 
 
 def domain_coverage(domain: Tensor, vectors: Tensor, block: int = BLOCK) -> float:

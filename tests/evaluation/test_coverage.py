@@ -80,6 +80,30 @@ def test_memory_is_that_of_the_points():
     assert [state.shape for state in coverage.metric_state.values()] == [(50,)]
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_vectors_that_are_not_finite_are_refused_and_counted(bad):
+    """One of them would make the whole figure NaN; what was seen before and after counts as it did."""
+    domain, vectors = draw(10), draw(6, seed=1)
+    broken = vectors.clone()
+    broken[1, 2] = broken[4, 0] = bad
+    coverage = DomainCoverage(domain, block=2)
+    coverage.update(vectors[:3])
+    message = "2 of 6 vectors are not finite: encode their texts anew, in fp32, or leave them out with inside"
+    with pytest.raises(ValueError, match=message):
+        coverage.update(broken)
+    with pytest.raises(ValueError, match="1 of 5 vectors are not finite"):
+        coverage.update(broken, torch.tensor([True, False, True, True, True, True]))
+    inside = broken.isfinite().all(dim=1)
+    coverage.update(broken, inside)
+    coverage.update(vectors[3:4])
+    seen = torch.cat([vectors[:3], vectors[inside]])
+    assert coverage.compute().item() == domain_coverage(domain, seen)
+    with pytest.raises(
+        ValueError, match=r"2 of 6 points of the domain are not finite: encode their texts anew, in fp32"
+    ):
+        DomainCoverage(broken)
+
+
 def test_what_cannot_be_covered_is_refused():
     with pytest.raises(ValueError, match="at least one point, it is"):
         DomainCoverage(torch.zeros(0, 3))
