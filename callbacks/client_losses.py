@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlight.callbacks.data_hooks import ready
 from fedlight.federation.eval_mode import eval_mode
 
 
@@ -56,8 +57,7 @@ def client_losses(module: L.LightningModule, data: ValidatesByClient) -> dict[st
     assert isinstance(module, LossPerExample)
     with torch.no_grad(), eval_mode(module):
         found = [
-            module.example_losses(module.transfer_batch_to_device(batch, module.device, 0)).double().cpu()
-            for batch in data.val_dataloader()
+            module.example_losses(ready(module, batch)).double().cpu() for batch in data.val_dataloader()
         ]
     losses = torch.cat(found).numpy()
     assert data.val_client_indices is not None

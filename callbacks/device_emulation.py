@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from fedlight.callbacks.data_hooks import ready
 from fedlight.callbacks.federated_run import Run
 from fedlight.callbacks.fitted_step import FittedStep
 from fedlight.callbacks.payload_sizes import PayloadSizes, Sizes
@@ -102,9 +103,13 @@ class DeviceEmulation(SameMachine):
         for bits in sorted({device.weight_bits for device in self._devices.values()}):
             self._base.check(bits)
         self._step = FittedStep(module)
-        self._meter = CostMeter(module, self._data.example_batch)
+        self._meter = CostMeter(module, self._example_batch)
         self._moment_bytes = max(moment_bytes_per_weight(optimizer) for optimizer in run.optimizers)
         self._resting: dict[tuple[int, frozenset[str]], Footprint] = {}
+
+    def _example_batch(self, examples: int) -> Any:
+        """As a training step gets it, on the CPU, where it is counted."""
+        return ready(self._module, self._data.example_batch(examples), torch.device("cpu"))
 
     def device_name(self, client_id: str) -> str:
         return self._devices[client_id].name

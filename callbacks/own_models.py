@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torchmetrics import Metric
 
+from fedlight.callbacks.data_hooks import ready
 from fedlight.federation.eval_mode import eval_mode
 from fedlight.federation.module_buffers import put, put_back, snapshot
 from fedlight.federation.state import State, write
@@ -62,8 +63,7 @@ def outputs_of_own_models(
         with parameters_of(module, loop.own_state(client_id) or {}), eval_mode(module), unlogged(module):
             outputs = []
             for batch_idx, own in enumerate(batches):
-                batch = data.collate([data.test_set[int(index)] for index in own])
-                batch = module.transfer_batch_to_device(batch, module.device, 0)
+                batch = ready(module, data.collate([data.test_set[int(index)] for index in own]))
                 with torch.no_grad(), trainer.precision_plugin.test_step_context():
                     outputs.append(module.test_step(batch, batch_idx))
         yield client_id, outputs
