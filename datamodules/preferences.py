@@ -72,7 +72,7 @@ class PreferenceDataModule(FederatedDataModule):
             instruction; None: none, votes that do not fit as they are are left out.
         truncate_answers: in form pair, cut answers where a cut prompt is not enough, instead of leaving the vote out.
         tokenizer: hub name or folder, or ``"toy"``.
-        max_tokens: most tokens of an input.
+        max_tokens: most tokens of an input; a model with learned positions refuses more than it has.
         partition: how votes are shared out among clients; None: by the column mapped to ``client``, or
             without one a single client has all.
         holdout: rows kept out of training; see `fedlight.datamodules.holdout`.

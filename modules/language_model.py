@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning import LightningModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
@@ -18,6 +19,7 @@ from fedlight.modules import adapter_folders, adapters, base_model, checkpoints,
 from fedlight.modules.generation import complete, fits
 from fedlight.modules.optimizers import configure
 from fedlight.modules.options import check_options
+from fedlight.modules.positions import beyond, refuse_beyond
 from fedlight.modules.readout import check_readout
 from fedlight.modules.settings import check_precision
 from fedlight.modules.streams import joint_key, own_stream, text_keys
@@ -92,6 +94,7 @@ class LanguageModule(LightningModule):
         self.network: Any = None
         self.tokenizer: Any = None
         self.base: dict[str, Any] = {}
+        self._told_of_length = False
 
     @property
     def options(self) -> Any:
@@ -102,6 +105,8 @@ class LanguageModule(LightningModule):
 
     def setup(self, stage: str) -> None:
         check_precision(str(self.trainer.precision))
+        options, data = self.options, getattr(self.trainer, "datamodule", None)
+        refuse_beyond(base_model.read_config(options.model, options.trust_remote_code), options.model, data)
 
     def configure_model(self) -> None:
         if self.network is not None:
@@ -162,6 +167,13 @@ class LanguageModule(LightningModule):
         adapters.drop_other_gradients(self.network, name)
 
     # Training
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Says once that a text is longer than the model's positions."""
+        told = None if self._told_of_length else beyond(self.causal_lm.config, batch)
+        if told:
+            self._told_of_length = True
+            rank_zero_warn(told)
 
     def example_losses(self, batch: Batch) -> Tensor:
         """One loss per example, ``(batch,)``."""
