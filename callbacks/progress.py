@@ -119,7 +119,7 @@ class RoundProgress(ProgressBar):
             self._client = f"client {self._loop.visit.client_id}{f' on {device}' if device else ''}"
         if (loss := step_loss(trainer, outputs)) is not None:
             self._losses.append(loss)
-        if self._is_due():
+        if self._is_due(batch_idx + 1):
             last = f"loss {self._losses[-1].item():.4f}" if self._losses else ""
             self._show(batch_idx + 1, f"{self._client}  {last}".strip())
 
@@ -154,6 +154,10 @@ class RoundProgress(ProgressBar):
         if trainer.state.fn == "validate":
             self._count("validate")
 
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.state.fn == "validate":  # Lightning prints its table of results next
+            self._stop()
+
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._begin("test", sum(trainer.num_test_batches))
 
@@ -168,6 +172,9 @@ class RoundProgress(ProgressBar):
     ) -> None:
         self._count("test")
 
+    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._stop()
+
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._begin("predict", sum(trainer.num_predict_batches))
 
@@ -181,6 +188,9 @@ class RoundProgress(ProgressBar):
         dataloader_idx: int = 0,
     ) -> None:
         self._count("predict")
+
+    def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._stop()
 
     def _round_name(self, trainer: L.Trainer) -> str:
         unit = "epoch" if self._loop is None else "round"
@@ -198,8 +208,11 @@ class RoundProgress(ProgressBar):
             self._live.start()
         self._live.reset(self._task, description=name, total=total, note="", left=self._left(self._rounds))
 
-    def _is_due(self) -> bool:
-        return self._live is not None and time.monotonic() - self._shown >= self.refresh_seconds
+    def _is_due(self, done: int) -> bool:
+        """Is it time to renew the live line? With the last batch it always is, so that it does not end at 29/30."""
+        if self._live is None:
+            return False
+        return done >= self._total or time.monotonic() - self._shown >= self.refresh_seconds
 
     def _show(self, done: int, note: str) -> None:
         assert self._live is not None
@@ -217,7 +230,7 @@ class RoundProgress(ProgressBar):
     def _count(self, name: str) -> None:
         """One more batch of validate, test or predict."""
         self._done += 1
-        if self._is_due():
+        if self._is_due(self._done):
             self._show(self._done, "")
         elif self._live is None and self._done * 10 // self._total > (self._done - 1) * 10 // self._total:
             self._say(

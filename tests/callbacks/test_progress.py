@@ -1,5 +1,6 @@
 """Progress: who is trained and at which loss in a terminal, one plain line per round in a log file."""
 
+import contextlib
 import io
 
 import lightning as L
@@ -111,6 +112,29 @@ def test_other_stages_print_ten_lines_at_most(stage):
     lines = without_times(output.getvalue())
     assert len(lines) == 10
     assert lines[-1] == f"{stage}: 25/25 batches"
+
+
+@pytest.mark.parametrize("stage", ["validate", "test"])
+def test_the_live_line_is_gone_before_lightning_prints_its_table(stage):
+    """On one screen: the line of the bar is erased, at 10/10, before the first character of the table."""
+    output, trainer = trainer_with(terminal=True)
+    trainer.callbacks[0].refresh_seconds = 3600.0
+    with contextlib.redirect_stdout(output):
+        getattr(trainer, stage)(FixedLoss(), LOADER)
+    bar, _, table = output.getvalue().partition(
+        "\x1b[?25h\r\x1b[1A\x1b[2K"
+    )  # the cursor is back, the line gone
+    assert "10/10" in bar.rpartition("\r")[2]
+    assert "val/accuracy" not in bar
+    assert "val/accuracy" in table
+    assert "\x1b[2K" not in table
+
+
+def test_the_last_batch_is_shown_however_seldom_the_line_is_renewed():
+    output, trainer = trainer_with(terminal=True, max_epochs=1)
+    trainer.callbacks[0].refresh_seconds = 3600.0
+    trainer.fit(NotValidated(), LOADER)
+    assert "10/10" in output.getvalue()
 
 
 def test_an_error_gives_the_terminal_back():

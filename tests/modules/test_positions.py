@@ -1,5 +1,7 @@
 """A text longer than a model's learned positions is refused before training; computed positions are warned of once."""
 
+import warnings
+
 import pytest
 import torch
 import transformers
@@ -68,8 +70,8 @@ def test_a_run_is_refused_before_it_reads_the_weights(tmp_path):
 def test_computed_positions_are_warned_of_once(tmp_path):
     model = make_model(tmp_path / "model")
     transformers.AutoConfig.from_pretrained(model, max_position_embeddings=16).save_pretrained(model)
-    with pytest.warns(
-        UserWarning, match="longer than the 16 positions that the model was trained with"
-    ) as told:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         assert fedlight("fit", *tiny_selector(model, tmp_path / "run")).code == 0
-    assert len([one for one in told if "longer than the 16 positions" in str(one.message)]) == 1
+    what = "is longer than the 16 positions that the model was trained with"
+    assert len([one for one in told if what in str(one.message)]) == 1
