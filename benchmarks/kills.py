@@ -8,7 +8,8 @@ Two commands, each a process of its own, killed again and again until it gets th
 
 A moment is drawn evenly from the measured length of the undisturbed run. A run is killed up to four times and then left
 alone. It counts as equal if results.json, adapters, JSON lines, clients' memories and visits.csv are the same to the last
-bit, but for wall seconds and the marks of processes in file names.
+bit, but for wall seconds and the marks of processes in file names. Memories that are left over, of kills between their
+last note and the end of a checkpoint, take room and are counted by themselves.
 
 What has been found stands in FOLDER/kills.json; the same command goes on from there, and begins no run after --minutes.
 
@@ -126,14 +127,15 @@ def what_counts(folder: Path) -> dict[str, str]:
             rows = list(csv.DictReader(file.read_text().splitlines()))
             timeless = [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
             found[name] = _digest(json.dumps(timeless).encode())
-        elif file.parent.name == "clients":  # client-round-process-digest.pt
-            client, round_idx, _, digest = (
-                file.stem.split("-") if file.stem.count("-") == 3 else [file.name] * 4
-            )
-            found[str(file.parent.relative_to(folder) / f"{client}-{round_idx}")] = digest
         elif file.suffix in (".jsonl", ".safetensors"):
             found[name] = _digest(file.read_bytes())
     return found
+
+
+def memories(folder: Path) -> list[str]:
+    """The files of clients' memories: client, round and digest, without the process that wrote them."""
+    parts = [file.stem.split("-") for file in folder.glob("clients/*")]
+    return sorted("-".join([*one[:2], *one[3:]]) for one in parts)
 
 
 def _digest(data: bytes) -> str:
@@ -149,7 +151,7 @@ def where(what: str, folder: Path) -> str:
     return open_[0] if open_ else "between stages"
 
 
-def disturb(what: str, folder: Path, seconds: float, seed: str, expected: dict[str, str]) -> dict[str, Any]:
+def disturb(what: str, folder: Path, seed: str, expected: dict[str, Any]) -> dict[str, Any]:
     """One run, killed until it gets through; its folder goes if all is equal."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.with_suffix(".log").unlink(missing_ok=True)
@@ -158,15 +160,18 @@ def disturb(what: str, folder: Path, seconds: float, seed: str, expected: dict[s
     code: int | None = None
     while code is None:
         last = len(killed_at) == KILLS_OF_A_RUN
-        code = attempt(what, folder, None if last else moments.uniform(0, seconds))
+        code = attempt(what, folder, None if last else moments.uniform(0, expected["seconds"]))
         if code is None:
             killed_at.append(where(what, folder))
-    found = what_counts(folder)
-    differing = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+    found, kept = what_counts(folder), Counter(memories(folder))
+    wanted, needed = expected["leaves"], Counter(expected["memories"])
+    differing = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
+    differing += sorted((needed - kept).keys())
+    left_over = sum((kept - needed).values())
     if code == 0 and not differing:
         shutil.rmtree(folder)
         folder.with_suffix(".log").unlink()
-    return {"killed_at": killed_at, "code": code, "differing": differing}
+    return {"killed_at": killed_at, "code": code, "differing": differing, "left_over": left_over}
 
 
 def undisturbed(what: str, folder: Path) -> dict[str, Any]:
@@ -176,7 +181,8 @@ def undisturbed(what: str, folder: Path) -> dict[str, Any]:
     code = attempt(what, folder, None)
     if code != 0:
         sys.exit(f"the undisturbed {what} ends with {code}: see {folder.with_suffix('.log')}")
-    return {"seconds": time.monotonic() - start, "leaves": what_counts(folder)}
+    seconds = time.monotonic() - start
+    return {"seconds": seconds, "leaves": what_counts(folder), "memories": memories(folder)}
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -195,7 +201,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         ):
             number = len(of["runs"])
             seed = f"{options.seed} {what} {number}"
-            run = disturb(what, options.folder / f"{what}_{number}", of["seconds"], seed, of["leaves"])
+            run = disturb(what, options.folder / f"{what}_{number}", seed, of)
             of["runs"].append(run)
             write_json(record, sealed(found))
             print(
@@ -215,8 +221,8 @@ def _verdict(run: dict[str, Any]) -> str:
 def table(found: dict[str, Any]) -> str:
     """Counts for each command, in Markdown."""
     lines = [
-        "| command | seconds undisturbed | kills | runs | equal | different | failed |",
-        "|---|---|---|---|---|---|---|",
+        "| command | seconds undisturbed | kills | runs | equal | different | failed | memories left over |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for what, of in found.items():
         verdicts = Counter(
@@ -224,6 +230,7 @@ def table(found: dict[str, Any]) -> str:
         )
         kills = [moment for run in of["runs"] for moment in run["killed_at"]]
         counts = [len(kills), len(of["runs"]), verdicts["equal"], verdicts["different"], verdicts["failed"]]
+        counts.append(sum(run["left_over"] for run in of["runs"]))
         lines.append(f"| {what} | {of['seconds']:.0f} | {' | '.join(map(str, counts))} |")
     lines.append("")
     for what, of in found.items():

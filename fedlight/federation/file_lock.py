@@ -60,14 +60,27 @@ class FileLock:
                 if self._handle is None:
                     os.close(handle)
         if about is not None:
-            os.truncate(self._handle, 0)
-            os.pwrite(self._handle, (json.dumps(about) + "\n").encode(), 0)
+            self.write(json.dumps(about) + "\n")
         return True
 
-    def give_back(self) -> None:
-        """Removes the file, and with it the lock."""
+    def write(self, text: str) -> None:
+        """Puts a text into the file of a lock that is held, which any other way of writing it would give up."""
+        assert self._handle is not None
+        os.truncate(self._handle, 0)
+        self.append(text)
+        os.fsync(self._handle)
+
+    def append(self, text: str) -> None:
+        """Adds to the text in the file of a lock that is held."""
+        assert self._handle is not None
+        os.lseek(self._handle, 0, os.SEEK_END)
+        os.write(self._handle, text.encode())
+
+    def give_back(self, remove: bool = True) -> None:
+        """Lets others take it, and removes the file unless told otherwise."""
         if self._handle is not None:
-            self.file.unlink(missing_ok=True)
+            if remove:
+                self.file.unlink(missing_ok=True)
             os.close(self._handle)
             self._handle = None
 

@@ -2,9 +2,10 @@
 
 A checkpoint stays exact either way. In RAM, it carries the memories themselves. On disk, every save of a client is a new
 file, its version, and a checkpoint names the versions of its round; so it is whole only together with the folder. Versions
-go when neither the run, nor the beginning of its round, nor one of the last snapshots names them. What a killed run wrote in
-its last, unfinished round stays in the folder. A file's name has a hash of the client's id, the round, a mark of the
-process, so that two runs in one folder never share a file, and a digest of the bytes, by which damage is found.
+go when neither the run, nor the beginning of its round, nor one of the last snapshots names them. What a killed run wrote
+after its last checkpoint is removed when the next run opens the folder (:mod:`fedlight.federation.unsaved_files`). A file's
+name has a hash of the client's id, the round, a mark of the process, so that two runs in one folder never share a file,
+and a digest of the bytes, by which damage is found.
 """
 
 import io
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlight.federation.unsaved_files import UnsavedFiles, remove_unsaved
 from fedlight.federation.whole_files import write_whole
 
 Memory = dict[str, Any]
@@ -76,6 +78,7 @@ class ClientMemories:
         self._snapshots: dict[int, set[str]] = {}
         self._before: _BeforeRound | None = None
         self._origin: Path | None = None
+        self._unsaved: UnsavedFiles | None = None
         self._on_disk = self._opened = False
 
     @property
@@ -97,6 +100,8 @@ class ClientMemories:
         self._folder = self._folder or Path(folder).absolute()
         _check_writable(self._folder)
         self._opened = True
+        if self._folder.is_dir():
+            remove_unsaved(self._folder, _VERSION)
         self._settle()
 
     def load(self, client_id: str) -> Memory:
@@ -151,6 +156,8 @@ class ClientMemories:
             return {"memories": dict(now.held)}
         # Without begin_round a snapshot only grows: an earlier checkpoint of the same round must stay whole.
         self._snapshots.setdefault(round_idx, set()).update(now.versions.values())
+        if self._unsaved is not None:
+            self._unsaved.saved(now.versions.values())
         for idx in sorted(self._snapshots)[: -self.keep]:
             self._remove_unnamed(self._snapshots.pop(idx))
         return {
@@ -192,6 +199,7 @@ class ClientMemories:
             )
         for name in self._versions.values():
             if not self._path(name).exists():
+                self._note(name)
                 _link_or_copy(self._find(name), self._path(name))
         if self.bytes_in_ram > self.limit_mib * 2**20:
             self._move_to_disk(round_idx=0)
@@ -214,12 +222,21 @@ class ClientMemories:
             data = _serialized(memory)
             client = blake2b(client_id.encode(), digest_size=8).hexdigest()
             name = f"{client}-{round_idx}-{self._process}-{_digest(data)}.pt"
-            write_whole(self._path(name), data)
+            self._note(name)
+            write_whole(self._path(name), data, synced=False)  # that is done before a checkpoint names it
             self._versions[client_id] = name
         else:
             self._versions.pop(client_id, None)
         if before is not None and not self._is_named(client_id, before):
             self._path(before).unlink(missing_ok=True)
+
+    def _note(self, name: str) -> None:
+        """Has a file removed later, should this process be killed before a checkpoint names it."""
+        path = self._path(name)
+        if self._unsaved is None or self._unsaved.folder != path.parent:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._unsaved = UnsavedFiles(path.parent, self._process)
+        self._unsaved.add(name)
 
     def _is_named(self, client_id: str, version: str) -> bool:
         """Whether the client's version may still be asked for."""

@@ -20,11 +20,12 @@ _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES}
 
 
 @contextmanager
-def whole_file(file: Path) -> Iterator[Path]:
+def whole_file(file: Path, synced: bool = True) -> Iterator[Path]:
     """A file to write to, which takes the place of ``file`` when the block ends without an error.
 
     Args:
         file: the target; its folder is made.
+        synced: bring file and name to the disk; else :func:`sync` has to be called before anything relies on them.
 
     Yields:
         A path in the same folder, where nothing is yet. Two processes never get the same.
@@ -36,25 +37,28 @@ def whole_file(file: Path) -> Iterator[Path]:
     new = file.with_name(f"{file.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield new
-        sync(new)
+        if synced:
+            sync(new)
         os.replace(new, file)
-        sync(file.parent)
+        if synced:
+            sync(file.parent)
     finally:
         new.unlink(missing_ok=True)
 
 
-def write_whole(file: Path, content: str | bytes) -> None:
+def write_whole(file: Path, content: str | bytes, synced: bool = True) -> None:
     """Writes a file, all of it or nothing.
 
     Args:
         file: the target; its folder is made.
         content: text is written as UTF-8.
+        synced: as for :func:`whole_file`.
 
     Raises:
         OSError: it cannot be written; a full disk is named with the way on.
     """
     data = content.encode() if isinstance(content, str) else content
-    with full_disk_named(file), whole_file(file) as new:
+    with full_disk_named(file), whole_file(file, synced) as new:
         new.write_bytes(data)
 
 

@@ -141,7 +141,7 @@ def test_ids_do_not_become_file_names(tmp_path):
 def test_a_damaged_or_lost_file_is_named(tmp_path):
     memories = disk(tmp_path)
     memories.save("a", w(1), 0)
-    (file,) = tmp_path.iterdir()
+    (file,) = tmp_path.glob("*.pt")
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     for content in (bytes(data), file.read_bytes()[:100], b""):

@@ -15,7 +15,8 @@ def disk(folder, **kwargs):
 
 
 def files(folder):
-    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    """The versions in a folder, without the notes of what is not saved yet."""
+    return sorted(path.name for path in folder.glob("*.pt"))
 
 
 def through_a_file(state):
