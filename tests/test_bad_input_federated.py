@@ -118,7 +118,7 @@ def test_a_folder_for_memories_that_cannot_be_written(fit, tmp_path, monkeypatch
 
 def test_a_full_disk_while_a_memory_is_written(fit, tmp_path, monkeypatch):
     def no_space(path, data, synced):
-        if path.exists() or len(list(path.parent.glob("*.pt"))) >= 5:  # all clients of the first round are there
+        if path.exists() or len(list(path.parent.glob("*.pt"))) >= 5:  # all of the first round are there
             raise OSError(errno.ENOSPC, "No space left on device")
         write(path, data, synced)
 
