@@ -45,6 +45,7 @@ from fedlight.callbacks.privacy_account import PrivacyAccount
 from fedlight.callbacks.round_planner import RoundPlanner
 from fedlight.callbacks.round_start import RoundStart
 from fedlight.callbacks.round_table import Row
+from fedlight.callbacks.same_federation import SameFederation
 from fedlight.callbacks.same_machine import SameMachine
 from fedlight.callbacks.step_loss import step_loss
 from fedlight.callbacks.step_schedules import StepSchedule, StepSchedules
@@ -143,9 +144,11 @@ class FederatedLoop(L.Callback):
         self._inside_round = False
         self._work = LocalWork([])
         self._start = RoundStart(self)
+        self._federation = SameFederation(self)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Refuses what cannot work and builds the clients, or has them built once the training data are there."""
+        self._federation.trains = stage == "fit"
         if stage != "fit":
             return
         round_guard.refuse_cut_rounds(trainer, self.rounds_done)
@@ -173,6 +176,7 @@ class FederatedLoop(L.Callback):
         """Takes the optimizer's parameters; a checkpoint is loaded by now, so its round is planned."""
         if isinstance(self._data, OpensLater):
             self._data.open()
+        self._federation.meet(trainer, self._data)
         train_again(pl_module, self._trained_before)
         self._parameters = federated_parameters(trainer, pl_module)
         self._run = Run(
@@ -398,6 +402,7 @@ class FederatedLoop(L.Callback):
     def remembered(self) -> dict[str, Any]:
         """Rounds done, and what algorithm and server remember; tensors in it are replaced, never changed in place."""
         return {
+            "federation": self._federation.settings,
             "rounds_done": self.rounds_done,
             "virtual_seconds": self.virtual_seconds,
             "private_rounds": [*self.privacy.rounds],
@@ -415,9 +420,11 @@ class FederatedLoop(L.Callback):
         """Goes on after the last round that was over when the checkpoint was made.
 
         Raises:
-            ValueError: an older version wrote the checkpoint inside a round, with one client's local weights.
+            ValueError: an earlier version wrote the checkpoint inside a round, with one client's local weights; or the run
+                trains, and the checkpoint is of a federation with other settings.
         """
         round_guard.refuse_inside_round(state_dict)
+        self._federation.restore(state_dict.get("federation"))
         self.rounds_done = state_dict["rounds_done"]
         self.virtual_seconds = state_dict.get("virtual_seconds", 0.0)
         self._trained_before = state_dict.get("trained", {})

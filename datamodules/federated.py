@@ -18,6 +18,7 @@ from fedlight.datamodules.rounds import ClientIndices, PooledSampler, RoundPlan
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.client import Visit
 from fedlight.federation.lower_bounds import refuse_below
+from fedlight.federation.settings_record import digest
 
 
 class FederatedDataModule(L.LightningDataModule):
@@ -98,6 +99,14 @@ class FederatedDataModule(L.LightningDataModule):
     def client_sizes(self) -> dict[str, int]:
         """Training examples of each client."""
         return self.plan.sizes()
+
+    def examples_digest(self) -> str:
+        """Of which examples each client has, and of how long they are where that is known."""
+        parts: list[Any] = []
+        for client, indices in sorted(self.client_indices.items()):
+            lengths = None if self.train_lengths is None else self.train_lengths[indices]
+            parts += [client, np.asarray(indices, dtype=np.int64), lengths]
+        return digest(*parts)
 
     def client_counts(self) -> list[ClientCount]:
         """How many examples of each label every client has, to train on and to be validated on."""

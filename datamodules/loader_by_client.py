@@ -23,6 +23,7 @@ from fedlight.datamodules.rounds import VisitSampler
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.client import Visit
 from fedlight.federation.seeding import derive_seed
+from fedlight.federation.settings_record import digest
 
 
 class LoaderByClient(_DataLoaderSource):
@@ -103,6 +104,11 @@ class LoaderByClient(_DataLoaderSource):
         """Training examples of each client that its sampler reads."""
         self.open()
         return {client: len(own) for client, own in self._indices.items()}
+
+    def examples_digest(self) -> str:
+        """Of which examples each client has, by their positions in the training set."""
+        self.open()
+        return digest(*[[client, [*map(int, own)]] for client, own in sorted(self._indices.items())])
 
     def client_counts(self) -> list[ClientCount]:
         """How many training examples every client has."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedlight.federation.settings_record import described, refuse_other_settings
 from fedlight.modules import base_model
 from fedlight.modules.adapter_folders import adapter_checksum
 
@@ -73,12 +74,9 @@ def check_optimizer_settings(saved: Mapping[str, Any], own: Mapping[str, Any]) -
         ...
         ValueError: the checkpoint was trained with lr=0.1 and goes on with it, not with lr=0.2: ...
     """
-    for name in ("lr", "optimizer", "optimizer_args", "lr_schedule"):
-        if saved.get(name) != own.get(name):
-            raise ValueError(
-                f"the checkpoint was trained with {name}={saved.get(name)} and goes on with it, not with "
-                f"{name}={own.get(name)}: give the same, or start anew from its adapter by the setting adapter"
-            )
+    names = ("lr", "optimizer", "optimizer_args", "lr_schedule")
+    was, now = ({name: described(settings.get(name)) for name in names} for settings in (saved, own))
+    refuse_other_settings(was, now, "start anew from its adapter by the setting adapter")
 
 
 def check_state(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:

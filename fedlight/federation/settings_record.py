@@ -1,0 +1,169 @@
+"""What a run was set to, as plain values: kept in a checkpoint and compared with the run that goes on from it.
+
+An object is described by its class and its settings. These are its public attributes, which asks nothing of a user's class;
+where an argument of its constructor is kept under another name, its private ones too. They are read when the run is made;
+an attribute that differs each time, such as the time of day, belongs under a private name.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from enum import Enum
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+CLASS = "class"
+MOST_ITEMS = 1000
+MOST_NAMED = 3
+
+
+def described(value: Any, seen: tuple[object, ...] = ()) -> Any:
+    """Plain values that say what ``value`` is, the same in every process.
+
+    Args:
+        value: numbers, texts, containers, functions and classes (by name), and objects of any class. Tensors and what has
+            more than 1000 items are told apart by a digest.
+        seen: the objects that it lies in, of which only the class is named again.
+
+    Example:
+        >>> from fedlight.federation.server import FedAvgM
+        >>> described({"server": FedAvgM(beta=0.5), "seed": 3})
+        {'server': {'class': 'fedlight.federation.server.FedAvgM', 'lr': 1.0, 'beta': 0.5}, 'seed': 3}
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, (np.ndarray, np.generic, Tensor)):
+        return _of_numbers(value)
+    if isinstance(value, (Path, Enum)):
+        return str(value)
+    if isinstance(value, type) or inspect.isroutine(value):
+        return _path(value)
+    if any(value is one for one in seen):
+        return {CLASS: _path(type(value))}
+    seen = (*seen, value)
+    if isinstance(value, Mapping):
+        return _short({str(key): described(item, seen) for key, item in value.items()})
+    if isinstance(value, (list, tuple, range)):
+        return _short([described(item, seen) for item in value])
+    if isinstance(value, (set, frozenset)):
+        return _short(sorted((described(item, seen) for item in value), key=repr))
+    settings = {name: described(item, seen) for name, item in _settings(value).items()}
+    return {CLASS: _path(type(value)), **settings}
+
+
+def refuse_other_settings(saved: Mapping[str, Any], own: Mapping[str, Any], remedy: str) -> None:
+    """Refuses to go on with other settings than those of a checkpoint.
+
+    Settings and attributes of an object that only one side knows are left out: another version may have more.
+
+    Args:
+        saved: settings by name, as :func:`described` gives them, in the checkpoint.
+        own: those of the run.
+        remedy: what to do instead of giving the same.
+
+    Raises:
+        ValueError: they differ; the first few settings are named, with both values.
+
+    Example:
+        >>> refuse_other_settings({"lr": 0.1}, {"lr": 0.2}, "start anew")
+        Traceback (most recent call last):
+        ...
+        ValueError: the checkpoint was trained with lr=0.1 and goes on with it, not with lr=0.2: give the same, or start anew
+    """
+    known = [name for name in saved if name in own]
+    differences = [each for name in known for each in _differences(saved[name], own[name], name)]
+    if not differences:
+        return
+    (name, was, now), *others = differences
+    also = "".join(f"; {name}={was}, not {now}" for name, was, now in others[: MOST_NAMED - 1])
+    more = f"; and {len(others) + 1 - MOST_NAMED} more" if len(others) >= MOST_NAMED else ""
+    raise ValueError(
+        f"the checkpoint was trained with {name}={was} and goes on with it, not with {name}={now}{also}{more}: "
+        f"give the same, or {remedy}"
+    )
+
+
+def constructor_arguments(of: type) -> list[str]:
+    """Names of the arguments that the constructor takes, also of those that it passes on to the classes above it.
+
+    Example:
+        >>> from fedlight.federation.server import FedAvgM
+        >>> constructor_arguments(FedAvgM)
+        ['lr', 'beta']
+    """
+    names: list[str] = []
+    for cls in of.__mro__[:-1]:
+        if "__init__" not in vars(cls):
+            continue
+        parameters = [*inspect.signature(vars(cls)["__init__"]).parameters.values()][1:]
+        others = [p for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        names += [p.name for p in parameters if p not in others]
+        if not others:
+            break
+    return names
+
+
+def digest(*parts: Any) -> str:
+    """16 hexadecimal digits of plain values and arrays.
+
+    Example:
+        >>> digest("a", np.array([1, 2])) == digest("a", np.array([1, 3]))
+        False
+    """
+    found = blake2b(digest_size=8)
+    for part in parts:
+        content = (
+            np.ascontiguousarray(part).tobytes() if isinstance(part, np.ndarray) else repr(part).encode()
+        )
+        found.update(len(content).to_bytes(8, "big") + content)
+    return found.hexdigest()
+
+
+def _differences(saved: Any, own: Any, name: str) -> list[tuple[str, Any, Any]]:
+    if isinstance(saved, Mapping) and isinstance(own, Mapping):
+        if saved.get(CLASS) != own.get(CLASS):
+            return [(name, saved.get(CLASS, saved), own.get(CLASS, own))]
+        is_object = CLASS in saved
+        names = [key for key in {**saved, **own} if not is_object or (key in saved and key in own)]
+        inner = [
+            _differences(saved.get(key, "nothing"), own.get(key, "nothing"), f"{name}.{key}") for key in names
+        ]
+        return [each for differences in inner for each in differences]
+    if isinstance(saved, list) and isinstance(own, list) and len(saved) == len(own):
+        inner = [_differences(a, b, f"{name}[{i}]") for i, (a, b) in enumerate(zip(saved, own, strict=True))]
+        return [each for differences in inner for each in differences]
+    same = saved == own or (saved != saved and own != own)  # NaN is NaN
+    return [] if same else [(name, _brief(saved), _brief(own))]
+
+
+def _short(value: Any) -> Any:
+    return value if len(value) <= MOST_ITEMS else f"{len(value)} items, digest {digest(value)}"
+
+
+def _brief(value: Any) -> Any:
+    return value.get(CLASS, value) if isinstance(value, Mapping) else value
+
+
+def _settings(value: Any) -> dict[str, Any]:
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    attributes = getattr(value, "__dict__", {})
+    public = {name: item for name, item in attributes.items() if not name.startswith("_")}
+    unknown = [name for name in constructor_arguments(type(value)) if name not in public]
+    return {name.lstrip("_"): item for name, item in attributes.items()} if unknown else public
+
+
+def _of_numbers(value: Any) -> Any:
+    array = value.detach().cpu() if isinstance(value, Tensor) else np.asarray(value)
+    if array.ndim == 0:
+        return array.item()
+    kind, shape = str(array.dtype).removeprefix("torch."), tuple(array.shape)
+    return f"{kind} {shape} {digest(array.tolist())}"
+
+
+def _path(of: Any) -> str:
+    return f"{getattr(of, '__module__', '')}.{getattr(of, '__qualname__', type(of).__name__)}"

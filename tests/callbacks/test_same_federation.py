@@ -1,0 +1,242 @@
+"""A run goes on with the federation of its checkpoint, or says which setting is another one."""
+
+import logging
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from fleets import make_fleet
+from plain_lightning import Numbers, assert_equal, module, ten_clients, trainer, weights
+from torch.utils.data import DataLoader
+
+from fedlight.by_client import ByClient
+from fedlight.callbacks.federated_loop import FederatedLoop
+from fedlight.callbacks.same_federation import MAY_CHANGE
+from fedlight.datamodules.federated_wrapper import FederatedWrapper
+from fedlight.federation.aggregation import TrimmedMean
+from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedprox import FedProx
+from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.codecs import Quantize, TopK
+from fedlight.federation.memory import ClientMemories
+from fedlight.federation.server import FedAdam, FedAvgM
+from fedlight.federation.settings_record import constructor_arguments
+from fedlight.federation.wire import Wire
+
+
+class Trained(L.Callback):
+    """Notes that training has started."""
+
+    started = False
+
+    def on_train_start(self, trainer, pl_module):
+        self.started = True
+
+
+class Own(FedAvg):
+    """A user's algorithm; what it is given it calls otherwise."""
+
+    def __init__(self, temperature):
+        super().__init__()
+        self._t = temperature
+
+
+def run(rounds=1, ckpt_path=None, data=None, callbacks=(), settings=None, **loop):
+    model = module()
+    fit = trainer(
+        rounds,
+        [FederatedLoop(**{"clients_per_round": 3, "local_steps": 2, **loop}), *callbacks],
+        **(settings or {}),
+    )
+    data = data or FederatedWrapper(Numbers(), ten_clients)
+    fit.fit(model, data, ckpt_path=ckpt_path, weights_only=True)
+    return model, fit
+
+
+def other(folder):
+    """Settings of the run, of the one that goes on, and what is said."""
+    fleets = [make_fleet(folder / str(gib), phone={"memory_gib": gib}) for gib in (4, 8)]
+    class_of = "fedlight.federation.algorithms"
+    return {
+        "clients_per_round": ({}, {"clients_per_round": 4}, "federated.clients_per_round=3", "=4"),
+        "local_steps": ({}, {"local_steps": None}, "federated.local_steps=2", "=None"),
+        "seed": ({"seed": 1}, {"seed": 2}, "federated.seed=1", "=2"),
+        "over_selection": (
+            {"fleet": fleets[0]},
+            {"fleet": fleets[0], "over_selection": 1.5},
+            "federated.over_selection=1.0",
+            "=1.5",
+        ),
+        "class": (
+            {},
+            {"algorithm": FedProx(0.1)},
+            f"federated.algorithm={class_of}.fedavg.FedAvg",
+            "FedProx",
+        ),
+        "needs more": (
+            {},
+            {"algorithm": Scaffold()},
+            f"federated.algorithm={class_of}.fedavg.FedAvg",
+            "Scaffold",
+        ),
+        "mu": (
+            {"algorithm": FedProx(0.1)},
+            {"algorithm": FedProx(0.2)},
+            "federated.algorithm.mu=0.1",
+            "=0.2",
+        ),
+        "weighting": (
+            {"algorithm": FedAvg()},
+            {"algorithm": FedAvg("uniform")},
+            "federated.algorithm.weighting=unbiased",
+            "=uniform",
+        ),
+        "a user's": ({"algorithm": Own(1.0)}, {"algorithm": Own(2.0)}, "federated.algorithm.t=1.0", "=2.0"),
+        "server": (
+            {"server": FedAvgM(beta=0.5)},
+            {"server": FedAvgM(beta=0.9)},
+            "federated.server.beta=0.5",
+            "=0.9",
+        ),
+        "server's class": ({"server": FedAdam()}, {"server": FedAvgM()}, "federated.server=", "FedAvgM"),
+        "channel": ({"channel": Wire(up=TopK(0.1))}, {"channel": Wire(up=TopK(0.2))}, ".share=0.1", "=0.2"),
+        "chain": (
+            {"channel": Wire(up=TopK(0.1))},
+            {"channel": Wire(up=[TopK(0.1), Quantize("int8")])},
+            "federated.channel.up_codecs=",
+            "Quantize",
+        ),
+        "aggregation": ({}, {"aggregation": TrimmedMean(0.2)}, "federated.aggregation=None", "TrimmedMean"),
+        "buffers": ({}, {"buffers": "local"}, "federated.buffers=", "LocalBuffers"),
+        "fleet": (
+            {"fleet": fleets[0]},
+            {"fleet": fleets[1]},
+            "federated.fleet.devices.phone.memory_gib=4",
+            "=8",
+        ),
+        "deadline": (
+            {"fleet": fleets[0]},
+            {"fleet": fleets[0], "deadline_seconds": 9.5},
+            "federated.deadline_seconds=None",
+            "=9.5",
+        ),
+        "accumulation": (
+            {},
+            {"settings": {"accumulate_grad_batches": 2}},
+            "trainer.accumulate_grad_batches=1",
+            "=2",
+        ),
+    }
+
+
+@pytest.mark.parametrize("which", range(18))
+def test_another_setting_is_refused_by_its_name(which, tmp_path):
+    name, (was, now, *said) = list(other(tmp_path).items())[which]
+    _, fit = run(**was)
+    fit.save_checkpoint(tmp_path / "one.ckpt")
+    trained = Trained()
+    with pytest.raises(ValueError, match="give the same, or start anew, without the checkpoint") as refused:
+        run(2, tmp_path / "one.ckpt", callbacks=[trained], **now)
+    before, _, after = str(refused.value).partition(" and goes on with it, not with ")
+    assert said[0] in before, name
+    assert said[1] in after, name
+    assert not trained.started
+    run(2, tmp_path / "one.ckpt", **was)
+
+
+def without_the_last(dataset):
+    return {name: rows for name, rows in ten_clients(dataset).items() if name != "c9"}
+
+
+def sizes_changed(dataset):
+    clients = ten_clients(dataset)
+    return clients | {"c0": clients["c0"][:-1], "c7": np.append(clients["c7"], clients["c0"][-1])}
+
+
+def exchanged(dataset):
+    clients = ten_clients(dataset)
+    return clients | {
+        "c0": np.append(clients["c0"][:-1], clients["c7"][-1]),
+        "c7": np.append(clients["c7"][:-1], clients["c0"][-1]),
+    }
+
+
+class Larger(Numbers):
+    """Batches of another size."""
+
+    def train_dataloader(self):
+        return DataLoader(self.data, batch_size=6, shuffle=True)
+
+
+def wrapped(clients=ten_clients, data=Numbers):
+    return FederatedWrapper(data(), clients), ()
+
+
+def by_client(clients=ten_clients, data=Numbers):
+    return data(), (ByClient(clients),)
+
+
+OTHER_DATA = [
+    ({"clients": without_the_last}, "data.clients=10 and goes on with it, not with data.clients=9"),
+    ({"clients": sizes_changed}, "data.client_sizes=digest"),
+    ({"clients": exchanged}, "data.client_examples=digest"),
+    ({"data": Larger}, "data.batches_in_a_pass="),
+]
+
+
+@pytest.mark.parametrize("kind", [wrapped, by_client])
+@pytest.mark.parametrize(("changes", "said"), OTHER_DATA)
+def test_other_data_are_refused(kind, changes, said, tmp_path):
+    def federated(**changes):
+        data, callbacks = kind(**changes)
+        return {"data": data, "callbacks": callbacks}
+
+    _, fit = run(**federated())
+    fit.save_checkpoint(tmp_path / "one.ckpt")
+    with pytest.raises(ValueError, match=f"the checkpoint was trained with {said}"):
+        run(2, tmp_path / "one.ckpt", **federated(**changes))
+    run(2, tmp_path / "one.ckpt", **federated())
+
+
+def test_what_changes_no_result_may_change(tmp_path):
+    whole, fit = run(3)
+    _, fit = run(2)
+    fit.save_checkpoint(tmp_path / "two.ckpt")
+    again, _ = run(
+        3,
+        tmp_path / "two.ckpt",
+        memory=ClientMemories(str(tmp_path / "elsewhere"), limit_mib=1, keep=3),
+        settings={"log_every_n_steps": 1, "default_root_dir": tmp_path / "there"},
+    )
+    assert_equal(weights(whole), weights(again))
+
+
+def test_who_evaluates_a_checkpoint_is_not_asked_how_it_was_trained(tmp_path):
+    model, fit = run()
+    fit.save_checkpoint(tmp_path / "one.ckpt")
+    loop = FederatedLoop(FedProx(0.5), clients_per_round=7, seed=4)
+    loss = trainer(1, [loop]).validate(module(), Numbers(), ckpt_path=tmp_path / "one.ckpt", verbose=False)
+    assert loss == trainer(1).validate(model, Numbers(), verbose=False)
+
+
+def test_a_checkpoint_of_before_the_record_is_gone_on_from_and_that_is_said(tmp_path, caplog):
+    whole, _ = run(2)
+    _, fit = run(1)
+    fit.save_checkpoint(tmp_path / "one.ckpt")
+    checkpoint = torch.load(tmp_path / "one.ckpt", weights_only=True)
+    settings = checkpoint["callbacks"]["FederatedLoop"].pop("federation")
+    assert settings["federated.clients_per_round"] == 3
+    torch.save(checkpoint, tmp_path / "one.ckpt")
+    with caplog.at_level(logging.INFO):
+        again, _ = run(2, tmp_path / "one.ckpt")
+    assert "the checkpoint does not say of which federation it is" in caplog.text
+    assert_equal(weights(whole), weights(again))
+
+
+def test_every_argument_of_the_loop_is_recorded_and_kept_under_its_name():
+    arguments = {*constructor_arguments(FederatedLoop)} - {*MAY_CHANGE}
+    loop = FederatedLoop(algorithm=Algorithm())
+    assert {f"federated.{name}" for name in arguments} == loop._federation.settings.keys()
+    assert all(hasattr(loop, name) for name in arguments)
