@@ -166,6 +166,7 @@ class FederatedLoop(L.Callback):
     def _meet_clients(self, trainer: L.Trainer) -> None:
         self.clients = build_clients(self._data.client_sizes())
         round_guard.check_cohort(self.clients_per_round, len(self.clients))
+        self.privacy.check(len(self.clients))
         self._rounds = RoundPlanner(
             *(self.algorithm, self._data, self.clients, self.clients_per_round, self.over_selection),
             *(self.local_steps, partial(round_schedule.batches_per_step, trainer), self.seed),

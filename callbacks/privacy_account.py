@@ -4,9 +4,6 @@ from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.channel import Channel
 from fedlight.federation.privacy import Private
 
-DELTA = 1e-5
-"""Chance that the epsilon that is logged does not hold; it should be below one over the number of clients."""
-
 
 class PrivacyAccount:
     """Counts the rounds, and says epsilon after them.
@@ -24,29 +21,47 @@ class PrivacyAccount:
 
     def __init__(self, aggregation: Aggregation | None, channel: Channel) -> None:
         self.rounds: list[tuple[int, int]] = []
-        parts = (("epsilon", aggregation), ("epsilon_local", channel))
-        self._parts: dict[str, Private] = {}
-        for name, part in parts:
-            if isinstance(part, Private) and part.epsilon(DELTA, []) is not None:
-                self._parts[name] = part
+        parts = {"": aggregation, "_local": channel}
+        self._parts = {
+            end: (part, part.delta) for end, part in parts.items() if isinstance(part, Private) and part.delta
+        }
+        for part, delta in self._parts.values():
+            part.epsilon(delta, [])
 
     @property
     def is_private(self) -> bool:
         """Whether something of the run promises differential privacy."""
         return bool(self._parts)
 
+    def check(self, clients: int) -> None:
+        """Refuses a delta that promises too little.
+
+        Raises:
+            ValueError: it is one over the number of clients or more, so that giving away one of them whole would be private.
+        """
+        for part, delta in self._parts.values():
+            if delta * clients >= 1:
+                raise ValueError(
+                    f"{type(part).__name__}: delta={delta:g} is not below one over the {clients:,} clients, so that giving "
+                    f"away all that one of them holds would count as private: set it to {0.1 / clients:.0e} or less"
+                )
+
     def after_round(self, sampled: int, clients: int) -> dict[str, float]:
-        """Counts a round, and gives epsilon at delta 1e-5 after it.
+        """Counts a round, and gives epsilon after it.
 
         Args:
             sampled: clients that were asked, also those that dropped out.
             clients: clients that could have been.
 
         Returns:
-            ``epsilon`` towards those who see the models, ``epsilon_local`` towards the server; absent where nothing is
-            private.
+            ``epsilon`` and ``delta`` towards those who see the models, ``epsilon_local`` and ``delta_local`` towards the
+            server; absent where nothing is private.
         """
         if self._parts:
             self.rounds.append((sampled, clients))
-        found = {name: part.epsilon(DELTA, self.rounds) for name, part in self._parts.items()}
-        return {name: value for name, value in found.items() if value is not None}
+        found = {}
+        for end, (part, delta) in self._parts.items():
+            epsilon = part.epsilon(delta, self.rounds)
+            if epsilon is not None:
+                found |= {f"epsilon{end}": epsilon, f"delta{end}": delta}
+        return found

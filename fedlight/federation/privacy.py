@@ -28,12 +28,21 @@ from fedlight.federation.client import Update
 from fedlight.federation.codecs import Codec, Side
 from fedlight.federation.state import State
 
+DELTA = 1e-5
 MISSING = "privacy needs the accountant dp-accounting: pip install 'fedlight[privacy]'"
 
 
 @runtime_checkable
 class Private(Protocol):
-    """What can say how much of a client may have leaked."""
+    """What can say how much of a client may have leaked.
+
+    Attributes:
+        delta: chance that the epsilon which is logged does not hold; None if nothing private is in it.
+    """
+
+    @property
+    def delta(self) -> float | None:
+        """See above."""
 
     def epsilon(self, delta: float, rounds: Sequence[tuple[int, int]]) -> float | None:
         """Epsilon at ``delta`` after rounds of (clients sampled, clients); None if nothing private is in it."""
@@ -50,6 +59,7 @@ class PrivateMean(Aggregation):
         noise_multiplier: standard deviation of the noise in the sum over ``clip_norm``, at least 0; in the mean over n
             clients it is ``noise_multiplier * clip_norm / n`` for each coordinate.
         secret_sampling: whether nobody outside the server learns who took part in a round; it makes epsilon smaller.
+        delta: chance that the epsilon which is logged does not hold, above 0 and below one over the number of clients.
 
     Raises:
         ValueError: a value is out of its range.
@@ -62,11 +72,15 @@ class PrivateMean(Aggregation):
         [1.5, 2.5]
     """
 
-    def __init__(self, clip_norm: float, noise_multiplier: float, secret_sampling: bool = True) -> None:
+    def __init__(
+        self, clip_norm: float, noise_multiplier: float, secret_sampling: bool = True, delta: float = DELTA
+    ) -> None:
         _check(clip_norm, noise_multiplier)
+        _check_delta(delta)
         self.clip_norm = clip_norm
         self.noise_multiplier = noise_multiplier
         self.secret_sampling = secret_sampling
+        self.delta = delta
         self._sum: State = {}
         self._senders: Counter[str] = Counter()
         self._clients: set[str] = set()
@@ -122,6 +136,7 @@ class ClipAndNoise(Codec):
     Args:
         clip_norm: largest L2 norm of the whole movement, all tensors together, above 0.
         noise_multiplier: standard deviation of each coordinate's noise over ``clip_norm``, at least 0.
+        delta: chance that the epsilon which is logged does not hold, above 0 and below one over the number of clients.
 
     Raises:
         ValueError: a value is out of its range.
@@ -133,10 +148,12 @@ class ClipAndNoise(Codec):
 
     movements_only = True
 
-    def __init__(self, clip_norm: float, noise_multiplier: float) -> None:
+    def __init__(self, clip_norm: float, noise_multiplier: float, delta: float = DELTA) -> None:
         _check(clip_norm, noise_multiplier)
+        _check_delta(delta)
         self.clip_norm = clip_norm
         self.noise_multiplier = noise_multiplier
+        self.delta = delta
 
     def encode(self, values: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Side]:
         """The clipped values, with noise."""

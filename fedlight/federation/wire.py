@@ -93,6 +93,12 @@ class Wire(Channel):
         """Those of the encoded movement, measured once per layout."""
         return self._bytes(state, self.up_codecs, "up")
 
+    @property
+    def delta(self) -> float | None:
+        """Of the noise on the way up; None if there is none."""
+        first = self.up_codecs[0] if self.up_codecs else None
+        return first.delta if isinstance(first, ClipAndNoise) else None
+
     def epsilon(self, delta: float, rounds: Sequence[tuple[int, int]]) -> float | None:
         """Local privacy of a client that took part in all these rounds; None if the way up adds no noise.
 

@@ -189,6 +189,9 @@ def test_ranges(make):
     for noise_multiplier in (-0.1, math.inf, math.nan):
         with pytest.raises(ValueError, match=f"noise_multiplier={noise_multiplier} "):
             make(1.0, noise_multiplier)
+    for delta in (0.0, 1.0, -1e-5, math.nan):
+        with pytest.raises(ValueError, match=f"delta={delta} "):
+            make(1.0, 1.0, delta=delta)
     for delta in (0.0, 1.0):
         with pytest.raises(ValueError, match=f"delta={delta} "):
             make(1.0, 1.0).epsilon(delta, [])
