@@ -13,9 +13,27 @@ from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.client import Update, Visit
 from fedlight.federation.divergence import Diverged
 from fedlight.federation.module_buffers import Buffers
+from fedlight.federation.server import ServerOptimizer
 from fedlight.federation.state import State
 
 logger = logging.getLogger("fedlight")
+
+
+def refuse_lost_model(state: State, round_idx: int, server: ServerOptimizer) -> None:
+    """Raises ``ValueError`` where the server's step has made a global model that is not finite, of movements that are.
+
+    Args:
+        state: the new global state.
+        round_idx: the round.
+        server: whose step it was.
+    """
+    for name, value in state.items():
+        if not value.isfinite().all():
+            raise ValueError(
+                f"round {round_idx + 1}: {name} of the global model is not finite after the step of "
+                f"{type(server).__name__}, so the run ends with the global model of the round before: lower "
+                f"federated.server.lr={server.lr}, or the learning rate of the clients"
+            )
 
 
 class Contributions:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedlight.callbacks import next_round, round_guard, round_schedule
 from fedlight.callbacks.buffers import Policy, buffer_policy
-from fedlight.callbacks.contributions import Contributions
+from fedlight.callbacks.contributions import Contributions, refuse_lost_model
 from fedlight.callbacks.device_emulation import DeviceEmulation, check_device_settings
 from fedlight.callbacks.exchange import Exchange
 from fedlight.callbacks.federated_parameters import (
@@ -351,7 +351,9 @@ class FederatedLoop(L.Callback):
             "trainer.gradient_clip_val": trainer.gradient_clip_val,
         }
         movement = self.algorithm.finish_round(self._contributions.result(hints))
-        write(self.server.step(self._global, movement), self._parameters)
+        state = self.server.step(self._global, movement)
+        refuse_lost_model(state, self.rounds_done, self.server)
+        write(state, self._parameters)
         self.buffers.finish_round()
         self._schedules.finish_round(module)
         self._loss_scale.finish_round()

@@ -187,9 +187,9 @@ def test_liars_do_not_move_a_selector_under_the_median():
 
     everyone = {"clients_per_round": len(SIGNS), "rounds": 10}
     robust, _ = run(Attacked(0, 30), **everyone, aggregation=CoordinateMedian())
-    naive, _ = run(Attacked(0, 30), **everyone)
+    naive, _ = run(Attacked(0, 30), **everyone | {"rounds": 3})
     assert max(value.abs().max() for value in weights(robust).values()) < 4
-    assert not max(value.abs().max() for value in weights(naive).values()) < 1e6
+    assert max(value.abs().max() for value in weights(naive).values()) > 1e6
 
 
 def test_control_variates_within_groups_are_refused():

@@ -182,6 +182,24 @@ def test_resumed_equals_uninterrupted(tmp_path, policy, limit_mib):
             assert_equal(own[client] or {}, again_own[client] or {})
 
 
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+@pytest.mark.parametrize("policy", ["average", "local"])
+def test_a_round_that_was_stopped_is_done_again_from_the_servers_buffers(tmp_path, policy):
+    def whole(folder, ckpt_path=None):
+        save = ModelCheckpoint(folder, save_top_k=-1, every_n_train_steps=1, filename="{step}")
+        settings = {"enable_checkpointing": True, "default_root_dir": tmp_path}
+        model, loop, _ = run(2, callbacks=[save], ckpt_path=ckpt_path, settings=settings, buffers=policy)
+        return state_of(model), {client: loop.own_state(client) or {} for client in loop.clients}
+
+    state, own = whole(tmp_path / "whole")
+    for step in (3, 9, 10):
+        again, again_own = whole(tmp_path / str(step), tmp_path / "whole" / f"step={step}.ckpt")
+        assert_equal(state, again)
+        for client in own:
+            assert_equal(own[client], again_own[client])
+
+
 @pytest.mark.parametrize("server", [{}, {"server": FedAvgM(lr=5.0)}, {"algorithm": FedAvg("uniform")}])
 def test_a_variance_stays_a_mean_whatever_the_server_does(server):
     model, _, seen = run(4, buffers="average", **server)

@@ -34,7 +34,7 @@ from fedlight.federation.client import Update, Visit
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.memory import ClientMemories
 from fedlight.federation.privacy import PrivateMean
-from fedlight.federation.server import FedAdam, FedAvgM
+from fedlight.federation.server import Average, FedAdam, FedAvgM
 from fedlight.federation.wire import Wire
 
 NAN, INF = float("nan"), float("inf")
@@ -253,6 +253,23 @@ def test_a_client_may_diverge_and_others_go_on_after_a_resume(tmp_path, bad):
         again, also = whole(tmp_path / str(number), tmp_path / "whole" / f"epoch={number}.ckpt")
         assert_equal(state, again)
         torch.testing.assert_close(remembered, also, rtol=0, atol=0)
+
+
+def test_a_server_that_leaves_the_numbers_ends_the_run_with_the_last_good_model():
+    """Its clients are fine; the second step is more than fp32 can hold."""
+
+    class Overshoots(Average):
+        def step(self, state, movement):
+            state, self.lr = super().step(state, movement), 1e300
+            return state
+
+    good, _ = run(bomb(never), rounds=1)
+    model = bomb(never)
+    with pytest.raises(
+        ValueError, match=r"round 2: net\.\S+ of the global model is not finite after the step of Overshoots"
+    ):
+        run(model, server=Overshoots())
+    assert_equal(weights(model), weights(good))
 
 
 # Several visits of a client in a round
