@@ -38,7 +38,12 @@ class LocalWork:
         self._backward_since_step = False
         self._losses: list[Tensor] = []
         self._started = time.perf_counter()
-        self._hooks = [optimizer.register_step_post_hook(self._stepped) for optimizer in optimizers]
+        self._depth: dict[int, int] = defaultdict(int)
+        self._hooks = []
+        for optimizer in optimizers:
+            _check_hooks(optimizer)
+            self._hooks.append(optimizer.register_step_pre_hook(self._steps_now))
+            self._hooks.append(optimizer.register_step_post_hook(self._stepped))
 
     def announce(self, optimizer: Optimizer) -> None:
         """Lightning says that this optimizer will step; it says so at each evaluation of the closure.
@@ -48,8 +53,14 @@ class LocalWork:
         self._backward_since_step = False
         self._announced.add(id(optimizer))
 
+    def _steps_now(self, optimizer: Optimizer, *_: Any) -> None:
+        self._depth[id(optimizer)] += 1
+
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
         """Counts an optimizer step and its learning rates; a scheduler changes them afterwards."""
+        self._depth[id(optimizer)] -= 1
+        if self._depth[id(optimizer)]:  # a subclass's step has called that of its class
+            return
         if self._changes_gradients and id(optimizer) not in self._announced:
             raise ValueError(
                 f"training_step stepped its {type(optimizer).__name__} past Lightning, so {self._changes_gradients} could "
@@ -62,7 +73,7 @@ class LocalWork:
         self._backward_since_step = False
         self._steps += 1
         self._lr = _first_rate(self._optimizers)
-        rates = tuple(float(group["lr"]) for group in optimizer.param_groups)
+        rates = tuple(learning_rate(group) for group in optimizer.param_groups)
         number = next(i for i, one in enumerate(self._optimizers) if one is optimizer)
         self.rates[number].append(rates)
         for group, lr in zip(optimizer.param_groups, rates, strict=True):
@@ -100,5 +111,19 @@ class LocalWork:
         return Work(self._steps, self._lr, mean_loss, time.perf_counter() - self._started, lr_sums)
 
 
+def learning_rate(group: Mapping[str, Any]) -> float:
+    """Of an optimizer's group; 0 where it has none, as an optimizer that finds its own."""
+    return float(group.get("lr") or 0.0)
+
+
 def _first_rate(optimizers: Sequence[Optimizer]) -> float:
-    return float(optimizers[0].param_groups[0]["lr"]) if optimizers else 0.0
+    return learning_rate(optimizers[0].param_groups[0]) if optimizers else 0.0
+
+
+def _check_hooks(optimizer: Optimizer) -> None:
+    kind = type(optimizer)
+    if not hasattr(optimizer, "_optimizer_step_post_hooks") or not getattr(kind.step, "hooked", False):
+        raise ValueError(
+            f"{kind.__name__} does not call torch.optim.Optimizer.__init__, so its steps cannot be counted: call "
+            "super().__init__(params, defaults) in it, or take another optimizer"
+        )

@@ -40,7 +40,7 @@ class Work:
 
     Attributes:
         num_steps: optimizer steps, of all optimizers.
-        lr: the learning rate of the last step, of the first optimizer's first group.
+        lr: the learning rate of the last step, of the first optimizer's first group; 0 where it has none.
         mean_loss: over the batches; None where the module returned none.
         seconds: of wall time.
         lr_sums: by name of each trained parameter, the sum of the learning rates of the steps that its optimizer took.

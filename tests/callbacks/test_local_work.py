@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import lightning as L
 import pytest
 import torch
-from plain_lightning import Numbers, Regression, federate, module, ten_clients, trainer, weights
+from plain_lightning import Numbers, Regression, assert_equal, federate, module, ten_clients, trainer, weights
 from torch import nn
 from written_out import LR, assert_close, combined, doubled, gradients, recorded
 
@@ -263,3 +263,69 @@ def test_optimizers_are_left_as_they_were_also_when_a_visit_breaks_off():
         with broken:
             fit.fit(model, FederatedWrapper(Numbers(), ten_clients))
         assert not fit.optimizers[0]._optimizer_step_post_hooks
+
+
+class OnTop(torch.optim.SGD):
+    """Calls the step of its class, whose hooks torch has installed as well."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+class WithoutRate(torch.optim.SGD):
+    """As Adafactor with a rate of its own: its group has none."""
+
+    def __init__(self, params):
+        super().__init__(params, lr=LR)
+        self.param_groups[0]["lr"] = None
+
+    def step(self, closure=None):
+        self.param_groups[0]["lr"] = LR
+        loss = super().step(closure)
+        self.param_groups[0]["lr"] = None
+        return loss
+
+
+class Around(torch.optim.Optimizer):
+    """Wraps another and never makes itself one, as some versions of Lookahead do."""
+
+    def __init__(self, params):
+        self.inner = torch.optim.SGD(params, lr=LR)
+        self.param_groups, self.state, self.defaults = self.inner.param_groups, self.inner.state, {}
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+    def state_dict(self):
+        return self.inner.state_dict()
+
+
+def with_optimizer(make):
+    class Model(Regression):
+        def configure_optimizers(self):
+            return make(self.parameters())
+
+    return seeded(Model, "", 0, 0.0)
+
+
+def test_a_step_that_calls_the_step_of_its_class_is_one_step():
+    torch.optim.SGD([nn.Parameter(torch.zeros(1))])  # installs torch's hooks at the class
+    plain, _ = federate(rounds=2, model=module(optimizer="SGD", lr=LR, dropout=0.0), algorithm=Scaffold())
+    model, loop = federate(
+        rounds=2, model=with_optimizer(lambda params: OnTop(params, lr=LR)), algorithm=Scaffold()
+    )
+    assert [row["steps"] for row in loop.visit_records] == [2, 2, 2]
+    assert_equal(weights(plain), weights(model))
+
+
+def test_an_optimizer_without_a_rate_trains_and_scaffold_refuses_it():
+    plain, _ = federate(rounds=2, model=module(optimizer="SGD", lr=LR, dropout=0.0))
+    model, _ = federate(rounds=2, model=with_optimizer(WithoutRate))
+    assert_equal(weights(plain), weights(model))
+    with pytest.raises(ValueError, match="learning rates, and WithoutRate has none"):
+        federate(model=with_optimizer(WithoutRate), algorithm=Scaffold())
+
+
+def test_an_optimizer_whose_steps_cannot_be_counted_is_refused():
+    with pytest.raises(ValueError, match=r"Around does not call torch.optim.Optimizer.__init__"):
+        federate(model=with_optimizer(Around))

@@ -71,6 +71,12 @@ class Scaffold(Algorithm):
                 "Scaffold divides a movement by its learning rates, and LBFGS moves by many evaluations in a step: take "
                 "torch.optim.SGD, or another algorithm"
             )
+        own_rates = [o for o in federation.optimizers if any(g.get("lr") is None for g in o.param_groups)]
+        if own_rates:
+            raise ValueError(
+                f"Scaffold divides a movement by its learning rates, and {type(own_rates[0]).__name__} has none: give it "
+                "one, or take another algorithm"
+            )
         taken = [name for name, _ in federation.module.named_parameters() if name.startswith(PREFIX)]
         if taken:
             raise ValueError(f"{taken[0]} is named as Scaffold names its controls: rename the submodule")
