@@ -12,7 +12,7 @@ import re
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +23,7 @@ import numpy as np
 from fedlight.datamodules.embedding_cache import EmbeddingCache
 from fedlight.datamodules.progress_bar import progress_bar
 from fedlight.datamodules.sentence_folder import content_digest, find_folder, most_tokens
+from fedlight.federation.needs import Model, Need
 
 KEPT_AT_ONCE = 1024  # texts that an interruption loses at most
 
@@ -148,6 +149,11 @@ class SentenceEncoder(Encoder):
         self.device = device
         self.trust_remote_code = trust_remote_code
         self._network: Any = None
+
+    @classmethod
+    def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
+        """The model."""
+        return [Model(settings["model"], is_encoder=True)]
 
     @cached_property
     def folder(self) -> Path:

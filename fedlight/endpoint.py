@@ -15,6 +15,7 @@ from fedlight.answer_cache import AnswerCache
 from fedlight.chat_answer import Answer
 from fedlight.chat_server import ChatServer
 from fedlight.datamodules.augmentation import settings_of
+from fedlight.federation.needs import Need, Server
 from fedlight.federation.seeding import derive_seed
 from fedlight.in_threads import in_threads
 from fedlight.request_costs import Costs, Limits, Prices, costs_of
@@ -172,6 +173,11 @@ class ChatEndpoint(TextGenerator):
         self._server = ChatServer(base_url, api_key_variable, timeout_seconds, retries, wait_seconds)
         self._cache = AnswerCache(cache)
         self.sends_to = self._server.outside
+
+    @classmethod
+    def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
+        """The server, and the key to it."""
+        return [Server(settings["base_url"], settings["api_key_variable"])]
 
     def complete(self, prompts: Sequence[str], draw: int = 0) -> list[str]:
         """Answers each prompt; see `TextGenerator`.

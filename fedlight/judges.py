@@ -1,6 +1,6 @@
 """Judges of pairs of answers: the embedded world's oracle, and a trained selector. See `fedlight.evaluation.judge`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from fedlight.datamodules.text import load_tokenizer, pad_id
 from fedlight.datamodules.votes import Comparison
 from fedlight.evaluation.judge import Fields, Judge, check_slots
 from fedlight.evaluation.win_rate import win_rate
+from fedlight.federation.needs import Model, Need
 from fedlight.modules.selector import SelectorModule, check_odd
 from fedlight.toy.oracle import Oracle
 
@@ -128,6 +129,11 @@ class SelectorJudge(Judge):
         self._selector = SelectorModule(model, base=base, choices=choices, adapter=adapter, dtype=dtype)
         self._tokenizer: Any = None
         check_odd(len(self._selector.adapter_names))  # looks into the folder now, not at the first pair
+
+    @classmethod
+    def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
+        """The model."""
+        return [Model(settings["model"])]
 
     def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
         """Who is better, pair by pair; see `fedlight.evaluation.judge`.

@@ -5,7 +5,8 @@ think before it answers, give `fedlight.chat_judge.ChatJudge` a `fedlight.augmen
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -13,6 +14,7 @@ from fedlight.augmentation.local_generator import make_ready
 from fedlight.datamodules.templates import Template
 from fedlight.evaluation.judge import Fields, Judge, check_slots
 from fedlight.evaluation.tasks.model import Likelihood
+from fedlight.federation.needs import Model, Need
 from fedlight.modules.sft import SFTModule
 from fedlight.pairwise import AT_ONCE, WORDS, pairwise_prompt
 
@@ -71,6 +73,11 @@ class LocalJudge(Judge):
         self._module = SFTModule(
             model, base=base, dtype=dtype, adapter=adapter, trust_remote_code=trust_remote_code
         )
+
+    @classmethod
+    def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
+        """The model."""
+        return [Model(settings["model"])]
 
     def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
         """What the model says of our answers, shown first; see `fedlight.evaluation.judge`.

@@ -100,7 +100,7 @@ def _required(key: str, path: str | None, names: list[str], in_list: bool) -> st
 
 def _example(of: Any, name: str) -> str:
     try:
-        return EXAMPLES.get(get_type_hints(of.__init__).get(name), name.upper())
+        return EXAMPLES.get(get_type_hints(of.__init__).get(name, type), name.upper())
     except (AttributeError, NameError, TypeError):
         return name.upper()
 
@@ -127,7 +127,8 @@ def _or_near(name: str, message: str) -> str:
 
 
 def _concrete(base: Any) -> Iterator[type]:
-    for child in base.__subclasses__() if isinstance(base, type) else ():
+    children: list[type] = base.__subclasses__() if isinstance(base, type) else []
+    for child in children:
         if not inspect.isabstract(child):
             yield child
         yield from _concrete(child)

@@ -4,16 +4,17 @@ The base is loaded in ``configure_model``, that is, not before it is needed. Che
 description of the base, which is read again from its own folder.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning import LightningModule
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from fedlight.evaluation.tasks.model import Likelihood
+from fedlight.federation.needs import Model, Need
 from fedlight.federation.seeding import derive_seed
 from fedlight.modules import adapter_folders, adapters, base_model, checkpoints, scoring, skeleton
 from fedlight.modules.generation import complete, fits
@@ -95,6 +96,11 @@ class LanguageModule(LightningModule):
         self.tokenizer: Any = None
         self.base: dict[str, Any] = {}
         self._told_of_length = False
+
+    @classmethod
+    def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
+        """The model."""
+        return [Model(settings["model"])]
 
     @property
     def options(self) -> Any:

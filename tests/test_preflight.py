@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import pytest
 from tiny_world import HELDOUT, VOTES, fedlight
 
+from fedlight.federation.needs import Model, Rows, Server
 from fedlight.json_files import write_json
 from fedlight.preflight.command import Read
 from fedlight.preflight.disk import check_output
 from fedlight.preflight.finding import State, exit_code, ok, problem, unknown
 from fedlight.preflight.memory import check_memory
-from fedlight.preflight.need import Model, Rows, Server, needs
+from fedlight.preflight.need import needs
 from fedlight.preflight.reference import check_references
 from fedlight.stages import Stage
 

@@ -14,6 +14,7 @@ Deviation: the projection is sparse, see `fedlight.modules.random_projection`.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from fedlight.datamodules.rounds import PooledSampler
 from fedlight.datamodules.templates import Template
 from fedlight.datamodules.text import load_tokenizer, pad_id
 from fedlight.devices import hardware
+from fedlight.federation.needs import Model, Need
 from fedlight.federation.seeding import derive_seed
 from fedlight.modules.example_gradients import check_way
 from fedlight.modules.settings import check_range
@@ -106,6 +108,11 @@ class LESS(Augmentation):
         self._template = Template.named(template)
         self._new_module(seed=0)  # refuses its settings now, before anything is read
         self._record: dict[str, object] = {}
+
+    @classmethod
+    def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
+        """The model."""
+        return [Model(settings["model"])]
 
     def keep_in(self, folder: Path) -> None:
         """See `Augmentation.keep_in`."""

@@ -1,14 +1,16 @@
 """A language model on this machine as the generator of Self-Instruct: no row leaves it."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from fedlight.datamodules.sentence_folder import content_digest
 from fedlight.datamodules.templates import Template
 from fedlight.devices import hardware
 from fedlight.endpoint import TextGenerator
+from fedlight.federation.needs import Model, Need
 from fedlight.federation.seeding import derive_seed
 from fedlight.modules.adapter_folders import adapter_checksum
 from fedlight.modules.generation import encode_prompts
@@ -89,6 +91,11 @@ class LocalGenerator(TextGenerator):
             raise ValueError(
                 f"adapter={adapter!r} has several adapters: give one of its folders, such as adapter0 in it"
             )
+
+    @classmethod
+    def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
+        """The model."""
+        return [Model(settings["model"])]
 
     def complete(self, prompts: Sequence[str], draw: int = 0) -> list[str]:
         """Answers each prompt; see `TextGenerator`. One that does not fit into the model has no answer.

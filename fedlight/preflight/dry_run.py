@@ -4,6 +4,7 @@ Exit code 0: nothing is wrong. 1: a problem was found. 2: no problem, but someth
 the hub cannot be reached and what it has is not in the cache.
 """
 
+import importlib.util
 import logging
 import os
 import warnings
@@ -11,13 +12,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedlight import recipes
+from fedlight.federation.needs import Memory, Model, Need, Package, Rows, Server
 from fedlight.preflight.command import read_stages
 from fedlight.preflight.disk import check_disk, check_output
 from fedlight.preflight.finding import Finding, State, exit_code, ok, problem, show, unknown
 from fedlight.preflight.hub import Hub
+from fedlight.preflight.machine import memory_of
 from fedlight.preflight.memory import check_memory, trainings
-from fedlight.preflight.models import check_models
-from fedlight.preflight.need import Model, Need, Rows, Server, needs
+from fedlight.preflight.models import check_models, size_text
+from fedlight.preflight.need import needs
 from fedlight.preflight.reference import check_references
 from fedlight.preflight.rows import check_rows
 
@@ -92,11 +95,29 @@ def _check(recipe: recipes.Recipe, folder: Path, seeds: Sequence[int]) -> list[F
     trained, uncounted = trainings(reads, models.configs)
     findings += check_memory(trained) + uncounted
     findings += check_disk(reads, trained, folder, len(seeds), models.downloads, rows.downloads, rows.counts)
-    return findings + [_key(server, stages_) for server, stages_ in _of(asked, Server).items()]
+    findings += [_key(server, stages_) for server, stages_ in _of(asked, Server).items()]
+    findings += [_package(package, stages_) for package, stages_ in _of(asked, Package).items()]
+    return findings + [_memory(memory, stages_) for memory, stages_ in _of(asked, Memory).items()]
 
 
 def _of(asked: Mapping[Need, list[str]], kind: type) -> dict:
     return {need: stages for need, stages in asked.items() if isinstance(need, kind)}
+
+
+def _package(package: Package, stages: Sequence[str]) -> Finding:
+    what, whose = f"package {package.name}", ", ".join(stages)
+    if importlib.util.find_spec(package.name) is None:
+        return problem(what, f"it is not installed: pip install {package.install}, for {whose}")
+    return ok(what, f"installed, for {whose}")
+
+
+def _memory(memory: Memory, stages: Sequence[str]) -> Finding:
+    here = memory_of(cuda=False)
+    what, whose = (
+        f"memory of {memory.what}",
+        f"{size_text(memory.bytes)} for {', '.join(stages)}; {here.words}",
+    )
+    return ok(what, whose) if memory.bytes <= here.size else problem(what, f"{whose}: take a larger machine")
 
 
 def _key(server: Server, stages: Sequence[str]) -> Finding:

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedlight.federation.needs import Model
 from fedlight.modules.base_model import find_model
 from fedlight.preflight.finding import Finding, ok, problem
 from fedlight.preflight.hub import Hub, HubUnreachableError, Repository
-from fedlight.preflight.need import Model
 
 GB = 10**9
 SMALL = (".json", ".txt", ".model")

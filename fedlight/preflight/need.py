@@ -1,57 +1,13 @@
-"""What the stages of a recipe ask of the world: rows with columns, models, adapters, servers."""
+"""What the stages of a recipe ask of the world: rows by their settings, all else as the classes say themselves."""
 
+import inspect
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedlight.datamodules.task_rows import TaskRows
 from fedlight.evaluation.tasks.task import Task
-from fedlight.modules.language_model import LanguageModule
+from fedlight.federation.needs import Model, Need, Requires, Rows
 from fedlight.preflight.command import Read, class_of, parts_of
-
-ENCODERS = {"SentenceEncoder"}
-READERS = {"LESS", "SelectorJudge", "LocalJudge", "LocalGenerator"}
-"""Classes other than modules whose ``model`` is a language model."""
-
-
-class Rows(NamedTuple):
-    """Rows that a stage reads.
-
-    Attributes:
-        source: see `fedlight.datamodules.rows`.
-        split: of a hub data set.
-        columns: what fedlight calls it -> where a row has it; only what the settings name.
-    """
-
-    source: str
-    split: str
-    columns: tuple[tuple[str, str], ...]
-
-
-class Model(NamedTuple):
-    """Weights that a stage reads.
-
-    Attributes:
-        name: hub name, folder or ``toy``.
-        is_encoder: of sentences, rather than a language model.
-    """
-
-    name: str
-    is_encoder: bool
-
-
-class Server(NamedTuple):
-    """A chat endpoint that a stage asks.
-
-    Attributes:
-        url: where it is.
-        key: the environment variable that holds the key, if it wants one.
-    """
-
-    url: str
-    key: str | None
-
-
-Need = Rows | Model | Server
 
 
 def needs(reads: Sequence[Read]) -> dict[Need, list[str]]:
@@ -67,17 +23,15 @@ def _of(read: Read) -> Iterator[Need]:
     if read.stage.command == "call":
         yield from _of_call(read.config)
     for path, arguments in parts_of(read.config):
-        name, kind = path.rpartition(".")[2], class_of(path)
+        kind = class_of(path)
         yield from _rows(arguments, read.stage.command, _task_columns(read.config, arguments))
-        model = arguments.get("model")
-        if isinstance(model, str) and name in ENCODERS:
-            yield Model(model, True)
-        elif isinstance(model, str) and (
-            name in READERS or (kind is not None and issubclass(kind, LanguageModule))
-        ):
-            yield Model(model, False)
-        if name == "ChatEndpoint":
-            yield Server(arguments.get("base_url", ""), arguments.get("api_key_variable", "OPENAI_API_KEY"))
+        if isinstance(kind, Requires):
+            yield from kind.requires({**_defaults(kind), **arguments})
+
+
+def _defaults(kind: Any) -> dict[str, Any]:
+    parameters = inspect.signature(kind).parameters.values()
+    return {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
 
 
 def _of_call(arguments: dict[str, Any]) -> Iterator[Need]:
