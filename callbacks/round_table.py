@@ -6,7 +6,9 @@ a round's rows are added once, however often Lightning ends its epoch.
 
 import csv
 import io
+import json
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 
 from fedlight.federation.full_disk import full_disk_named
@@ -54,6 +56,13 @@ class RoundTable:
             return []
         with self.file.open(newline="", encoding="utf-8") as file:
             return [row for row in csv.DictReader(file) if None not in row.values()]
+
+    def digest(self, last_round: int) -> str | None:
+        """Of the rows up to ``last_round``, by which a change of them is noticed; None where there is no file."""
+        if not self.file.exists():
+            return None
+        known = [row for row in self.rows() if row["round"].isdigit() and int(row["round"]) <= last_round]
+        return blake2b(json.dumps(known).encode(), digest_size=16).hexdigest()
 
     def _rewrite(self, rows: Sequence[Mapping[str, object]]) -> None:
         """All or nothing; a file without any row is removed."""

@@ -43,6 +43,7 @@ class VisitLog(L.Callback):
         self.path = path
         self._loop: RecordsVisits | None = None
         self._restored: list[Row] = []
+        self._before: str | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
@@ -55,7 +56,8 @@ class VisitLog(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._loop is None:
             return
-        first_open = int(self._restored[0]["round"]) if self._restored else self._loop.rounds_done
+        first_open = self._first_open(self._restored)
+        self._refuse_changed_rows(first_open - 1)
         self._table.restart(first_open - 1)
         self._table.append(self._restored)
 
@@ -68,8 +70,23 @@ class VisitLog(L.Callback):
         return self._table.rows() if self._loop is not None else []
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows of the last finished round, which may not be in the file yet."""
-        return {"records": [dict(record) for record in self._loop.visit_records] if self._loop else []}
+        """The rows of the last finished round, which may not be in the file yet, and a digest of those that are."""
+        if self._loop is None:
+            return {"records": []}
+        records = [dict(record) for record in self._loop.visit_records]
+        return {"records": records, "before": self._table.digest(self._first_open(records) - 1)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._restored = state_dict["records"]
+        self._restored, self._before = state_dict["records"], state_dict.get("before")
+
+    def _first_open(self, records: list[Row]) -> int:
+        """The first round whose rows are not taken for granted: that of the last records."""
+        return int(records[0]["round"]) if records or self._loop is None else self._loop.rounds_done
+
+    def _refuse_changed_rows(self, last_round: int) -> None:
+        found = self._table.digest(last_round)
+        if None not in (found, self._before) and found != self._before:
+            raise ValueError(
+                f"{self._table.file} is damaged or of another run: its rows up to round {last_round + 1} are not those that "
+                "were there when the checkpoint was written. Move it away, and the log goes on without them"
+            )
