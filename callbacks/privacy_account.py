@@ -21,12 +21,12 @@ class PrivacyAccount:
 
     def __init__(self, aggregation: Aggregation | None, channel: Channel) -> None:
         self.rounds: list[tuple[int, int]] = []
-        parts = {"": aggregation, "_local": channel}
-        self._parts = {
-            end: (part, part.delta) for end, part in parts.items() if isinstance(part, Private) and part.delta
-        }
-        for part, delta in self._parts.values():
-            part.epsilon(delta, [])
+        self._parts: dict[str, tuple[Private, float]] = {}
+        parts: dict[str, object] = {"": aggregation, "_local": channel}
+        for end, part in parts.items():
+            if isinstance(part, Private) and part.delta is not None:
+                part.epsilon(part.delta, [])  # asks whether the accountant is installed
+                self._parts[end] = part, part.delta
 
     @property
     def is_private(self) -> bool:
@@ -59,7 +59,7 @@ class PrivacyAccount:
         """
         if self._parts:
             self.rounds.append((sampled, clients))
-        found = {}
+        found: dict[str, float] = {}
         for end, (part, delta) in self._parts.items():
             epsilon = part.epsilon(delta, self.rounds)
             if epsilon is not None:
