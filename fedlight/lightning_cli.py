@@ -20,7 +20,7 @@ from fedlight.callbacks.round_guard import refuse_cut_rounds
 from fedlight.callbacks.trainer_values import refuse_senseless
 from fedlight.config_files import check_config, configs_of
 from fedlight.federation.full_disk import full_disk_named
-from fedlight.modules.checkpoints import check_readable
+from fedlight.modules.checkpoints import check_readable, check_resumable
 from fedlight.parser_words import tell
 from fedlight.run_folder import alone_in
 from fedlight.run_record import recorded
@@ -172,7 +172,7 @@ class FedlightCLI(LightningCLI):
         """
         path = self.config[self.command].get("ckpt_path")
         if path and Path(path).suffix == ".ckpt" and "://" not in str(path):
-            check_readable(path)
+            (check_resumable if self.command == "fit" else check_readable)(path)
         if path:  # that is what going on means
             warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
 

@@ -240,12 +240,12 @@ def result_of(folder: str) -> dict[str, Any]:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that can be read; a damaged one is named and passed over."""
-    from fedlight.modules.checkpoints import check_readable
+    """The newest checkpoint that training can go on from; another, such as a damaged one, is named and passed over."""
+    from fedlight.modules.checkpoints import check_resumable
 
     for file in sorted(folder.glob("*.ckpt"), key=lambda f: f.stat().st_mtime, reverse=True):
         try:
-            check_readable(file)
+            check_resumable(file)
             return file
         except ValueError as error:
             print(f"passed over: {error}", file=sys.stderr)

@@ -125,6 +125,31 @@ def check_readable(path: str | Path) -> None:
         FileNotFoundError: there is no such file.
         ValueError: it is damaged or something else.
     """
+    _content(path)
+
+
+def check_resumable(path: str | Path) -> None:
+    """Refuses a file from which training cannot go on.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged or something else, has the weights alone, or was written inside a round by an earlier
+            version.
+    """
+    content = _content(path)
+    if "optimizer_states" not in content:
+        raise ValueError(
+            f"checkpoint {str(path)!r} has the weights alone, so training cannot go on from it: use another, and "
+            "ModelCheckpoint(save_weights_only=False)"
+        )
+    if content.get("callbacks", {}).get("FederatedLoop", {}).get("inside_round"):
+        raise ValueError(
+            f"checkpoint {str(path)!r} was written inside a round by an earlier version and holds one client's local "
+            "weights: use another"
+        )
+
+
+def _content(path: str | Path) -> dict[str, Any]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"checkpoint {str(path)!r}: there is no such file")
     try:
@@ -137,6 +162,7 @@ def check_readable(path: str | Path) -> None:
         ) from None
     if not isinstance(content, dict) or "state_dict" not in content:
         raise ValueError(f"checkpoint {str(path)!r} has no state_dict: it is not a checkpoint of Lightning")
+    return content
 
 
 def _check_sums(path: str | Path) -> None:

@@ -2,13 +2,20 @@
 
 import os
 import shutil
+from collections import OrderedDict
 from datetime import timedelta
 
 import lightning as L
 import pytest
 import torch
 from fleets import make_fleet
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    Checkpoint,
+    EarlyStopping,
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+)
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from plain_lightning import Numbers, Regression, assert_equal, ten_clients, trainer, weights
 from tastes import Adapters, Tastes
@@ -435,3 +442,51 @@ def test_the_same_trainer_may_go_on_after_an_error_and_does_the_round_again(unin
     plug.at = None
     fit.fit(model, FederatedWrapper(Numbers(), ten_clients))
     assert what_counts(tmp_path, model, loop, fit)[:3] == uninterrupted("scaffold")[:3]
+
+
+class TwoParts(Regression):
+    """A backbone that is frozen until it joins, and a rate that falls when the loss does not."""
+
+    def __init__(self):
+        super().__init__(dropout=0.3)
+        self.net = nn.Sequential(OrderedDict(backbone=nn.Linear(4, 4), head=self.net))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.net.head.parameters(), lr=0.05)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": plateau, "monitor": "val/loss", "interval": "epoch"},
+        }
+
+
+class Joins(BaseFinetuning):
+    """Has the backbone join in the third round."""
+
+    def freeze_before_training(self, pl_module):
+        self.freeze(pl_module.net.backbone)
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        if epoch == 2:
+            self.unfreeze_and_add_param_group(pl_module.net.backbone, optimizer, lr=0.01)
+
+
+@pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize("round_idx", [0, 2, 3])
+def test_what_other_callbacks_count_and_plateaus_go_on_from_before_the_round(joins, round_idx, tmp_path):
+    """A plateau scheduler steps behind the checkpoint of an epoch; the beginning of a round is behind both."""
+
+    def fit(callbacks=(), ckpt_path=None):
+        L.seed_everything(3, verbose=False)
+        model, stops = TwoParts(), EarlyStopping("val/loss", patience=9)
+        loop = FederatedLoop(clients_per_round=3, local_steps=2)
+        callbacks = [loop, stops, *([Joins()] if joins else []), *callbacks]
+        made = trainer(5, callbacks)
+        made.fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
+        rates = [group["lr"] for group in made.optimizers[0].param_groups]
+        return plain([weights(model), rates, stops.wait_count, stops.best_score])
+
+    file = tmp_path / "own.ckpt"
+    whole = fit([Interrupts(lambda trainer: trainer.save_checkpoint(file), round_idx, 3)])
+    assert len(whole[1]) == 1 + joins
+    assert fit(ckpt_path=file) == whole
