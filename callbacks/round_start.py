@@ -92,9 +92,13 @@ class RoundStart(L.Callback):
 
     def dump(self, weights_only: bool | None = None) -> dict[str, Any]:
         """A checkpoint; in the place of Lightning's method."""
-        if self._checkpoint is None or (weights_only and self._is_aggregated()):
+        goes_on_from = self._trainer._checkpoint_connector._loaded_checkpoint
+        if self._checkpoint is not None and not (weights_only and self._is_aggregated()):
+            held = self._before_round(self._checkpoint)
+        elif self._checkpoint is None and goes_on_from:  # of which the run has not taken over everything yet
+            held = dict(goes_on_from)
+        else:
             return self._live(weights_only)
-        held = self._before_round(self._checkpoint)
         return {key: held[key] for key in self._live(True) if key in held} if weights_only else held
 
     def _before_round(self, held: HeldState) -> dict[str, Any]:

@@ -490,3 +490,13 @@ def test_what_other_callbacks_count_and_plateaus_go_on_from_before_the_round(joi
     whole = fit([Interrupts(lambda trainer: trainer.save_checkpoint(file), round_idx, 3)])
     assert len(whole[1]) == 1 + joins
     assert fit(ckpt_path=file) == whole
+
+
+def test_a_resumed_run_that_fails_before_its_first_round_saves_what_it_goes_on_from(uninterrupted, tmp_path):
+    """Lightning restores its counters behind ``on_fit_start``, where planning a round may take minutes."""
+    file = tmp_path / "own.ckpt"
+    run(tmp_path, "on_disk", [Interrupts(save_once(tmp_path), 2)])
+    fails = Interrupts(pull, 0, hook="on_fit_start")
+    run(tmp_path, "on_disk", [fails, OnExceptionCheckpoint(tmp_path / "saved")], ckpt_path=file)
+    again = run(tmp_path, "on_disk", ckpt_path=newest(tmp_path / "saved"))
+    assert what_counts(tmp_path, *again) == uninterrupted("on_disk")
