@@ -268,6 +268,7 @@ class FederatedLoop(L.Callback):
         """Federates what has joined the optimizers since the round was opened, by callbacks behind this one."""
         now = federated_parameters(trainer, module)
         self._devices.check_parameters(now)
+        self._start.also_trained(now.values())
         if [*map(id, now.values())] != [*map(id, self._parameters.values())]:
             self._parameters, self._global = now, read(now)
             self._shared = self.buffers.shared(self._global)

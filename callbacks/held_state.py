@@ -55,6 +55,13 @@ class HeldState:
                 )
         return _containers(self._state)
 
+    def copy_those(self, changes: Callable[[Tensor], bool]) -> None:
+        """Copies those that are held by reference and will now change, before they do."""
+        stays = self._may_refer
+        self._may_refer = lambda tensor: stays(tensor) and not changes(tensor)
+        self._references = []
+        self._state = self._hold(self._state, "")
+
     def _can_refer(self, tensor: Tensor) -> bool:
         return not tensor.is_inference() and self._may_refer(tensor)  # inference tensors have no version
 

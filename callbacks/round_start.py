@@ -8,6 +8,7 @@ A round is over when Lightning has validated it, or has come to its end where no
 batch still holds the state from before it: whoever went on from the middle of a validation would have another metric.
 """
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
@@ -66,6 +67,7 @@ class RoundStart(L.Callback):
         self._own: HeldState | None = None
         self._checkpoint: HeldState | None = None
         self._data: dict[str, Any] = {}
+        self._frozen: set[int] = set()
         self._settings: dict[str, Any] = {}
         self._round_idx = 0
         self._aside = ExitStack()
@@ -139,10 +141,16 @@ class RoundStart(L.Callback):
         checkpoint.pop(type(data).__qualname__, None)
         names = _names_of_settings(pl_module) | (_names_of_settings(data) if data else set())
         self._settings = {name: checkpoint.pop(name) for name in names if name in checkpoint} | self._data
-        frozen = _frozen(trainer, pl_module)
+        frozen = self._frozen = _frozen(trainer, pl_module)
         self._round_idx = self.loop.rounds_done
         self._own = HeldState(self.loop.remembered(), may_refer=lambda tensor: True)
         self._checkpoint = HeldState(checkpoint, lambda tensor: _storage(tensor) in frozen)
+
+    def also_trained(self, parameters: Iterable[Tensor]) -> None:
+        """Before the first visit of the round, whose callbacks may have given the optimizers what was frozen until then."""
+        joined = self._frozen & {_storage(parameter) for parameter in parameters}
+        if joined and self._checkpoint is not None:
+            self._checkpoint.copy_those(lambda tensor: _storage(tensor) in joined)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Where the run is stopped inside a round, the global model is validated and no client's."""

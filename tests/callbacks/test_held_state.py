@@ -70,3 +70,15 @@ def test_a_change_in_place_of_what_is_held_by_reference_is_refused():
     with torch.inference_mode():
         kept = torch.ones(1)
     assert HeldState([kept], always, copied_mib=0).value()[0].item() == 1
+
+
+def test_what_will_change_is_copied_in_time_and_the_rest_stays_a_reference():
+    given = {"joins": torch.zeros(4), "stays": torch.zeros(4)}
+    held = HeldState(given, always, copied_mib=0)
+    held.copy_those(lambda tensor: tensor.data_ptr() == given["joins"].data_ptr())
+    given["joins"] += 1
+    assert held.value()["joins"].tolist() == [0.0] * 4
+    assert held.value()["stays"].data_ptr() == given["stays"].data_ptr()
+    given["stays"] += 1
+    with pytest.raises(ValueError, match=r"^stays was changed in place"):
+        held.value()
