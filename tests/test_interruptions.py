@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from killed import CODES, KILLED, SIGNALS, STOPPED, TERMINATED, Child, at
 from lightning.pytorch.callbacks import ModelCheckpoint
-from tiny_world import fedlight, table, tiny_recipe
+from tiny_world import fedlight, table, tiny_recipe, tiny_selector
 
 from fedlight import conf, stages
 from fedlight.callbacks.adapter_export import AdapterExport
 from fedlight.callbacks.federated_loop import FederatedLoop
 from fedlight.callbacks.prediction_writer import PredictionWriter
 from fedlight.callbacks.progress import RoundProgress
+from fedlight.federation.memory import ClientMemories
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +129,6 @@ def test_killed_at_random_moments(command, uninterrupted, tmp_path):
 
 
 def test_ctrl_c_in_fit_names_the_checkpoint_to_go_on_from(tiny_model, tmp_path):
-    from tiny_world import tiny_selector
-
     log = tmp_path / "log"
     prepare = at(FederatedLoop, "on_train_batch_start", second_epoch_second_batch, signal.SIGINT)
     arguments = ["fit", *tiny_selector(tiny_model, tmp_path / "run")]
@@ -140,3 +139,43 @@ def test_ctrl_c_in_fit_names_the_checkpoint_to_go_on_from(tiny_model, tmp_path):
     )
     assert fedlight(*arguments, f"--ckpt_path={checkpoint}").code == 0
     assert len(table(Path(tmp_path / "run/visits.csv"))) == 4
+
+
+MEMORIES = [
+    *(
+        "--federated.algorithm=Scaffold",
+        "--federated.memory=ClientMemories",
+        "--federated.memory.limit_mib=0",
+    ),
+    *("--federated.channel=Wire", "--federated.channel.up=TopK", "--federated.channel.up.share=0.2"),
+    *("--model.optimizer=SGD", "--model.optimizer_args={}", "--model.lr=0.05", "--trainer.max_epochs=4"),
+]
+MOMENTS_OF_A_FIT = [
+    (FederatedLoop, "on_train_batch_start", second_epoch_second_batch),
+    (ClientMemories, "_write", lambda memories, client, memory, round_idx: round_idx == 2),
+    (ModelCheckpoint, "on_train_epoch_end", lambda callback, trainer, *args: trainer.current_epoch == 3),
+]
+
+
+def test_a_killed_fit_with_memories_on_disk_leaves_what_an_undisturbed_one_leaves(tiny_model, tmp_path):
+    """SCAFFOLD's variates and what top-k did not send lie with the clients, in files of their own."""
+
+    def arguments(folder):
+        checkpoint = stages.newest_checkpoint(folder / "checkpoints")
+        going_on = [f"--ckpt_path={checkpoint}"] if checkpoint else []
+        return ["fit", *tiny_selector(tiny_model, folder, *MEMORIES), *going_on]
+
+    def left_in(folder):
+        visits = [{**row, "seconds": None} for row in table(folder / "visits.csv")]
+        memories = sorted(
+            (*file.stem.split("-")[:2], file.stem.split("-")[3]) for file in folder.glob("clients/*")
+        )
+        return visits, memories, (folder / "adapter/adapter_model.safetensors").read_bytes()
+
+    whole, run, log = tmp_path / "whole", tmp_path / "run", tmp_path / "log"
+    assert fedlight(*arguments(whole)).code == 0
+    for owner, name, when in MOMENTS_OF_A_FIT:
+        assert Child(arguments(run), log, at(owner, name, when, signal.SIGKILL)).wait() == CODES[KILLED]
+    assert Child(arguments(run), log).wait() == 0, log.read_text()
+    assert left_in(run) == left_in(whole)
+    assert not list(run.rglob("*.tmp")) + list(run.rglob("*.lock")) + list(run.rglob("*.unsaved"))
