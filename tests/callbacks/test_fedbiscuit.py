@@ -14,6 +14,7 @@ from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.channel import serialized_bytes
+from fedlight.federation.client import Client, Visit
 from fedlight.federation.grouping import greedy
 
 
@@ -225,3 +226,11 @@ def test_modules_and_data_that_do_not_fit_are_refused():
     loop = FederatedLoop(FedBiscuit(1, 1), clients_per_round=2)
     with pytest.raises(ValueError, match="no validation examples by client"):
         trainer(1, [loop]).fit(Adapters(), datamodule=NoValidation())
+
+
+def test_a_parameter_that_joins_after_the_start_is_refused_by_name():
+    algorithm = FedBiscuit(warmup_rounds=1)
+    algorithm._selector_of, algorithm._warming = {"parts.adapter0.weight": 0}, 0
+    state = {"parts.adapter0.weight": torch.zeros(1), "backbone.weight": torch.zeros(1)}
+    with pytest.raises(ValueError, match=r"backbone.weight joined the optimizer after the start"):
+        algorithm.send(Visit("a", 1), Client("a", 1, 1.0), state)
