@@ -4,7 +4,6 @@ The samplers of torch are made anew over the client's examples. A sampler of the
 set, and each client takes its examples out of what comes, in that order.
 """
 
-import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -16,6 +15,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from fedlight.datamodules.seeded_reading import seed_streams
 from fedlight.federation.seeding import derive_seed
 
 
@@ -223,9 +223,7 @@ def announce(sampler: Any, round_idx: int) -> None:
 def seeded(seed: int) -> Iterator[None]:
     """Has every global random stream start from a seed while its body runs; then they are as they were."""
     with isolate_rng():
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.manual_seed(seed)
+        seed_streams(seed)
         yield
 
 

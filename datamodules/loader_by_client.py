@@ -6,7 +6,7 @@ hooks, its state, its hyperparameters and its other loaders are the user's own.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import lightning as L
@@ -20,6 +20,7 @@ from fedlight.datamodules.client_positions import client_positions
 from fedlight.datamodules.client_reading import ClientReading, MakeBatches
 from fedlight.datamodules.partition import Clients
 from fedlight.datamodules.rounds import VisitSampler
+from fedlight.datamodules.seeded_reading import seeded_reading
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.client import Visit
 from fedlight.federation.seeding import derive_seed
@@ -54,7 +55,7 @@ class LoaderByClient(_DataLoaderSource):
         self._clients, self._seed, self._make_batches = clients, seed, make_batches
         self._when_open: list[Callable[[], None]] = []
         self._loader: Any = None
-        self._visits = VisitSampler([], self._batches)
+        self._visits = VisitSampler([], self._read)
         self._round_idx = 0
         trainer.fit_loop._data_source = self
 
@@ -141,14 +142,18 @@ class LoaderByClient(_DataLoaderSource):
         """The first so many training examples as a batch."""
         return self._loader.collate_fn([self._loader.dataset[i] for i in range(examples)])
 
-    def _batches(self, visit: Visit, round_idx: int | None = None) -> list[Any]:
+    def _read(self, visit: Visit) -> Iterator[Any]:
+        purpose = *self._reading.seeds, self._round_idx, visit.client_id
+        return seeded_reading(self._batches(visit, self._round_idx), self._loader.num_workers, *purpose)
+
+    def _batches(self, visit: Visit, round_idx: int) -> list[Any]:
         if visit.split != "train":
             raise ValueError(
                 f"a visit to client {visit.client_id} trains on {visit.split!r} data, which a loader of one's own does not "
                 "have: use a datamodule that makes them, such as SyntheticInstructionDataModule"
             )
-        own, now = self._indices[visit.client_id], self._round_idx if round_idx is None else round_idx
-        return self._reading.batches(visit.client_id, own, now, visit.num_batches)
+        own = self._indices[visit.client_id]
+        return self._reading.batches(visit.client_id, own, round_idx, visit.num_batches)
 
 
 def _single_loader(given: Any) -> DataLoader:

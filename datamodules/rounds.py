@@ -1,6 +1,6 @@
 """The batches of one round: visits in, lists of example indices out."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -76,7 +76,7 @@ class VisitSampler(Sampler[list[int]]):
     What a visit trains on may depend on the visit before: a client chooses examples by the model that it has trained there.
     """
 
-    def __init__(self, visits: Sequence[Visit], batches: Callable[[Visit], list[list[int]]]) -> None:
+    def __init__(self, visits: Sequence[Visit], batches: Callable[[Visit], Iterable[list[int]]]) -> None:
         self.visits = visits
         self.batches = batches
 

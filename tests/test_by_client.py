@@ -414,3 +414,39 @@ def test_clients_that_cannot_be_are_refused_before_any_step(way, clients, messag
     with pytest.raises(ValueError, match=message):
         fitted(way, model, clients=lambda train_set: clients, train=train_loader())
     assert model.weight.item() == 0
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Examples that are drawn anew whenever they are read."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return X[i] + torch.rand(1), Y[i]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_random_transforms_depend_on_the_clients_own_visit_alone(num_workers):
+    """Not on who is visited before, nor on what a worker that persists has read in earlier rounds."""
+
+    def read(clients, rounds=2):
+        seen = {}
+
+        class Watch(L.Callback):
+            def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+                seen.setdefault((loop.rounds_done, loop.visit.client_id), []).append(
+                    batch[0].flatten().tolist()
+                )
+
+        loader = DataLoader(
+            Noisy(), batch_size=4, num_workers=num_workers, persistent_workers=num_workers > 0
+        )
+        loop = FederatedLoop(clients_per_round=len(clients), local_steps=2)
+        trainer(rounds, [ByClient(lambda _: clients), loop, Watch()]).fit(Line(), loader)
+        return seen
+
+    both, alone = read(HALVES), read({"b": HALVES["b"]})
+    assert {visit: batches for visit, batches in both.items() if visit[1] == "b"} == alone
+    values = [value for batches in both.values() for batch in batches for value in batch]
+    assert len({value % 1 for value in values}) == len(values) == 2 * 2 * 2 * 4
