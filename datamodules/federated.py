@@ -103,14 +103,13 @@ class FederatedDataModule(L.LightningDataModule):
     def examples_digest(self) -> str:
         """Of which examples each client has, and of how long they are where that is known."""
         parts: list[Any] = []
-        for client, indices in sorted(self.client_indices.items()):
-            lengths = None if self.train_lengths is None else self.train_lengths[indices]
-            parts += [client, np.asarray(indices, dtype=np.int64), lengths]
+        for client, indices in sorted(self.plan.client_indices.items()):
+            parts += [client, indices, None if self.train_lengths is None else self.train_lengths[indices]]
         return digest(*parts)
 
     def client_counts(self) -> list[ClientCount]:
         """How many examples of each label every client has, to train on and to be validated on."""
-        sides = [("train", self.client_indices, self.train_labels)]
+        sides = [("train", self.plan.client_indices, self.train_labels)]
         if self.val_client_indices is not None:
             sides.append(("val", self.val_client_indices, self.val_labels))
         return [count for side in sides for count in count_labels(*side)]

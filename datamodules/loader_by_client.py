@@ -107,9 +107,11 @@ class LoaderByClient(_DataLoaderSource):
         return {client: len(own) for client, own in self._indices.items()}
 
     def examples_digest(self) -> str:
-        """Of which examples each client has, by their positions in the training set."""
+        """Of which examples each client has, and of the seeds by which they are read."""
         self.open()
-        return digest(*[[client, [*map(int, own)]] for client, own in sorted(self._indices.items())])
+        return digest(
+            *self._reading.seeds, *(part for pair in sorted(self._indices.items()) for part in pair)
+        )
 
     def client_counts(self) -> list[ClientCount]:
         """How many training examples every client has."""

@@ -450,3 +450,24 @@ def test_random_transforms_depend_on_the_clients_own_visit_alone(num_workers):
     assert {visit: batches for visit, batches in both.items() if visit[1] == "b"} == alone
     values = [value for batches in both.values() for batch in batches for value in batch]
     assert len({value % 1 for value in values}) == len(values) == 2 * 2 * 2 * 4
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"clients": {"a": [0, 1, 2, 4], "b": [3, 5, 6, 7]}},
+        {"seed": 1},
+        {"generator": torch.Generator().manual_seed(1)},
+    ],
+)
+def test_a_resumed_run_does_not_take_other_examples_or_another_order(tmp_path, other):
+    def run(rounds, clients=HALVES, seed=0, ckpt_path=None, **settings):
+        loop = FederatedLoop(clients_per_round=2, local_steps=1)
+        t = trainer(rounds, [ByClient(lambda _: clients, seed), loop])
+        t.fit(Line(), train_loader(**settings), ckpt_path=ckpt_path, weights_only=True)
+        return t
+
+    run(1).save_checkpoint(tmp_path / "one.ckpt")
+    run(2, ckpt_path=tmp_path / "one.ckpt")
+    with pytest.raises(ValueError, match=r"data\.client_examples"):
+        run(2, ckpt_path=tmp_path / "one.ckpt", **other)
