@@ -80,6 +80,7 @@ def federate(rounds: int = 30, folder: str = "runs/own_devices") -> float:
     loop = FederatedLoop(clients_per_round=10, local_steps=10, fleet=fleet, over_selection=1.3)
     trainer = L.Trainer(
         max_epochs=rounds,
+        devices=1,
         callbacks=[loop, VisitLog()],
         default_root_dir=folder,
         logger=False,

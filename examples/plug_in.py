@@ -61,7 +61,9 @@ def federate(rounds: int = 30) -> float:
         return dirichlet(labels, num_clients=50, alpha=0.3, seed=0, min_size=2)
 
     loop = FederatedLoop(clients_per_round=10, local_steps=10)
-    trainer = L.Trainer(max_epochs=rounds, callbacks=[loop], logger=False, enable_checkpointing=False)
+    trainer = L.Trainer(
+        max_epochs=rounds, devices=1, callbacks=[loop], logger=False, enable_checkpointing=False
+    )
     trainer.fit(DigitsModule(), datamodule=FederatedWrapper(DigitsData(), clients))
     return trainer.callback_metrics["val/accuracy"].item()
 

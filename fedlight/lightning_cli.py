@@ -153,7 +153,9 @@ class FedlightCLI(LightningCLI):
             given = ", ".join(
                 f"{name}={config[name]}" for name in names if config.get(name) not in (None, "auto")
             )
-            raise ValueError(f"trainer with {given or 'these settings'}: {error}") from error
+            other = config.get("accelerator") not in (None, "auto", "cpu")
+            way = "; --trainer.accelerator auto takes what is there" if other else ""
+            raise ValueError(f"trainer with {given or 'these settings'}: {error}{way}") from error
         refuse_senseless(trainer)
         if self.command == "fit" and any(isinstance(callback, FederatedLoop) for callback in callbacks):
             refuse_cut_rounds(trainer, rounds_done=0)

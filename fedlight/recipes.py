@@ -20,12 +20,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedlight.conf import path as conf_path
 from fedlight.errors import OneLineArguments
 from fedlight.json_files import write_json
+from fedlight.parser_words import near
 from fedlight.run_folder import alone_in
 from fedlight.stages import Stage
 
@@ -103,18 +105,33 @@ def load(name: str, overrides: list[str] | None = None, twin: bool = False) -> R
         recipe = _over(recipe, {key: of for key, of in small.items() if key != "twin"})
     changes: Any = OmegaConf.create(recipe)
     for item in overrides or []:
-        key, equals, _ = item.partition("=")
-        if not equals or key.partition(".")[0] not in recipe:
-            values = ", ".join(name for name in recipe if name not in ("stages", OVER_SEEDS))
-            raise ValueError(f"{item!r}: the recipe {name} has no value {key!r}; its values are {values}")
+        key, equals, text = item.partition("=")
+        if not equals or not key:
+            raise ValueError(f"{item!r} gives no value: write KEY=VALUE, as in rounds=3")
+        if key.partition(".")[0] not in recipe:
+            values = [name for name in recipe if name not in ("stages", OVER_SEEDS)]
+            hint = near(key, values) or f"; its values are {', '.join(values)}"
+            raise ValueError(f"{item!r}: the recipe {name} has no value {key!r}{hint}")
         first, *parts = key.split(".")
         if first in ("stages", OVER_SEEDS) and parts and parts[0] not in (recipe[first] or {}):
             known = ", ".join(recipe[first] or {})
             raise ValueError(
                 f"{item!r}: the recipe {name} has no stage {parts[0]!r}; its {first} are {known}"
             )
-        changes = OmegaConf.merge(changes, OmegaConf.from_dotlist([item]))
+        changes = OmegaConf.merge(changes, _change(key, text, is_text=isinstance(recipe.get(key), str)))
     return _plain(changes)
+
+
+def _change(key: str, text: str, is_text: bool) -> Any:
+    """``{key: value}`` of an override: YAML, but a text with a colon or a line break in it stays a text."""
+    change = OmegaConf.create()
+    try:
+        change = OmegaConf.from_dotlist([f"{key}={text}"])
+    except yaml.YAMLError:
+        OmegaConf.update(change, key, text)
+    if is_text and OmegaConf.is_dict(OmegaConf.select(change, key)) and not text.startswith("{"):
+        change = OmegaConf.create({key: text})
+    return change
 
 
 def _laid(name: str) -> Recipe:

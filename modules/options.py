@@ -23,6 +23,7 @@ def check_options(options: Any) -> None:
     check_optimizer(options.optimizer, options.optimizer_args or {})
     check_range("num_adapters", options.num_adapters, 1, float("inf"))
     check_range("lora_rank", options.lora_rank, 1, float("inf"))
+    check_range("lora_alpha", options.lora_alpha, 0, float("inf"), above_low=True)  # at 0 nothing is trained
     check_range("lora_dropout", options.lora_dropout, 0, 1)
     check_range("lr", options.lr, 0, float("inf"), above_low=True)
     check_merge(options.merge_adapter, options.adapter, options.base)

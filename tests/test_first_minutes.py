@@ -7,6 +7,8 @@ import sys
 import pytest
 from tiny_world import fedlight, refused, tiny_recipe, tiny_selector
 
+from fedlight.recipes import load
+
 WIRE = "--federated.channel=Wire"
 SHARE = "TopK.share=0.0 of a tensor's values is sent and must be in (0, 1]"
 
@@ -103,12 +105,22 @@ def test_a_seed_out_of_range(fit, seed):
             "a text with a colon in it is a map unless it is quoted twice",
         ),
         (["--data.choice_template=Better\n{a}"], "choice_template has no slot {response_a}"),
+        (["--model.lora_alpha=0"], "lora_alpha=0.0 must be in (0, inf]"),
         (["--data.source="], "source is empty: give the path of a"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
 def test_what_cannot_be_read_is_said_in_one_line(fit, arguments, message):
     assert message in refused(fit(*arguments))
+
+
+def test_a_second_accelerator_is_left_alone(fit, monkeypatch):
+    """Lightning's `auto` would take both, and a federation is one process."""
+    from lightning.pytorch.accelerators import CPUAccelerator
+
+    monkeypatch.setattr(CPUAccelerator, "auto_device_count", staticmethod(lambda: 2))
+    assert fit("--trainer.max_epochs=1", "--federated.local_steps=1").code == 0
+    assert "trainer.devices=2 and" in refused(fit("--trainer.devices=auto"))
 
 
 def in_a_loop(text: str) -> str:
@@ -186,6 +198,8 @@ def test_a_config_that_is_a_folder_or_no_text(fit, tmp_path):
             "--config=selector.yaml comes after a command, as in fedlight fit --config=selector.yaml",
         ),
         (["fit"], "fit needs data and model: give a config, as in fedlight fit --config selector.yaml"),
+        (["run", "demo", "round=3"], "the recipe demo has no value 'round'; did you mean 'rounds'?"),
+        (["run", "demo", "rounds"], "'rounds' gives no value: write KEY=VALUE, as in rounds=3"),
         (["run"], "the following arguments are required: name; see fedlight run --help"),
         (
             ["run", "demo", "--seeds", "x"],
@@ -221,6 +235,11 @@ def test_a_refusal_inside_a_recipe_comes_through(tiny_model, tmp_path):
     wire = "{class_path: Wire, init_args: {up: {class_path: TopK, init_args: {share: 0}}}}"
     recipe = tiny_recipe(tiny_model, f"stages.selector.with.federated.channel={wire}")
     assert SHARE in refused(fedlight("run", "demo", f"--output={tmp_path}", *recipe))
+
+
+@pytest.mark.parametrize("text", ["Better: {response_a}", "One\nTwo: {response_a}"])
+def test_a_template_with_a_colon_is_a_text(text):
+    assert load("demo", [f"choice_template={text}"])["choice_template"] == text
 
 
 @pytest.mark.parametrize("arguments", ["--help", "run --help"])

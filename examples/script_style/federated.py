@@ -26,6 +26,7 @@ if __name__ == "__main__":
     trainer = L.Trainer(
         max_epochs=15,
         accelerator="cpu",
+        devices=1,  # a federation is one process
         default_root_dir=folder,
         logger=CSVLogger(folder),
         log_every_n_steps=5,

@@ -45,6 +45,7 @@ def fit_projector(
     with tempfile.TemporaryDirectory() as folder:
         trainer = L.Trainer(
             max_epochs=epochs,
+            devices=1,
             default_root_dir=folder,
             logger=False,
             enable_checkpointing=False,
