@@ -141,6 +141,11 @@ def test_ctrl_c_in_fit_names_the_checkpoint_to_go_on_from(tiny_model, tmp_path):
     assert len(table(Path(tmp_path / "run/visits.csv"))) == 4
 
 
+def second_memory_of_a_round(memories, client, memory, round_idx):
+    written = [name.split("-")[1] for name in memories._versions.values()]
+    return round_idx == 2 and "2" in written
+
+
 MEMORIES = [
     *(
         "--federated.algorithm=Scaffold",
@@ -152,7 +157,7 @@ MEMORIES = [
 ]
 MOMENTS_OF_A_FIT = [
     (FederatedLoop, "on_train_batch_start", second_epoch_second_batch),
-    (ClientMemories, "_write", lambda memories, client, memory, round_idx: round_idx == 2),
+    (ClientMemories, "_write", second_memory_of_a_round),  # the first one is there, and in no checkpoint
     (ModelCheckpoint, "on_train_epoch_end", lambda callback, trainer, *args: trainer.current_epoch == 3),
 ]
 
@@ -179,3 +184,19 @@ def test_a_killed_fit_with_memories_on_disk_leaves_what_an_undisturbed_one_leave
     assert Child(arguments(run), log).wait() == 0, log.read_text()
     assert left_in(run) == left_in(whole)
     assert not list(run.rglob("*.tmp")) + list(run.rglob("*.lock")) + list(run.rglob("*.unsaved"))
+
+
+def test_ctrl_c_twice_ends_the_run_which_then_goes_on(tiny_model, tmp_path):
+    """The second comes while the first is dealt with."""
+    run, log = tmp_path / "run", tmp_path / "log"
+
+    def prepare():
+        at(FederatedLoop, "on_train_batch_start", second_epoch_second_batch, signal.SIGINT)()
+        at(FederatedLoop, "on_exception", always, signal.SIGINT)()
+
+    arguments = ["fit", *tiny_selector(tiny_model, run)]
+    assert Child(arguments, log, prepare).wait() == CODES[STOPPED]
+    assert log.read_text().splitlines()[-1].startswith("fedlight: stopped")
+    assert not (run / "run.lock").exists()
+    assert fedlight(*arguments, f"--ckpt_path={run / 'checkpoints/epoch=0.ckpt'}").code == 0
+    assert len(table(run / "visits.csv")) == 4

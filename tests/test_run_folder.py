@@ -242,3 +242,14 @@ def test_a_damaged_run_record_is_kept_aside(tiny_model, tmp_path):
     assert (run / "run.damaged.json").read_text() == '{"commands": ['
     (entry,) = json.loads((run / "run.json").read_text())["commands"]
     assert entry["command"] == "validate"
+
+
+@pytest.mark.parametrize(("number", "words"), [(30, "Read-only file system"), (13, "Permission denied")])
+def test_a_folder_that_cannot_be_written_is_named_before_any_work(run, tmp_path, monkeypatch, number, words):
+    def fails(*args, **kwargs):
+        raise OSError(number, words)
+
+    monkeypatch.setattr("tempfile.TemporaryFile", fails)
+    line = refused(run(one={}))
+    assert f"--output={tmp_path}/out/seed0 cannot be written ({words}): choose another folder" in line
+    assert run.done == []
