@@ -22,12 +22,22 @@ def federated_parameters(trainer: L.Trainer, module: L.LightningModule) -> dict[
     """
     held = _held(trainer)
     named: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if id(p) in held}
-    if not named or len(named) < len(held):
+    if not held:
+        raise ValueError(
+            "configure_optimizers gives no optimizer that holds a parameter, so there is nothing to federate: have it return "
+            "one over what is to be trained, as those are the parameters that are sent"
+        )
+    if len(named) < len(held):
         raise ValueError(
             f"{len(held) - len(named)} of the optimizer's {len(held)} parameters are not parameters of the "
             "LightningModule: make what is trained a submodule of it"
         )
     for name, parameter in named.items():
+        if parameter.is_complex():
+            raise ValueError(
+                f"{name} is trained in {str(parameter.dtype).removeprefix('torch.')}, and parameters are sent as real numbers: "
+                "hold its real and imaginary parts as one real parameter, and read it with torch.view_as_complex"
+            )
         if parameter.dtype not in (float32, float64):
             raise ValueError(
                 f"{name} is trained in {str(parameter.dtype).removeprefix('torch.')}, which would round the global model in "

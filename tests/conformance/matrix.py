@@ -3,7 +3,8 @@
 The column is the kind of proof, and there are three kinds of proof:
 
     Equals   the run gives the parameters of the loop in `reference`
-    Refused  the run ends before the first training batch, with an error that names the setting and the remedy
+    Refused  the run ends before the first training batch, with an error that names the setting and the remedy; where only
+             training can show it, before the first round is over
     Works    the meaning that the row states is asserted
 """
 
@@ -29,6 +30,7 @@ class Equals:
         train: a visit, written out.
         tolerance: largest difference of a parameter; 0 is bit for bit.
         sizes: examples of each client that count.
+        buffers: what becomes of those that training changes, ``average`` or ``local``; they are compared as well.
         also: what else is asserted of the run.
     """
 
@@ -37,16 +39,21 @@ class Equals:
     train: Train = local_training
     tolerance: float = 0.0
     sizes: Mapping[str, int] = field(default_factory=lambda: SIZES)
+    buffers: str = "none"
     also: Callable[[Run], None] = lambda run: None
 
     def check(self, folder: Path) -> None:
         run = Run(self.project, folder).fit()
         assert_federated(run)
-        expected = federated_averaging(self.project.make_module(), run.rounds, self.train, self.sizes)
+        expected = federated_averaging(
+            self.project.make_module(), run.rounds, self.train, self.sizes, buffers=self.buffers
+        )
         found, start = run.weights(), weights(self.project.make_module())
         assert any(not torch.equal(found[name], start[name]) for name in found), "nothing was trained"
         for name, value in weights(expected).items():
             assert (found[name] - value).abs().max().item() <= self.tolerance, name
+        if self.buffers != "none":
+            torch.testing.assert_close(dict(run.module.named_buffers()), dict(expected.named_buffers()))
         self.also(run)
 
 
@@ -61,6 +68,8 @@ class Refused:
         project: what is run.
         says: what of the error names the setting and the value.
         remedy: what of the error says what to do instead.
+        in_training: only training can show it: it ends the run before the first round is over, with the model of its start.
+        moved: parameters that the federation does not hold, and so does not put back then.
         launched: False: Lightning would start processes first, so the loop is only asked what each of them would ask.
         missing: a package or an accelerator without which Lightning itself refuses; with it the row is skipped.
     """
@@ -69,6 +78,8 @@ class Refused:
     project: Project
     says: str
     remedy: str
+    in_training: bool = False
+    moved: tuple[str, ...] = ()
     launched: bool = True
     missing: str = ""
 
@@ -83,8 +94,10 @@ class Refused:
             run.fit() if self.launched else run.ask()
         assert self.says in str(refusal.value)
         assert self.remedy in str(refusal.value)
-        assert run.steps == 0
-        assert all(torch.equal(value, before[name]) for name, value in run.weights().items())
+        assert (run.steps > 0) is self.in_training
+        assert run.loop.rounds_done == 0
+        for name, value in run.weights().items():
+            assert name in self.moved or torch.equal(value, before[name].to(value.dtype)), name
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,10 @@ optimizer that remembers nothing, and the server adds the weighted mean of the m
     unbiased    w <- w + M / A * sum(n_m / N * (w_m - w))      M clients, A of them in the round, N examples of all M
     normalized  w <- w + sum(n_m * (w_m - w)) / sum(n_m)       sums over the round
 
+Buffers that training changes are, as a run is told, the mean over its clients by their examples (``average``), or stay
+with each client together with the parameters of the layers that own running statistics (``local``, FedBN: Li et al.,
+ICLR 2021, https://arxiv.org/abs/2102.07623).
+
 Movements are summed in fp64 and rounded once. Who takes part and which batches come is taken from the run that is checked;
 the checks of that are in `matrix`.
 """
@@ -32,23 +36,48 @@ def federated_averaging(
     train: Train,
     sizes: Mapping[str, int],
     weighting: str = "unbiased",
+    buffers: str = "none",
 ) -> nn.Module:
     """The global model after the rounds, ``model`` itself."""
     num_examples = sum(sizes.values())
+    own: dict[str, dict[str, torch.Tensor]] = {}
     for round_idx, visits in enumerate(rounds):
-        before = {name: p.detach().double() for name, p in model.named_parameters()}
+        stay = staying(model) if buffers == "local" else set()
+        before = {name: p.detach().double() for name, p in model.named_parameters() if name not in stay}
         summed = {name: torch.zeros_like(value) for name, value in before.items()}
+        statistics = {name: torch.zeros_like(b).double() for name, b in model.named_buffers()}
+        of_round = sum(sizes[client] for client, _ in visits)
         for client, batches in visits:
             local = copy.deepcopy(model)
+            local.load_state_dict(own.get(client, {}), strict=False)
             train(local, batches, round_idx)
-            for name, p in local.named_parameters():
-                summed[name].add_(p.detach().double() - before[name], alpha=sizes[client] / num_examples)
-        of_round = sum(sizes[client] for client, _ in visits) / num_examples
-        factor = {"unbiased": len(sizes) / len(visits), "normalized": 1 / of_round}[weighting]
+            parameters, after = dict(local.named_parameters()), dict(local.named_buffers())
+            for name in before:
+                moved = parameters[name].detach().double() - before[name]
+                summed[name].add_(moved, alpha=sizes[client] / num_examples)
+            for name, buffer in after.items():
+                statistics[name].add_(buffer.double() * sizes[client])
+            if buffers == "local":
+                own[client] = {n: v.clone() for n, v in local.state_dict().items() if n in stay or n in after}
+        factor = {"unbiased": len(sizes) / len(visits), "normalized": num_examples / of_round}[weighting]
         with torch.no_grad():
             for name, p in model.named_parameters():
-                p.copy_((before[name] + factor * summed[name]).float())
+                if name in before:
+                    p.copy_((before[name] + factor * summed[name]).float())
+            for name, buffer in model.named_buffers() if buffers == "average" else ():
+                mean = statistics[name] / of_round
+                buffer.copy_(mean if buffer.is_floating_point() else mean.round())
     return model
+
+
+def staying(model: nn.Module) -> set[str]:
+    """Names of the parameters of the layers that own running statistics."""
+    norms = {
+        name: part for name, part in model.named_modules() if getattr(part, "running_mean", None) is not None
+    }
+    return {
+        f"{name}.{own}" for name, part in norms.items() for own, _ in part.named_parameters(recurse=False)
+    }
 
 
 def local_training(
@@ -58,9 +87,11 @@ def local_training(
     *,
     accumulate: int = 1,
     clip: Callable[[list[nn.Parameter]], Any] | None = None,
+    before: Callable[[int], int] = lambda round_idx: round_idx,
+    within: bool = False,
     forward: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> None:
-    """A visit with the module's own optimizer, made anew; a schedule by epoch has made one step for each round before.
+    """A visit with the module's own optimizer, made anew.
 
     Args:
         model: a module with ``training_step`` and ``configure_optimizers``, trained in place.
@@ -68,10 +99,12 @@ def local_training(
         round_idx: rounds before this one.
         accumulate: batches of an optimizer step.
         clip: changes the gradients of these parameters before a step.
+        before: steps of the schedule before the visit, by round; one for each round unless said otherwise.
+        within: whether the schedule makes a step after each step of the optimizer.
         forward: context of the training step, such as autocast.
     """
     optimizer, schedule = configured(model)
-    for _ in range(round_idx if schedule else 0):
+    for _ in range(before(round_idx) if schedule else 0):
         optimizer.step()  # without gradients nothing moves; torch wants a step before one of the schedule
         schedule.step()
     for start in range(0, len(batches), accumulate):
@@ -89,6 +122,8 @@ def local_training(
             return loss
 
         optimizer.step(gradients)
+        if within:
+            schedule.step()
 
 
 def configured(model: Any) -> tuple[torch.optim.Optimizer, Any]:

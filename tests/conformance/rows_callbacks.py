@@ -8,8 +8,11 @@ import torch
 from lightning.fabric.utilities.spike import TrainingSpikeException
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BaseFinetuning,
     BasePredictionWriter,
     BatchSizeFinder,
+    Checkpoint,
     DeviceStatsMonitor,
     EarlyStopping,
     EMAWeightAveraging,
@@ -20,6 +23,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     ModelPruning,
     ModelSummary,
+    OnExceptionCheckpoint,
     RichModelSummary,
     RichProgressBar,
     SpikeDetection,
@@ -33,6 +37,7 @@ from matrix import Equals, Refused, Row, Works, kind
 from probes import Lines, Watch, same
 from project import Net, Project, Run, Validated, loader, weights
 from reference import local_training
+from torch import nn
 
 callback = kind("Callbacks")
 
@@ -212,12 +217,168 @@ def pruned_are_the_global_models_weights(folder):
     assert sum(zeros) > 8
 
 
+class Pretrained(Net):
+    """A backbone, and a head that the optimizer starts with."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.head = nn.Linear(3, 4), nn.Linear(4, 1)
+        del self.net
+
+    def loss(self, batch):
+        x, y = batch
+        return nn.functional.mse_loss(self.head(self.backbone(x).tanh()), y)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.head.parameters(), lr=0.05)
+
+
+def thawed(model, batches, round_idx, rate):
+    """The head alone in the first round; then the backbone as well, at the rate of the round."""
+    optimizer = torch.optim.Adam(model.head.parameters(), lr=0.05)
+    model.backbone.requires_grad_(round_idx >= 1)
+    if round_idx >= 1:
+        optimizer.add_param_group({"params": list(model.backbone.parameters()), "lr": rate(round_idx)})
+    for batch in batches:
+        optimizer.zero_grad()
+        model.loss(batch.content).backward()
+        optimizer.step()
+
+
+class Thaw(BaseFinetuning):
+    """A finetuning callback of one's own: the backbone joins in the second round."""
+
+    def freeze_before_training(self, pl_module):
+        self.freeze(pl_module.backbone)
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.backbone, optimizer, lr=0.02)
+
+
+class ThawInside(L.Callback):
+    """Adds to the optimizer in the middle of a round."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx == 1:
+            trainer.optimizers[0].add_param_group({"params": list(pl_module.backbone.parameters())})
+
+
+def checkpoints_inside_a_round_are_of_its_start(folder):
+    at_start = Watch("on_train_epoch_start")
+    save = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=4, save_top_k=-1)
+    Run(Project(trainer={"enable_checkpointing": True}), folder, [at_start, save]).fit()
+    saved = torch.load(folder / "step=8.ckpt", weights_only=True)
+    assert same(saved["state_dict"], at_start.seen[1])
+    save = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=4, save_top_k=-1)
+    again = Run(Project(trainer={"enable_checkpointing": True}), folder, [save])
+    again.fit(ckpt_path=folder / "step=8.ckpt", weights_only=True)
+    assert same(again.weights(), Run(Project(), folder).fit().weights())
+
+
+def an_exception_leaves_the_state_before_the_round(folder):
+    kept = {}
+
+    class Keeps(OnExceptionCheckpoint):
+        def teardown(self, trainer, *_, **__):  # which removes the file
+            kept.update(torch.load(self.ckpt_path, weights_only=True))
+
+    class Breaks(L.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.global_step == 8:
+                raise RuntimeError("broken")
+
+    at_start = Watch("on_train_epoch_start")
+    with pytest.raises(RuntimeError, match="broken"):
+        Run(
+            Project(trainer={"enable_checkpointing": True}), folder, [at_start, Keeps(folder), Breaks()]
+        ).fit()
+    assert same(kept["state_dict"], at_start.seen[1])
+
+
+def a_checkpoint_callback_of_ones_own(folder):
+    class Own(Checkpoint):
+        def on_train_epoch_end(self, trainer, pl_module):
+            trainer.save_checkpoint(folder / f"{trainer.current_epoch}.ckpt")
+
+    run = Run(Project(trainer={"enable_checkpointing": True}), folder, [Own()]).fit()
+    assert same(torch.load(folder / "1.ckpt", weights_only=True)["state_dict"], run.weights())
+
+
+def time_runs_out_inside_a_round(folder):
+    """After the seventh of twelve batches: the second round does not count."""
+    timer = Timer(duration=None)
+    end = Watch(
+        "on_train_batch_end",
+        lambda trainer, module: setattr(timer, "_duration", 0.0) if trainer.global_step == 7 else None,
+    )
+    at_start = Watch("on_train_epoch_start")
+    run = Run(Project(), folder, [timer, end, at_start]).fit()
+    assert run.loop.rounds_done == 1
+    assert same(run.weights(), at_start.seen[1])
+
+
 def accumulated(model, batches, round_idx):
     """One batch for a step in the first round, two from the second."""
     local_training(model, batches, round_idx, accumulate=1 + (round_idx > 0))
 
 
 ROWS: list[Row] = [
+    callback(
+        "BackboneFinetuning",
+        Equals(
+            with_callbacks(
+                lambda folder: BackboneFinetuning(1, lambda epoch: 2.0, backbone_initial_ratio_lr=0.1),
+                module=Pretrained,
+                rounds=3,
+            ),
+            partial(thawed, rate=lambda round_idx: {1: 0.005, 2: 0.01}[round_idx]),
+        ),
+        "epochs are rounds: the backbone is federated from its round on",
+    ),
+    callback(
+        "BaseFinetuning",
+        Equals(
+            with_callbacks(lambda folder: Thaw(), module=Pretrained),
+            partial(thawed, rate=lambda round_idx: 0.02),
+        ),
+        "what joins the optimizer is federated from that round on",
+        "a BaseFinetuning of one's own",
+    ),
+    callback(
+        "",
+        Refused(
+            with_callbacks(lambda folder: ThawInside(), module=Pretrained),
+            "2 parameters joined or left the optimizer during the visit",
+            "change what is trained in on_train_epoch_start",
+            in_training=True,
+            moved=("backbone.weight", "backbone.bias"),
+        ),
+        subject="a callback that adds to the optimizer inside a round",
+    ),
+    callback(
+        "",
+        Works(checkpoints_inside_a_round_are_of_its_start),
+        "inside a round it holds the state from before it; a resumed run does the round again, bit for bit",
+        "ModelCheckpoint(every_n_train_steps=4)",
+    ),
+    callback(
+        "OnExceptionCheckpoint",
+        Works(an_exception_leaves_the_state_before_the_round),
+        "holds the state from before the round that broke",
+    ),
+    callback(
+        "Checkpoint",
+        Works(a_checkpoint_callback_of_ones_own),
+        "a finished round with the global model",
+        "a Checkpoint of one's own",
+    ),
+    callback(
+        "",
+        Works(time_runs_out_inside_a_round),
+        "the round under way does not count: the run ends with the model of the last one",
+        "Timer(interval='step')",
+    ),
     callback(
         "GradientAccumulationScheduler",
         Equals(
@@ -288,7 +449,7 @@ ROWS: list[Row] = [
     callback(
         "SpikeDetection",
         Works(spikes_end_the_run),
-        "compares a batch with those before it, of other clients too; a spike ends the run with the model of the last round",
+        "compares a batch with those before it, of other clients too; a spike ends the run with the last round's model",
     ),
     callback(
         "ThroughputMonitor",

@@ -4,8 +4,9 @@ from functools import partial
 
 import torch
 from matrix import Equals, Refused, Row, Works, kind
-from project import Net, Project, Run, loader
-from reference import local_training
+from probes import same
+from project import SIZES, Net, Project, Run, loader, weights
+from reference import federated_averaging, local_training
 from torch import nn
 
 module = kind("Modules")
@@ -150,6 +151,14 @@ class Complex(Net):
         return (self.net(x.to(torch.complex64)) - y).abs().square().mean()
 
 
+class Half(Net):
+    """Trains in 16 bits."""
+
+    def __init__(self):
+        super().__init__()
+        self.net.bfloat16()
+
+
 class OwnLoaders(Net):
     """Has its training loader itself."""
 
@@ -186,6 +195,196 @@ class NoOptimizer(Net):
 
     def configure_optimizers(self):
         return None
+
+
+class Running(Net):
+    """Batch norm with running statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
+
+
+class FrozenNorm(Running):
+    """The same in eval()."""
+
+    def on_train_epoch_start(self):
+        self.net[1].eval()
+
+
+class Spectral(Net):
+    """A power iteration in each forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        nn.utils.spectral_norm(self.net[0])
+
+
+class Instance(Net):
+    """Instance norm with running statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.InstanceNorm1d(1, track_running_stats=True, affine=True)
+
+    def loss(self, batch):
+        return super().loss((self.norm(batch[0][:, None])[:, 0], batch[1]))
+
+
+class Queue(Net):
+    """Keeps features of the last batches, as momentum contrast does."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(4, 3))
+
+    def loss(self, batch):
+        loss = super().loss(batch) + 0.1 * self.net(self.queue).square().mean()
+        self.queue = torch.cat([batch[0], self.queue])[:4].detach()
+        return loss
+
+
+class Teacher(Net):
+    """A teacher that follows its student, outside of the optimizer."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher = nn.Linear(3, 1)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        with torch.no_grad():
+            self.teacher.weight.mul_(0.9).add_(self.net[0].weight[:1], alpha=0.1)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+
+class Manual(Net):
+    """Steps by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        loss = self.loss(batch)
+        self.manual_backward(loss)
+        self.clip_gradients(optimizer, gradient_clip_val=0.05, gradient_clip_algorithm="norm")
+        optimizer.step()
+        return loss
+
+
+class ManualAccumulation(Manual):
+    """A step of three batches, by itself."""
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        self.manual_backward(self.loss(batch) / 3)
+        if (batch_idx + 1) % 3 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class TwoOptimizers(Manual):
+    """One for each layer, in turn; the second has a schedule of its own."""
+
+    def configure_optimizers(self):
+        first = torch.optim.Adam(self.net[0].parameters(), lr=0.05)
+        second = torch.optim.SGD(self.net[2].parameters(), lr=0.1, momentum=0.5)
+        return [first, second], [torch.optim.lr_scheduler.ExponentialLR(second, 0.5)]
+
+    def training_step(self, batch, batch_idx):
+        for optimizer in self.optimizers():
+            self.toggle_optimizer(optimizer)
+            loss = self.loss(batch)
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            self.untoggle_optimizer(optimizer)
+        self.lr_schedulers().step()
+
+
+def manually(model, batches, round_idx, size=1):
+    """One optimizer, written out."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for start in range(0, len(batches), size):
+        optimizer.zero_grad()
+        for batch in batches[start : start + size]:
+            (model.loss(batch.content) / size).backward()
+        if size == 1:
+            clipped(model.parameters())
+        optimizer.step()
+
+
+def two_in_turn(model, batches, round_idx):
+    """Two optimizers, written out; the schedule steps after each batch, three times in each round before."""
+    first = torch.optim.Adam(model.net[0].parameters(), lr=0.05)
+    second = torch.optim.SGD(model.net[2].parameters(), lr=0.1, momentum=0.5)
+    for number, batch in enumerate(batches):
+        second.param_groups[0]["lr"] = 0.1 * 0.5 ** (3 * round_idx + number)
+        for optimizer, layer in ((first, model.net[0]), (second, model.net[2])):
+            gradients = torch.autograd.grad(model.loss(batch.content), list(layer.parameters()))
+            for p, gradient in zip(layer.parameters(), gradients, strict=True):
+                p.grad = gradient
+            optimizer.step()
+
+
+class Carries(Net):
+    """A hidden value from batch to batch; its loss has a part of it."""
+
+    hidden = None
+
+    def on_visit_start(self, client_id):
+        self.hidden = None
+
+    def loss(self, batch):
+        now = self.net(batch[0]).mean()
+        extra = 0.0 if self.hidden is None else (now - self.hidden) ** 2
+        self.hidden = now.detach()
+        return super().loss(batch) + extra
+
+
+class CarriesOn(Carries):
+    """The same without a reset."""
+
+    def on_visit_start(self, client_id):
+        pass
+
+
+def what_is_not_reset_goes_on(folder):
+    """The written-out loop whose one attribute is handed on from visit to visit, through the round."""
+    run = Run(Project(CarriesOn), folder).fit()
+    last = [None]
+
+    def handing_on(model, batches, round_idx):
+        model.hidden = last[0]
+        local_training(model, batches, round_idx)
+        last[0] = model.hidden
+
+    expected = federated_averaging(run.project.make_module(), run.rounds, handing_on, SIZES)
+    assert same(run.weights(), weights(expected))
+
+
+def norm_in_eval(model, batches, round_idx):
+    model.net[1].eval()
+    local_training(model, batches, round_idx)
+
+
+def full():
+    """No batch of one example, on which a batch norm cannot train."""
+    return loader(drop_last=True)
+
+
+def held(made, policy, **settings):
+    return Equals(Project(made, full, loop={"buffers": policy}), buffers=policy, **settings)
+
+
+def refused_buffer(made, name):
+    return Refused(
+        Project(made, full), f"training changes {name}", "Set federated.buffers=average", in_training=True
+    )
 
 
 def clipped(parameters):
@@ -247,5 +446,104 @@ ROWS: list[Row] = [
             "make what is trained a submodule of it",
         ),
         subject="an optimizer over tensors that are no parameters of the module",
+    ),
+    module("", refused_buffer(Running, "net.1.running_mean"), subject="batch norm"),
+    module(
+        "",
+        held(Running, "average"),
+        "running statistics are the mean over a round's clients",
+        'batch norm, buffers="average"',
+    ),
+    module(
+        "",
+        held(Running, "local"),
+        "FedBN: statistics, weights and biases of the norm stay with each client",
+        'batch norm, buffers="local"',
+    ),
+    module("", Equals(Project(FrozenNorm), norm_in_eval), subject="batch norm in eval()"),
+    module(
+        "", refused_buffer(Instance, "norm.running_mean"), subject="InstanceNorm1d(track_running_stats=True)"
+    ),
+    module(
+        "",
+        held(Instance, "local"),
+        "as for batch norm",
+        'InstanceNorm1d(track_running_stats=True), buffers="local"',
+    ),
+    module("", refused_buffer(Spectral, "net.0.weight_u"), subject="spectral_norm"),
+    module(
+        "", held(Spectral, "local"), "its vectors stay with each client", 'spectral_norm, buffers="local"'
+    ),
+    module("", refused_buffer(Queue, "queue"), subject="a queue in a buffer"),
+    module(
+        "",
+        held(Queue, "local"),
+        "a client goes on with its own queue",
+        'a queue in a buffer, buffers="local"',
+    ),
+    module(
+        "",
+        Refused(
+            Project(Teacher),
+            "training changes teacher.weight",
+            "Give them to the optimizer as well",
+            in_training=True,
+            moved=("teacher.weight",),
+        ),
+        subject="a teacher that follows its student, outside of the optimizer",
+    ),
+    module("", Equals(Project(Manual), manually), subject="manual optimization"),
+    module(
+        "",
+        Equals(Project(ManualAccumulation), partial(manually, size=3)),
+        "local_steps counts batches here",
+        "manual optimization that accumulates, local_steps a multiple of it",
+    ),
+    module(
+        "",
+        Refused(
+            Project(ManualAccumulation, loop={"local_steps": 4}),
+            "gradients that no optimizer step has used",
+            "set federated.local_steps to a multiple",
+            in_training=True,
+        ),
+        subject="manual optimization that accumulates across a visit's end",
+    ),
+    module(
+        "",
+        Equals(Project(TwoOptimizers), two_in_turn),
+        subject="several optimizers and a schedule, manual optimization",
+    ),
+    module(
+        "",
+        Refused(Project(Complex), "is trained in complex64", "read it with torch.view_as_complex"),
+        subject="complex parameters",
+    ),
+    module(
+        "",
+        Refused(Project(Half), "is trained in bfloat16", "keep what is trained in float32"),
+        subject="parameters in bfloat16",
+    ),
+    module("", Equals(Project(OwnLoaders, data=lambda: None)), subject="train_dataloader of the module"),
+    module(
+        "",
+        Refused(
+            Project(NoOptimizer, warns=("`LightningModule.configure_optimizers` returned `None`",)),
+            "configure_optimizers gives no optimizer that holds a parameter",
+            "have it return one over what is to be trained",
+        ),
+        subject="configure_optimizers that gives None",
+    ),
+    module(
+        "",
+        trained(Carries),
+        "reset in on_visit_start",
+        "attributes carried from batch to batch, reset in on_visit_start",
+    ),
+    module(
+        "",
+        Works(what_is_not_reset_goes_on),
+        "cannot be seen: what one client leaves in an attribute the next one finds",
+        "attributes carried from batch to batch, not reset",
     ),
 ]

@@ -4,9 +4,10 @@ from functools import partial
 
 import pytest
 import torch
-from matrix import Equals, Row, Works, kind
+from matrix import Equals, Refused, Row, Works, kind
 from probes import Watch
 from project import Net, Project, Run, Validated, loader
+from reference import local_training
 from torch.optim import lr_scheduler, swa_utils
 
 by_epoch = kind("Schedules of the learning rate, by epoch")
@@ -82,6 +83,57 @@ def a_plateau_is_of_rounds(folder):
     )  # the first is the best; two rounds are not better
 
 
+def steps(name, **loop):
+    return Project(partial(Net, momentum_sgd, SCHEDULES[name], "step"), rounds=3, loop=loop)
+
+
+def onwards(round_idx):
+    """Three steps in each round before."""
+    return 3 * round_idx
+
+
+class Warming(Net):
+    """The example of Lightning's documentation: a warm-up by trainer.global_step in optimizer_step."""
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        optimizer.step(closure=optimizer_closure)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 * min(1.0, (self.trainer.global_step + 1) / 10)
+
+
+class PlateauByStep(Net):
+    """Lightning is to lower the rate within a round."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        lowers = {
+            "scheduler": lr_scheduler.ReduceLROnPlateau(optimizer),
+            "monitor": "loss",
+            "interval": "step",
+        }
+        return {"optimizer": optimizer, "lr_scheduler": lowers}
+
+
+class LambdaWarmup(Net):
+    """As transformers' schedules: by all steps that there will be."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        self.asked = number = int(self.trainer.estimated_stepping_batches)
+        falls = lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / number))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": falls, "interval": "step"}}
+
+
+def all_steps_are_those_of_a_client(folder):
+    rates = Watch("on_train_batch_start", lambda trainer, module: trainer.optimizers[0].param_groups[0]["lr"])
+    run = Run(Project(LambdaWarmup), folder, [rates]).fit()
+    assert run.module.asked == 2 * 3  # rounds x steps of a visit
+    of_visits = [[6, 5, 4], [6, 5, 4], [3, 2, 1], [3, 2, 1]]
+    assert rates.seen == pytest.approx([0.1 * left / 6 for visit in of_visits for left in visit])
+
+
+by_step = kind("Schedules of the learning rate, by step")
+
 ROWS: list[Row] = [
     by_epoch(
         "ReduceLROnPlateau",
@@ -95,5 +147,47 @@ ROWS: list[Row] = [
             subject="an LRScheduler of one's own" if name == "LRScheduler" else name,
         )
         for name in SCHEDULES
+    ),
+    *(
+        by_step(
+            name,
+            Equals(steps(name), partial(local_training, before=onwards, within=True)),
+            subject="an LRScheduler of one's own" if name == "LRScheduler" else name,
+        )
+        for name in SCHEDULES
+    ),
+    by_step(
+        "",
+        Equals(
+            steps("OneCycleLR", step_schedule="restart"),
+            partial(local_training, before=lambda round_idx: 0, within=True),
+        ),
+        "each visit goes through the first steps of the schedule",
+        'step_schedule="restart"',
+    ),
+    by_step(
+        "",
+        Works(all_steps_are_those_of_a_client),
+        "rounds times the steps of the longest visit, which is as far as a schedule gets",
+        "trainer.estimated_stepping_batches in configure_optimizers",
+    ),
+    by_step(
+        "",
+        Refused(
+            Project(Warming),
+            "something sets them by trainer.global_step or batch_idx",
+            "Take a schedule with interval 'step'",
+            in_training=True,
+        ),
+        subject="a warm-up by trainer.global_step in optimizer_step",
+    ),
+    by_step(
+        "",
+        Refused(
+            Project(PlateauByStep),
+            "ReduceLROnPlateau with interval 'step' would compare one client's values with another's",
+            "set interval 'epoch'",
+        ),
+        subject='ReduceLROnPlateau, interval="step"',
     ),
 ]

@@ -218,6 +218,15 @@ ROWS: list[Row] = [
         "on a CPU Lightning takes bf16-mixed for it",
         subject='precision="16-mixed"',
     ),
+    precision(
+        "HalfPrecision",
+        Refused(
+            given(precision="bf16-true"),
+            "trainer.precision is 'bf16-true'",
+            "'bf16-mixed' and '16-mixed' compute in 16 bits",
+        ),
+        subject='precision="bf16-true", "16-true"',
+    ),
     accelerator("CPUAccelerator", Equals(given(accelerator="cpu"))),
     accelerator(
         "Accelerator", Equals(given(accelerator=own_accelerator())), subject="an Accelerator of one's own"

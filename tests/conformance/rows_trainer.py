@@ -177,7 +177,20 @@ def registry_name_is_kept(folder):
     assert same(run.weights(), Run(Project(), folder).fit().weights())
 
 
+def time_ends_with_a_whole_round(folder):
+    """A time that is up at once: no round is left half done."""
+    run = Run(given(max_time={"seconds": 0}), folder).fit()
+    assert run.loop.rounds_done == 0
+    assert same(run.weights(), dict(run.project.make_module().named_parameters()))
+
+
 ROWS: list[Row] = [
+    argument(
+        "Trainer.max_time",
+        Works(time_ends_with_a_whole_round),
+        "a round under way when time is up does not count; the model is that of the last whole round",
+        subject="max_time",
+    ),
     argument("Trainer.accelerator", Equals(given(accelerator="cpu")), subject='accelerator="cpu"'),
     argument("Trainer.strategy", Equals(given(strategy="auto")), subject='strategy="auto"'),
     argument(

@@ -4,9 +4,10 @@ import inspect
 import os
 import re
 
+import lightning as L
 import pytest
 import torch
-from lightning.pytorch import accelerators, loggers, profilers, strategies
+from lightning.pytorch import accelerators, callbacks, loggers, plugins, profilers, strategies
 from page import PAGE, ROWS, render
 from torch.optim import Optimizer, lr_scheduler
 from torch.utils import data
@@ -19,6 +20,11 @@ def names(module, base=object):
 
 
 LISTS = {
+    "Trainer": [
+        f"Trainer.{name}" for name in inspect.signature(L.Trainer.__init__).parameters if name != "self"
+    ],
+    "callbacks": names(callbacks),
+    "plugins": names(plugins),
     "optimizers": names(torch.optim, Optimizer),
     "schedules": names(lr_scheduler),
     "samplers": names(data, data.Sampler),
