@@ -24,8 +24,8 @@ def federated_parameters(trainer: L.Trainer, module: L.LightningModule) -> dict[
     named: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if id(p) in held}
     if not held:
         raise ValueError(
-            "configure_optimizers gives no optimizer that holds a parameter, so there is nothing to federate: have it return "
-            "one over what is to be trained, as those are the parameters that are sent"
+            "configure_optimizers gives no optimizer that holds a parameter, so there is nothing to federate: have it "
+            "return one over what is to be trained, as those are the parameters that are sent"
         )
     if len(named) < len(held):
         raise ValueError(
@@ -35,7 +35,7 @@ def federated_parameters(trainer: L.Trainer, module: L.LightningModule) -> dict[
     for name, parameter in named.items():
         if parameter.is_complex():
             raise ValueError(
-                f"{name} is trained in {str(parameter.dtype).removeprefix('torch.')}, and parameters are sent as real numbers: "
+                f"{name} is trained in {str(parameter.dtype).removeprefix('torch.')}, and what is sent are real numbers: "
                 "hold its real and imaginary parts as one real parameter, and read it with torch.view_as_complex"
             )
         if parameter.dtype not in (float32, float64):
