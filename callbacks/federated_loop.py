@@ -152,6 +152,7 @@ class FederatedLoop(L.Callback):
         if stage != "fit":
             return
         round_guard.refuse_cut_rounds(trainer, self.rounds_done)
+        round_guard.refuse_own_iteration(pl_module)
         self.buffers.check(self.algorithm, self.aggregation, self.privacy.is_private)
         self._data = federated_data(trainer)
         self.memory.open(str(Path(trainer.default_root_dir) / "clients"))
@@ -259,6 +260,8 @@ class FederatedLoop(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Closes the epoch; once it is saved, the next round is planned."""
         round_schedule.train_batches_again(pl_module)
+        if self._inside_round:
+            round_guard.refuse_cut_short(trainer, self.rounds_done, self._rounds.schedule.num_batches)
 
     def _plan_round(self, trainer: L.Trainer) -> None:
         if round_schedule.takes_place(trainer, self.rounds_done):

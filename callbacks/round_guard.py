@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.plugins import DeepSpeedPrecision, FSDPPrecision
 from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from fedlight.callbacks.trainer_values import refuse_senseless
 
@@ -69,6 +70,24 @@ def refuse_parallel(setting: str, part: object) -> NoReturn:
         f"trainer.{setting}={type(part).__name__} spreads batches or parameters over processes, but a client's visit is "
         f"one's work: leave trainer.{setting} out and set devices=1"
     )
+
+
+def refuse_own_iteration(module: L.LightningModule) -> None:
+    """Raises ``ValueError`` for a training step that reads the loader itself, whereby batches lose their numbers."""
+    if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
+        raise ValueError(
+            f"{type(module).__name__}.training_step(dataloader_iter) takes batches from the loader itself, so nobody can "
+            "tell where a client's visit ends: take the batch, training_step(batch, batch_idx)"
+        )
+
+
+def refuse_cut_short(trainer: L.Trainer, round_idx: int, num_batches: int) -> None:
+    """Raises ``ValueError`` at the end of an epoch whose round was not over, unless the trainer was told to stop."""
+    if not trainer.should_stop:
+        raise ValueError(
+            f"round {round_idx + 1} was cut short: its epoch ended before the last of its {num_batches} batches, as it does "
+            "where an on_train_batch_start gives -1. Have it give nothing, and set federated.local_steps"
+        )
 
 
 def refuse_other_epoch(epoch: int, rounds_done: int, planned: int | None) -> None:

@@ -8,6 +8,7 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,8 @@ class Project:
         """The module as it is at the start, always the same."""
         torch.manual_seed(0)
         made = self.module()
-        made.configure_model()
+        if isinstance(made, L.LightningModule):
+            made.configure_model()
         return made
 
 
@@ -170,7 +172,8 @@ class Run:
             data = self.project.data()
             place = "datamodule" if isinstance(data, L.LightningDataModule) else "train_dataloaders"
             self._count()
-            self.trainer.fit(self.module, **({place: data} if data is not None else {}) | how)
+            given = {"model": self.module} | ({place: data} if data is not None else {})
+            self.trainer.fit(**given | how)
         return self
 
     def ask(self) -> None:
@@ -196,10 +199,13 @@ class Run:
 
     def _count(self) -> None:
         """Has the class of the module count its training steps; callbacks can be switched off, a method cannot."""
+        if not isinstance(self.module, L.LightningModule):
+            return
         kind = type(self.module)
         run, plain = self, kind.training_step
 
         class Counted(kind):
+            @wraps(plain)
             def training_step(self, *batch, **named):
                 run.steps += 1
                 return plain(self, *batch, **named)

@@ -103,6 +103,7 @@ def local_training(
         within: whether the schedule makes a step after each step of the optimizer.
         forward: context of the training step, such as autocast.
     """
+    model.log = lambda *_, **__: None  # there is no trainer to log with
     optimizer, schedule = configured(model)
     for _ in range(before(round_idx) if schedule else 0):
         optimizer.step()  # without gradients nothing moves; torch wants a step before one of the schedule

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from matrix import Equals, Refused, Row, Works, kind
 from probes import same
-from project import SIZES, Net, Project, Run, loader, weights
+from project import SIZES, Net, Project, Run, examples, loader, rows_of_clients, weights
 from reference import federated_averaging, local_training
 from torch import nn
 
@@ -367,6 +367,89 @@ def what_is_not_reset_goes_on(folder):
     assert same(run.weights(), weights(expected))
 
 
+class Breaks(Net):
+    """Its loss is NaN for whoever has the row that dan has first."""
+
+    def loss(self, batch):
+        x = batch[0]
+        bad = examples().tensors[0][rows_of_clients()["dan"]]
+        of_dan = (x[:, None] == bad[None]).all(-1).any()
+        return super().loss(batch) * (float("nan") if of_dan else 1.0)
+
+
+def who_diverges_is_left_out(folder):
+    """Dan is in the first round; the model is then the other client's movement alone, as if one had been asked."""
+    run = Run(
+        Project(Breaks, rounds=1, loop={"clients_per_round": 4}, warns=("round 1: .*diverged",)), folder
+    ).fit()
+    (visits,) = run.rounds
+    others = [(client, batches) for client, batches in visits if client != "dan"]
+    assert len(others) == 3
+    expected = federated_averaging(run.project.make_module(), [others], local_training, SIZES)
+    assert same(run.weights(), weights(expected))
+    assert [record["client"] for record in run.loop.visit_records if record.get("reason") == "diverged"] == [
+        "dan"
+    ]
+
+
+class Skips(Net):
+    """Ends the epoch by itself."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if batch_idx == 4 else None
+
+
+class Iterates(Net):
+    """Takes batches from the loader itself."""
+
+    def training_step(self, dataloader_iter):
+        batch, _, _ = next(dataloader_iter)
+        return self.loss(batch)
+
+
+class OwnBackward(Net):
+    """Overrides how Lightning makes and clears gradients and steps."""
+
+    def backward(self, loss):
+        (2 * loss).backward()
+
+    def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+        optimizer.zero_grad(set_to_none=False)
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        optimizer.step(closure=optimizer_closure)
+
+
+def doubled(model, batches, round_idx):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in batches:
+        optimizer.zero_grad()
+        (2 * model.loss(batch.content)).backward()
+        optimizer.step()
+
+
+class Stops(Net):
+    """Says itself that it is enough, inside the second round."""
+
+    def training_step(self, batch, batch_idx):
+        if self.trainer.global_step == 8:
+            self.trainer.should_stop = True
+        return super().training_step(batch, batch_idx)
+
+
+def who_stops_inside_a_round_has_the_last(folder):
+    one = Run(Project(Net, rounds=1), folder).fit().weights()
+    run = Run(Project(Stops, rounds=3), folder).fit()
+    assert run.loop.rounds_done == 1
+    assert same(run.weights(), one)
+
+
+def a_compiled_lightning_module(folder):
+    run, plain = Run(Project(), folder), Run(Project(), folder).fit()
+    run.fit(model=torch.compile(run.module, backend="eager"))
+    assert same(run.weights(), plain.weights())
+
+
 def norm_in_eval(model, batches, round_idx):
     model.net[1].eval()
     local_training(model, batches, round_idx)
@@ -389,6 +472,10 @@ def refused_buffer(made, name):
 
 def clipped(parameters):
     nn.utils.clip_grad_norm_(parameters, 0.05)
+
+
+def plain_network():
+    return nn.Linear(3, 1)
 
 
 def trained(made, **settings):
@@ -545,5 +632,52 @@ ROWS: list[Row] = [
         Works(what_is_not_reset_goes_on),
         "cannot be seen: what one client leaves in an attribute the next one finds",
         "attributes carried from batch to batch, not reset",
+    ),
+    module(
+        "",
+        Equals(Project(OwnBackward), doubled),
+        subject="backward, optimizer_step and optimizer_zero_grad of one's own",
+    ),
+    module(
+        "",
+        Works(a_compiled_lightning_module),
+        "trains the same, bit for bit",
+        "torch.compile(module), given to fit",
+    ),
+    module(
+        "",
+        Refused(Project(plain_network), "`model` must be a `LightningModule`", "LightningModule"),
+        subject="a plain nn.Module",
+    ),
+    module(
+        "",
+        Works(who_diverges_is_left_out),
+        "who ends in NaN or Inf is left out of the round, as if it had not been asked",
+        "a loss that becomes NaN at one client",
+    ),
+    module(
+        "",
+        Works(who_stops_inside_a_round_has_the_last),
+        "the round under way does not count: the model is that of the last whole round",
+        "trainer.should_stop, set inside a round",
+    ),
+    module(
+        "",
+        Refused(
+            Project(Skips),
+            "round 1 was cut short: its epoch ended before the last of its 6 batches",
+            "Have it give nothing, and set federated.local_steps",
+            in_training=True,
+        ),
+        subject="on_train_batch_start that gives -1",
+    ),
+    module(
+        "",
+        Refused(
+            Project(Iterates, warns=("You are using the `dataloader_iter` step flavor",)),
+            "training_step(dataloader_iter) takes batches from the loader itself",
+            "take the batch, training_step(batch, batch_idx)",
+        ),
+        subject="training_step(dataloader_iter)",
     ),
 ]

@@ -256,7 +256,7 @@ ROWS: list[Row] = [
             given(strategy=strategies.DDPStrategy(), devices=2),
             "trainer.devices=2 and trainer.num_nodes=1 make 2 processes",
             "set --trainer.devices 1 --trainer.num_nodes 1",
-            False,
+            launched=False,
         ),
         subject="DDPStrategy and others over several devices",
     ),
