@@ -6,6 +6,7 @@ A test fails where the page is not what this program would write.
 from pathlib import Path
 
 import rows_batches
+import rows_behaviour
 import rows_callbacks
 import rows_data
 import rows_modules
@@ -17,7 +18,7 @@ import rows_trainer
 from matrix import COLUMNS, Equals, Refused, Row
 
 FILES = (
-    *(rows_trainer, rows_callbacks, rows_modules, rows_optimizers, rows_schedulers),
+    *(rows_trainer, rows_callbacks, rows_modules, rows_behaviour, rows_optimizers, rows_schedulers),
     *(rows_data, rows_batches, rows_surroundings, rows_projects),
 )
 ROWS: list[Row] = [row for file in FILES for row in file.ROWS]

@@ -1,0 +1,444 @@
+"""Rows: what a module may do: state beside its parameters, steps of its own, attributes, stops."""
+
+from functools import partial
+
+import torch
+from matrix import Equals, Refused, Row, Works, kind
+from probes import same
+from project import SIZES, Net, Project, Run, examples, loader, rows_of_clients, weights
+from reference import federated_averaging, local_training
+from torch import nn
+
+module = kind("Modules")
+
+
+class Running(Net):
+    """Batch norm with running statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
+
+
+class FrozenNorm(Running):
+    """The same in eval()."""
+
+    def on_train_epoch_start(self):
+        self.net[1].eval()
+
+
+class Spectral(Net):
+    """A power iteration in each forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        nn.utils.spectral_norm(self.net[0])
+
+
+class Instance(Net):
+    """Instance norm with running statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.InstanceNorm1d(1, track_running_stats=True, affine=True)
+
+    def loss(self, batch):
+        return super().loss((self.norm(batch[0][:, None])[:, 0], batch[1]))
+
+
+class Queue(Net):
+    """Keeps features of the last batches, as momentum contrast does."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(4, 3))
+
+    def loss(self, batch):
+        loss = super().loss(batch) + 0.1 * self.net(self.queue).square().mean()
+        self.queue = torch.cat([batch[0], self.queue])[:4].detach()
+        return loss
+
+
+class Teacher(Net):
+    """A teacher that follows its student, outside of the optimizer."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher = nn.Linear(3, 1)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        with torch.no_grad():
+            self.teacher.weight.mul_(0.9).add_(self.net[0].weight[:1], alpha=0.1)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+
+class Manual(Net):
+    """Steps by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        loss = self.loss(batch)
+        self.manual_backward(loss)
+        self.clip_gradients(optimizer, gradient_clip_val=0.05, gradient_clip_algorithm="norm")
+        optimizer.step()
+        return loss
+
+
+class ManualAccumulation(Manual):
+    """A step of three batches, by itself."""
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        self.manual_backward(self.loss(batch) / 3)
+        if (batch_idx + 1) % 3 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class TwoOptimizers(Manual):
+    """One for each layer, in turn; the second has a schedule of its own."""
+
+    def configure_optimizers(self):
+        first = torch.optim.Adam(self.net[0].parameters(), lr=0.05)
+        second = torch.optim.SGD(self.net[2].parameters(), lr=0.1, momentum=0.5)
+        return [first, second], [torch.optim.lr_scheduler.ExponentialLR(second, 0.5)]
+
+    def training_step(self, batch, batch_idx):
+        for optimizer in self.optimizers():
+            self.toggle_optimizer(optimizer)
+            loss = self.loss(batch)
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            self.untoggle_optimizer(optimizer)
+        self.lr_schedulers().step()
+
+
+def manually(model, batches, round_idx, size=1):
+    """One optimizer, written out."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for start in range(0, len(batches), size):
+        optimizer.zero_grad()
+        for batch in batches[start : start + size]:
+            (model.loss(batch.content) / size).backward()
+        if size == 1:
+            clipped(model.parameters())
+        optimizer.step()
+
+
+def two_in_turn(model, batches, round_idx):
+    """Two optimizers, written out; the schedule steps after each batch, three times in each round before."""
+    first = torch.optim.Adam(model.net[0].parameters(), lr=0.05)
+    second = torch.optim.SGD(model.net[2].parameters(), lr=0.1, momentum=0.5)
+    for number, batch in enumerate(batches):
+        second.param_groups[0]["lr"] = 0.1 * 0.5 ** (3 * round_idx + number)
+        for optimizer, layer in ((first, model.net[0]), (second, model.net[2])):
+            gradients = torch.autograd.grad(model.loss(batch.content), list(layer.parameters()))
+            for p, gradient in zip(layer.parameters(), gradients, strict=True):
+                p.grad = gradient
+            optimizer.step()
+
+
+class Carries(Net):
+    """A hidden value from batch to batch; its loss has a part of it."""
+
+    hidden = None
+
+    def on_visit_start(self, client_id):
+        self.hidden = None
+
+    def loss(self, batch):
+        now = self.net(batch[0]).mean()
+        extra = 0.0 if self.hidden is None else (now - self.hidden) ** 2
+        self.hidden = now.detach()
+        return super().loss(batch) + extra
+
+
+class CarriesOn(Carries):
+    """The same without a reset."""
+
+    def on_visit_start(self, client_id):
+        pass
+
+
+def what_is_not_reset_goes_on(folder):
+    """The written-out loop whose one attribute is handed on from visit to visit, through the round."""
+    run = Run(Project(CarriesOn), folder).fit()
+    last = [None]
+
+    def handing_on(model, batches, round_idx):
+        model.hidden = last[0]
+        local_training(model, batches, round_idx)
+        last[0] = model.hidden
+
+    expected = federated_averaging(run.project.make_module(), run.rounds, handing_on, SIZES)
+    assert same(run.weights(), weights(expected))
+
+
+class Breaks(Net):
+    """Its loss is NaN for whoever has the row that dan has first."""
+
+    def loss(self, batch):
+        x = batch[0]
+        bad = examples().tensors[0][rows_of_clients()["dan"]]
+        of_dan = (x[:, None] == bad[None]).all(-1).any()
+        return super().loss(batch) * (float("nan") if of_dan else 1.0)
+
+
+def who_diverges_is_left_out(folder):
+    """Dan is in the first round; the model is then the other client's movement alone, as if one had been asked."""
+    run = Run(
+        Project(Breaks, rounds=1, loop={"clients_per_round": 4}, warns=("round 1: .*diverged",)), folder
+    ).fit()
+    (visits,) = run.rounds
+    others = [(client, batches) for client, batches in visits if client != "dan"]
+    assert len(others) == 3
+    expected = federated_averaging(run.project.make_module(), [others], local_training, SIZES)
+    assert same(run.weights(), weights(expected))
+    assert [record["client"] for record in run.loop.visit_records if record.get("reason") == "diverged"] == [
+        "dan"
+    ]
+
+
+class Skips(Net):
+    """Ends the epoch by itself."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if batch_idx == 4 else None
+
+
+class Iterates(Net):
+    """Takes batches from the loader itself."""
+
+    def training_step(self, dataloader_iter):
+        batch, _, _ = next(dataloader_iter)
+        return self.loss(batch)
+
+
+class OwnBackward(Net):
+    """Overrides how Lightning makes and clears gradients and steps."""
+
+    def backward(self, loss):
+        (2 * loss).backward()
+
+    def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+        optimizer.zero_grad(set_to_none=False)
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        optimizer.step(closure=optimizer_closure)
+
+
+def doubled(model, batches, round_idx):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in batches:
+        optimizer.zero_grad()
+        (2 * model.loss(batch.content)).backward()
+        optimizer.step()
+
+
+class Stops(Net):
+    """Says itself that it is enough, inside the second round."""
+
+    def training_step(self, batch, batch_idx):
+        if self.trainer.global_step == 8:
+            self.trainer.should_stop = True
+        return super().training_step(batch, batch_idx)
+
+
+def who_stops_inside_a_round_has_the_last(folder):
+    one = Run(Project(Net, rounds=1), folder).fit().weights()
+    run = Run(Project(Stops, rounds=3), folder).fit()
+    assert run.loop.rounds_done == 1
+    assert same(run.weights(), one)
+
+
+def a_compiled_lightning_module(folder):
+    run, plain = Run(Project(), folder), Run(Project(), folder).fit()
+    run.fit(model=torch.compile(run.module, backend="eager"))
+    assert same(run.weights(), plain.weights())
+
+
+def norm_in_eval(model, batches, round_idx):
+    model.net[1].eval()
+    local_training(model, batches, round_idx)
+
+
+def full():
+    """No batch of one example, on which a batch norm cannot train."""
+    return loader(drop_last=True)
+
+
+def held(made, policy, **settings):
+    return Equals(Project(made, full, loop={"buffers": policy}), buffers=policy, **settings)
+
+
+def refused_buffer(made, name):
+    return Refused(
+        Project(made, full), f"training changes {name}", "Set federated.buffers=average", in_training=True
+    )
+
+
+def clipped(parameters):
+    nn.utils.clip_grad_norm_(parameters, 0.05)
+
+
+def plain_network():
+    return nn.Linear(3, 1)
+
+
+def trained(made, **settings):
+    return Equals(Project(made), **settings)
+
+
+def a_step_may_be_left_out(folder):
+    class Skips(Net):
+        def training_step(self, batch, batch_idx):
+            return None if batch_idx % 3 == 1 else self.loss(batch)
+
+    warns = ("`training_step` returned `None`",)
+    run = Run(Project(Skips, warns=warns), folder).fit()
+    assert [record["steps"] for record in run.loop.visit_records] == [2, 2]
+    assert all(record["loss"] > 0 for record in run.loop.visit_records)
+
+
+ROWS: list[Row] = [
+    module(
+        "",
+        Works(a_step_may_be_left_out),
+        "the step is left out: neither its loss nor a step is counted",
+        subject="a training_step that gives None",
+    ),
+    module("", refused_buffer(Running, "net.1.running_mean"), subject="batch norm"),
+    module(
+        "",
+        held(Running, "average"),
+        "running statistics are the mean over a round's clients",
+        'batch norm, buffers="average"',
+    ),
+    module(
+        "",
+        held(Running, "local"),
+        "FedBN: statistics, weights and biases of the norm stay with each client",
+        'batch norm, buffers="local"',
+    ),
+    module("", Equals(Project(FrozenNorm), norm_in_eval), subject="batch norm in eval()"),
+    module(
+        "", refused_buffer(Instance, "norm.running_mean"), subject="InstanceNorm1d(track_running_stats=True)"
+    ),
+    module(
+        "",
+        held(Instance, "local"),
+        "as for batch norm",
+        'InstanceNorm1d(track_running_stats=True), buffers="local"',
+    ),
+    module("", refused_buffer(Spectral, "net.0.weight_u"), subject="spectral_norm"),
+    module(
+        "", held(Spectral, "local"), "its vectors stay with each client", 'spectral_norm, buffers="local"'
+    ),
+    module("", refused_buffer(Queue, "queue"), subject="a queue in a buffer"),
+    module(
+        "",
+        held(Queue, "local"),
+        "a client goes on with its own queue",
+        'a queue in a buffer, buffers="local"',
+    ),
+    module(
+        "",
+        Refused(
+            Project(Teacher),
+            "training changes teacher.weight",
+            "Give them to the optimizer as well",
+            in_training=True,
+            moved=("teacher.weight",),
+        ),
+        subject="a teacher that follows its student, outside of the optimizer",
+    ),
+    module("", Equals(Project(Manual), manually), subject="manual optimization"),
+    module(
+        "",
+        Equals(Project(ManualAccumulation), partial(manually, size=3)),
+        "local_steps counts batches here",
+        "manual optimization that accumulates, local_steps a multiple of it",
+    ),
+    module(
+        "",
+        Refused(
+            Project(ManualAccumulation, loop={"local_steps": 4}),
+            "gradients that no optimizer step has used",
+            "set federated.local_steps to a multiple",
+            in_training=True,
+        ),
+        subject="manual optimization that accumulates across a visit's end",
+    ),
+    module(
+        "",
+        Equals(Project(TwoOptimizers), two_in_turn),
+        subject="several optimizers and a schedule, manual optimization",
+    ),
+    module(
+        "",
+        trained(Carries),
+        "reset in on_visit_start",
+        "attributes carried from batch to batch, reset in on_visit_start",
+    ),
+    module(
+        "",
+        Works(what_is_not_reset_goes_on),
+        "cannot be seen: what one client leaves in an attribute the next one finds",
+        "attributes carried from batch to batch, not reset",
+    ),
+    module(
+        "",
+        Equals(Project(OwnBackward), doubled),
+        subject="backward, optimizer_step and optimizer_zero_grad of one's own",
+    ),
+    module(
+        "",
+        Works(a_compiled_lightning_module),
+        "trains the same, bit for bit",
+        "torch.compile(module), given to fit",
+    ),
+    module(
+        "",
+        Refused(Project(plain_network), "`model` must be a `LightningModule`", "LightningModule"),
+        subject="a plain nn.Module",
+    ),
+    module(
+        "",
+        Works(who_diverges_is_left_out),
+        "who ends in NaN or Inf is left out of the round, as if it had not been asked",
+        "a loss that becomes NaN at one client",
+    ),
+    module(
+        "",
+        Works(who_stops_inside_a_round_has_the_last),
+        "the round under way does not count: the model is that of the last whole round",
+        "trainer.should_stop, set inside a round",
+    ),
+    module(
+        "",
+        Refused(
+            Project(Skips),
+            "round 1 was cut short: its epoch ended before the last of its 6 batches",
+            "Have it give nothing, and set federated.local_steps",
+            in_training=True,
+        ),
+        subject="on_train_batch_start that gives -1",
+    ),
+    module(
+        "",
+        Refused(
+            Project(Iterates, warns=("You are using the `dataloader_iter` step flavor",)),
+            "training_step(dataloader_iter) takes batches from the loader itself",
+            "take the batch, training_step(batch, batch_idx)",
+        ),
+        subject="training_step(dataloader_iter)",
+    ),
+]
