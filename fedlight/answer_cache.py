@@ -1,7 +1,7 @@
 """Answers of an endpoint on disk, one small file each under a hash of its request.
 
-A file has the answer and what it cost, neither prompt nor key. It is written whole or not at all; one that is damaged
-is asked for again.
+A file has the answer and what it cost, neither prompt nor key. It is written whole or not at all, with a digest;
+one that is damaged is asked for again.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ from typing import Any
 
 from fedlight.chat_answer import Answer
 from fedlight.federation.whole_files import whole_file
+from fedlight.json_files import read_json, sealed
 
 
 class AnswerCache:
@@ -55,11 +56,11 @@ class AnswerCache:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with whole_file(file) as new:
             new.touch(mode=0o600)  # readable by its owner alone
-            new.write_text(json.dumps(answer._asdict()), encoding="utf-8")
+            new.write_text(json.dumps(sealed(answer._asdict())), encoding="utf-8")
 
     def _read_one(self, key: str) -> Answer | None:
         try:
-            answer = Answer(**json.loads(self._file(key).read_text(encoding="utf-8")))
+            answer = Answer(**read_json(self._file(key), "it is asked for again"))
         except (FileNotFoundError, TypeError, ValueError):  # absent, or damaged
             return None
         return answer if isinstance(answer.text, str) else None

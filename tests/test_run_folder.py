@@ -10,6 +10,8 @@ from holding import end, in_another_process, stay_in
 from tiny_world import fedlight, refused, tiny_selector
 
 from fedlight import contents
+from fedlight.answer_cache import AnswerCache
+from fedlight.chat_answer import Answer
 from fedlight.contents import local_paths
 from fedlight.run_folder import alone_in
 
@@ -253,3 +255,15 @@ def test_a_folder_that_cannot_be_written_is_named_before_any_work(run, tmp_path,
     line = refused(run(one={}))
     assert f"--output={tmp_path}/out/seed0 cannot be written ({words}): choose another folder" in line
     assert run.done == []
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_answer_in_the_cache_is_asked_for_again(tmp_path, damage):
+    cache = AnswerCache(str(tmp_path))
+    answer = Answer("yes, 17", prompt_tokens=3)
+    cache.write("ab12", answer)
+    assert cache.read(["ab12"]) == {"ab12": answer}
+    (file,) = tmp_path.rglob("*.json")
+    file.write_bytes(DAMAGE[damage](file.read_bytes()))
+    assert cache.read(["ab12"]) == {}
+    assert file.stat().st_mode & 0o077 == 0
