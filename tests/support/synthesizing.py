@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from plain_lightning import Numbers, module, ten_clients, trainer
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from fedlight.callbacks.federated_loop import FederatedLoop
 from fedlight.datamodules.federated import FederatedDataModule
@@ -33,6 +33,9 @@ class Synthesizing(FederatedDataModule):
         self.numbers.setup(stage)
         self.train_set = self.numbers.data
         self.client_indices = self.clients(self.train_set)
+
+    def collate(self, examples):
+        return default_collate(examples)
 
     def val_dataloader(self):
         return self.numbers.val_dataloader()
