@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,7 +71,7 @@ class Refused:
         remedy: what of the error says what to do instead.
         in_training: only training can show it: it ends the run before the first round is over, with the model of its start.
         moved: parameters that the federation does not hold, and so does not put back then.
-        launched: False: Lightning would start processes first, so the loop is only asked what each of them would ask.
+        call: what is done with the run; where Lightning would start processes first, `Run.ask`.
         missing: a package or an accelerator without which Lightning itself refuses; with it the row is skipped.
     """
 
@@ -80,7 +81,7 @@ class Refused:
     remedy: str
     in_training: bool = False
     moved: tuple[str, ...] = ()
-    launched: bool = True
+    call: Callable[[Run], Any] = Run.fit
     missing: str = ""
 
     def check(self, folder: Path) -> None:
@@ -91,7 +92,7 @@ class Refused:
         run = Run(self.project, folder)
         before = run.weights()
         with pytest.raises(REFUSALS) as refusal:
-            run.fit() if self.launched else run.ask()
+            self.call(run)
         assert self.says in str(refusal.value)
         assert self.remedy in str(refusal.value)
         assert (run.steps > 0) is self.in_training
@@ -162,7 +163,7 @@ def assert_federated(run: Run) -> None:
     for visits in run.rounds:
         assert len({client for client, _ in visits}) == len(visits) == wanted
         for client, batches in visits:
-            assert len(batches) >= run.project.loop.get("local_steps", LOCAL_STEPS)
+            assert len(batches) >= (run.project.loop.get("local_steps", LOCAL_STEPS) or 1)
             for batch in batches:
                 if isinstance(batch.content, list) and batch.content[0].is_floating_point():  # of the 24 rows
                     features = batch.content[0].float()

@@ -168,20 +168,21 @@ class Run:
         with warnings.catch_warnings():
             for message in self.project.warns:
                 warnings.filterwarnings("ignore", message)
-            self.trainer = self._make()
+            self.trainer = self.make_trainer()
             data = self.project.data()
             place = "datamodule" if isinstance(data, L.LightningDataModule) else "train_dataloaders"
-            self._count()
             given = {"model": self.module} | ({place: data} if data is not None else {})
             self.trainer.fit(**given | how)
         return self
 
     def ask(self) -> None:
         """Makes the trainer and has the loop look at it, without starting anything."""
-        self.trainer = self._make()
+        self.trainer = self.make_trainer()
         self.loop.setup(self.trainer, self.module, "fit")
 
-    def _make(self) -> L.Trainer:
+    def make_trainer(self) -> L.Trainer:
+        """With all callbacks; the module counts its steps from now on."""
+        self._count()
         quiet = {
             "max_epochs": self.project.rounds,
             "accelerator": "cpu",

@@ -308,6 +308,46 @@ def a_step_may_be_left_out(folder):
     assert all(record["loss"] > 0 for record in run.loop.visit_records)
 
 
+class LeavesGradients(Manual):
+    """The second layer steps by the gradients of the batch before, which it finds when a batch begins."""
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.net[number].parameters(), lr=0.1) for number in (0, 2)]
+
+    def training_step(self, batch, batch_idx):
+        first, second = self.optimizers()
+        second.step()
+        second.zero_grad()
+        self.manual_backward(self.loss(batch))
+        first.step()
+        first.zero_grad()
+
+
+def one_batch_late(model, batches, round_idx):
+    """The same; a visit begins without gradients."""
+    first, second = model.configure_optimizers()
+    for batch in batches:
+        second.step()
+        second.zero_grad()
+        model.loss(batch.content).backward()
+        first.step()
+        first.zero_grad()
+
+
+class Averages(Net):
+    """Has torch's average of its weights inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.average = torch.optim.swa_utils.AveragedModel(self.net)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.average.update_parameters(self.net)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+
 ROWS: list[Row] = [
     module(
         "",
@@ -440,5 +480,23 @@ ROWS: list[Row] = [
             "take the batch, training_step(batch, batch_idx)",
         ),
         subject="training_step(dataloader_iter)",
+    ),
+    module(
+        "",
+        Equals(Project(LeavesGradients), one_batch_late),
+        "a visit begins without gradients, whatever the one before has left",
+        "manual optimization that leaves gradients to the next batch",
+    ),
+    module(
+        "",
+        Refused(
+            Project(Averages),
+            "training changes average.",
+            "Set federated.buffers=average",
+            in_training=True,
+            moved=tuple(f"average.module.{name}" for name in ("0.weight", "0.bias", "2.weight", "2.bias")),
+        ),
+        "keep it in a callback that averages the global models",
+        "swa_utils.AveragedModel inside of the module",
     ),
 ]

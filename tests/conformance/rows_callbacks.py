@@ -33,6 +33,7 @@ from lightning.pytorch.callbacks import (
     TQDMProgressBar,
     WeightAveraging,
 )
+from lightning.pytorch.tuner import Tuner
 from matrix import Equals, Refused, Row, Works, kind
 from probes import Lines, Watch, same
 from project import Net, Project, Run, Validated, loader, weights
@@ -323,7 +324,29 @@ def accumulated(model, batches, round_idx):
     local_training(model, batches, round_idx, accumulate=1 + (round_idx > 0))
 
 
+def tuned(find):
+    """What is asked of Lightning's Tuner."""
+
+    def call(run):
+        getattr(Tuner(run.make_trainer()), find)(run.module, datamodule=run.project.data())
+
+    return call
+
+
 ROWS: list[Row] = [
+    *(
+        callback(
+            "",
+            Refused(
+                with_callbacks(module=Tunable, data=OwnData),
+                f"{finder} tries values on training batches",
+                "use it in a run without the federation",
+                call=tuned(find),
+            ),
+            subject=f"Tuner(trainer).{find}",
+        )
+        for find, finder in (("lr_find", "LearningRateFinder"), ("scale_batch_size", "BatchSizeFinder"))
+    ),
     callback(
         "BackboneFinetuning",
         Equals(

@@ -90,6 +90,11 @@ def full_batches(run):
     assert all(len(batch) == 2 for _, batches in positions(run) for batch in batches)
 
 
+def one_pass(run):
+    for client, batches in positions(run):
+        assert sorted(sum(batches, [])) == sorted(own(client))
+
+
 def neighbours(run):
     """Pairs of neighbours in the client's own set."""
     for client, batches in positions(run):
@@ -352,6 +357,12 @@ ROWS: list[Row] = [
     ),
     data_set("IterDataPipe", refused_set(StreamPipe, "the iterable data set")),
     data_set("DFIterDataPipe", refused_set(FramePipe, "the iterable data set")),
+    loaders(
+        "",
+        Equals(Project(loop={"local_steps": None}, data=partial(loader, batch_size=4)), also=one_pass),
+        "one pass over each client's examples",
+        "local_steps=None",
+    ),
     loaders("DataLoader", Equals(Project(data=partial(loader, shuffle=True)))),
     loaders(
         "", Equals(Project(data=partial(loader, drop_last=True)), also=full_batches), subject="drop_last=True"

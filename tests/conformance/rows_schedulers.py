@@ -132,6 +132,15 @@ def all_steps_are_those_of_a_client(folder):
     assert rates.seen == pytest.approx([0.1 * left / 6 for visit in of_visits for left in visit])
 
 
+class EverySecond(Net):
+    """Steps its schedule every second round."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        falls = lr_scheduler.ExponentialLR(optimizer, 0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": falls, "frequency": 2}}
+
+
 by_step = kind("Schedules of the learning rate, by step")
 
 ROWS: list[Row] = [
@@ -155,6 +164,13 @@ ROWS: list[Row] = [
             subject="an LRScheduler of one's own" if name == "LRScheduler" else name,
         )
         for name in SCHEDULES
+    ),
+    by_epoch(
+        "",
+        Equals(
+            Project(EverySecond, rounds=4), partial(local_training, before=lambda round_idx: round_idx // 2)
+        ),
+        subject="frequency=2",
     ),
     by_step(
         "",

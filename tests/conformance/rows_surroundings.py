@@ -256,7 +256,7 @@ ROWS: list[Row] = [
             given(strategy=strategies.DDPStrategy(), devices=2),
             "trainer.devices=2 and trainer.num_nodes=1 make 2 processes",
             "set --trainer.devices 1 --trainer.num_nodes 1",
-            launched=False,
+            call=Run.ask,
         ),
         subject="DDPStrategy and others over several devices",
     ),
@@ -267,7 +267,7 @@ ROWS: list[Row] = [
                 in_pieces(getattr(strategies, name)),
                 f"trainer.strategy={name}",
                 "leave trainer.strategy out and set devices=1",
-                launched=False,
+                call=Run.ask,
             ),
         )
         for name in ("DDPStrategy", "FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")

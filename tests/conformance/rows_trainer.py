@@ -184,7 +184,37 @@ def time_ends_with_a_whole_round(folder):
     assert same(run.weights(), dict(run.project.make_module().named_parameters()))
 
 
+def checkpoint(folder, **loop):
+    """Of a first round."""
+    run = Run(Project(rounds=1, loop=loop), folder).fit()
+    run.trainer.save_checkpoint(folder / "first.ckpt")
+    return folder / "first.ckpt"
+
+
+def goes_on(folder):
+    run = Run(Project(rounds=3), folder)
+    run.fit(ckpt_path=checkpoint(folder), weights_only=True)
+    assert run.loop.rounds_done == 3
+    assert len(run.rounds) == 2
+    assert same(run.weights(), Run(Project(rounds=3), folder).fit().weights())
+
+
+def with_the_checkpoint_of_another(run):
+    run.fit(ckpt_path=checkpoint(run.folder / "before", local_steps=2), weights_only=True)
+
+
 ROWS: list[Row] = [
+    argument("", Works(goes_on), "bit for bit the run that was never interrupted", "fit(ckpt_path=...)"),
+    argument(
+        "",
+        Refused(
+            Project(),
+            "federated.local_steps",
+            "start anew, without the checkpoint",
+            call=with_the_checkpoint_of_another,
+        ),
+        subject="fit(ckpt_path=...) of another federation",
+    ),
     argument(
         "Trainer.max_time",
         Works(time_ends_with_a_whole_round),
@@ -199,7 +229,7 @@ ROWS: list[Row] = [
             given(devices=2, strategy="ddp_spawn"),
             "trainer.devices=2 and trainer.num_nodes=1 make 2 processes",
             "set --trainer.devices 1 --trainer.num_nodes 1",
-            launched=False,
+            call=Run.ask,
         ),
         subject="devices=2",
     ),
@@ -209,7 +239,7 @@ ROWS: list[Row] = [
             given(num_nodes=2, strategy="ddp"),
             "trainer.devices=1 and trainer.num_nodes=2 make 2 processes",
             "set --trainer.devices 1 --trainer.num_nodes 1",
-            launched=False,
+            call=Run.ask,
         ),
         subject="num_nodes=2",
     ),
