@@ -212,6 +212,7 @@ ROWS: list[Row] = [
             "federated.local_steps",
             "start anew, without the checkpoint",
             call=with_the_checkpoint_of_another,
+            moved=tuple(dict(Net().named_parameters())),  # Lightning has read them
         ),
         subject="fit(ckpt_path=...) of another federation",
     ),
