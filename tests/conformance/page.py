@@ -55,7 +55,7 @@ def render() -> str:
     for kind in dict.fromkeys(row.kind for row in ROWS):
         rows = [row for row in ROWS if row.kind == kind]
         lines += [f"## {kind}", "", "| what | column | in a federation |", "|---|---|---|"]
-        lines += [f"| {_code(row.subject)} | {row.proof.column} | {_meaning(row)} |" for row in rows]
+        lines += [f"| {_code(row.subject)} | {_short(row.proof.column)} | {_meaning(row)} |" for row in rows]
         lines += [""]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -67,10 +67,15 @@ def _code(subject: str) -> str:
     )
 
 
+def _short(column: str) -> str:
+    """Its first word."""
+    return column.split()[0].rstrip(",")
+
+
 def _meaning(row: Row) -> str:
     said = [row.means] if row.means else []
     if isinstance(row.proof, Refused):
-        said.append(f"{row.proof.says} ...: {row.proof.remedy}")
+        said.append(f"error: \u201c{row.proof.says} ... {row.proof.remedy}\u201d")
     if isinstance(row.proof, Equals) and row.proof.tolerance:
         said.append(f"within {row.proof.tolerance:g}")
     return "; ".join(said).replace("|", "\\|")

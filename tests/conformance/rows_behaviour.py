@@ -2,9 +2,10 @@
 
 from functools import partial
 
+import pytest
 import torch
 from matrix import Equals, Refused, Row, Works, kind
-from probes import same
+from probes import Lines, same
 from project import SIZES, Net, Project, Run, examples, loader, rows_of_clients, weights
 from reference import federated_averaging, local_training
 from torch import nn
@@ -348,7 +349,36 @@ class Averages(Net):
         return torch.optim.SGD(self.net.parameters(), lr=0.1)
 
 
+class Logs(Net):
+    """Logs its loss by step and by epoch."""
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log("loss", loss, on_step=True, on_epoch=True, batch_size=1)
+        return loss
+
+
+def means_are_of_the_round(folder):
+    lines = Lines()
+    run = Run(Project(Logs, trainer={"logger": lines}), folder).fit()
+    steps = [value for _, value in lines.of("loss_step")]
+    assert len(steps) == 12
+    assert [value for _, value in lines.of("loss_epoch")] == pytest.approx(
+        [sum(steps[:6]) / 6, sum(steps[6:]) / 6]
+    )
+    assert [value for _, value in lines.of("fed/loss")][1] == pytest.approx(sum(steps[6:]) / 6)
+    assert [row["loss"] for row in run.loop.visit_records] == pytest.approx(
+        [sum(steps[6:9]) / 3, sum(steps[9:]) / 3]
+    )
+
+
 ROWS: list[Row] = [
+    module(
+        "",
+        Works(means_are_of_the_round),
+        "by step each client's, by epoch the mean over the batches of all clients of a round",
+        "self.log in the training step",
+    ),
     module(
         "",
         Works(a_step_may_be_left_out),

@@ -108,6 +108,15 @@ def rates_are_logged_for_each_round(folder):
     assert [rate for _, rate in lines.of("lr-SGD")] == [0.1, 0.05, 0.025]
 
 
+def rates_are_logged_for_each_step(folder):
+    lines = Lines()
+    halves = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+    project = Project(partial(Net, scheduler=halves, interval="step"), trainer={"logger": lines})
+    Run(project, folder, [LearningRateMonitor("step")]).fit()
+    of_visits = [[0.1, 0.05, 0.025]] * 2 + [[0.0125, 0.00625, 0.003125]] * 2
+    assert [rate for _, rate in lines.of("lr-SGD")] == pytest.approx(sum(of_visits, []))
+
+
 def predictions_are_the_global_models(folder):
     class Kept(BasePredictionWriter):
         def write_on_epoch_end(self, trainer, pl_module, predictions, batch_indices):
@@ -334,6 +343,12 @@ def tuned(find):
 
 
 ROWS: list[Row] = [
+    callback(
+        "",
+        Works(rates_are_logged_for_each_step),
+        "by step it logs what each client's step has; all clients of a round have the same",
+        'LearningRateMonitor("step"), a schedule by step',
+    ),
     *(
         callback(
             "",

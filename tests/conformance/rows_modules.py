@@ -64,6 +64,20 @@ class FrozenInOptimizer(Frozen):
         return torch.optim.AdamW(self.parameters(), lr=0.05)
 
 
+class HalfBase(Net):
+    """A frozen base in 16 bits under what is trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(3, 3).bfloat16().requires_grad_(False)
+
+    def loss(self, batch):
+        return super().loss((self.base(batch[0].bfloat16()).float(), batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.net.parameters(), lr=0.05)
+
+
 class Unused(Net):
     """A head that no loss reaches."""
 
@@ -212,6 +226,7 @@ ROWS: list[Row] = [
     module("", trained(Tied), "a tied matrix is sent once", subject="tied weights"),
     module("", trained(Frozen), "what is frozen stays as it is and is not sent", subject="frozen parts"),
     module("", trained(FrozenInOptimizer), subject="frozen parts that the optimizer holds"),
+    module("", trained(HalfBase), subject="a frozen base in bfloat16"),
     module("", trained(Unused), subject="parameters that no loss reaches"),
     module("", trained(Constant), subject="buffers that training only reads"),
     module("", trained(Compiled), subject="a network compiled with torch.compile"),
