@@ -372,7 +372,63 @@ def means_are_of_the_round(folder):
     )
 
 
+def clamped(model):
+    with torch.no_grad():
+        for p in model.parameters():
+            p.clamp_(-0.3, 0.3)
+
+
+class ClampsBehind(Net):
+    """Keeps weights small in on_train_batch_end, as a Wasserstein GAN may."""
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        clamped(self)
+
+
+class ClampsInStep(Net):
+    """The same behind the optimizer's step."""
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        clamped(self)
+
+
+def clamping(model, batches, round_idx, last=True):
+    for number, batch in enumerate(batches):
+        one_step(model, batch)
+        if last or number + 1 < len(batches):
+            clamped(model)
+
+
+def one_step(model, batch):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.zero_grad()
+    model.loss(batch.content).backward()
+    optimizer.step()
+
+
+def the_hook_comes_behind_the_visit(folder):
+    run = Run(Project(ClampsBehind), folder).fit()
+    expected = run.project.make_module()
+    for visits in run.rounds:
+        expected = federated_averaging(expected, [visits], partial(clamping, last=False), SIZES)
+        clamped(expected)
+    assert same(run.weights(), weights(expected))
+
+
 ROWS: list[Row] = [
+    module(
+        "",
+        Equals(Project(ClampsInStep), clamping),
+        subject="weights changed in optimizer_step, such as clamped",
+    ),
+    module(
+        "",
+        Works(the_hook_comes_behind_the_visit),
+        "Lightning calls the module's hook behind the callbacks: a visit's last batch is sent without it, the new global "
+        "model gets it. Change weights in optimizer_step",
+        "weights changed in on_train_batch_end, such as clamped",
+    ),
     module(
         "",
         Works(means_are_of_the_round),

@@ -3,8 +3,9 @@
 from functools import partial
 
 import torch
-from matrix import Equals, Row, kind
-from project import Net, Project
+from matrix import Equals, Row, Works, kind
+from probes import Watch
+from project import Net, Project, Run
 from torch import nn
 
 optimizer = kind("Optimizers")
@@ -50,6 +51,53 @@ class SignDescent(torch.optim.Optimizer):
         return loss
 
 
+class Elsewhere(torch.optim.SGD):
+    """Keeps its momentum in an attribute of its own."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, lr)
+        self.velocity = {}
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        with torch.enable_grad():
+            loss = closure() if closure else None
+        for p in self.param_groups[0]["params"]:
+            self.velocity[p] = 0.9 * self.velocity.get(p, 0.0) + p.grad
+            p.sub_(self.param_groups[0]["lr"] * self.velocity[p])
+        return loss
+
+
+class ResetsElsewhere(Net):
+    """Clears it when a visit begins."""
+
+    def __init__(self):
+        super().__init__(Elsewhere)
+
+    def on_visit_start(self, client_id):
+        self.optimizers(use_pl_optimizer=False).velocity.clear()
+
+
+class CountsInGroup(torch.optim.SGD):
+    """Keeps a count in its group, as schedule-free optimizers do."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, lr)
+        self.param_groups[0]["count"] = 0
+
+    def step(self, closure=None):
+        self.param_groups[0]["count"] += 1
+        return super().step(closure)
+
+
+def groups_go_on_as_schedules_do(folder):
+    counts = Watch(
+        "on_train_batch_start", lambda trainer, module: trainer.optimizers[0].param_groups[0]["count"]
+    )
+    Run(Project(partial(Net, CountsInGroup)), folder, [counts]).fit()
+    assert counts.seen == [0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5]
+
+
 class TwoGroups(Net):
     """The second layer learns more slowly and decays."""
 
@@ -83,6 +131,18 @@ ROWS: list[Row] = [
         "Optimizer",
         Equals(Project(partial(Net, optimizer=SignDescent))),
         subject="an Optimizer of one's own that keeps its state in Optimizer.state",
+    ),
+    optimizer(
+        "",
+        Equals(Project(ResetsElsewhere)),
+        "clear it in on_visit_start: the loop clears Optimizer.state alone",
+        "an Optimizer of one's own that keeps its state in an attribute",
+    ),
+    optimizer(
+        "",
+        Works(groups_go_on_as_schedules_do),
+        "as schedules by step: every visit starts at the round's value, the next round where the furthest visit came to",
+        "an Optimizer of one's own that counts in its groups",
     ),
     optimizer("", Equals(Project(TwoGroups)), subject="parameter groups with settings of their own"),
     optimizer(
