@@ -210,7 +210,7 @@ class AveragedBuffers(BufferPolicy):
         self._all_examples = 0
 
     def enter(self, memory: Mapping[str, Any], state: State, parameters: Mapping[str, Tensor]) -> State:
-        self.restore()  # once more: a module's own on_train_batch_end comes behind the visit's end
+        self.restore()  # once more: a callback behind the loop may have changed them after the visit
         return super().enter(memory, state, parameters)
 
     def leave(self) -> None:

@@ -21,6 +21,7 @@ from fedlight.callbacks import next_round, round_guard, round_schedule
 from fedlight.callbacks.buffers import Policy, buffer_policy
 from fedlight.callbacks.contributions import Contributions, refuse_lost_model
 from fedlight.callbacks.device_emulation import DeviceEmulation, check_device_settings
+from fedlight.callbacks.end_of_visit import LeftAs, call_again, call_modules_own
 from fedlight.callbacks.exchange import Exchange
 from fedlight.callbacks.federated_parameters import (
     federated_parameters,
@@ -33,11 +34,11 @@ from fedlight.callbacks.federated_run import (
     Run,
     clear_gradients,
     federated_data,
-    forget,
     round_metrics,
     seed_all,
     visit_row,
 )
+from fedlight.callbacks.fresh_optimizers import FreshOptimizers
 from fedlight.callbacks.local_work import LocalWork
 from fedlight.callbacks.loss_scale import LossScale
 from fedlight.callbacks.payload_sizes import PayloadSizes
@@ -131,6 +132,8 @@ class FederatedLoop(L.Callback):
         self.step_schedule = step_schedule
         self._schedules = StepSchedules(step_schedule)
         self._loss_scale = LossScale()
+        self._optimizers = FreshOptimizers()
+        self._left: LeftAs | None = None
         self.virtual_seconds = 0.0
         self.privacy = PrivacyAccount(aggregation, self.channel)
         self.rounds_done = 0
@@ -156,7 +159,8 @@ class FederatedLoop(L.Callback):
         self.buffers.check(self.algorithm, self.aggregation, self.privacy.is_private)
         self._data = federated_data(trainer)
         self.memory.open(str(Path(trainer.default_root_dir) / "clients"))
-        trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]  # one for each round
+        round_guard.refuse_other_data(trainer, isinstance(self._data, OpensLater))
+        self._start.reload_in_each_round(trainer)
         next_round.plan_behind_checkpoints(trainer, self._plan_round)
         self._start.watch(trainer)
         if isinstance(self._data, OpensLater):
@@ -184,6 +188,7 @@ class FederatedLoop(L.Callback):
         self._run = Run(
             trainer, pl_module, self.clients, self.channel, self.aggregation is not None, self.own_state
         )
+        self._optimizers = FreshOptimizers()
         self.buffers.attach(pl_module)
         self._exchange.also_bytes = self.buffers.num_bytes
         self._run.check(self.algorithm)
@@ -216,15 +221,15 @@ class FederatedLoop(L.Callback):
         if not self._rounds.cohort:
             round_schedule.skip_batches(pl_module, self.rounds_done)
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Opens the visit whose first batch this is."""
+    def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch_idx: int) -> None:
+        """Opens the visit whose first batch this is, in front of ``on_train_batch_start`` of all callbacks."""
         if batch_idx == 0:
+            self._take_in(trainer, module)
             self._schedules.start_round(trainer, [*self._rounds.schedule.begins])
             self._loss_scale.start_round(trainer, changes_gradients(self.algorithm))
         if batch_idx in self._rounds.schedule.begins:
-            self._begin_visit(trainer, pl_module, self._rounds.schedule.begins[batch_idx])
+            self.refuse_changed()
+            self._begin_visit(trainer, module, self._rounds.schedule.begins[batch_idx])
 
     def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Notes that there are gradients for the next optimizer step."""
@@ -246,16 +251,20 @@ class FederatedLoop(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Closes the visit, and the round, whose last batch this was."""
-        if self.visit is not None:
+        visit, ends = self.visit, batch_idx + 1 in self._rounds.schedule.ends
+        if visit is not None:
             self._work.add_loss(step_loss(trainer, outputs))
             self.buffers.after_batch()
-            if batch_idx + 1 in self._rounds.schedule.ends:
-                if not pl_module.automatic_optimization:
-                    self._work.refuse_unused_gradients(self.visit)
-                refuse_joined(trainer, self._parameters, self.visit.client_id)
-                self._finish_visit(self.visit)
+        if visit is not None and ends:
+            call_modules_own(trainer, pl_module, outputs, batch, batch_idx)
+            if not pl_module.automatic_optimization:
+                self._work.refuse_unused_gradients(visit)
+            refuse_joined(trainer, self._parameters, visit.client_id)
+            self._finish_visit(visit)
         if batch_idx + 1 == self._rounds.schedule.num_batches:
             self._finish_round(trainer, pl_module)
+        if visit is not None and ends:
+            self._left = LeftAs(self._parameters, visit.client_id)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Closes the epoch; once it is saved, the next round is planned."""
@@ -268,22 +277,19 @@ class FederatedLoop(L.Callback):
             self._rounds.plan(self.rounds_done, self._run, self._parameters, self.virtual_seconds)
 
     def _take_in(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Federates what has joined the optimizers since the round was opened, by callbacks behind this one."""
-        now = federated_parameters(trainer, module)
-        self._devices.check_parameters(now)
-        self._start.also_trained(now.values())
-        if [*map(id, now.values())] != [*map(id, self._parameters.values())]:
-            self._parameters, self._global = now, read(now)
-            self._shared = self.buffers.shared(self._global)
-            self._contributions = self._no_contributions()
+        """Takes what the module, and callbacks behind this one, have changed when the epoch started: weights, optimizers."""
+        self._parameters = federated_parameters(trainer, module)
+        self._devices.check_parameters(self._parameters)
+        self._start.also_trained(self._parameters.values())
+        self._global = read(self._parameters)
+        self._shared = self.buffers.shared(self._global)
+        self._contributions = self._no_contributions()
 
     def _no_contributions(self) -> Contributions:
         aggregation = self.aggregation or self.algorithm.aggregation(len(self.clients))
         return Contributions(self.rounds_done, aggregation, self.buffers, self._rounds.schedule)
 
     def _begin_visit(self, trainer: L.Trainer, module: L.LightningModule, visit: Visit) -> None:
-        if self.visit is None:
-            self._take_in(trainer, module)
         round_guard.refuse_other_accumulation(
             trainer.accumulate_grad_batches, self._rounds.schedule.accumulation
         )
@@ -297,7 +303,7 @@ class FederatedLoop(L.Callback):
         self._trained = {name: self._parameters[name] for name in started_from}
         own = self.buffers.enter(self._client.memory, self._global, self._parameters)
         write(started_from | own, self._parameters)
-        forget(trainer.optimizers)
+        self._optimizers.forget(trainer.optimizers)
         clear_gradients(module)
         self._schedules.start_visit()
         self._loss_scale.start_visit()
@@ -309,7 +315,7 @@ class FederatedLoop(L.Callback):
     def _finish_visit(self, visit: Visit) -> None:
         work, num_examples, reason = self._work.done(self._trained), self._run.num_examples(visit), ""
         # Where a loss scale leaves steps out, those that are left have other rates for each client.
-        self._schedules.finish_visit(visit, {} if self._loss_scale.is_used else self._work.rates)
+        self._schedules.finish_visit(visit, {} if self._loss_scale.is_used else self._work.settings)
         self._loss_scale.finish_visit()
         try:
             self._contribute(visit, work, num_examples)
@@ -332,6 +338,7 @@ class FederatedLoop(L.Callback):
     def _leave_out(self, visit: Visit, why: Diverged) -> None:
         """The client's memory stays, or becomes again, what it was before the round."""
         self.buffers.leave()
+        write(self._global, self._parameters)
         if visit.client_id in self._contributions.diverged:
             return
         self._contributions.leave_out(visit.client_id, why)
@@ -340,7 +347,6 @@ class FederatedLoop(L.Callback):
         for row in self.visit_records:
             if row["client"] == visit.client_id:
                 row.update(reason=DIVERGED, loss="")
-        write(self._global, self._parameters)
         self.algorithm.leave_out(visit, self._client)
 
     def _save_memory(self, memory: dict[str, Any]) -> None:
@@ -361,7 +367,7 @@ class FederatedLoop(L.Callback):
         self.buffers.finish_round()
         self._schedules.finish_round(module)
         self._loss_scale.finish_round()
-        forget(trainer.optimizers)  # or a checkpoint would carry the last client's moments
+        self._optimizers.forget(trainer.optimizers)  # or a checkpoint would carry the last client's moments
         del self._global, self._shared, self._contributions
         self.visit, self._inside_round = None, False
         self.rounds_done += 1
@@ -373,6 +379,12 @@ class FederatedLoop(L.Callback):
         if not trainer.barebones:  # which logs nothing, and warns where something is
             module.log_dict(named, on_step=False, on_epoch=True, batch_size=1)
 
+    def refuse_changed(self) -> None:
+        """Behind the last batch of a visit: raises ``ValueError`` where a callback has changed parameters since."""
+        left, self._left = self._left, None
+        if left is not None:
+            left.refuse_changed()
+
     @property
     def device_name(self) -> str:
         """The device of the visit under way; empty between visits and without a fleet."""
@@ -381,6 +393,8 @@ class FederatedLoop(L.Callback):
     def break_off(self, module: L.LightningModule) -> None:
         """Leaves the global model where the trainer stops inside a round; the round does not count."""
         self._work.leave()
+        self._left = None
+        call_again(module)
         self._devices.restore()
         round_schedule.train_batches_again(module)
         if self._inside_round:

@@ -154,12 +154,6 @@ def federated_data(trainer: L.Trainer) -> FederatedData:
     return data
 
 
-def forget(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Clears what the optimizers remember; groups and learning rates stay."""
-    for optimizer in optimizers:
-        optimizer.state.clear()
-
-
 def clear_gradients(module: nn.Module) -> None:
     """Leaves no gradient of an earlier visit behind, also where the module clears its gradients itself."""
     for parameter in module.parameters():

@@ -15,6 +15,11 @@ from torch.optim import Optimizer
 
 from fedlight.federation.client import Visit, Work
 
+SET_BY_HAND = ("lr", "momentum", "betas", "weight_decay")
+"""Settings of an optimizer's group that projects change from step to step."""
+StepSettings = tuple[dict[str, Any], ...]
+"""These of each group in one step; numbers, or tuples of them."""
+
 
 class LocalWork:
     """The work of the visit under way, watched until :meth:`done` or :meth:`leave`.
@@ -24,7 +29,7 @@ class LocalWork:
         changes_gradients: the name of an algorithm that has to see gradients before each step; None if it need not.
 
     Attributes:
-        rates: number of an optimizer -> for each of its steps so far the learning rate of each group.
+        settings: number of an optimizer -> for each of its steps so far the settings of its groups, ``SET_BY_HAND``.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], changes_gradients: str | None = None) -> None:
@@ -32,7 +37,7 @@ class LocalWork:
         self._changes_gradients = changes_gradients
         self._announced: set[int] = set()
         self._lr = _first_rate(optimizers)
-        self.rates: dict[int, list[tuple[float, ...]]] = defaultdict(list)
+        self.settings: dict[int, list[StepSettings]] = defaultdict(list)
         self._lr_sums: dict[int, float] = defaultdict(float)
         self._steps = 0
         self._backward_since_step = False
@@ -75,7 +80,7 @@ class LocalWork:
         self._lr = _first_rate(self._optimizers)
         rates = tuple(learning_rate(group) for group in optimizer.param_groups)
         number = next(i for i, one in enumerate(self._optimizers) if one is optimizer)
-        self.rates[number].append(rates)
+        self.settings[number].append(tuple(map(_set_by_hand, optimizer.param_groups)))
         for group, lr in zip(optimizer.param_groups, rates, strict=True):
             for parameter in group["params"]:
                 self._lr_sums[id(parameter)] += lr
@@ -114,6 +119,13 @@ class LocalWork:
 def learning_rate(group: Mapping[str, Any]) -> float:
     """Of an optimizer's group; 0 where it has none, as an optimizer that finds its own."""
     return float(group.get("lr") or 0.0)
+
+
+def _set_by_hand(group: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: group[name] for name in SET_BY_HAND if group.get(name) is not None}
+    return {
+        name: tuple(map(float, v)) if isinstance(v, (tuple, list)) else float(v) for name, v in found.items()
+    }
 
 
 def _first_rate(optimizers: Sequence[Optimizer]) -> float:

@@ -64,6 +64,22 @@ def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
             )
 
 
+def refuse_other_data(trainer: Any, read_once: bool) -> None:
+    """Raises ``ValueError`` where a project gives other training data in later epochs, and its loader is read by client.
+
+    Args:
+        trainer: whose setting says so.
+        read_once: whether the project's loader is asked for once.
+    """
+    every = trainer.reload_dataloaders_every_n_epochs
+    if every and read_once:
+        raise ValueError(
+            f"trainer.reload_dataloaders_every_n_epochs={every} asks for another training loader in later epochs, but whose "
+            "example is whose is said once: leave it at 0 (loaders for validation are made anew in every round), or "
+            "derive the datamodule from FederatedDataModule"
+        )
+
+
 def refuse_parallel(setting: str, part: object) -> NoReturn:
     """Raises ``ValueError`` for what spreads batches or parameters over processes, also where there is only one."""
     raise ValueError(

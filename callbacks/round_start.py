@@ -44,6 +44,12 @@ class ResumableLoop(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes back what ``state_dict`` gave."""
 
+    def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch_idx: int) -> None:
+        """Opens the visit that begins with this batch, if one does."""
+
+    def refuse_changed(self) -> None:
+        """Raises ``ValueError`` where a callback has changed parameters since the last batch of a visit."""
+
     def before_round(self) -> AbstractContextManager[None]:
         """Has the global model of before the round in the module while its body runs."""
 
@@ -71,6 +77,16 @@ class RoundStart(L.Callback):
         self._settings: dict[str, Any] = {}
         self._round_idx = 0
         self._aside = ExitStack()
+        self._reloads: int | None = None
+
+    def reload_in_each_round(self, trainer: Any) -> None:
+        """Has the trainer ask for its loaders in every round, as each has its own batches, until the run is over."""
+        self._reloads = trainer.reload_dataloaders_every_n_epochs
+        trainer.reload_dataloaders_every_n_epochs = 1
+
+    def _reload_as_given(self, trainer: Any) -> None:
+        if self._reloads is not None:
+            trainer.reload_dataloaders_every_n_epochs, self._reloads = self._reloads, None
 
     def watch(self, trainer: Any) -> None:
         """Takes its place among the trainer's callbacks, and sees every checkpoint that the trainer makes."""
@@ -140,7 +156,9 @@ class RoundStart(L.Callback):
         data = self._trainer.datamodule
         checkpoint.pop(type(data).__qualname__, None)
         names = _names_of_settings(pl_module) | (_names_of_settings(data) if data else set())
-        self._settings = {name: checkpoint.pop(name) for name in names if name in checkpoint} | self._data
+        self._settings = {
+            name: checkpoint.pop(name) for name in sorted(names) if name in checkpoint
+        } | self._data
         frozen = self._frozen = _frozen(trainer, pl_module)
         self._round_idx = self.loop.rounds_done
         self._own = HeldState(self.loop.remembered(), may_refer=lambda tensor: True)
@@ -152,8 +170,22 @@ class RoundStart(L.Callback):
         if joined and self._checkpoint is not None:
             self._checkpoint.copy_those(lambda tensor: _storage(tensor) in joined)
 
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Has the visit begin: what callbacks do with their first batch, such as setting rates, is within it."""
+        self.loop.begin_batch(trainer, pl_module, batch_idx)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """A batch that is None has an end only."""
+        if batch is None:
+            self.loop.begin_batch(trainer, pl_module, batch_idx)
+
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Where the run is stopped inside a round, the global model is validated and no client's."""
+        self.loop.refuse_changed()
         if self.is_open and not self._is_aggregated():
             self._aside.enter_context(self.loop.before_round())
 
@@ -165,6 +197,7 @@ class RoundStart(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The round is over; or the run was stopped inside it, and goes on with the global model."""
+        self.loop.refuse_changed()
         if self._is_aggregated():
             self._release()
         elif self.is_open:
@@ -176,10 +209,12 @@ class RoundStart(L.Callback):
     ) -> None:
         """Leaves the global model, in case it is used further."""
         self._aside.close()
+        self._reload_as_given(trainer)
         self.loop.break_off(pl_module)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Leaves the trainer's callbacks as they were; what is saved later may still be of a broken round."""
+        self._reload_as_given(trainer)
         self._trainer.callbacks = [one for one in self._trainer.callbacks if one is not self]
 
     def _is_aggregated(self) -> bool:

@@ -24,11 +24,12 @@ from torch import Tensor, equal
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from fedlight.callbacks.local_work import StepSettings
 from fedlight.federation.client import Visit
 
 StepSchedule = Literal["continue", "restart"]
-Rates = Mapping[int, Sequence[tuple[float, ...]]]
-"""Of a visit: number of an optimizer -> for each of its steps the learning rate of each group."""
+Settings = Mapping[int, Sequence[StepSettings]]
+"""Of a visit: number of an optimizer -> for each of its steps the settings of each group."""
 
 
 @dataclass(frozen=True)
@@ -70,24 +71,24 @@ class StepSchedules:
         self._start = [self._position(optimizer) for optimizer in trainer.optimizers]
         self._furthest = [*self._start]
         self._last: list[_Position] = []
-        self._rates: dict[int, tuple[str, Sequence[tuple[float, ...]]]] = {}
+        self._settings: dict[int, tuple[str, Sequence[StepSettings]]] = {}
 
     def start_visit(self) -> None:
         """Before the first batch of a visit."""
         for optimizer, position in zip(self._trainer.optimizers, self._start, strict=True):
             self._put(optimizer, position)
 
-    def finish_visit(self, visit: Visit, rates: Rates) -> None:
+    def finish_visit(self, visit: Visit, settings: Settings) -> None:
         """After the last batch of a visit.
 
         Args:
             visit: that is over.
-            rates: the learning rates of its steps.
+            settings: learning rates, weight decay and the like of its steps.
 
         Raises:
-            ValueError: a step had another rate than the same step of an earlier visit of the round.
+            ValueError: a step had other settings than the same step of an earlier visit of the round.
         """
-        self._compare(visit, rates)
+        self._compare(visit, settings)
         self._last = [self._position(optimizer, visit) for optimizer in self._trainer.optimizers]
         pairs = zip(self._furthest, self._last, strict=True)
         self._furthest = [max(before, now, key=lambda position: position.order) for before, now in pairs]
@@ -160,23 +161,32 @@ class StepSchedules:
                 config.scheduler.load_state_dict(deepcopy(start.schedules[i]))
                 module.lr_scheduler_step(config.scheduler, None)
 
-    def _compare(self, visit: Visit, rates: Rates) -> None:
-        for number, own in rates.items():
+    def _compare(self, visit: Visit, settings: Settings) -> None:
+        for number, own in settings.items():
             optimizer = self._trainer.optimizers[number]
             schedules = [self._configs[i].scheduler for i in self._of(optimizer, self._moving)]
             if any(isinstance(schedule, ReduceLROnPlateau) for schedule in schedules):
                 continue  # what the module has it step by is the client's own
-            client, before = self._rates.get(number, (visit.client_id, own))
+            client, before = self._settings.get(number, (visit.client_id, own))
             for step, (a, b) in enumerate(zip(before, own, strict=False)):
                 if a != b:
+                    name, theirs, here = _first_difference(a, b)
                     raise ValueError(
-                        f"step {step + 1} of the visit to client {visit.client_id} had the learning rates {b}, and that to "
-                        f"client {client} {a}: something sets them by trainer.global_step or batch_idx, which run on "
+                        f"step {step + 1} of the visit to client {visit.client_id} had {name}={here}, and that to client "
+                        f"{client} {name}={theirs}: something sets it by trainer.global_step or batch_idx, which run on "
                         "through the clients of a round. Take a schedule with interval 'step', which every visit starts at "
-                        "the same place"
+                        "the same place, or count the steps of a visit from on_visit_start on"
                     )
             if len(own) >= len(before):
-                self._rates[number] = visit.client_id, own
+                self._settings[number] = visit.client_id, own
+
+
+def _first_difference(some: StepSettings, others: StepSettings) -> tuple[str, Any, Any]:
+    """Name of the first setting in which two steps differ, and its two values; groups that joined differ as a whole."""
+    for a, b in zip(some, others, strict=False):
+        for name in (name for name in {**a, **b} if a.get(name) != b.get(name)):
+            return name, a.get(name), b.get(name)
+    return "number of groups", len(some), len(others)
 
 
 def _copy(value: Any) -> Any:

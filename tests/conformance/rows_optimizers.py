@@ -68,16 +68,6 @@ class Elsewhere(torch.optim.SGD):
         return loss
 
 
-class ResetsElsewhere(Net):
-    """Clears it when a visit begins."""
-
-    def __init__(self):
-        super().__init__(Elsewhere)
-
-    def on_visit_start(self, client_id):
-        self.optimizers(use_pl_optimizer=False).velocity.clear()
-
-
 class CountsInGroup(torch.optim.SGD):
     """Keeps a count in its group, as schedule-free optimizers do."""
 
@@ -134,8 +124,8 @@ ROWS: list[Row] = [
     ),
     optimizer(
         "",
-        Equals(Project(ResetsElsewhere)),
-        "clear it in on_visit_start: the loop clears Optimizer.state alone",
+        Equals(Project(partial(Net, Elsewhere))),
+        "what was empty or a number when the run began is so again; tensors in attributes that change are refused",
         "an Optimizer of one's own that keeps its state in an attribute",
     ),
     optimizer(

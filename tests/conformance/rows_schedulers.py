@@ -191,7 +191,7 @@ ROWS: list[Row] = [
         "",
         Refused(
             Project(Warming),
-            "something sets them by trainer.global_step or batch_idx",
+            "something sets it by trainer.global_step or batch_idx",
             "Take a schedule with interval 'step'",
             in_training=True,
         ),

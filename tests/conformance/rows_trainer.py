@@ -141,16 +141,8 @@ def loaders_are_made_anew_for_each_round(folder):
             made.append(len(made))
             return loader(shuffle=False)
 
-    run = Run(
-        Project(
-            Validated,
-            Data,
-            rounds=3,
-            trainer={"reload_dataloaders_every_n_epochs": 2, "num_sanity_val_steps": 0},
-        ),
-        folder,
-    ).fit()
-    assert run.trainer.reload_dataloaders_every_n_epochs == 1
+    run = Run(Project(Validated, Data, rounds=3, trainer={"num_sanity_val_steps": 0}), folder).fit()
+    assert run.trainer.reload_dataloaders_every_n_epochs == 0
     assert len(made) >= 3
 
 
@@ -432,8 +424,17 @@ ROWS: list[Row] = [
     argument(
         "Trainer.reload_dataloaders_every_n_epochs",
         Works(loaders_are_made_anew_for_each_round),
-        "is set to 1, as each round has its own batches",
-        subject="reload_dataloaders_every_n_epochs",
+        "each round has its own training batches, and loaders for validation are made anew",
+        subject="reload_dataloaders_every_n_epochs=0",
+    ),
+    argument(
+        "Trainer.reload_dataloaders_every_n_epochs",
+        Refused(
+            given(reload_dataloaders_every_n_epochs=2),
+            "trainer.reload_dataloaders_every_n_epochs=2",
+            "leave it at 0",
+        ),
+        subject="reload_dataloaders_every_n_epochs=2",
     ),
     argument(
         "Trainer.default_root_dir",

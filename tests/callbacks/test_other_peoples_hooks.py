@@ -1,0 +1,302 @@
+"""Projects that keep something where nobody looks: each equals rounds written out by hand, or is refused by name.
+
+Two clients, one batch of four examples each, y = w x; what is expected is computed in plain Python.
+"""
+
+import math
+
+import lightning as L
+import pytest
+import torch
+from plain_lightning import trainer
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+
+from fedlight import ByClient, FederatedLoop
+
+X = torch.arange(1.0, 9.0)[:, None]
+Y = 3 * X.flip(0)
+LR = 0.01
+HALVES = {"a": [0, 1, 2, 3], "b": range(4, 8)}
+
+
+class Line(L.LightningModule):
+    """y = w x."""
+
+    def __init__(self, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=LR)):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.optimizer = optimizer
+
+    def training_step(self, batch, batch_idx):
+        return (self.weight * batch[0] - batch[1]).square().mean()
+
+    def configure_optimizers(self):
+        return self.optimizer(self.parameters())
+
+
+def gradient(own, weight):
+    x, y = X[list(own)].double(), Y[list(own)].double()
+    return (2 * (weight * x - y) * x).mean().item()
+
+
+def by_hand(visit, rounds=3, begin=lambda weight: weight):
+    """The weight after rounds in which every client goes through ``visit``: examples, weight, round -> weight."""
+    weight = 0.0
+    for round_idx in range(rounds):
+        weight = begin(weight)
+        weight = sum(visit(own, weight, round_idx) for own in HALVES.values()) / len(HALVES)
+    return weight
+
+
+def steps(number, then=lambda weight: weight):
+    """A visit of plain gradient descent."""
+
+    def visit(own, weight, round_idx):
+        for _ in range(number):
+            weight = then(weight - LR * gradient(own, weight))
+        return weight
+
+    return visit
+
+
+def loader(**settings):
+    return DataLoader(TensorDataset(X, Y), batch_size=4, **settings)
+
+
+def fitted(model, before=(), after=(), data=None, rounds=3, settings=None, **loop):
+    federation = FederatedLoop(**{"clients_per_round": 2, "local_steps": 3} | loop)
+    callbacks = [*before, ByClient(lambda _: HALVES), federation, *after]
+    trainer(rounds, callbacks, **(settings or {})).fit(model, data or loader())
+    return model.weight.item()
+
+
+class Bent(Line):
+    """Changes its weights when a batch is over, as the critic of a Wasserstein GAN does; and counts batches."""
+
+    batches = 0
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.batches += 1
+        with torch.no_grad():
+            self.weight.sin_()
+
+
+@pytest.mark.parametrize("local_steps", [1, 3])
+def test_what_a_module_does_when_a_batch_is_over_belongs_to_the_visit(local_steps):
+    expected = by_hand(steps(local_steps, then=math.sin))
+    model = Bent()
+    assert fitted(model, local_steps=local_steps) == pytest.approx(expected, rel=1e-6)
+    assert model.batches == 3 * 2 * local_steps
+    assert "on_train_batch_end" not in vars(model)
+
+
+class StepsLate(Line):
+    """Steps its schedule by hand when a batch is over."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.lr_schedulers().step()
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+
+def test_a_schedule_that_is_stepped_when_a_batch_is_over_moves_as_many_steps_as_a_visit_has():
+    def visit(own, weight, round_idx):
+        for number in range(2):
+            weight -= LR * 0.5 ** (2 * round_idx + number) * gradient(own, weight)
+        return weight
+
+    assert fitted(StepsLate(), local_steps=2) == pytest.approx(by_hand(visit), rel=1e-5)
+
+
+class Bends(L.Callback):
+    """The same by a callback."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        with torch.no_grad():
+            pl_module.weight.sin_()
+
+
+def test_so_does_what_a_callback_in_front_of_the_loop_does():
+    expected = by_hand(steps(3, then=math.sin))
+    assert fitted(Line(), before=[Bends()]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_callback_that_changes_weights_behind_the_end_of_a_visit_is_refused():
+    with pytest.raises(ValueError, match=r"weight was changed .* client a.* in front of FederatedLoop"):
+        fitted(Line(), after=[Bends()])
+
+
+class Rate(L.Callback):
+    """Sets the rate of each batch of a visit."""
+
+    def on_visit_start(self, client_id):
+        self.number = 0
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.number += 1
+        for group in trainer.optimizers[0].param_groups:
+            group["lr"] = LR * self.number
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_rates_that_a_callback_sets_for_each_batch_hold_from_the_first_on(place):
+    def visit(own, weight, round_idx):
+        for number in (1, 2, 3):
+            weight -= number * LR * gradient(own, weight)
+        return weight
+
+    assert fitted(Line(), **{place: [Rate()]}) == pytest.approx(by_hand(visit), rel=1e-5)
+
+
+class Shrinks(Line):
+    """Changes its weights when an epoch starts."""
+
+    def on_train_epoch_start(self):
+        with torch.no_grad():
+            self.weight.mul_(0.5)
+
+
+def test_what_a_module_changes_when_an_epoch_starts_is_the_rounds_global_model():
+    expected = by_hand(steps(3), begin=lambda weight: 0.5 * weight)
+    assert fitted(Shrinks()) == pytest.approx(expected, rel=1e-6)
+
+
+class Around(torch.optim.Optimizer):
+    """Steps another optimizer, as SAM and Lookahead do."""
+
+    def __init__(self, parameters):
+        self.inner = torch.optim.SGD(parameters, lr=LR, momentum=0.9)
+        super().__init__(self.inner.param_groups, {"lr": LR})
+        self.param_groups = self.inner.param_groups
+
+    def step(self, closure=None):
+        loss = closure()
+        self.inner.step()
+        return loss
+
+
+class Counts(torch.optim.Optimizer):
+    """Momentum in attributes of its own, and a rate by the number of its steps."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": LR})
+        self.number, self.moments = 0, []
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        with torch.enable_grad():
+            loss = closure()
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        if not self.moments:
+            self.moments = [torch.zeros_like(p) for p in parameters]
+        self.number += 1
+        for p, moment in zip(parameters, self.moments, strict=True):
+            moment.mul_(0.9).add_(p.grad)
+            p.sub_(moment, alpha=LR / self.number)
+        return loss
+
+
+def momentum(rate):
+    def visit(own, weight, round_idx):
+        moment = 0.0
+        for number in range(3):
+            moment = 0.9 * moment + gradient(own, weight)
+            weight -= rate(number) * moment
+        return weight
+
+    return visit
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "visit"),
+    [(Around, momentum(lambda number: LR)), (Counts, momentum(lambda number: LR / (number + 1)))],
+)
+def test_what_an_optimizer_remembers_in_attributes_is_no_other_clients(optimizer, visit):
+    assert fitted(Line(optimizer)) == pytest.approx(by_hand(visit), rel=1e-5)
+
+
+class Grows(L.LightningDataModule):
+    """Another training set in each epoch."""
+
+    def train_dataloader(self):
+        size = 4 + 2 * self.trainer.current_epoch
+        return DataLoader(TensorDataset(X[:size], Y[:size]), batch_size=4)
+
+
+def test_training_loaders_of_each_epoch_are_refused():
+    with pytest.raises(ValueError, match="reload_dataloaders_every_n_epochs=1"):
+        fitted(Line(), data=Grows(), settings={"reload_dataloaders_every_n_epochs": 1})
+
+
+class Broken(TensorDataset):
+    """Some examples cannot be read."""
+
+    def __getitem__(self, index):
+        return None if index in (4, 6) else super().__getitem__(index)
+
+
+def readable(examples):
+    found = [one for one in examples if one is not None]
+    return default_collate(found) if found else None
+
+
+def test_a_visit_may_begin_with_a_batch_that_is_none():
+    """Of four batches of one example those of client b that are None make no step."""
+    data = DataLoader(Broken(X, Y), batch_size=1, collate_fn=readable)
+
+    def visit(own, weight, round_idx):
+        for index in own:
+            if index not in (4, 6):
+                weight -= LR * gradient([index], weight)
+        return weight
+
+    with pytest.warns(UserWarning, match="yielded None"):
+        found = fitted(Line(), data=data, local_steps=None)
+    assert found == pytest.approx(by_hand(visit), rel=1e-5)
+
+
+class Decays(Line):
+    """Weight decay by the number of all steps, as DINO has it."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        for group in self.optimizers().param_groups:
+            group["weight_decay"] = 0.1 * self.trainer.global_step
+
+
+def test_weight_decay_that_runs_on_through_the_clients_is_refused():
+    with pytest.raises(ValueError, match="weight_decay"):
+        fitted(Decays())
+
+
+class Lookahead(Around):
+    """Keeps copies of the weights in an attribute."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters)
+        self.slow = [p.detach().clone() for group in self.param_groups for p in group["params"]]
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        for group in self.param_groups:
+            for p, slow in zip(group["params"], self.slow, strict=True):
+                p.data.copy_(slow.add_(p.data - slow, alpha=0.5))
+        return loss
+
+
+def test_tensors_that_an_optimizer_changes_in_attributes_are_refused():
+    with pytest.raises(
+        ValueError, match=r"Lookahead changes tensors in its attribute slow.*Optimizer\.state"
+    ):
+        fitted(Line(Lookahead))
