@@ -1,7 +1,7 @@
 """Parameters that no optimizer holds, such as a frozen base or a teacher that follows its student.
 
-They are neither sent nor put back, so training must not change them. A copy of a base may be too large, so a few values of
-each are kept: whoever averages weights moves all of them.
+They are neither sent nor put back, so training must not change them. A copy of a base may be too large, so of large ones a
+few values are kept: whoever averages weights moves all of them.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 VALUES = 32
-"""Of each parameter, evenly spread."""
+"""Of a large parameter, evenly spread."""
+WHOLE = 2**16
+"""Up to so many values a parameter is kept whole: of a code book, a batch moves a few rows."""
 
 
 class FrozenParameters:
@@ -51,6 +53,7 @@ class FrozenParameters:
 
 
 def _some(parameter: Tensor) -> Tensor:
-    """A copy of some of its values; NaN as 0, since it equals nothing."""
+    """A copy of its values, or of some; NaN as 0, since it equals nothing."""
     values = parameter.detach().reshape(-1)
-    return values[:: max(1, len(values) // VALUES)].float().nan_to_num()
+    stride = max(1, len(values) // VALUES) if len(values) > WHOLE else 1
+    return values[::stride].to(torch.float32, copy=True).nan_to_num_()

@@ -134,7 +134,8 @@ class StepSchedules:
         schedules = {i: deepcopy(self._configs[i].scheduler.state_dict()) for i in numbers}
         order = (-1.0, "", "")
         if visit is not None:
-            steps = (getattr(self._configs[i].scheduler, "last_epoch", visit.num_batches) for i in numbers)
+            steps = [getattr(self._configs[i].scheduler, "last_epoch", visit.num_batches) for i in numbers]
+            steps = steps or [visit.num_batches]
             order = (float(sum(steps)), visit.client_id, visit.split)
         options = [{k: _copy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
         if visit is None:  # the others step when the round is over, and may have to do so once more

@@ -91,20 +91,21 @@ class Weighted:
     """
 
     def __init__(self, sampler: WeightedRandomSampler) -> None:
-        self.weights, self.num_samples = sampler.weights, sampler.num_samples
+        self.sampler, self.num_samples = sampler, sampler.num_samples
         self.replacement = sampler.replacement
 
     def readable(self, positions: np.ndarray) -> np.ndarray:
-        return positions[self.weights[positions].numpy() > 0]
+        return positions[self.sampler.weights[positions].numpy() > 0]
 
     def of_pass(self, positions: np.ndarray) -> int:
-        share = _share(len(positions), self.num_samples, len(self.weights))
+        share = _share(len(positions), self.num_samples, len(self.sampler.weights))
         return share if self.replacement else min(share, len(positions))
 
     def passes(
         self, positions: np.ndarray, round_idx: int, generator: torch.Generator
     ) -> Iterator[Iterable[int]]:
-        weights, number = self.weights[positions], self.of_pass(positions)
+        # Asked for in every visit: a project may give its sampler other weights in each epoch.
+        weights, number = self.sampler.weights[positions], self.of_pass(positions)
         own = WeightedRandomSampler(weights, number, self.replacement, generator)  # type: ignore[arg-type]
         while True:
             yield (int(positions[index]) for index in own)

@@ -9,7 +9,7 @@ import lightning as L
 import pytest
 import torch
 from plain_lightning import trainer
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler, default_collate
 
 from fedlight import ByClient, FederatedLoop
 
@@ -300,3 +300,68 @@ def test_tensors_that_an_optimizer_changes_in_attributes_are_refused():
         ValueError, match=r"Lookahead changes tensors in its attribute slow.*Optimizer\.state"
     ):
         fitted(Line(Lookahead))
+
+
+class CodeBook(Line):
+    """Moves one row of a frozen parameter, as vector quantization does."""
+
+    def __init__(self):
+        super().__init__()
+        self.codes = torch.nn.Parameter(torch.zeros(200, 8), requires_grad=False)
+
+    def training_step(self, batch, batch_idx):
+        self.codes.data[3].add_(1.0)
+        return super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self):
+        return self.optimizer([self.weight])
+
+
+def test_a_row_of_a_frozen_parameter_that_training_moves_is_found():
+    with pytest.raises(ValueError, match="training changes codes"):
+        fitted(CodeBook())
+
+
+class Mines(L.Callback):
+    """Gives the sampler other weights in each epoch: in the second one, of each client only its first example."""
+
+    def __init__(self, sampler):
+        self.sampler, self.read = sampler, []
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 1:
+            self.sampler.weights = torch.tensor([1.0, 0, 0, 0, 1, 0, 0, 0])
+        self.read.append(set())
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.read[-1] |= {*batch[0].flatten().tolist()}
+
+
+def test_weights_that_a_sampler_gets_in_later_epochs_count():
+    sampler = WeightedRandomSampler([1.0] * 8, 8)
+    mines = Mines(sampler)
+    fitted(Line(), after=[mines], data=loader(sampler=sampler), rounds=2)
+    assert len(mines.read[0]) > 2
+    assert mines.read[1] == {1.0, 5.0}
+
+
+class CountsInGroups(torch.optim.SGD):
+    """Counts its steps in its group."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=LR)
+        self.param_groups[0]["count"] = 0
+
+    def step(self, closure=None):
+        self.param_groups[0]["count"] += 1
+        return super().step(closure)
+
+
+def test_what_a_group_counts_goes_on_from_the_longest_visit():
+    """Client a, whose name comes first, has three batches, and client b one."""
+    model = Line(CountsInGroups)
+    loop = FederatedLoop(clients_per_round=2)
+    data = DataLoader(TensorDataset(X, Y), batch_size=2)
+    fit = trainer(2, [ByClient(lambda _: {"a": range(6), "b": [6, 7]}), loop])
+    fit.fit(model, data)
+    assert fit.optimizers[0].param_groups[0]["count"] == 2 * 3
