@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedlight.callbacks import next_round, round_guard, round_schedule
 from fedlight.callbacks.buffers import Policy, buffer_policy
+from fedlight.callbacks.checkpoint_watch import check_what_is_loaded, follow_what_is_saved
 from fedlight.callbacks.contributions import Contributions, refuse_lost_model
 from fedlight.callbacks.device_emulation import DeviceEmulation, check_device_settings
 from fedlight.callbacks.end_of_visit import LeftAs, call_again, call_modules_own
@@ -152,6 +153,7 @@ class FederatedLoop(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Refuses what cannot work and builds the clients, or has them built once the training data are there."""
         self._federation.trains = stage == "fit"
+        check_what_is_loaded(trainer)
         if stage != "fit":
             return
         round_guard.refuse_cut_rounds(trainer, self.rounds_done)
@@ -159,6 +161,7 @@ class FederatedLoop(L.Callback):
         self.buffers.check(self.algorithm, self.aggregation, self.privacy.is_private)
         self._data = federated_data(trainer)
         self.memory.open(str(Path(trainer.default_root_dir) / "clients"))
+        follow_what_is_saved(trainer, self.memory, self.state_key)
         round_guard.refuse_other_data(trainer, isinstance(self._data, OpensLater))
         self._start.reload_in_each_round(trainer)
         next_round.plan_behind_checkpoints(trainer, self._plan_round)

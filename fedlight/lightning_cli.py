@@ -19,8 +19,8 @@ from fedlight.callbacks.federated_loop import FederatedLoop
 from fedlight.callbacks.round_guard import refuse_cut_rounds
 from fedlight.callbacks.trainer_values import refuse_senseless
 from fedlight.config_files import check_config, configs_of
+from fedlight.federation.checkpoint_files import check_readable, check_resumable
 from fedlight.federation.full_disk import full_disk_named
-from fedlight.modules.checkpoints import check_readable, check_resumable
 from fedlight.parser_words import tell
 from fedlight.run_folder import alone_in
 from fedlight.run_record import recorded

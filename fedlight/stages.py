@@ -241,7 +241,7 @@ def result_of(folder: str) -> dict[str, Any]:
 
 def newest_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint that training can go on from; another, such as a damaged one, is named and passed over."""
-    from fedlight.modules.checkpoints import check_resumable
+    from fedlight.federation.checkpoint_files import check_resumable
 
     for file in sorted(folder.glob("*.ckpt"), key=lambda f: f.stat().st_mtime, reverse=True):
         try:

@@ -1,8 +1,6 @@
 """Adapters-only checkpoints: what is trained, and the description of the base that it belongs to."""
 
-import zipfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -116,58 +114,3 @@ def copy_state(saved: Mapping[str, Tensor], own: Mapping[str, nn.Parameter]) -> 
     with torch.no_grad():
         for name, weight in own.items():
             weight.copy_(saved[name])
-
-
-def check_readable(path: str | Path) -> None:
-    """Refuses a file that is not a whole checkpoint of Lightning.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is damaged or something else.
-    """
-    _content(path)
-
-
-def check_resumable(path: str | Path) -> None:
-    """Refuses a file from which training cannot go on.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is damaged or something else, has the weights alone, or was written inside a round by an earlier
-            version.
-    """
-    content = _content(path)
-    if "optimizer_states" not in content:
-        raise ValueError(
-            f"checkpoint {str(path)!r} has the weights alone, so training cannot go on from it: use another, and "
-            "ModelCheckpoint(save_weights_only=False)"
-        )
-    if content.get("callbacks", {}).get("FederatedLoop", {}).get("inside_round"):
-        raise ValueError(
-            f"checkpoint {str(path)!r} was written inside a round by an earlier version and holds one client's local "
-            "weights: use another"
-        )
-
-
-def _content(path: str | Path) -> dict[str, Any]:
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"checkpoint {str(path)!r}: there is no such file")
-    try:
-        _check_sums(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # garbage can make the unpickler raise anything
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
-        raise ValueError(
-            f"checkpoint {str(path)!r} is damaged or no checkpoint ({reason}): use another"
-        ) from None
-    if not isinstance(content, dict) or "state_dict" not in content:
-        raise ValueError(f"checkpoint {str(path)!r} has no state_dict: it is not a checkpoint of Lightning")
-    return content
-
-
-def _check_sums(path: str | Path) -> None:
-    """Compares the checksums that the file has of its parts; torch does not, so a flipped bit would be another weight."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as parts:
-            if (damaged := parts.testzip()) is not None:
-                raise ValueError(f"checksum of {damaged}")

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from fedlight.evaluation.tasks.model import Likelihood
+from fedlight.federation.checkpoint_files import check_readable
 from fedlight.federation.needs import Model, Need
 from fedlight.federation.seeding import derive_seed
 from fedlight.modules import adapter_folders, adapters, base_model, checkpoints, scoring, skeleton
@@ -294,7 +295,7 @@ class LanguageModule(LightningModule):
             FileNotFoundError: there is no such file, or no such model.
             ValueError: the file is damaged, or belongs to another model.
         """
-        checkpoints.check_readable(checkpoint_path)
+        check_readable(checkpoint_path)
         return super().load_from_checkpoint(checkpoint_path, weights_only=weights_only, **kwargs)
 
     def save_adapter(self, folder: str | Path) -> None:

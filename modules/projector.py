@@ -21,8 +21,8 @@ from torch.nn.functional import normalize
 from torch.optim.lr_scheduler import LambdaLR
 
 from fedlight.evaluation.alignment import alignment
+from fedlight.federation.checkpoint_files import check_readable
 from fedlight.federation.seeding import derive_seed
-from fedlight.modules.checkpoints import check_readable
 from fedlight.modules.functional import info_nce
 from fedlight.modules.optimizers import SCHEDULES, check_optimizer, cosine, make_optimizer
 from fedlight.modules.settings import check_choice, check_range

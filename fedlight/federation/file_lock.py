@@ -67,14 +67,15 @@ class FileLock:
         """Puts a text into the file of a lock that is held, which any other way of writing it would give up."""
         assert self._handle is not None
         os.truncate(self._handle, 0)
-        self.append(text)
-        os.fsync(self._handle)
+        self.append(text, synced=True)
 
-    def append(self, text: str) -> None:
-        """Adds to the text in the file of a lock that is held."""
+    def append(self, text: str, synced: bool = False) -> None:
+        """Adds to the text in the file of a lock that is held; ``synced`` brings it to the disk."""
         assert self._handle is not None
         os.lseek(self._handle, 0, os.SEEK_END)
         os.write(self._handle, text.encode())
+        if synced:
+            os.fsync(self._handle)
 
     def give_back(self, remove: bool = True) -> None:
         """Lets others take it, and removes the file unless told otherwise."""

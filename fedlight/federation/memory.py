@@ -2,8 +2,9 @@
 
 A checkpoint stays exact either way. In RAM, it carries the memories themselves. On disk, every save of a client is a new
 file, its version, and a checkpoint names the versions of its round; so it is whole only together with the folder. Versions
-go when neither the run, nor the beginning of its round, nor one of the last snapshots names them. What a killed run wrote
-after its last checkpoint is removed when the next run opens the folder (:mod:`fedlight.federation.unsaved_files`). A file's
+that neither the run, nor the beginning of its round, nor one of the last snapshots names are removed once a checkpoint
+without them lies on the disk. What a killed run wrote after its last checkpoint, or did not get to remove, goes when the
+next run opens the folder (:mod:`fedlight.federation.unsaved_files`). A file's
 name has a hash of the client's id, the round, a mark of the process, so that two runs in one folder never share a file,
 and a digest of the bytes, by which damage is found.
 """
@@ -11,8 +12,11 @@ and a digest of the bytes, by which damage is found.
 import io
 import os
 import re
+import secrets
 import sys
 import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -21,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlight.federation.unsaved_files import UnsavedFiles, remove_unsaved
+from fedlight.federation.unsaved_files import Checkpoint, UnsavedFiles, remove_unsaved
 from fedlight.federation.whole_files import write_whole
 
 Memory = dict[str, Any]
@@ -76,6 +80,8 @@ class ClientMemories:
         self._sizes: dict[str, int] = {}
         self._versions: dict[str, str] = {}
         self._snapshots: dict[int, set[str]] = {}
+        self._obsolete: set[str] = set()
+        self._begun: list[Checkpoint] = []
         self._before: _BeforeRound | None = None
         self._origin: Path | None = None
         self._unsaved: UnsavedFiles | None = None
@@ -143,10 +149,12 @@ class ClientMemories:
         """From here on a checkpoint gets what is remembered when it is made."""
         before, self._before = self._before, None
         if before is not None:
-            self._remove_unnamed({*before.versions.values()})
+            self._unlink({*before.versions.values()} - self._named() - self._obsolete)
 
     def state_dict(self, round_idx: int) -> dict[str, Any]:
         """The memories or the names of their versions; remembers them as the snapshot of ``round_idx``.
+
+        No file goes before this is on the disk, which :meth:`being_saved` sees to.
 
         Args:
             round_idx: rounds that are done; after :meth:`begin_round`, that were done then.
@@ -156,15 +164,49 @@ class ClientMemories:
             return {"memories": dict(now.held)}
         # Without begin_round a snapshot only grows: an earlier checkpoint of the same round must stay whole.
         self._snapshots.setdefault(round_idx, set()).update(now.versions.values())
-        if self._unsaved is not None:
-            self._unsaved.saved(now.versions.values())
         for idx in sorted(self._snapshots)[: -self.keep]:
-            self._remove_unnamed(self._snapshots.pop(idx))
+            self._obsolete |= self._snapshots.pop(idx)
         return {
             "folder": str(self._folder),
             "versions": dict(now.versions),
             "snapshots": {idx: sorted(names) for idx, names in self._snapshots.items()},
+            "mark": secrets.token_hex(8),
         }
+
+    @contextmanager
+    def being_saved(self, state: dict[str, Any], path: str | Path) -> Iterator[None]:
+        """While its block writes a checkpoint; what that makes needless is removed when it is written.
+
+        Args:
+            state: of :meth:`state_dict`, as it stands in the checkpoint; empty where that has none.
+            path: of the checkpoint.
+
+        Raises:
+            OSError: the disk fails.
+        """
+        if "mark" not in state:
+            yield
+            return
+        self._remove_obsolete()
+        named = {*state["versions"].values()}.union(*state["snapshots"].values())
+        begun = Checkpoint.at(path, state["mark"], named, self._obsolete - named - self._named())
+        self._notes().begin(begun)
+        self._begun.append(begun)
+        try:
+            yield
+        except BaseException:
+            self._begun.remove(begun)
+            raise
+        self._remove_obsolete()
+
+    def _remove_obsolete(self) -> None:
+        """Goes through the checkpoints that are written by now; one that is written in the background may not be yet."""
+        for begun in [one for one in self._begun if one.is_there() is not False]:
+            obsolete = begun.obsolete - self._named()
+            self._unlink(obsolete)
+            self._obsolete -= obsolete
+            self._notes().end(begun)
+            self._begun.remove(begun)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes back what ``state_dict`` gave.
@@ -199,7 +241,7 @@ class ClientMemories:
             )
         for name in self._versions.values():
             if not self._path(name).exists():
-                self._note(name)
+                self._notes().add(name)
                 _link_or_copy(self._find(name), self._path(name))
         if self.bytes_in_ram > self.limit_mib * 2**20:
             self._move_to_disk(round_idx=0)
@@ -222,7 +264,7 @@ class ClientMemories:
             data = _serialized(memory)
             client = blake2b(client_id.encode(), digest_size=8).hexdigest()
             name = f"{client}-{round_idx}-{self._process}-{_digest(data)}.pt"
-            self._note(name)
+            self._notes().add(name)
             write_whole(self._path(name), data, synced=False)  # that is done before a checkpoint names it
             self._versions[client_id] = name
         else:
@@ -230,23 +272,28 @@ class ClientMemories:
         if before is not None and not self._is_named(client_id, before):
             self._path(before).unlink(missing_ok=True)
 
-    def _note(self, name: str) -> None:
-        """Has a file removed later, should this process be killed before a checkpoint names it."""
-        path = self._path(name)
-        if self._unsaved is None or self._unsaved.folder != path.parent:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._unsaved = UnsavedFiles(path.parent, self._process)
-        self._unsaved.add(name)
+    def _notes(self) -> UnsavedFiles:
+        """What is to be removed later, should this process be killed."""
+        folder = self._path("note").parent
+        if self._unsaved is None or self._unsaved.folder != folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._unsaved = UnsavedFiles(folder, self._process)
+        return self._unsaved
 
     def _is_named(self, client_id: str, version: str) -> bool:
         """Whether the client's version may still be asked for."""
         now = [self._versions.get(client_id), self._before and self._before.versions.get(client_id)]
-        return version in now or any(version in names for names in self._snapshots.values())
+        return version in now or any(
+            version in names for names in (self._obsolete, *self._snapshots.values())
+        )
 
-    def _remove_unnamed(self, versions: set[str]) -> None:
-        """Removes the files of those which neither the run, nor the round's beginning, nor a snapshot names."""
+    def _named(self) -> set[str]:
+        """Versions that the run, the round's beginning or a snapshot names."""
         before = self._before.versions.values() if self._before else ()
-        for name in versions.difference(self._versions.values(), before, *self._snapshots.values()):
+        return {*self._versions.values()}.union(before, *self._snapshots.values())
+
+    def _unlink(self, versions: Iterable[str]) -> None:
+        for name in versions:
             self._path(name).unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:

@@ -1,12 +1,25 @@
-"""Files that no checkpoint names yet, noted beside them, so that what a killed process wrote in vain can be removed.
+"""Files that no checkpoint names yet, or no longer, noted beside them, so that the next run removes what a killed one left.
 
-Each process has a note of its own, ``MARK.unsaved``, and holds a lock on it as long as it lives. A name is noted before its
-file is written and struck out before a checkpoint that names it is. So a note that nobody holds tells of files which no
-checkpoint can name. A process that is killed between striking out and the end of the checkpoint leaves its files.
+Each process has a note of its own, ``MARK.unsaved``, and holds a lock on it as long as it lives. A line is added for each
+step and none is ever changed, so a kill leaves a note that ends after a step:
+
+=====================  ==============================================================================================
+``NAME``               the file is about to be written
+``{...}``              a checkpoint is about to be written: its path, a mark that stands in it, the files that it names, and
+                       those that are removed when it is there
+``=MARK``              it is there, and they are removed
+=====================  ==============================================================================================
+
+Of a checkpoint that was begun and not ended, the file itself says whether it was written: its mark stands in it, or it does
+not. Where that cannot be told, as of a remote one, all files stay.
 """
 
+import json
+import os
 import re
+import zipfile
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedlight.federation.file_lock import FileLock
@@ -15,6 +28,61 @@ from fedlight.federation.whole_files import sync
 ENDING = ".unsaved"
 _own: set[Path] = set()
 """Notes of this process, on which its own locks do not keep it from taking them again."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint from the moment before it is written.
+
+    Attributes:
+        path: absolute, or an address.
+        mark: that stands in it, and in no other.
+        named: files that it names.
+        obsolete: files that are removed when it is there.
+    """
+
+    path: str
+    mark: str
+    named: frozenset[str]
+    obsolete: frozenset[str]
+
+    @classmethod
+    def at(cls, path: str | Path, mark: str, named: Iterable[str], obsolete: Iterable[str]) -> "Checkpoint":
+        """At a path as Lightning is given it."""
+        text = str(path)
+        return cls(
+            text if "://" in text else os.path.abspath(text), mark, frozenset(named), frozenset(obsolete)
+        )
+
+    @classmethod
+    def from_line(cls, line: str) -> "Checkpoint | None":
+        """As a note has it; None for half a line, whose checkpoint was not begun."""
+        try:
+            found = json.loads(line)
+            return cls.at(
+                str(found["path"]), str(found["mark"]), map(str, found["named"]), map(str, found["obsolete"])
+            )
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def line(self) -> str:
+        """For a note."""
+        names = {"named": sorted(self.named), "obsolete": sorted(self.obsolete)}
+        return json.dumps({"path": self.path, "mark": self.mark, **names}) + "\n"
+
+    def is_there(self) -> bool | None:
+        """Whether the file at its path is this checkpoint; None where nobody can tell."""
+        file = Path(self.path)
+        if "://" in self.path or file.is_dir():
+            return None
+        try:
+            with zipfile.ZipFile(file) as parts:
+                found = [name for name in parts.namelist() if name.rpartition("/")[2] == "data.pkl"]
+                return any(self.mark.encode() in parts.read(name) for name in found) if found else None
+        except FileNotFoundError:
+            return False
+        except Exception:  # of another form, or damaged
+            return None
 
 
 class UnsavedFiles:
@@ -29,30 +97,42 @@ class UnsavedFiles:
         self.folder = folder
         self._lock = FileLock(folder / f"{mark}{ENDING}")
         self._names: set[str] = set()
+        self._is_held = False
 
     def add(self, name: str) -> None:
         """Notes a file that is about to be written."""
-        if not self._names:
-            self._lock.take()
-            _own.add(self._lock.file)
+        self._append(f"{name}\n")
         self._names.add(name)
-        self._lock.append(f"{name}\n")
 
-    def saved(self, names: Iterable[str]) -> None:
-        """Brings files to the disk and strikes them out, before a checkpoint names them."""
-        now_saved = self._names.intersection(names)
-        if not now_saved:
+    def begin(self, checkpoint: Checkpoint) -> None:
+        """Brings the files that a checkpoint names to the disk, and notes it before it is written."""
+        unsaved = self._names & checkpoint.named
+        if not unsaved and not checkpoint.obsolete:
             return
-        for name in now_saved:
+        for name in unsaved:
             if (self.folder / name).exists():
                 sync(self.folder / name)
-        self._names = {name for name in self._names - now_saved if (self.folder / name).exists()}
-        if self._names:
-            self._lock.write("".join(f"{name}\n" for name in sorted(self._names)))
-        else:
-            _own.discard(self._lock.file)
-            self._lock.give_back()
+        self._append(checkpoint.line(), synced=True)
         sync(self.folder)
+
+    def end(self, checkpoint: Checkpoint) -> None:
+        """Strikes out what a checkpoint names that is there now, and what it had removed."""
+        if not self._is_held:
+            return
+        self._names = {name for name in self._names - checkpoint.named if (self.folder / name).exists()}
+        if self._names:
+            self._append(f"={checkpoint.mark}\n")
+            return
+        self._is_held = False
+        _own.discard(self._lock.file)
+        self._lock.give_back()
+
+    def _append(self, line: str, synced: bool = False) -> None:
+        if not self._is_held:
+            self._lock.take()
+            _own.add(self._lock.file)
+            self._is_held = True
+        self._lock.append(line, synced)
 
 
 def remove_unsaved(folder: Path, names: "re.Pattern[str]") -> int:
@@ -71,10 +151,32 @@ def remove_unsaved(folder: Path, names: "re.Pattern[str]") -> int:
         if note in _own or not lock.take():
             continue
         if lock.supported:
-            for name in note.read_text(encoding="utf-8", errors="replace").splitlines():
+            for name in _needless(note.read_text(encoding="utf-8", errors="replace")):
                 if names.fullmatch(name):
                     for file in (folder / name, *folder.glob(f"{name}.*.tmp")):
                         removed += file.exists()
                         file.unlink(missing_ok=True)
         lock.give_back(remove=lock.supported)
     return removed
+
+
+def _needless(note: str) -> set[str]:
+    """The files that no checkpoint names, of all that a note tells of."""
+    unsaved: set[str] = set()
+    begun: dict[str, Checkpoint] = {}
+    for line in note.splitlines():
+        checkpoint = Checkpoint.from_line(line) if line.startswith("{") else None
+        if checkpoint is not None:
+            begun[checkpoint.mark] = checkpoint
+        elif line.startswith("="):
+            if (ended := begun.pop(line[1:], None)) is not None:
+                unsaved -= ended.named
+        else:
+            unsaved.add(line)
+    for one in begun.values():
+        is_there = one.is_there()
+        if is_there is not False:
+            unsaved -= one.named
+        if is_there:
+            unsaved |= one.obsolete
+    return unsaved

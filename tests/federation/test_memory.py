@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from memories import disk, files, through_a_file, values, w
+from memories import disk, files, saved, through_a_file, values, w
 
 from fedlight.federation.memory import ClientMemories
 
@@ -147,7 +147,7 @@ def test_inside_a_round_a_checkpoint_gets_what_was_remembered_before_it(tmp_path
         memories.end_round()
         assert values(memories, "a", "b") == [3, 4]
         again = ClientMemories(str(folder))
-        again.load_state_dict(through_a_file(memories.state_dict(2)))
+        again.load_state_dict(through_a_file(saved(memories, 2)))
         assert values(again, "a", "b") == [3, 4]
         assert len(files(folder)) == (0 if limit_mib == 1 else 2)
 

@@ -1,7 +1,7 @@
 """The files of the clients' memories: versions and who deletes them, folders, damage."""
 
 import pytest
-from memories import disk, files, through_a_file, values, w
+from memories import disk, files, saved, through_a_file, values, w
 
 from fedlight.federation import memory as memory_file
 from fedlight.federation.memory import ClientMemories
@@ -15,7 +15,7 @@ def test_versions_that_no_snapshot_names_are_deleted(tmp_path):
         memories.save("a", w(round_idx), round_idx)
         if round_idx == 0:
             memories.save("b", w(7), round_idx)
-        states.append(memories.state_dict(round_idx + 1))
+        states.append(saved(memories, round_idx + 1))
         assert len(files(tmp_path)) == min(round_idx + 1, 2) + 1  # two of a, one of b
     for state, expected in ((states[-1], [5, 7]), (states[-2], [4, 7])):
         again = disk(tmp_path)
@@ -38,14 +38,14 @@ def test_a_second_snapshot_of_a_round_does_not_spoil_the_first(tmp_path):
     """Such as the one that an interrupted round writes, under the number of rounds done."""
     memories = disk(tmp_path, keep=1)
     memories.save("a", w(1), 0)
-    good = memories.state_dict(1)
+    good = saved(memories, 1)
     memories.save("a", w(2), 1)
-    memories.state_dict(1)
+    saved(memories, 1)
     again = disk(tmp_path)
     again.load_state_dict(good)
     assert values(again, "a") == [1]
     memories.save("a", w(3), 1)
-    memories.state_dict(2)
+    saved(memories, 2)
     assert len(files(tmp_path)) == 1
 
 
@@ -53,12 +53,12 @@ def test_a_resumed_run_deletes_what_the_first_one_kept(tmp_path):
     first = disk(tmp_path)
     for round_idx in range(3):
         first.save("a", w(round_idx), round_idx)
-        state = first.state_dict(round_idx + 1)
+        state = saved(first, round_idx + 1)
     second = disk(tmp_path)
     second.load_state_dict(through_a_file(state))
     for round_idx in range(3, 6):
         second.save("a", w(round_idx), round_idx)
-        second.state_dict(round_idx + 1)
+        saved(second, round_idx + 1)
     assert values(second, "a") == [5]
     assert len(files(tmp_path)) == 2
 
@@ -67,7 +67,7 @@ def test_two_runs_in_one_folder_do_not_touch_each_other(tmp_path):
     one, two = disk(tmp_path), disk(tmp_path)
     for each in (one, two):
         each.save("a", w(1), 0)
-    state = one.state_dict(1)
+    state = saved(one, 1)
     two.save("a", w(2), 1)
     again = disk(tmp_path)
     again.load_state_dict(state)
@@ -80,16 +80,16 @@ def test_resuming_in_another_folder_leaves_the_first_alone(tmp_path, monkeypatch
         monkeypatch.setattr(memory_file.os, "link", lambda *_: (_ for _ in ()).throw(OSError("another disk")))
     first = disk(tmp_path / "x")
     first.save("a", w(1), 0)
-    state = first.state_dict(1)
+    state = saved(first, 1)
     before = files(tmp_path / "x")
     for folder in ("y", "z"):  # and from there to a third
         run = disk(tmp_path / folder)
         run.load_state_dict(through_a_file(state))
         assert values(run, "a") == [1]
-        state = run.state_dict(1)
+        state = saved(run, 1)
     for round_idx in range(1, 5):
         run.save("a", w(round_idx), round_idx)
-        run.state_dict(round_idx + 1)
+        saved(run, round_idx + 1)
     assert files(tmp_path / "x") == files(tmp_path / "y") == before
     assert len(files(tmp_path / "z")) == 2
 
@@ -97,7 +97,7 @@ def test_resuming_in_another_folder_leaves_the_first_alone(tmp_path, monkeypatch
 def test_a_moved_folder_is_found_as_the_runs_own(tmp_path):
     first = disk(tmp_path / "x")
     first.save("a", w(1), 0)
-    state = first.state_dict(1)
+    state = saved(first, 1)
     (tmp_path / "x").rename(tmp_path / "moved")
     again = disk(tmp_path / "moved")
     again.load_state_dict(state)
@@ -109,7 +109,7 @@ def test_a_run_that_only_evaluates_reads_and_writes_nothing(tmp_path):
     trained = disk(tmp_path / "x")
     trained.save("a", w(1), 0)
     trained.save("b", w(2), 0)
-    state = trained.state_dict(1)
+    state = saved(trained, 1)
     before = files(tmp_path / "x")
     for folder in (None, str(tmp_path / "y")):
         evaluating = ClientMemories(folder)

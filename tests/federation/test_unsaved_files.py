@@ -1,10 +1,17 @@
 """What a killed process wrote after its last checkpoint is removed; what a checkpoint or a living process needs is not."""
 
-import pytest
-from holding import end, in_another_process
-from memories import disk, files, through_a_file, values, w
+import os
+from pathlib import Path
 
-from fedlight.federation import file_lock
+import pytest
+import torch
+from holding import end, in_another_process
+from memories import disk, files, saved, through_a_file, values, w
+
+from fedlight.federation import file_lock, unsaved_files
+from fedlight.federation.file_lock import FileLock
+from fedlight.federation.memory import ClientMemories
+from fedlight.federation.unsaved_files import UnsavedFiles
 
 kept = []
 
@@ -13,13 +20,11 @@ def two_rounds(folder, states=None):
     """Round 0 with a checkpoint, written to ``states``; then two clients of round 1 without."""
 
     def work():
-        import torch
-
         memories = disk(folder)
         kept.append(memories)
         memories.save("a", w(1), 0)
         memories.save("b", w(2), 0)
-        torch.save(memories.state_dict(1), states)
+        saved(memories, 1, states)
         memories.begin_round()
         memories.save("a", w(3), 1)
         memories.save("c", w(4), 1)
@@ -28,8 +33,6 @@ def two_rounds(folder, states=None):
 
 
 def resumed(folder, states):
-    import torch
-
     memories = disk(folder)
     memories.load_state_dict(torch.load(states, weights_only=True))
     return memories
@@ -97,8 +100,6 @@ def test_without_locks_nothing_is_removed(tmp_path, monkeypatch):
 
 
 def test_a_file_is_on_the_disk_before_a_checkpoint_names_it(tmp_path, monkeypatch):
-    import os
-
     synced = []
     fsync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(os.fstat(handle).st_ino), fsync(handle)))
@@ -106,7 +107,7 @@ def test_a_file_is_on_the_disk_before_a_checkpoint_names_it(tmp_path, monkeypatc
     memories.save("a", w(1), 0)
     memories.save("b", w(1), 0)
     assert synced == []
-    state = memories.state_dict(1)
+    state = saved(memories, 1)
     for name in state["versions"].values():
         assert (tmp_path / name).stat().st_ino in synced
     assert tmp_path.stat().st_ino == synced[-1]
@@ -123,9 +124,140 @@ def test_a_run_with_checkpoints_every_so_often_loses_nothing(tmp_path, every):
         memories.save("a", w(round_idx), round_idx)
         memories.end_round()
         if (round_idx + 1) % every == 0:
-            state = memories.state_dict(round_idx + 1)
+            state = saved(memories, round_idx + 1)
     assert values(memories, "a") == [3]
     assert not list(tmp_path.glob("*.unsaved"))
     again = disk(tmp_path)
     again.load_state_dict(through_a_file(state))
     assert values(again, "a") == [3]
+
+
+def dies(owner, name, when=lambda *args, **kwargs: True):
+    """Has the process end, as a SIGKILL ends it, right before ``owner.name(...)`` does its work, the first time ``when``."""
+
+    def prepare():
+        original = getattr(owner, name)
+
+        def sabotaged(*args, **kwargs):
+            if when(*args, **kwargs):
+                os._exit(9)
+            return original(*args, **kwargs)
+
+        setattr(owner, name, sabotaged)
+
+    return prepare
+
+
+def second_memory(file, **kwargs):
+    seen.append(file)
+    return file.suffix == ".pt" and sum(one.suffix == ".pt" for one in seen) == 2
+
+
+seen = []
+KILLS = {  # where a process is killed that writes its second checkpoint, and which of the two is there afterwards
+    "before the state is asked for": (dies(ClientMemories, "state_dict"), 1),
+    "before it is begun": (dies(ClientMemories, "being_saved"), 1),
+    "while its files are brought to the disk": (dies(unsaved_files, "sync"), 1),
+    "before it is noted": (dies(UnsavedFiles, "_append", lambda note, line, *_, **__: line[0] == "{"), 1),
+    "before it is written": (dies(torch, "save", lambda state, path: isinstance(path, Path)), 1),
+    "before old files go": (dies(ClientMemories, "_unlink", lambda memories, names: bool(names)), 2),
+    "between two old files": (dies(Path, "unlink", second_memory), 2),
+    "before the note is struck": (dies(UnsavedFiles, "end"), 2),
+    "before the note goes": (dies(FileLock, "give_back"), 2),
+    "afterwards": (lambda: None, 2),
+}
+
+
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("moment", KILLS)
+def test_whenever_a_process_is_killed_its_newest_checkpoint_is_whole_and_nothing_is_left_over(
+    tmp_path, moment, others
+):
+    """With ``keep=1``; ``others`` clients have a memory from the first round alone."""
+    folder = tmp_path / "clients"
+    prepare, last = KILLS[moment]
+
+    def round_of(memories, number):
+        memories.begin_round()
+        for client in ("a", "b", "c")[: 2 if number > 1 else 2 + others]:
+            memories.save(client, w(number), number - 1)
+        memories.end_round()
+
+    def two_rounds():
+        memories = disk(folder, keep=1)
+        round_of(memories, 1)
+        saved(memories, 1, tmp_path / "1.ckpt")
+        round_of(memories, 2)
+        prepare()
+        saved(memories, 2, tmp_path / "2.ckpt")
+
+    child = os.fork()
+    if child == 0:
+        try:
+            two_rounds()
+        finally:
+            os._exit(9)
+    os.waitpid(child, 0)
+    assert [file.name for file in sorted(tmp_path.glob("*.ckpt"))] == ["1.ckpt", "2.ckpt"][:last]
+    again = resumed(folder, tmp_path / f"{last}.ckpt")
+    assert values(again, "a", "b", "c") == [last, last, 1 if others else -1]
+    assert [file.suffix for file in folder.iterdir()] == [".pt"] * (2 + others)
+    round_of(again, 3)
+    saved(again, 3, tmp_path / "3.ckpt")
+    assert values(resumed(folder, tmp_path / "3.ckpt"), "a", "b") == [3, 3]
+
+
+def test_a_checkpoint_that_could_not_be_written_costs_nothing(tmp_path):
+    """The run may go on; the next checkpoint that can be written has the old files removed."""
+    memories = disk(tmp_path / "clients", keep=1)
+    memories.save("a", w(1), 0)
+    first = saved(memories, 1, tmp_path / "1.ckpt")
+    memories.save("a", w(2), 1)
+    with (
+        pytest.raises(OSError, match="No such file"),
+        memories.being_saved(memories.state_dict(2), tmp_path / "no/2.ckpt"),
+    ):
+        (tmp_path / "no/2.ckpt").write_bytes(b"")
+    memories.save("a", w(3), 2)
+    assert len(files(tmp_path / "clients")) == 3
+    again = disk(tmp_path / "clients")
+    again.load_state_dict(through_a_file(first))
+    assert values(again, "a") == [1]
+    saved(memories, 3, tmp_path / "3.ckpt")
+    assert len(files(tmp_path / "clients")) == 1
+    assert not list((tmp_path / "clients").glob("*.unsaved"))
+
+
+def test_a_checkpoint_that_is_written_in_the_background_is_waited_for(tmp_path):
+    memories = disk(tmp_path / "clients", keep=1)
+    memories.save("a", w(1), 0)
+    saved(memories, 1, tmp_path / "1.ckpt")
+    memories.save("a", w(2), 1)
+    state = memories.state_dict(2)
+    with memories.being_saved(state, tmp_path / "2.ckpt"):
+        pass
+    assert len(files(tmp_path / "clients")) == 2
+    torch.save(state, tmp_path / "2.ckpt")
+    memories.save("a", w(3), 2)
+    with memories.being_saved(memories.state_dict(3), "memory://3"):
+        assert len(files(tmp_path / "clients")) == 2  # of the second, and what is new
+
+
+def test_what_nobody_can_look_at_is_kept(tmp_path):
+    """A kill while a checkpoint goes to an address: neither what it names nor what the one before it names is removed."""
+    folder = tmp_path / "clients"
+
+    def work():
+        memories = disk(folder, keep=1)
+        kept.append(memories)
+        memories.save("a", w(1), 0)
+        saved(memories, 1)
+        memories.save("a", w(2), 1)
+        kept.append(memories.being_saved(memories.state_dict(2), "s3://bucket/2.ckpt"))
+        kept[-1].__enter__()
+
+    with in_another_process(work) as pid:
+        end(pid)
+        disk(folder)
+    assert len(files(folder)) == 2
+    assert not list(folder.glob("*.unsaved"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedlight.modules.checkpoints import check_readable
+from fedlight.federation.checkpoint_files import check_readable
 from fedlight.modules.language_model import LanguageModule
 from fedlight.modules.sft import SFTModule
 from fedlight.stages import newest_checkpoint
