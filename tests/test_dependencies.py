@@ -51,7 +51,11 @@ def imports(*folders: str) -> set[str]:
             elif isinstance(node, ast.ImportFrom):
                 found.add((node.module or "").split(".")[0])
     # What tests share, and what an example imports of itself, standing in its own folder.
-    beside = [path for folder in ("tests/support", "examples") for path in (ROOT / folder).rglob("*.py")]
+    beside = [
+        path
+        for folder in ("tests/support", "tests/conformance", "examples")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
     own = {name for path in beside for name in (path.stem, path.parent.name)}
     return found - set(sys.stdlib_module_names) - own - {"fedlight", "examples"}
 
