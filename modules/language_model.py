@@ -6,7 +6,7 @@ description of the base, which is read again from its own folder.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from lightning import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
@@ -18,6 +18,7 @@ from fedlight.federation.checkpoint_files import check_readable
 from fedlight.federation.needs import Model, Need
 from fedlight.federation.seeding import derive_seed
 from fedlight.modules import adapter_folders, adapters, base_model, checkpoints, scoring, skeleton
+from fedlight.modules.batch_form import refuse_other_batch
 from fedlight.modules.generation import complete, fits
 from fedlight.modules.optimizers import configure
 from fedlight.modules.options import check_options
@@ -66,6 +67,12 @@ class LanguageModule(LightningModule):
 
     num_labels: int | None = None
     """Outputs of a classification head; None for a language model's own head."""
+
+    batch_form: ClassVar[Mapping[str, int]] = {}
+    """What a batch has for training, validation and test: entry -> its dimensions, 0 where they are not looked at."""
+
+    reads = ""
+    """The same in words, with the datamodule and the setting that give it."""
 
     def __init__(
         self,
@@ -176,11 +183,23 @@ class LanguageModule(LightningModule):
     # Training
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Says once that a text is longer than the model's positions."""
+        """Refuses a batch of other data; says once that a text is longer than the model's positions."""
+        self._refuse_other_batch(batch)
         told = None if self._told_of_length else beyond(self.causal_lm.config, batch)
         if told:
             self._told_of_length = True
             rank_zero_warn(told)
+
+    def on_validation_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Refuses a batch of other data."""
+        self._refuse_other_batch(batch)
+
+    def on_test_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Refuses a batch of other data."""
+        self._refuse_other_batch(batch)
+
+    def _refuse_other_batch(self, batch: Batch) -> None:
+        refuse_other_batch(batch, self.batch_form, type(self).__name__, self.reads)
 
     def example_losses(self, batch: Batch) -> Tensor:
         """One loss per example, ``(batch,)``."""

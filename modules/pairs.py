@@ -1,6 +1,7 @@
 """What modules that learn from pairs have in common: a chosen and a rejected response, which of them comes out on top."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ class PairModule(LanguageModule):
     """
 
     accuracy_name = "accuracy"
+    batch_form: ClassVar[Mapping[str, int]] = {"chosen": 0, "rejected": 0}
+    reads = "pairs of answers: data=PreferenceDataModule with view=dpo"
 
     def example_losses(self, batch: Batch) -> Tensor:
         """Loss of each pair, ``(batch,)``."""

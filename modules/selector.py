@@ -7,8 +7,8 @@ head with two labels on a pretrained encoder is this library's addition, for enc
 FedBiscuit, of the same paper, has U selectors: U adapters on one base, each of which votes; the majority decides.
 """
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,9 @@ class SelectorModule(LanguageModule):
     Raises:
         ValueError: a setting is misspelt or out of range, or the votes of the adapters could tie.
     """
+
+    batch_form: ClassVar[Mapping[str, int]] = {"input_ids": 2, "labels": 1}
+    reads = "votes: data=PreferenceDataModule with view=selector"
 
     def __init__(
         self, model: str, head: str = "choice", choices: Sequence[str] = ("A", "B"), **kwargs: Any

@@ -1,6 +1,7 @@
 """Supervised fine-tuning: the mean token loss of each response, prompt left out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -24,6 +25,8 @@ class SFTModule(LanguageModule):
     """
 
     base_bits: int | None = None
+    batch_form: ClassVar[Mapping[str, int]] = {"input_ids": 2, "labels": 2}
+    reads = "answers: data=InstructionDataModule, or PreferenceDataModule with view=sft"
 
     def example_losses(self, batch: Batch) -> Tensor:
         """Mean negative log-probability of each response's tokens, times the example's weight, ``(batch,)``."""
