@@ -29,6 +29,8 @@ from fedlight.federation.full_disk import full_disk_named
 from fedlight.json_files import read_json, sealed, write_json
 
 CONTENTS = "contents of files"
+BEFORE_WORK = ("settings.json", "run.json", "run.lock", "config.yaml")
+"""What a stage's folder has before its work begins."""
 COMMANDS = ("fit", "validate", "test", "predict", "call")
 
 
@@ -109,7 +111,7 @@ class Stage:
         """Writes ``settings.json`` before the first work; refuses to go on from another's."""
         self.refuse_other_settings()
         file = self.folder / "settings.json"
-        if not file.is_file():
+        if not file.is_file() or self._not_begun():
             contents = contents_of(self._named(), self.folder, self.run_folder)
             write_json(file, sealed({**self._settings(), CONTENTS: contents}))
 
@@ -122,6 +124,8 @@ class Stage:
         file = self.folder / "settings.json"
         if not file.is_file():
             self._refuse_work_without_settings()
+            return
+        if self._not_begun():
             return
         made_with = read_json(file, remedy_for(self.folder))
         contents: Contents = made_with.pop(CONTENTS, {})
@@ -139,6 +143,11 @@ class Stage:
                 f"{self.folder} was made with another content of {name}, which has changed since: put the old one "
                 "back, give another --output, or delete that folder and those of the stages after it"
             )
+
+    def _not_begun(self) -> bool:
+        """Has the stage left no work? So it is where a wrong setting was refused; another may take its place then."""
+        files = (path for path in self.folder.rglob("*") if not path.is_dir())
+        return all(file.name in BEFORE_WORK and file.parent == self.folder for file in files)
 
     def _refuse_work_without_settings(self) -> None:
         begun = [self.folder / DONE, *self.folder.glob("checkpoints/*.ckpt"), *self.folder.glob("*.partial")]

@@ -148,6 +148,7 @@ def test_changed_data_under_the_same_name_are_refused(run, tmp_path, stage):
     made_long_ago(data)
     given = {stage: {"source": "data.jsonl"}}
     assert run(**given).code == (stage == "fails")
+    (tmp_path / f"out/seed0/{stage}/rows.jsonl.partial").touch()  # what a stage leaves that has begun
     data.write_text("2\n")
     line = refused(run(**given))
     assert f"out/seed0/{stage} was made with another content of data.jsonl, which has changed since" in line
@@ -267,3 +268,15 @@ def test_a_damaged_answer_in_the_cache_is_asked_for_again(tmp_path, damage):
     file.write_bytes(DAMAGE[damage](file.read_bytes()))
     assert cache.read(["ab12"]) == {}
     assert file.stat().st_mode & 0o077 == 0
+
+
+def test_settings_that_were_refused_do_not_stand_in_the_way_of_others(run, tmp_path):
+    """Who has mistyped a value gives the right one and goes on in the same folder."""
+    assert "it fails" in refused(run(one={}, fails={"value": 16}))
+    assert "it fails" in refused(run(one={}, fails={"value": 17}))
+    assert run.done == ["fails"]
+    settings = json.loads((tmp_path / "out/seed0/fails/settings.json").read_text())
+    assert settings["value"] == 17
+    (tmp_path / "out/seed0/fails/rows.jsonl.partial").touch()  # now there is work
+    assert "was made with value=17, now it is 16" in refused(run(one={}, fails={"value": 16}))
+    assert run.done == []
