@@ -13,6 +13,9 @@ from rich.table import Table
 from fedlight.devices.words import duration, short
 from fedlight.federation.divergence import DIVERGED
 
+PASSING = ("run.lock",)
+"""What is in the folder of a run only while it goes on."""
+
 
 def metric_table(history: Mapping[int, Mapping[str, float]], unit: str, seconds: float) -> Table:
     """A line for each metric: at first, in the end, at its lowest and at its highest, with the round of these.
@@ -70,7 +73,8 @@ def places(trainer: L.Trainer) -> str:
     """Where a run has written: its folder with what is in it, or single paths where it has no folder of its own."""
     folder = _own_folder(trainer)
     if folder is not None:
-        entries = sorted(f"{path.name}{'/' if path.is_dir() else ''}" for path in folder.iterdir())
+        left = (path for path in folder.iterdir() if path.name not in PASSING)
+        entries = sorted(f"{path.name}{'/' if path.is_dir() else ''}" for path in left)
         return f"{_relative(folder)}: {', '.join(entries)}" if entries else ""
     paths = [logger.log_dir or logger.save_dir for logger in trainer.loggers]
     checkpoints: list[Checkpoint] = trainer.checkpoint_callbacks

@@ -112,10 +112,21 @@ def _read_text(path: Path) -> list[dict[str, Any]]:
         ) from None
     except UnicodeDecodeError as error:
         raise RowsError(
-            f"{path}: not UTF-8 after line {place.number} ({error.reason}). Save the file as UTF-8."
+            f"{path}, line {_first_not_utf8(path)}: not UTF-8 ({error.reason}). Save the file as UTF-8."
         ) from None
     except csv.Error as error:
         raise RowsError(f"{path}, line {place.number}: {error}. Save the file as plain CSV.") from None
+
+
+def _first_not_utf8(path: Path) -> int:
+    """The number of the first line that is not UTF-8; text is decoded in larger pieces, so its reader does not know."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError:
+                return number
+    return number  # cut inside a character
 
 
 def _open(path: Path) -> IO[str]:

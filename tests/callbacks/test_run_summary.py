@@ -108,6 +108,8 @@ def test_a_metric_has_its_ends_and_where_they_were():
 
 def test_a_run_ends_with_one_table_and_with_where_it_lies(tmp_path):
     row = {"client": "c0", "bytes_down": "2000000", "bytes_up": "1000000"}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/run.lock").touch()  # is gone when the command has ended
     said, _ = fitted(
         tmp_path / "run", Visited([row, row]), logger=CSVLogger(tmp_path / "run", name="metrics")
     )
