@@ -14,6 +14,7 @@ import lightning as L
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from omegaconf.errors import OmegaConfBaseException
 
 from fedlight.callbacks.federated_loop import FederatedLoop
 from fedlight.callbacks.round_guard import refuse_cut_rounds
@@ -21,7 +22,7 @@ from fedlight.callbacks.trainer_values import refuse_senseless
 from fedlight.config_files import check_config, configs_of
 from fedlight.federation.checkpoint_files import check_readable, check_resumable
 from fedlight.federation.full_disk import full_disk_named
-from fedlight.parser_words import tell
+from fedlight.parser_words import tell, tell_reference
 from fedlight.run_folder import alone_in
 from fedlight.run_record import recorded
 
@@ -29,6 +30,9 @@ PACKAGES = (
     *("modules", "datamodules", "callbacks", "federation", "federation.algorithms", "devices"),
     *("evaluation.tasks", "augmentation"),
 )
+
+ELSEWHERE = re.compile(r"best|last|hpc|registry(:.*)?|\w+://.*")
+"""What Lightning itself looks up: its words for a checkpoint, and addresses."""
 
 
 class OneLineParser(LightningArgumentParser):
@@ -44,7 +48,10 @@ class OneLineParser(LightningArgumentParser):
         args = [re.sub(r"^(--[^=]+)=None$", r"\1=null", argument) for argument in given]
         for config in configs_of(args):
             check_config(config)
-        return super().parse_args(args, *others, **options)
+        try:
+            return super().parse_args(args, *others, **options)
+        except OmegaConfBaseException as error:
+            raise ValueError(tell_reference(error.full_key, str(error))) from error
 
     def instantiate(self, *args: Any, **options: Any) -> Any:
         """Raises what a constructor has raised, at any depth, as it is.
@@ -173,7 +180,7 @@ class FedlightCLI(LightningCLI):
         Lightning's own method has the settings in the checkpoint replace those in the config, unasked.
         """
         path = self.config[self.command].get("ckpt_path")
-        if path and Path(path).suffix == ".ckpt" and "://" not in str(path):
+        if path and not ELSEWHERE.fullmatch(str(path)) and not Path(path).is_dir():  # a folder: a sharded one
             (check_resumable if self.command == "fit" else check_readable)(path)
         if path:  # that is what going on means
             warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")

@@ -59,15 +59,37 @@ def tell(message: str, keys: Iterable[str] = ()) -> str:
     if found := re.search(
         r"(?:Expected a dot import path string|Not a valid subclass of [^:\n]*)[:.] *(\S+)", message
     ):
-        return f"{where}there is no class {found[1]!r}{_or_near(found[1], message)}"
+        return where + _no_class(found[1], message)
     if found := re.search(
         r"Problem with given class_path '([^']+)':\s+(?:No module named|module '\S+' has no)", message
     ):
-        return f"{where}there is no class {found[1]!r}{_or_near(found[1], message)}"
+        return where + _no_class(found[1], message)
     if found := re.search(r"but (\S+) is abstract", message):
         names = _names(_concrete(_import(found[1])))
         return f"{where}{found[1].rpartition('.')[2]} stands for {' or '.join(names)}: name one first, --{key} {names[0]}"
     return where + _expected(message)
+
+
+def tell_reference(key: str | None, message: str) -> str:
+    r"""What is wrong with a reference ``${...}`` in a config, in one line.
+
+    Args:
+        key: in which it stands, with the command before it; None where nobody knows.
+        message: of OmegaConf.
+
+    Example:
+        >>> tell_reference("fit.model.seed", "Interpolation key 'nope' not found\n    full_key: fit.model.seed")
+        "model.seed: Interpolation key 'nope' not found; a reference is written as ${trainer.max_epochs}, ..."
+    """
+    where = f"{key.partition('.')[2]}: " if key and "." in key else ""
+    said = re.sub(r"^\w+ raised while resolving interpolation: ", "", message.splitlines()[0]).strip('"')
+    said = re.sub(r" \(resolved to '[^']*'\)", "", said)
+    if "input" in said:  # the words of a grammar
+        said = "the reference in it cannot be read"
+    return (
+        f"{where}{said}; a reference is written as ${{trainer.max_epochs}}, with a key that the config has "
+        "and that does not refer back to this one"
+    )
 
 
 def near(word: str, known: Iterable[str]) -> str:
@@ -117,6 +139,14 @@ def _no_setting(path: str | None, option: str) -> str:
 
 def _has(names: list[str]) -> str:
     return f"; it has {', '.join(names)}" if names else ", and no other"
+
+
+def _no_class(name: str, message: str) -> str:
+    if name.endswith((".yaml", ".yml")):
+        return f"there is no file {name!r}: give the path of one that is there"
+    if name.lower() in ("none", "false", "off", "no"):
+        return f"{name} is no class; to leave it out write null"
+    return f"there is no class {name!r}{_or_near(name, message)}"
 
 
 def _or_near(name: str, message: str) -> str:
@@ -186,5 +216,6 @@ def _kinds(text: str) -> list[str]:
         kinds.remove(KINDS["int"])
     classes = re.findall(r"Not a valid subclass of (\w+)", text)
     kinds += [f"a {name} (its class, or class_path and init_args)" for name in dict.fromkeys(classes)]
-    choices = ", ".join(re.findall(r"Expected an? typing\.Literal\[([^\]]*)\]", text)).replace("'", "")
+    listed = re.findall(r"Expected an? typing\.Literal\[([^\]]*)\]", text)
+    choices = ", ".join(dict.fromkeys(", ".join(listed).replace("'", "").split(", ")))
     return kinds + ([f"one of {choices}"] if choices else [])

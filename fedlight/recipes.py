@@ -139,7 +139,10 @@ def _laid(name: str) -> Recipe:
     file = Path(name) if name.endswith((".yaml", ".yml")) else conf_path(f"recipes/{name}.yaml")
     if not file.is_file():
         known = ", ".join(sorted(f.stem for f in conf_path("recipes").glob("*.yaml")))
-        raise ValueError(f"there is no recipe {name!r}: give one of {known}, or the path of a YAML file")
+        hint = near(file.stem, known.split(", "))
+        raise ValueError(
+            f"there is no recipe {name!r}{hint}; there are {known}, or give the path of a YAML file"
+        )
     recipe = _extended(_read(file), file)
     if isinstance(recipe.get("twin"), dict):
         recipe["twin"] = _extended(recipe["twin"], file)

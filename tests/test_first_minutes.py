@@ -226,7 +226,7 @@ def test_a_command_that_cannot_be_read(arguments, message):
 def test_a_run_folder_that_cannot_be_written(fit):
     line = refused(fit("--trainer.default_root_dir=/dev/null/run"))
     assert (
-        "/dev/null/run: Not a directory; check the path and who may read and write there, or give another"
+        "--trainer.default_root_dir=/dev/null/run cannot be written (Not a directory): choose another folder"
         in line
     )
 

@@ -96,8 +96,9 @@ def test_other_settings_are_refused_and_named(demo, tiny_model):
     assert "seed3/selector was made with" in outcome.err
 
 
-def test_a_stage_that_was_begun_with_other_settings_is_refused(run_small, monkeypatch):
+def test_a_stage_that_was_begun_with_other_settings_is_refused(run_small, monkeypatch, tmp_path):
     def fail(name, **arguments):
+        next(tmp_path.rglob("one/settings.json")).with_name("rows.jsonl.partial").touch()
         raise ValueError("no")
 
     recipe = {"seeds": [0], "x": 1, "stages": {"one": call("one")}}
@@ -207,7 +208,10 @@ def test_mistakes_in_a_recipe_are_told_before_any_stage_runs(run_small, recipe, 
 
 
 def test_the_command_line_of_recipes(tmp_path):
-    assert "there is no recipe 'demoo': give one of demo, fedbis" in fedlight("run", "demoo").err
+    assert (
+        "there is no recipe 'demoo'; did you mean 'demo'?; there are demo, fedbis"
+        in fedlight("run", "demoo").err
+    )
     assert "has no value 'roundss'" in fedlight("run", "demo", "roundss=3").err
     listed = fedlight("run", "--help").out
     assert "demo" in listed
