@@ -156,6 +156,7 @@ class FederatedLoop(L.Callback):
         check_what_is_loaded(trainer)
         if stage != "fit":
             return
+        self._inside_round = False
         round_guard.refuse_cut_rounds(trainer, self.rounds_done)
         round_guard.refuse_own_iteration(pl_module)
         self.buffers.check(self.algorithm, self.aggregation, self.privacy.is_private)
@@ -217,6 +218,7 @@ class FederatedLoop(L.Callback):
         self._parameters = federated_parameters(trainer, pl_module)
         self._run.check(self.algorithm)
         self._global, self._inside_round = read(self._parameters), True
+        self._opened = self._global
         self._shared = self.buffers.shared(self._global)
         self._exchange.start_round(self.rounds_done)
         self.algorithm.start_round(self.rounds_done, self._rounds.cohort, self._run)
@@ -226,6 +228,8 @@ class FederatedLoop(L.Callback):
 
     def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch_idx: int) -> None:
         """Opens the visit whose first batch this is, in front of ``on_train_batch_start`` of all callbacks."""
+        if not self._inside_round:
+            round_guard.refuse_middle_of_epoch(trainer.current_epoch, batch_idx)
         if batch_idx == 0:
             self._take_in(trainer, module)
             self._schedules.start_round(trainer, [*self._rounds.schedule.begins])
@@ -284,7 +288,11 @@ class FederatedLoop(L.Callback):
         self._parameters = federated_parameters(trainer, module)
         self._devices.check_parameters(self._parameters)
         self._start.also_trained(self._parameters.values())
-        self._global = read(self._parameters)
+        before, self._global = self._global, read(self._parameters)
+        self._opened = {
+            name: value if name not in before or torch.equal(value, before[name]) else before[name]
+            for name, value in self._global.items()
+        }
         self._shared = self.buffers.shared(self._global)
         self._contributions = self._no_contributions()
 
@@ -371,7 +379,7 @@ class FederatedLoop(L.Callback):
         self._schedules.finish_round(module)
         self._loss_scale.finish_round()
         self._optimizers.forget(trainer.optimizers)  # or a checkpoint would carry the last client's moments
-        del self._global, self._shared, self._contributions
+        del self._opened, self._global, self._shared, self._contributions
         self.visit, self._inside_round = None, False
         self.rounds_done += 1
         metrics = round_metrics(self.visit_records, len(self._rounds.cohort)) | self.algorithm.metrics()
@@ -401,7 +409,7 @@ class FederatedLoop(L.Callback):
         self._devices.restore()
         round_schedule.train_batches_again(module)
         if self._inside_round:
-            write(self._global, self._parameters)
+            write(self._opened, self._parameters)
             self.buffers.restore()
 
     def own_state(self, client_id: str) -> State | None:
@@ -421,7 +429,7 @@ class FederatedLoop(L.Callback):
     def before_round(self) -> AbstractContextManager[None]:
         """Has the global model of the round's beginning in the module while its body runs."""
         buffers = {name: b for name, b in self.buffers.round_start.items() if b is not None}
-        return self.holding(self._global | buffers)
+        return self.holding(self._opened | buffers)
 
     def remembered(self) -> dict[str, Any]:
         """Rounds done, and what algorithm and server remember; tensors in it are replaced, never changed in place."""

@@ -121,6 +121,14 @@ def refuse_other_epoch(epoch: int, rounds_done: int, planned: int | None) -> Non
         )
 
 
+def refuse_middle_of_epoch(epoch: int, batch_idx: int) -> NoReturn:
+    """Raises ``ValueError`` where Lightning goes on inside an epoch, which no checkpoint of a federated run has it do."""
+    raise ValueError(
+        f"the trainer goes on at batch {batch_idx} of epoch {epoch}, but a round is trained as a whole: the checkpoint that "
+        "was resumed is not of a federated run. Load its weights into the module, and fit without ckpt_path"
+    )
+
+
 def refuse_other_accumulation(now: int, planned: int) -> None:
     """Raises ``ValueError`` where a callback has changed how many batches an optimizer step has after they were planned."""
     if now != planned:

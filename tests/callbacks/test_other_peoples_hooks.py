@@ -173,6 +173,19 @@ def test_what_a_module_changes_when_an_epoch_starts_is_the_rounds_global_model()
     assert fitted(Shrinks()) == pytest.approx(expected, rel=1e-6)
 
 
+def test_where_a_round_is_broken_off_the_model_is_that_of_before_the_epoch():
+    class Breaks(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if (trainer.current_epoch, batch_idx) == (1, 4):
+                raise RuntimeError("broken")
+
+    model = Shrinks()
+    with pytest.raises(RuntimeError, match="broken"):
+        fitted(model, after=[Breaks()])
+    after_one = by_hand(steps(3), rounds=1, begin=lambda weight: 0.5 * weight)
+    assert model.weight.item() == pytest.approx(after_one, rel=1e-6)
+
+
 class Around(torch.optim.Optimizer):
     """Steps another optimizer, as SAM and Lookahead do."""
 
@@ -365,3 +378,26 @@ def test_what_a_group_counts_goes_on_from_the_longest_visit():
     fit = trainer(2, [ByClient(lambda _: {"a": range(6), "b": [6, 7]}), loop])
     fit.fit(model, data)
     assert fit.optimizers[0].param_groups[0]["count"] == 2 * 3
+
+
+class Validated(Line):
+    """With a validation step, behind which Lightning saves."""
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def val_dataloader(self):
+        return loader()
+
+
+@pytest.mark.filterwarnings("ignore:You.re resuming from a checkpoint that ended before")
+def test_a_checkpoint_of_the_middle_of_a_central_epoch_is_refused(tmp_path):
+    class Saves(L.Callback):
+        def on_validation_end(self, trainer, pl_module):
+            trainer.save_checkpoint(tmp_path / "middle.ckpt")
+
+    trainer(1, [Saves()]).fit(Validated(), loader())
+    federation = [ByClient(lambda _: HALVES), FederatedLoop(clients_per_round=2, local_steps=3)]
+    how = {"ckpt_path": tmp_path / "middle.ckpt", "weights_only": True}
+    with pytest.raises(ValueError, match="was resumed is not of a federated run"):
+        trainer(2, federation).fit(Validated(), loader(), **how)
