@@ -39,7 +39,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from fedlight.cli import main as fedlight
-from fedlight.json_files import read_json, sealed, write_json
+from fedlight.federation.seals import sealed
+from fedlight.json_files import read_json, write_json
 from fedlight.stages import newest_checkpoint
 
 KILLS_OF_A_RUN = 4

@@ -81,7 +81,9 @@ class Attack(L.Callback, ABC):
             tuple(targets),
         )
         self.seed, self.output = seed, output
-        self._rounds_done = 0
+        self._rounds_done = self._restored = 0
+        self._before: str | None = None
+        self._table: AttackTable | None = None
         self._uploads: dict[str, Found] = {}
         self._seen: Row | None = None
 
@@ -123,7 +125,7 @@ class Attack(L.Callback, ABC):
                 else f"{who}.targets={list(self.targets)}: a client is called {GLOBAL!r}, as the server's model; rename it"
             )
         if trainer.current_epoch == 0:  # a checkpoint is loaded later
-            self._rounds_done = 0
+            self._rounds_done, self._before = 0, None
         self._folder = Path(self.output or Path(trainer.default_root_dir) / "attacks")
         self._table = AttackTable(self._folder / "attacks.csv", self.name)
         self.prepare(data, pl_module)
@@ -134,7 +136,8 @@ class Attack(L.Callback, ABC):
         if self._loop is not None:
             self._rounds_done = self._loop.rounds_done
         self._seen, self._uploads = None, {}
-        self._table.restart(self._rounds_done)
+        assert self._table is not None
+        self._table.restart(self._rounds_done, self._before if self._rounds_done == self._restored else None)
         remove_later(self._folder, f"{self.name}.jsonl", self._rounds_done)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -160,11 +163,13 @@ class Attack(L.Callback, ABC):
             self._uploads = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Rounds that are over."""
-        return {"rounds_done": self._rounds_done}
+        """Rounds that are over, and a digest of what was found in them."""
+        before = self._table.digest(self._rounds_done) if self._table is not None else None
+        return {"rounds_done": self._rounds_done, "before": before}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._rounds_done = state_dict["rounds_done"]
+        self._rounds_done = self._restored = state_dict["rounds_done"]
+        self._before = state_dict.get("before")
 
     def at_least_one(self, **settings: int) -> None:
         """Refuses settings below 1.
@@ -213,6 +218,7 @@ class Attack(L.Callback, ABC):
             return
         lines = [{"target": target, **record} for target, one in found.items() for record in one.records]
         write_lines(self._folder / f"round_{self._rounds_done}" / f"{self.name}.jsonl", lines)
+        assert self._table is not None
         self._table.put(self._rounds_done, {target: one.metrics for target, one in found.items()})
         uploads = [one.metrics for target, one in found.items() if target != GLOBAL]
         metrics = {

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,40 @@ class AttackTable:
     def __init__(self, file: Path, attack: str) -> None:
         self.file, self.prefix = file, f"{attack}/"
 
-    def restart(self, last_round: int) -> None:
-        """Keeps what this attack found up to ``last_round``; later rounds are trained again, 0 keeps nothing."""
+    def restart(self, last_round: int, before: str | None = None) -> None:
+        """Keeps what this attack found up to ``last_round``; later rounds are trained again, 0 keeps nothing.
+
+        Args:
+            last_round: counted from 1.
+            before: :meth:`digest` of these rounds when the checkpoint was written; None for no question.
+
+        Raises:
+            ValueError: it is another one now, or the file is no such table.
+        """
+        if None not in (before, found := self.digest(last_round)) and found != before:
+            raise ValueError(
+                f"{self.file} is damaged or of another run: what {self.prefix[:-1]} found up to round {last_round} is not "
+                "what was there when the checkpoint was written. Move it away, and the table goes on without it"
+            )
         rows = self.rows()
         for (round_idx, _), row in rows.items():
             if last_round == 0 or round_idx > last_round:
                 for column in [name for name in row if name.startswith(self.prefix)]:
                     del row[column]
         self._write(rows)
+
+    def digest(self, last_round: int) -> str | None:
+        """Of what this attack found up to ``last_round``, by which a change is noticed; None where there is no file."""
+        if not self.file.exists():
+            return None
+        found = {
+            f"{round_idx} {target}": {
+                name: text for name, text in row.items() if name.startswith(self.prefix)
+            }
+            for (round_idx, target), row in self.rows().items()
+            if round_idx <= last_round
+        }
+        return blake2b(json.dumps(found, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def put(self, round_idx: int, found: Mapping[str, Metrics]) -> None:
         """Adds what this attack found in a round, by target."""
@@ -60,7 +87,7 @@ class AttackTable:
         """
         if not self.file.exists():
             return {}
-        with self.file.open(newline="", encoding="utf-8") as file:
+        with self.file.open(newline="", encoding="utf-8", errors="replace") as file:
             try:
                 return {
                     (int(row.pop("round")), row.pop("target")): {

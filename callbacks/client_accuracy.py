@@ -73,6 +73,7 @@ class ClientAccuracy(L.Callback):
         self._outputs: list[Any] = []
         self._said: set[str] = set()
         self._last_round = -1
+        self._before: str | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._table = RoundTable(Path(self.path or Path(trainer.default_root_dir) / "clients.csv"))
@@ -82,12 +83,12 @@ class ClientAccuracy(L.Callback):
         if self._selectors:
             self._check_clients(trainer, "val" if stage == "validate" else "test")
         if stage == "fit" and trainer.current_epoch == 0:  # a checkpoint is loaded later
-            self._last_round = -1
+            self._last_round, self._before = -1, None
         if stage == "fit" and self.own_models:
             self._loop, self._data = _own_states(trainer), _own_examples(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._table.restart(self._last_round)
+        self._table.restart(self._last_round, self._before)
 
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._outputs = []
@@ -155,11 +156,11 @@ class ClientAccuracy(L.Callback):
         rank_zero_info(f"each of {len(correct)} clients with its own model: {shown}")
 
     def state_dict(self) -> dict[str, Any]:
-        """The last round whose rows are in the file."""
-        return {"last_round": self._last_round}
+        """The last round whose rows are in the file, and a digest of those so far."""
+        return {"last_round": self._last_round, "before": self._table.digest(self._last_round)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._last_round = state_dict["last_round"]
+        self._last_round, self._before = state_dict["last_round"], state_dict.get("before")
 
     def _evaluate(self, trainer: L.Trainer, module: L.LightningModule, stage: str) -> list[Row]:
         """Logs the accuracies of the pass that has ended and gives a row for each client."""

@@ -33,6 +33,7 @@ class GroupLog(L.Callback):
         self.path = path
         self._grouping: GroupsClients | None = None
         self._written: dict[str, Any] = {"round": -1, "groups": {}}
+        self._before: str | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -40,13 +41,13 @@ class GroupLog(L.Callback):
         self._grouping = grouping_of(trainer)
         self._table = RoundTable(Path(self.path or Path(trainer.default_root_dir) / "groups.csv"))
         if trainer.current_epoch == 0:  # a checkpoint is loaded later
-            self._written = {"round": -1, "groups": {}}
+            self._written, self._before = {"round": -1, "groups": {}}, None
         if self._grouping is None:
             rank_zero_info("GroupLog: no algorithm that groups clients, so there are no groups to log")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._grouping is not None:
-            self._table.restart(self._written["round"])
+            self._table.restart(self._written["round"], self._before)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Also the first thing in a run that goes on from a checkpoint taken after validation."""
@@ -60,11 +61,14 @@ class GroupLog(L.Callback):
         self._written = {"round": found.grouped_round, "groups": dict(found.groups)}
 
     def state_dict(self) -> dict[str, Any]:
-        """The round of the last grouping that is in the file, and that grouping."""
-        return self._written
+        """The round of the last grouping that is in the file, that grouping, and a digest of the rows so far."""
+        if self._grouping is None:
+            return self._written
+        return {**self._written, "before": self._table.digest(self._written["round"])}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._written = state_dict
+        self._written = {key: state_dict[key] for key in ("round", "groups")}
+        self._before = state_dict.get("before")
 
 
 def group_rows(found: GroupsClients, known: Mapping[str, str]) -> list[Row]:

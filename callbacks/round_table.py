@@ -31,10 +31,27 @@ class RoundTable:
         self.file = file
         self.last_round = -1
 
-    def restart(self, last_round: int) -> None:
-        """Keeps rows up to ``last_round``; later ones and those of no round are dropped, -1 drops all."""
+    def restart(self, last_round: int, before: str | None = None) -> None:
+        """Keeps rows up to ``last_round``; later ones and those of no round are dropped, -1 drops all.
+
+        Args:
+            last_round: the last round that is not trained again.
+            before: :meth:`digest` of its rows and those before it when the checkpoint was written; None for no question.
+
+        Raises:
+            ValueError: they are others now.
+        """
+        self.refuse_changed_rows(last_round, before)
         self.last_round = last_round
-        self._rewrite([row for row in self.rows() if row["round"] and int(row["round"]) <= last_round])
+        self._rewrite([row for row in self.rows() if _is_of(row, last_round)])
+
+    def refuse_changed_rows(self, last_round: int, before: str | None) -> None:
+        """Refuses rows up to ``last_round`` of another digest than ``before``; see :meth:`restart`."""
+        if None not in (before, found := self.digest(last_round)) and found != before:
+            raise ValueError(
+                f"{self.file} is damaged or of another run: its rows up to round {last_round + 1} are not those that "
+                "were there when the checkpoint was written. Move it away, and the log goes on without them"
+            )
 
     def append(self, rows: Sequence[Row]) -> None:
         """Adds the rows of a round, unless there are none or the round is there already."""
@@ -54,14 +71,14 @@ class RoundTable:
         """The whole rows of the file, as text."""
         if not self.file.exists():
             return []
-        with self.file.open(newline="", encoding="utf-8") as file:
-            return [row for row in csv.DictReader(file) if None not in row.values()]
+        with self.file.open(newline="", encoding="utf-8", errors="replace") as file:
+            return [row for row in csv.DictReader(file) if None not in row and None not in row.values()]
 
     def digest(self, last_round: int) -> str | None:
         """Of the rows up to ``last_round``, by which a change of them is noticed; None where there is no file."""
         if not self.file.exists():
             return None
-        known = [row for row in self.rows() if row["round"].isdigit() and int(row["round"]) <= last_round]
+        known = [row for row in self.rows() if _is_of(row, last_round)]
         return blake2b(json.dumps(known).encode(), digest_size=16).hexdigest()
 
     def _rewrite(self, rows: Sequence[Mapping[str, object]]) -> None:
@@ -71,6 +88,11 @@ class RoundTable:
             return
         with full_disk_named(self.file):
             write_whole(self.file, _csv_text(rows, with_header=True))
+
+
+def _is_of(row: Mapping[str, str], last_round: int) -> bool:
+    number = row.get("round", "")
+    return number.isdecimal() and int(number) <= last_round
 
 
 def _csv_text(rows: Sequence[Mapping[str, object]], with_header: bool) -> str:

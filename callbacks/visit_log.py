@@ -57,8 +57,7 @@ class VisitLog(L.Callback):
         if self._loop is None:
             return
         first_open = self._first_open(self._restored)
-        self._refuse_changed_rows(first_open - 1)
-        self._table.restart(first_open - 1)
+        self._table.restart(first_open - 1, self._before)
         self._table.append(self._restored)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -82,11 +81,3 @@ class VisitLog(L.Callback):
     def _first_open(self, records: list[Row]) -> int:
         """The first round whose rows are not taken for granted: that of the last records."""
         return int(records[0]["round"]) if records or self._loop is None else self._loop.rounds_done
-
-    def _refuse_changed_rows(self, last_round: int) -> None:
-        found = self._table.digest(last_round)
-        if None not in (found, self._before) and found != self._before:
-            raise ValueError(
-                f"{self._table.file} is damaged or of another run: its rows up to round {last_round + 1} are not those that "
-                "were there when the checkpoint was written. Move it away, and the log goes on without them"
-            )

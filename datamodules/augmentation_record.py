@@ -3,7 +3,7 @@
 ====================  ==============================================================================================
 ``added.jsonl``        one line for each row of each client: client, rank, row, score, source, fields
 ``private.jsonl``      the clients' own training rows: client, fields (with ``category`` where they have one)
-``settings.json``      what the result depends on, a digest of ``added.jsonl``, and what the augmentation noted
+``settings.json``      what the result depends on, digests of itself and of the others, and what the augmentation noted
 ====================  ==============================================================================================
 
 ``settings.json`` is written last, so a run that was killed while writing leaves nothing that looks whole.
@@ -16,7 +16,10 @@ from pathlib import Path
 
 from fedlight.datamodules.augmentation import Added, Fields
 from fedlight.federation.folders import refuse_unwritable
+from fedlight.federation.seals import sealed, unsealed
 from fedlight.federation.whole_files import write_whole
+
+OF_FILES = "digests"
 
 Settings = Mapping[str, object]
 
@@ -37,11 +40,15 @@ class AugmentationRecord:
         """Why the record cannot be used: which settings differ, or which file is damaged or missing; None where it can."""
         try:
             saved = json.loads(self.settings.read_text(encoding="utf-8"))
-            of_added = saved["digest"]
+            if OF_FILES in saved:
+                saved = unsealed(saved)
+            else:  # of an earlier version
+                saved[OF_FILES] = {self.added.name: saved["digest"]}
+            digests = saved[OF_FILES]
             before = flat(saved["settings"])
         except (FileNotFoundError, NotADirectoryError):
             return "there is none"
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             return "settings.json is damaged"
         now = flat(json.loads(json.dumps(settings)))
         differing = sorted(
@@ -49,8 +56,11 @@ class AugmentationRecord:
         )
         if differing:
             return f"made with other {', '.join(differing)}"
-        whole = self.added.is_file() and digest_of_bytes(self.added.read_bytes()) == of_added
-        return None if whole else "added.jsonl is damaged"
+        for name, digest in digests.items():
+            file = self.folder / name
+            if not file.is_file() or digest_of_bytes(file.read_bytes()) != digest:
+                return f"{name} is damaged"
+        return None
 
     def make_folder(self) -> None:
         """Makes the folder and tries it: choosing rows can take hours, or money.
@@ -89,7 +99,8 @@ class AugmentationRecord:
             notes: what else is worth keeping.
         """
         own = ({"client": client, "fields": dict(row)} for client, rows in private.items() for row in rows)
-        write_whole(self.private, lines_of(own))
+        of_own = lines_of(own)
+        write_whole(self.private, of_own)
         more = (
             {
                 **{"client": client, "rank": rank, "row": row.row, "score": row.score},
@@ -101,7 +112,8 @@ class AugmentationRecord:
         )
         text = lines_of(more)
         write_whole(self.added, text)
-        whole = {"settings": settings, "digest": digest_of_bytes(text), "notes": notes}
+        digests = {self.added.name: digest_of_bytes(text), self.private.name: digest_of_bytes(of_own)}
+        whole = sealed({"settings": settings, OF_FILES: digests, "notes": notes})
         write_whole(self.settings, (json.dumps(whole, indent=1) + "\n").encode())
 
 

@@ -1,7 +1,7 @@
 """The folder of a saved vector index, and how damage in it is noticed.
 
-``vectors.npy``, ``graph.hnsw`` of the approximate kind, and ``index.json`` with the digests of both. It is removed first
-and written last: a folder without it holds no index.
+``vectors.npy``, ``graph.hnsw`` of the approximate kind, and ``index.json`` with digests of both and of itself. It is removed
+first and written last: a folder without it holds no index.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fedlight.federation.seals import sealed, unsealed
 from fedlight.federation.whole_files import whole_file
 
 FORMAT = 1
@@ -42,9 +43,9 @@ def write_index(
             digests = {VECTORS: _file_digest(new)}
         if save_graph is not None:
             digests[GRAPH] = _write_graph(folder / GRAPH, save_graph)
-        about = {"format": FORMAT, **about, "files": digests}
+        whole = sealed({"about": {"format": FORMAT, **about, "files": digests}})
         with whole_file(folder / ABOUT) as new:
-            new.write_text(json.dumps(about, indent=1), encoding="utf-8")
+            new.write_text(json.dumps(whole, indent=1), encoding="utf-8")
     except OSError as error:
         raise OSError(
             f"index {folder} cannot be written ({error.strerror or error}): free some space, or choose another folder"
@@ -77,6 +78,8 @@ def read_about(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{folder}: no index lies there (no {ABOUT}); build one and save it")
     try:
         about = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(about, dict) and "about" in about:  # an earlier version had no digest around it
+            about = unsealed(about)["about"]
     except ValueError as error:
         raise _damaged(folder, ABOUT, str(error)) from None
     if not isinstance(about, dict) or about.get("format") != FORMAT:

@@ -1,7 +1,7 @@
 """The candidates of each round on disk: a round that is resumed or run again takes them from there and makes none.
 
 A folder has one file for each round, ``round_0003.jsonl``. It holds one part for each time that candidates were made in the
-round, in most algorithms one for the whole cohort: a line with what the part depends on, what was counted and a digest, then
+round, in most algorithms one for the whole cohort: a line with what the part depends on, what was counted and digests, then
 a line for each candidate with its client, fields and weight. A file appears whole or not at all. In a federation of real
 devices each client would keep its own lines: they are made from its private rows.
 """
@@ -20,9 +20,12 @@ from torch import nn
 from fedlight.datamodules.augmentation_record import digest_of_bytes, flat, lines_of
 from fedlight.datamodules.synthesis import Candidate
 from fedlight.federation.folders import refuse_unwritable
+from fedlight.federation.seals import sealed, unsealed
 from fedlight.federation.whole_files import write_whole
 
 Settings = Mapping[str, object]
+
+OF_ROWS = "digest of rows"
 
 OF_A_PART = ("client rows", "model state", "base bits")
 """Settings in which the parts of one file differ."""
@@ -117,8 +120,12 @@ class SynthesisRecord:
         parts = []
         while lines:
             head = json.loads(lines[0])
+            if OF_ROWS in head:
+                head = unsealed(head)
+            else:  # of an earlier version
+                head[OF_ROWS] = head["digest"]
             rows, lines = lines[1 : 1 + head["rows"]], lines[1 + head["rows"] :]
-            if digest_of_bytes(b"".join(rows)) != head["digest"]:
+            if digest_of_bytes(b"".join(rows)) != head[OF_ROWS]:
                 raise ValueError("other rows than were written")
             candidates: dict[str, list[Candidate]] = {client: [] for client in head["clients"]}
             for row in map(json.loads, rows):
@@ -161,10 +168,10 @@ def _text(part: Part) -> bytes:
         for one in own
     )
     head = {
-        **{"rows": rows.count(b"\n"), "digest": digest_of_bytes(rows), "clients": part.clients},
+        **{"rows": rows.count(b"\n"), OF_ROWS: digest_of_bytes(rows), "clients": part.clients},
         **{"counts": part.counts, "notes": part.notes, "settings": part.settings},
     }
-    return lines_of([head]) + rows
+    return lines_of([sealed(head)]) + rows
 
 
 def _differing(before: Settings, now: Settings) -> list[str]:

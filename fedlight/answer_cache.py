@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from fedlight.chat_answer import Answer
+from fedlight.federation.seals import sealed
 from fedlight.federation.whole_files import whole_file
-from fedlight.json_files import read_json, sealed
+from fedlight.json_files import read_json
 
 
 class AnswerCache:

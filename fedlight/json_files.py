@@ -1,29 +1,16 @@
 """JSON files of a run's folder: written whole, some with a digest of their content, and damage in them is named."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
+from fedlight.federation.seals import unsealed
 from fedlight.federation.whole_files import write_whole
-
-DIGEST = "digest"
 
 
 def write_json(file: Path, content: Any) -> None:
     """Writes all or nothing, so that a stop leaves no half file."""
     write_whole(file, json.dumps(content, indent=2) + "\n")
-
-
-def sealed(content: dict[str, Any]) -> dict[str, Any]:
-    """The content with a digest of itself, by which :func:`read_json` notices a change.
-
-    Example:
-        >>> sealed({"a": 1})
-        {'a': 1, 'digest': '4a6c3a7dfa2e1a6b'}
-    """
-    plain: dict[str, Any] = json.loads(json.dumps(content))  # as it comes back from a file
-    return {**plain, DIGEST: _digest(plain)}
 
 
 def read_json(file: Path, remedy: str) -> dict[str, Any]:
@@ -45,11 +32,7 @@ def read_json(file: Path, remedy: str) -> dict[str, Any]:
         raise ValueError(f"{file} is damaged ({why}): {remedy}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{file} is damaged (it holds no object): {remedy}")
-    digest = content.pop(DIGEST, None)
-    if digest is not None and digest != _digest(content):
-        raise ValueError(f"{file} is damaged (it is not what was written): {remedy}")
-    return content
-
-
-def _digest(content: dict[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest()
+    try:
+        return unsealed(content)
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}): {remedy}") from None

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from fedlight.json_files import read_json, sealed, write_json
+from fedlight.federation.seals import sealed
+from fedlight.json_files import read_json, write_json
 from fedlight.results import versions
 
 NAME = "run.json"

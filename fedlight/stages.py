@@ -26,7 +26,8 @@ from fedlight.contents import (
     remedy_for,
 )
 from fedlight.federation.full_disk import full_disk_named
-from fedlight.json_files import read_json, sealed, write_json
+from fedlight.federation.seals import sealed
+from fedlight.json_files import read_json, write_json
 
 CONTENTS = "contents of files"
 BEFORE_WORK = ("settings.json", "run.json", "run.lock", "config.yaml")

@@ -4,6 +4,7 @@ The files lie in ``FOLDER/KEY/``, the key standing for settings, seed and texts,
 """
 
 import hashlib
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,8 @@ import numpy as np
 
 from fedlight.datamodules.augmentation import Fields
 from fedlight.datamodules.augmentation_record import digest_of
-from fedlight.federation.whole_files import whole_file
+from fedlight.federation.seals import sealed_bytes, unsealed_bytes
+from fedlight.federation.whole_files import write_whole
 
 
 class ScoredBlocks:
@@ -30,8 +32,8 @@ class ScoredBlocks:
         if self.folder is None:
             return None
         try:
-            found: np.ndarray = np.load(self._file(epoch, block))
-        except (OSError, ValueError, EOFError):
+            found: np.ndarray = np.load(io.BytesIO(unsealed_bytes(self._file(epoch, block).read_bytes())))
+        except (OSError, ValueError):
             return None
         return found if found.shape == shape else None
 
@@ -39,8 +41,9 @@ class ScoredBlocks:
         """Keeps the scores ``(rows, clients)`` of a block; whoever reads sees all of them or none."""
         if self.folder is None:
             return
-        with whole_file(self._file(epoch, block)) as new, new.open("wb") as file:
-            np.save(file, scores)
+        file = io.BytesIO()
+        np.save(file, scores)
+        write_whole(self._file(epoch, block), sealed_bytes(file.getvalue()))
 
     def _file(self, epoch: int, block: int) -> Path:
         assert self.folder is not None

@@ -1,6 +1,7 @@
 """What Self-Instruct has made so far, on disk: a run that was killed goes on, one that is given again makes nothing.
 
-A file has the settings in its first line and one batch of tries in each further one, written when the batch is done.
+A file has the settings in its first line and one batch of tries in each further one, written when the batch is done; each
+line has a digest.
 """
 
 import hashlib
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from fedlight.datamodules.augmentation import Fields
+from fedlight.federation.seals import sealed, unsealed
 
 
 class Try(NamedTuple):
@@ -39,7 +41,7 @@ class TriesRecord:
     def append(self, tries: Sequence[Try]) -> None:
         """Writes a batch, so that it survives a crash of the machine."""
         if self._file is not None:
-            self._file.write(json.dumps([list(one) for one in tries], ensure_ascii=False).encode() + b"\n")
+            self._file.write(_line({"tries": [list(one) for one in tries]}))
             self._file.flush()
             os.fsync(self._file.fileno())
 
@@ -86,15 +88,23 @@ def open_record(folder: str | None, settings: Mapping[str, Any], print_: str) ->
         if lines and not lines[-1].endswith(b"\n"):  # the writer was killed
             file.truncate(sum(map(len, lines[:-1])))
             lines = lines[:-1]
-        batches = [_batch(line, path, number) for number, line in enumerate(lines[1:], 2)]
+        batches = [_batch(line, path, number) for number, line in enumerate(lines, 1)][1:]
         if not lines:
-            file.write(json.dumps(settings, ensure_ascii=False).encode() + b"\n")
+            file.write(_line(settings))
         yield TriesRecord(file, batches)
 
 
+def _line(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(sealed(dict(content)), ensure_ascii=False).encode() + b"\n"
+
+
 def _batch(line: bytes, path: Path, number: int) -> list[Try]:
+    """Of one line; that of the settings holds none."""
     try:
-        return [Try(*one) for one in json.loads(line)]
+        content = json.loads(line)
+        if isinstance(content, dict):
+            content = unsealed(content).get("tries", [])
+        return [Try(*one) for one in content]  # a list is a line of an earlier version, without a digest
     except (ValueError, TypeError):
         raise ValueError(
             f"{path}: line {number} is damaged; delete the lines from there on, and the run goes on before them"
