@@ -110,9 +110,9 @@ def refuse_other_epoch(epoch: int, rounds_done: int, planned: int | None) -> Non
     """Raises ``ValueError`` where trainer and loop do not count alike, or the round is not the one that was planned."""
     if epoch != rounds_done:
         raise ValueError(
-            f"the trainer is in epoch {epoch} but {rounds_done} rounds are done: "
-            "the checkpoint that was resumed is not of a federated run with this callback, or this trainer was stopped "
-            "inside a round; then go on with a new one, from a checkpoint"
+            f"the trainer has counted {epoch} epochs, but {rounds_done} rounds are done. If it goes on from a checkpoint, "
+            "that is not of a federated run: give one that is. If it was stopped inside a round before, make a new "
+            "trainer and give fit the newest checkpoint, ckpt_path=..."
         )
     if planned != rounds_done:
         raise ValueError(

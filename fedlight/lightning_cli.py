@@ -181,7 +181,10 @@ class FedlightCLI(LightningCLI):
         """
         path = self.config[self.command].get("ckpt_path")
         if path and not ELSEWHERE.fullmatch(str(path)) and not Path(path).is_dir():  # a folder: a sharded one
-            (check_resumable if self.command == "fit" else check_readable)(path)
+            if self.command == "fit":
+                check_resumable(path, federated=self.config[self.command].get("federated") is not None)
+            else:
+                check_readable(path)
         if path:  # that is what going on means
             warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
 

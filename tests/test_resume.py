@@ -6,7 +6,7 @@ import pytest
 import torch
 from killed import CODES, KILLED, Child, at
 from safetensors.torch import load_file
-from tiny_world import VOTES, fedlight, table, tiny_selector, weights
+from tiny_world import VOTES, fedlight, refused, table, tiny_selector, weights
 
 from fedlight.callbacks.federated_loop import FederatedLoop
 from fedlight.federation.memory import ClientMemories
@@ -62,6 +62,25 @@ def test_resumed_from_every_checkpoint(case, tiny_model, tmp_path):
         assert len(logged_again) == len(logged) * (2 - epoch) / 3
     if case in ("federated", "dpo"):
         assert fit(tmp_path / "ended", f"--ckpt_path={checkpoints[-1]}")[0] == whole
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "message"),
+    [
+        ([], ["--federated=null"], "is of a federated run, and this one has no federation: give the setting"),
+        (
+            ["--federated=null"],
+            [],
+            "is of a run without a federation, and this one has the setting federated: set it to null",
+        ),
+    ],
+)
+def test_a_run_goes_on_as_what_it_was(tiny_model, tmp_path, first, then, message):
+    one_round = tiny_selector(tiny_model, tmp_path, "--trainer.max_epochs=1")
+    assert fedlight("fit", *one_round, *first).code == 0
+    given = ["fit", *one_round, "--trainer.max_epochs=2", *then]
+    line = refused(fedlight(*given, f"--ckpt_path={tmp_path / 'checkpoints/epoch=0.ckpt'}"))
+    assert message in line
 
 
 def test_a_resumed_run_keeps_its_optimizers_settings(tiny_model, tmp_path):

@@ -22,13 +22,17 @@ def check_readable(path: str | Path) -> None:
     _content(path)
 
 
-def check_resumable(path: str | Path) -> None:
+def check_resumable(path: str | Path, federated: bool | None = None) -> None:
     """Refuses a file from which training cannot go on.
+
+    Args:
+        path: of the file.
+        federated: is it a federation that will go on? None: that is not looked at.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is damaged or something else, has the weights alone, or was written inside a round by an earlier
-            version.
+        ValueError: it is damaged or something else, has the weights alone, was written inside a round by an earlier
+            version, or is of a federation and will be none, or the other way round.
     """
     content = _content(path)
     if "optimizer_states" not in content:
@@ -36,7 +40,18 @@ def check_resumable(path: str | Path) -> None:
             f"checkpoint {str(path)!r} has the weights alone, so training cannot go on from it: use another, and "
             "ModelCheckpoint(save_weights_only=False)"
         )
-    if content.get("callbacks", {}).get("FederatedLoop", {}).get("inside_round"):
+    of_loop = content.get("callbacks", {}).get("FederatedLoop")
+    if federated is False and of_loop is not None:
+        raise ValueError(
+            f"checkpoint {str(path)!r} is of a federated run, and this one has no federation: give the setting federated "
+            "as it was, or start anew without the checkpoint"
+        )
+    if federated and of_loop is None:
+        raise ValueError(
+            f"checkpoint {str(path)!r} is of a run without a federation, and this one has the setting federated: set it to "
+            "null, or start anew without the checkpoint"
+        )
+    if (of_loop or {}).get("inside_round"):
         raise ValueError(
             f"checkpoint {str(path)!r} was written inside a round by an earlier version and holds one client's local "
             "weights: use another"

@@ -28,8 +28,8 @@ def full_disk_named(path: Path) -> Iterator[None]:
             raise
         raise OSError(
             errno.ENOSPC,
-            f"{MESSAGE} while writing {path}: free some space and give the same command again, "
-            "it goes on from what is finished",
+            f"{MESSAGE} while writing {path}: free some space and give the same command again; "
+            "a recipe goes on from what is finished, fit from the checkpoint in --ckpt_path",
         ) from error
 
 
