@@ -240,6 +240,25 @@ def test_what_an_optimizer_remembers_in_attributes_is_no_other_clients(optimizer
     assert fitted(Line(optimizer)) == pytest.approx(by_hand(visit), rel=1e-5)
 
 
+class StepsInside(Line):
+    """Under manual optimization it steps the inner optimizer, so that nobody sees a step."""
+
+    def __init__(self):
+        super().__init__(Around)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.inner.step()
+
+
+def test_steps_that_nobody_sees_are_refused():
+    with pytest.raises(ValueError, match="inside of another, where the outer one has to make the step"):
+        fitted(StepsInside())
+
+
 class Grows(L.LightningDataModule):
     """Another training set in each epoch."""
 
