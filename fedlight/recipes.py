@@ -129,7 +129,9 @@ def _change(key: str, text: str, is_text: bool) -> Any:
         change = OmegaConf.from_dotlist([f"{key}={text}"])
     except yaml.YAMLError:
         OmegaConf.update(change, key, text)
-    if is_text and OmegaConf.is_dict(OmegaConf.select(change, key)) and not text.startswith("{"):
+    # A reference such as ${seed} leads nowhere yet: the change is looked at before it is laid over the recipe.
+    made = OmegaConf.select(change, key, throw_on_resolution_failure=False)
+    if is_text and OmegaConf.is_dict(made) and not text.startswith("{"):
         change = OmegaConf.create({key: text})
     return change
 

@@ -1,12 +1,11 @@
 """The figures show the numbers of the files, all of them and nothing else."""
 
-import json
-
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
 from fedlight import figures, plots
+from fedlight.json_files import read_json
 from fedlight.stages import Stage
 
 METRICS = "epoch,step,train/loss,win_rate/oracle,win_rate/selector"
@@ -195,7 +194,7 @@ def test_it_is_a_stage_of_a_recipe(runs, tmp_path):
         {"call": "fedlight.plots.reward_hacking", "with": {"runs": runs, "output": figure}},
     )
     done = stage.run()
-    assert json.loads((tmp_path / "plot/done.json").read_text()) == done
+    assert read_json(tmp_path / "plot/done.json", "run it again") == done
     assert done["result"]["file"] == figure
     assert done["result"]["table"] == RATES
 

@@ -168,8 +168,6 @@ def test_a_tokenizer_without_separator_or_end_is_refused():
 
 
 def test_a_tokenizer_that_is_not_there():
-    with pytest.raises(
-        OSError, match=r"tokenizer './none' cannot be loaded .* folder of a downloaded model"
-    ) as error:
+    with pytest.raises(OSError, match=r"tokenizer='./none': there is no such folder; give a folder") as error:
         load_tokenizer("./none")
     assert "\n" not in str(error.value)
