@@ -123,7 +123,7 @@ def what_counts(folder: Path) -> dict[str, str]:
         name = str(file.relative_to(folder))
         if file.name == "results.json":
             results = json.loads(file.read_text())
-            found[name] = _digest(json.dumps({**results, "seconds": None}).encode())
+            found[name] = _digest(json.dumps({**results, "seconds": None, "digest": None}).encode())
         elif file.suffix == ".csv" and file.parent.parent.name != "metrics":
             rows = list(csv.DictReader(file.read_text().splitlines()))
             timeless = [{key: value for key, value in row.items() if key not in TIMES} for row in rows]

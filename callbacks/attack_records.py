@@ -89,13 +89,16 @@ class AttackTable:
             return {}
         with self.file.open(newline="", encoding="utf-8", errors="replace") as file:
             try:
+                read = list(csv.DictReader(file))
+                if any(None in row for row in read):
+                    raise ValueError("a row with more cells than columns")
                 return {
                     (int(row.pop("round")), row.pop("target")): {
                         name: text for name, text in row.items() if text
                     }
-                    for row in csv.DictReader(file)
+                    for row in read
                 }
-            except (KeyError, ValueError, TypeError) as error:
+            except (KeyError, ValueError, TypeError, csv.Error) as error:
                 raise ValueError(
                     f"{self.file} is no table of attacks: move it away, or choose another output"
                 ) from error

@@ -20,7 +20,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from fedlight.federation.full_disk import full_disk_named
+from fedlight.federation.seals import sealed, unsealed
 from fedlight.federation.whole_files import sync, write_whole
+
+LINES = "digest of lines"
 
 
 @runtime_checkable
@@ -141,7 +144,11 @@ class PredictionWriter(L.Callback):
             return nothing
         try:
             state: dict[str, Any] = json.loads(self._progress.read_text(encoding="utf-8"))
-            digest, state = state["digest"], {key: state[key] for key in state if key != "digest"}
+            if LINES in state:
+                state = unsealed(state)
+            digest = state.pop(
+                LINES if LINES in state else "digest"
+            )  # the second in files of an earlier version
             with self._partial.open("rb") as file:
                 self._digest.update(file.read(state["bytes"]))
             if self._digest.hexdigest() == digest and isinstance(state["batches"], int):
@@ -153,7 +160,7 @@ class PredictionWriter(L.Callback):
         return nothing
 
     def _write_progress(self) -> None:
-        write_whole(self._progress, json.dumps({**self._state, "digest": self._digest.hexdigest()}))
+        write_whole(self._progress, json.dumps(sealed({**self._state, LINES: self._digest.hexdigest()})))
 
 
 def _lines(batch: Any, predictions: Any, fields: Sequence[str], copy: Sequence[str]) -> list[str]:

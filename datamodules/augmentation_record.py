@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedlight.datamodules.augmentation import Added, Fields
 from fedlight.federation.folders import refuse_unwritable
@@ -39,12 +40,7 @@ class AugmentationRecord:
     def why_not(self, settings: Settings) -> str | None:
         """Why the record cannot be used: which settings differ, or which file is damaged or missing; None where it can."""
         try:
-            saved = json.loads(self.settings.read_text(encoding="utf-8"))
-            if OF_FILES in saved:
-                saved = unsealed(saved)
-            else:  # of an earlier version
-                saved[OF_FILES] = {self.added.name: saved["digest"]}
-            digests = saved[OF_FILES]
+            saved = self._saved()
             before = flat(saved["settings"])
         except (FileNotFoundError, NotADirectoryError):
             return "there is none"
@@ -56,10 +52,39 @@ class AugmentationRecord:
         )
         if differing:
             return f"made with other {', '.join(differing)}"
-        for name, digest in digests.items():
+        damaged = self._damaged(saved)
+        return damaged and f"{damaged} is damaged"
+
+    def refuse_damaged(self) -> None:
+        """Looks at the files before they are read for something else than training.
+
+        Raises:
+            ValueError: one is not what was written. A record without ``settings.json`` has nothing to compare with.
+        """
+        try:
+            damaged = self._damaged(self._saved())
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except (ValueError, KeyError, TypeError, AttributeError):
+            damaged = self.settings.name
+        if damaged is not None:
+            raise ValueError(
+                f"{self.folder / damaged} is damaged: delete the folder, and the run that made it makes it again"
+            )
+
+    def _saved(self) -> dict[str, Any]:
+        """What stands in ``settings.json``."""
+        saved: dict[str, Any] = json.loads(self.settings.read_text(encoding="utf-8"))
+        if OF_FILES in saved:
+            return unsealed(saved)
+        return {**saved, OF_FILES: {self.added.name: saved["digest"]}}  # of an earlier version
+
+    def _damaged(self, saved: Mapping[str, Any]) -> str | None:
+        """The name of a file that is missing or not what was written."""
+        for name, digest in saved[OF_FILES].items():
             file = self.folder / name
             if not file.is_file() or digest_of_bytes(file.read_bytes()) != digest:
-                return f"{name} is damaged"
+                return str(name)
         return None
 
     def make_folder(self) -> None:

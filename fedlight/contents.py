@@ -26,6 +26,9 @@ OWN_FILES = ("settings.json", DONE, "run.json", "run.lock")
 OWN_FOLDERS = ("checkpoints", "clients", "metrics")
 """What a stage keeps for itself."""
 
+TABLES = (".csv", ".jsonl", ".json")
+"""What a report reads of what a command leaves."""
+
 TIMER_STEP_NS = 2 * 10**9
 """Two changes of a file within this time may leave it with the same time, on the coarsest file systems."""
 
@@ -162,6 +165,23 @@ def left_in(stage: Path) -> dict[str, str]:
         name: digest_of(file)
         for name, file in files.items()
         if name not in OWN_FILES and Path(name).parts[0] not in OWN_FOLDERS and not name.endswith(".tmp")
+    }
+
+
+def tables_since(folder: Path, start: float) -> dict[str, str]:
+    """Digests of the tables and texts in a folder that were written since ``start``, by the path from there.
+
+    Args:
+        folder: of a command; what else lies there does not count.
+        start: seconds since 1970; two seconds of tolerance cover coarse file systems.
+    """
+    files = {str(file.relative_to(folder)): file for file in files_below(folder) if file.suffix in TABLES}
+    return {
+        name: digest_of(file)
+        for name, file in files.items()
+        if name not in OWN_FILES
+        and Path(name).parts[0] not in ("checkpoints", "clients")
+        and file.stat().st_mtime >= start - TIMER_STEP_NS / 10**9
     }
 
 

@@ -214,6 +214,7 @@ def _categories(folder: Path) -> dict[str, dict[str, int]]:
     file = AugmentationRecord(folder).private
     if not file.is_file():
         raise ValueError(f"{file}: there is no such file: give the augmentation_folder of a run")
+    AugmentationRecord(folder).refuse_damaged()
     counts: dict[str, dict[str, int]] = {}
     for row in load_rows(str(file)):
         category = row["fields"].get("category")

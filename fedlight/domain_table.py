@@ -77,6 +77,7 @@ def _held(folder: Path, domain: set[str]) -> tuple[list[str], dict[str, float]]:
     record = AugmentationRecord(folder)
     if not record.added.is_file():
         raise ValueError(f"{record.added}: there is no such file: give the augmentation_folder of a run")
+    record.refuse_damaged()
     own = [instruction_text(row["fields"]) for row in load_rows(str(record.private))]
     added = [(instruction_text(row.fields), row.row is None) for of in record.read().values() for row in of]
     inside = [text for text, generated in added if generated or text in domain]

@@ -26,6 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedlight.conf import path as conf_path
 from fedlight.errors import OneLineArguments
+from fedlight.federation.seals import sealed
 from fedlight.json_files import write_json
 from fedlight.parser_words import near
 from fedlight.run_folder import alone_in
@@ -231,7 +232,7 @@ def run(
     from fedlight.results import show, versions
 
     results = {"recipe": Path(name).stem, "rows": rows, "seconds": round(seconds, 1), "versions": versions()}
-    write_json(output / "results.json", results)
+    write_json(output / "results.json", sealed(results))
     show(results, output)
     return results
 

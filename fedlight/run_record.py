@@ -1,7 +1,8 @@
 """``run.json``: which commands made a folder, with which versions, when, on what kind of machine.
 
 It stands in the trainer's ``default_root_dir`` where that is given, with an entry for each command, the newest last: a run
-may be resumed, and then tested. Configs are named without their folders; neither host nor user are told.
+may be resumed, and then tested. One that came to its end has digests of the tables that it left. Configs are named without
+their folders; neither host nor user are told.
 """
 
 import os
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 
+from fedlight.contents import tables_since
 from fedlight.federation.seals import sealed
 from fedlight.json_files import read_json, write_json
 from fedlight.results import versions
@@ -45,7 +47,7 @@ def recorded(folder: Path, command: str, argv: Sequence[str], seed: Any) -> Iter
     }
     others = _entries(file)
     write_json(file, sealed({"commands": [*others, entry]}))
-    began, state = time.monotonic(), "failed"
+    began, start, state = time.monotonic(), time.time(), "failed"
     try:
         yield
         state = "done"
@@ -53,7 +55,13 @@ def recorded(folder: Path, command: str, argv: Sequence[str], seed: Any) -> Iter
         state = "stopped"
         raise
     finally:
-        ended = {"state": state, "end": _now(), "seconds": round(time.monotonic() - began, 1)}
+        ended: dict[str, Any] = {
+            "state": state,
+            "end": _now(),
+            "seconds": round(time.monotonic() - began, 1),
+        }
+        if state == "done":
+            ended["files"] = tables_since(folder, start)
         write_json(file, sealed({"commands": [*others, {**entry, **ended}]}))
 
 

@@ -5,10 +5,17 @@ each of which ``PeftModel.from_pretrained`` loads alone.
 """
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
+from fedlight.federation.seals import sealed, unsealed
+from fedlight.federation.whole_files import write_whole
+
 WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+CHECKSUMS = "checksums.json"
+"""Digests of the other two, which safetensors does not have: a flipped bit would be another weight."""
 
 
 def adapter_names(num_adapters: int) -> list[str]:
@@ -68,7 +75,7 @@ def adapter_folders(folder: str, setting: str) -> list[str]:
 
     Raises:
         FileNotFoundError: there is none, or one is missing.
-        ValueError: the folder has both.
+        ValueError: the folder has both, or a file is not what was saved.
     """
     saved = _saved_names(folder)
     if "default" in saved and len(saved) > 1:
@@ -79,12 +86,34 @@ def adapter_folders(folder: str, setting: str) -> list[str]:
     several = [] if "default" in saved else [f"adapter{index}" for index in range(len(saved))]
     found = [str(Path(folder) / name) for name in several] or [folder]
     for one in found:
-        for name in ("adapter_config.json", WEIGHTS):
+        for name in (CONFIG, WEIGHTS):
             if not (Path(one) / name).is_file():
                 raise FileNotFoundError(
                     f"{setting}={one!r} has no {name}: give a folder written by save_adapter"
                 )
+        _check_sums(Path(one), setting)
     return found
+
+
+def _check_sums(folder: Path, setting: str) -> None:
+    """Compares an adapter with what was saved; one that was not saved by fedlight has nothing to compare with."""
+    sums = folder / CHECKSUMS
+    if not sums.is_file():
+        return
+    try:
+        digests = unsealed(json.loads(sums.read_bytes()))["files"]
+        damaged = next((name for name in digests if _digest(folder / name) != digests[name]), None)
+    except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError):
+        damaged = CHECKSUMS
+    if damaged is not None:
+        raise ValueError(
+            f"{setting}={str(folder)!r}: {damaged} is not what was saved: have the adapter made again, or remove "
+            f"{CHECKSUMS} if it was changed on purpose"
+        )
+
+
+def _digest(file: Path) -> str:
+    return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
 
 
 def _saved_names(folder: str | Path) -> set[str]:
@@ -108,8 +137,12 @@ def save_adapters(network: Any, folder: str | Path) -> None:
         )
     # Without the argument PEFT asks the hub whether the vocabulary has grown.
     network.save_pretrained(str(folder), save_embedding_layers=False)
+    for name in network.peft_config:
+        own = Path(folder) if name == "default" else Path(folder) / name
+        digests = {file: _digest(own / file) for file in (CONFIG, WEIGHTS)}
+        write_whole(own / CHECKSUMS, json.dumps(sealed({"files": digests})) + "\n")
 
 
 def adapter_checksum(folder: str) -> str:
     """Sixteen hex digits of the weights in a PEFT folder."""
-    return hashlib.blake2b((Path(folder) / WEIGHTS).read_bytes(), digest_size=8).hexdigest()
+    return _digest(Path(folder) / WEIGHTS)

@@ -52,7 +52,7 @@ def what_counts(folder):
         for file in folder.rglob(pattern)
     }
     timeless = [{key: value for key, value in row.items() if key != "seconds"} for row in visits]
-    return {"results": {**results, "seconds": None}, "visits": timeless, **files}
+    return {"results": {**results, "seconds": None, "digest": None}, "visits": timeless, **files}
 
 
 def second_epoch(callback, trainer, *args):

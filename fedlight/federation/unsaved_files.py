@@ -164,10 +164,14 @@ def _needless(note: str) -> set[str]:
     """The files that no checkpoint names, of all that a note tells of."""
     unsaved: set[str] = set()
     begun: dict[str, Checkpoint] = {}
-    for line in note.splitlines():
-        checkpoint = Checkpoint.from_line(line) if line.startswith("{") else None
-        if checkpoint is not None:
-            begun[checkpoint.mark] = checkpoint
+    lines = note.splitlines()
+    for number, line in enumerate(lines, 1):
+        if line.startswith("{"):
+            checkpoint = Checkpoint.from_line(line)
+            if checkpoint is not None:
+                begun[checkpoint.mark] = checkpoint
+            elif number < len(lines):  # no kill leaves that, so nobody knows what is needed
+                return set()
         elif line.startswith("="):
             if (ended := begun.pop(line[1:], None)) is not None:
                 unsaved -= ended.named

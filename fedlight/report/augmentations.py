@@ -99,6 +99,7 @@ def _data_of(run: Run) -> dict[str, Any]:
 
 def _read(folder: Path, run: Run) -> Addition:
     record = AugmentationRecord(folder)
+    record.refuse_damaged()
     added = record.read()
     own = [instruction_text(row["fields"]) for row in _lines(record.private)]
     settings = _settings(record)

@@ -1,7 +1,8 @@
 """Runs as a report reads them: folders of Lightning commands and of recipes' stages, finished, under way or damaged.
 
 Nothing here raises for what a file holds: a half row, a half file or none are what a run that was killed, or still goes
-on, leaves. What could not be read is counted in `Run.faults`.
+on, leaves. What could not be read is counted in `Run.faults`, and so is what has changed since a finished run wrote it: no
+number on the page is of such a file.
 """
 
 import csv
@@ -11,6 +12,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from fedlight.contents import OWN_FILES, digest_of
+from fedlight.federation.seals import CHANGED, unsealed
 from fedlight.report.folders import SEED, begun, labels, methods, runs_below
 from fedlight.report.tables import Rows, merged, objects, text_can_hold
 
@@ -73,10 +76,11 @@ class Run:
         if name not in self._cached:
             found = self._text(name)
             try:
-                value = text_can_hold(json.loads(found)) if found else {}
-            except (ValueError, RecursionError):
+                value = json.loads(found) if found or self._is_empty(name) else {}
+                value = text_can_hold(unsealed(value) if isinstance(value, dict) else value)
+            except (ValueError, RecursionError) as error:
                 value = {}
-                self.faults[name] = "is not whole JSON"
+                self.faults[name] = f"is left out: {error}" if str(error) == CHANGED else "is not whole JSON"
             self._cached[name] = value if isinstance(value, dict) else {}
         content: dict[str, Any] = self._cached[name]
         return content
@@ -133,8 +137,34 @@ class Run:
         found = self.folder.glob(f"metrics/version_*/{name}")
         return [str(file.relative_to(self.folder)) for file in sorted(found, key=_version)]
 
+    def _digests(self) -> dict[str, Any]:
+        """File -> its digest when the last command, or the stage, ended; empty while one goes on or where it was stopped."""
+        entries = objects(self.json("run.json").get("commands"))
+        if not entries:
+            files = [self.json("done.json").get("files")]
+        elif entries[-1].get("state") == "done":
+            files = [entry.get("files") for entry in entries]
+        else:
+            files = []
+        return {name: digest for each in files if isinstance(each, dict) for name, digest in each.items()}
+
+    def is_changed(self, name: str) -> bool:
+        """Whether a file is not what the run has written; those with a digest in them say so themselves."""
+        if name in (*OWN_FILES, "results.json"):
+            return False
+        digest = self._digests().get(name)
+        file = self.folder / name
+        return digest is not None and file.is_file() and digest_of(file) != digest
+
+    def _is_empty(self, name: str) -> bool:
+        """Whether there is such a file, with nothing in it."""
+        return name not in self.faults and (self.folder / name).is_file()
+
     def _text(self, name: str) -> str:
         try:
+            if self.is_changed(name):
+                self.faults[name] = "is not what the run wrote, and is left out: put it back, or run again"
+                return ""
             return (self.folder / name).read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return ""
