@@ -169,6 +169,13 @@ def test_a_resumed_run_leaves_the_same_files(tiny_model, tmp_path, federated):
             row if row[:2] in ("0,", "1,", "ro") else f"3,c9{row[4:]}"
             for row in table_file.read_text().split("\n")
         ]
+        (at,) = [number for number, row in enumerate(later) if row.startswith("1,global")]
+        other = [*later[:at], f"{later[at]}1", *later[at + 1 :]]
+        table_file.write_text("\n".join(other))
+        with pytest.raises(
+            ValueError, match=r"attacks\.csv is damaged or of another run: what memory_extraction found"
+        ):
+            fit(tiny_model, cut, *callbacks(), ckpt_path=tmp_path / f"{at_end}.ckpt")
         table_file.write_text("\n".join(later[:-2]) + "\n")
         (cut / f"attacks/round_3/{NAMES[0]}.jsonl").write_text("{}\n")
         fit(tiny_model, cut, *callbacks(), ckpt_path=tmp_path / f"{at_end}.ckpt")

@@ -74,6 +74,20 @@ def test_a_resumed_run_drops_groupings_that_it_makes_again(tmp_path):
     assert (tmp_path / "groups.csv").read_text() == ROWS[: ROWS.index("3,")]
 
 
+@pytest.mark.parametrize(
+    "damaged", [ROWS.replace("1,b,2", "1,b,0"), ROWS[:70], "\0" * len(ROWS), "\ufffd" + ROWS]
+)
+def test_groupings_that_were_changed_are_named_and_not_gone_on_with(tmp_path, damaged):
+    fit(tmp_path, GroupLog(), Saves())
+    (tmp_path / "groups.csv").write_text(damaged)
+    with pytest.raises(ValueError, match=r"groups\.csv is damaged or of another run: its rows up to round 2"):
+        fit(tmp_path, GroupLog(), ckpt_path=tmp_path / "end1.ckpt")
+    assert (tmp_path / "groups.csv").read_text() == damaged
+    (tmp_path / "groups.csv").unlink()
+    fit(tmp_path, GroupLog(), ckpt_path=tmp_path / "end1.ckpt")
+    assert (tmp_path / "groups.csv").read_text() == ROWS.splitlines(True)[0] + ROWS[ROWS.index("3,a") :]
+
+
 def test_an_algorithm_that_does_not_group(tmp_path, caplog):
     with caplog.at_level("INFO"):
         fit(tmp_path, GroupLog(), algorithm=FedAvg(), rounds=2)
