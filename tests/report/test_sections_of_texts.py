@@ -97,7 +97,7 @@ def test_a_damaged_record_is_named_and_left_out(tmp_path):
     added.write_text(added.read_text()[:-9])
     additions, faults = additions_of(read_runs([tmp_path / "one", tmp_path / "two"]))
     assert list(additions) == ["two"]
-    assert faults == ["one: the record of added rows is not whole (JSONDecodeError) and is left out."]
+    assert faults == ["one: the record of added rows is not whole (ValueError) and is left out."]
 
 
 def test_an_encoders_vectors_are_taken_from_its_cache_and_only_if_all_are_there(tmp_path):
