@@ -14,7 +14,7 @@ def sealed(content: dict[str, Any]) -> dict[str, Any]:
 
     Example:
         >>> sealed({"a": 1})
-        {'a': 1, 'digest': '4a6c3a7dfa2e1a6b'}
+        {'a': 1, 'digest': '165b44bb3d3e0923'}
     """
     plain: dict[str, Any] = json.loads(json.dumps(content))  # as it comes back from a file
     return {**plain, DIGEST: _digest(plain)}
