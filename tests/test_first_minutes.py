@@ -82,7 +82,7 @@ def test_a_seed_out_of_range(fit, seed):
         ([WIRE, "--federated.channel.up=TopK", "--federated.channel.up.share=0"], SHARE),
         (
             ["--federated.channel.up=TopK"],
-            "federated.channel: Channel stands for Identity or Wire: name one first",
+            "federated.channel: Channel stands for Identity or Wire",  # or a channel of another test
         ),
         (
             [WIRE, "--federated.channel.up=Clip"],

@@ -180,6 +180,8 @@ def test_an_output_made_with_other_settings_is_a_problem(tmp_path):
     made = stage(tmp_path, "a", model="toy").stage
     assert check_output(tmp_path, [made]).state is State.OK
     write_json(tmp_path / "a/settings.json", {"stage": "other"})
+    assert check_output(tmp_path, [made]).state is State.OK  # nothing was done with them
+    (tmp_path / "a/rows.jsonl.partial").touch()
     found = check_output(tmp_path, [made])
     assert found.state is State.PROBLEM
     assert "give another --output" in found.detail
