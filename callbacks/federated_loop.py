@@ -201,6 +201,11 @@ class FederatedLoop(L.Callback):
             self._devices = self._run.devices = DeviceEmulation(
                 self.fleet, self.deadline_seconds, self.clients_per_round, self.seed, payloads, self._run
             )
+        if self.rounds_done >= (trainer.max_epochs or 0) > 0:
+            rank_zero_info(
+                f"all {self.rounds_done} rounds are done, so nothing is trained: to go on, raise "
+                f"trainer.max_epochs={trainer.max_epochs}"
+            )
         self._plan_round(trainer)
         # Where something asked for the number of steps, Lightning has a loader of the visits that setup planned.
         trainer.fit_loop._combined_loader = None

@@ -258,3 +258,13 @@ def test_metrics_of_the_round_are_logged():
     mean = sum(r["loss"] for r in loop.visit_records) / 3
     assert t.callback_metrics["fed/loss"].item() == pytest.approx(mean)
     assert t.callback_metrics["fed/bytes_up"].item() == sum(r["bytes_up"] for r in loop.visit_records)
+
+
+def test_a_run_whose_rounds_are_all_done_says_so(tmp_path, caplog):
+    caplog.set_level("INFO")
+    for ckpt_path in (None, tmp_path / "done.ckpt"):
+        t = trainer(2, [FederatedLoop(clients_per_round=3, local_steps=2)], default_root_dir=tmp_path)
+        t.fit(module(), FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
+        assert ("all 2 rounds are done" in caplog.text) == (ckpt_path is not None)
+        t.save_checkpoint(tmp_path / "done.ckpt")
+    assert "raise trainer.max_epochs=2" in caplog.text
