@@ -70,7 +70,7 @@ WHOLE = gzip.compress(b'{"n": 1}\n' * 50, mtime=0)  # the time would differ betw
         ("a.csv", "n\n1\nß\n2\n".encode("latin-1"), r"a\.csv, line 3: not UTF-8 \("),
         (
             "a.jsonl.gz",
-            gzip.compress(b'{"n": 1}\n{"n": "\xff"}\n'),
+            gzip.compress(b'{"n": 1}\n{"n": "\xff"}\n', mtime=0),
             r"a\.jsonl\.gz, line 2: not UTF-8 \(",
         ),
         ("a.csv", "n\n1\nß".encode()[:-1], r"a\.csv, line 3: not UTF-8 \("),
