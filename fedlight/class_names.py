@@ -1,0 +1,56 @@
+"""When two names in a config mean the same class: ``FedDCA``, ``fedlight.FedDCA`` and the whole path do."""
+
+from importlib import import_module
+from typing import Any
+
+from fedlight import _FILES
+
+
+def same_class(a: str, b: str) -> bool:
+    """Do both names mean the same class?
+
+    Names of fedlight's public classes are compared without an import. Two paths of other packages are imported where their
+    last part is the same, as ``torch.optim.SGD`` and ``torch.optim.sgd.SGD``; a class has one name here, so no ``import ...
+    as ...`` is looked through.
+
+    Args:
+        a: a ``class_path``: a name alone, which means fedlight's public class where it has one of this name, or a path.
+        b: the other one.
+
+    Example:
+        >>> same_class("FedDCA", "fedlight.augmentation.feddca.FedDCA"), same_class("FedDCA", "mine.FedDCA")
+        (True, False)
+        >>> same_class("FedDCA", "fedlight.FedDCA"), same_class("FedDCA", "DirectRetrieval")
+        (True, False)
+    """
+    a, b = _whole(a), _whole(b)
+    if a == b:
+        return True
+    if _last(a) != _last(b):
+        return False
+    if (
+        "." not in a or "." not in b
+    ):  # a class of another package, or one of fedlight's own that is not public
+        return True
+    found = _imported(a)
+    return found is not None and found is _imported(b)
+
+
+def _whole(name: str) -> str:
+    """The path of the class where fedlight's list of public names has it, else the name as it is."""
+    last = _last(name)
+    return (
+        f"fedlight.{_FILES[last]}.{last}" if name in (last, f"fedlight.{last}") and last in _FILES else name
+    )
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError):
+        return None

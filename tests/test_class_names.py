@@ -1,0 +1,40 @@
+"""Names of the same class are told from names of another one."""
+
+import subprocess
+import sys
+
+import pytest
+
+from fedlight.class_names import same_class
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        ("FedDCA", "FedDCA", True),
+        ("FedDCA", "fedlight.augmentation.feddca.FedDCA", True),
+        ("fedlight.FedDCA", "fedlight.augmentation.feddca.FedDCA", True),
+        ("fedlight.FedDCA", "FedDCA", True),
+        ("FedDCA", "FedDCAStar", False),
+        ("FedDCA", "mine.FedDCA", False),
+        ("fedlight.FedDCA", "mine.FedDCA", False),
+        ("ClientMemories", "fedlight.federation.memory.ClientMemories", True),  # not public
+        ("Adam", "torch.optim.Adam", True),
+        ("json.JSONDecoder", "json.decoder.JSONDecoder", True),  # one class by two paths
+        ("collections.abc.Callable", "typing.Callable", False),
+        ("nowhere.Adam", "neither.Adam", False),
+    ],
+)
+def test_names_of_a_class(a, b, same):
+    assert same_class(a, b) is same
+    assert same_class(b, a) is same
+
+
+def test_public_names_need_no_torch():
+    code = (
+        "import sys; from fedlight.class_names import same_class;"
+        "assert same_class('fedlight.FedDCA', 'fedlight.augmentation.feddca.FedDCA');"
+        "assert not same_class('SFTModule', 'DPOModule');"
+        "assert 'torch' not in sys.modules and 'lightning' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
