@@ -14,7 +14,7 @@ from fedlight.datamodules.augmentation import Added, Augmentation, Fields
 from fedlight.datamodules.clusters import Clusters
 from fedlight.datamodules.encoders import Encoder
 from fedlight.datamodules.retrieval import retrieve
-from fedlight.datamodules.selection import select_centers
+from fedlight.datamodules.selection import Selection, check_selection, select_centers
 from fedlight.datamodules.vector_index import VectorIndex
 
 
@@ -28,6 +28,12 @@ class FedDCA(Augmentation):
         alpha: only rows less similar than this to the client's centre, in (-1, 1]; None: no bound.
         index: ``exact``, ``hnsw``, or ``auto``: exact below 50,000 rows.
         index_folder: where the index is kept for later runs; None: nowhere.
+        selection: of the i-th further of N clients ``drop_i`` leaves the i centres out that are most similar to those
+            chosen, as the paper's text says; ``keep_n_minus_i`` leaves all out but the N - i least similar, as its
+            Algorithm 1 is printed. With ``clusters`` = N both are the same; see `fedlight.datamodules.selection`.
+
+    Raises:
+        ValueError: a setting is out of range.
     """
 
     without_effect = ("index_folder",)
@@ -40,11 +46,13 @@ class FedDCA(Augmentation):
         alpha: float | None = 0.7,
         index: IndexKind = "auto",
         index_folder: str | None = None,
+        selection: Selection = "drop_i",
     ) -> None:
         super().__init__(number)
         check_clusters(clusters)
         check_alpha(alpha)
-        self.encoder, self.clusters, self.alpha = encoder, clusters, alpha
+        check_selection(selection)
+        self.encoder, self.clusters, self.alpha, self.selection = encoder, clusters, alpha, selection
         self.index, self.index_folder = index, index_folder
         self._sent: dict[str, dict[str, object]] = {}
 
@@ -55,7 +63,7 @@ class FedDCA(Augmentation):
         check_index_folder(self.index_folder)
         sent = client_centers(self.encoder, clients, self.clusters, seed)
         index = public_index(self.encoder, public, self.index, self.index_folder)
-        chosen = select_centers(sent, seed)
+        chosen = select_centers(sent, seed, self.selection)
         self._sent = notes(sent, chosen)
         return retrieved(index, public, sent, chosen, self.number, self.alpha)
 

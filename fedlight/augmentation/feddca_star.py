@@ -16,7 +16,7 @@ from fedlight.augmentation.public_index import IndexKind, check_index_folder, pu
 from fedlight.datamodules.augmentation import Added, Augmentation, Fields
 from fedlight.datamodules.clusters import Clusters
 from fedlight.datamodules.encoders import Encoder
-from fedlight.datamodules.selection import select_centers
+from fedlight.datamodules.selection import Selection, check_selection, select_centers
 
 if TYPE_CHECKING:
     from fedlight.modules.projector import ProjectorModule
@@ -29,7 +29,7 @@ class FedDCAStar(Augmentation):
         client_encoder: of the clients.
         server_encoder: of the server; of another dimension, as a rule.
         projector: checkpoint of a `ProjectorModule` from the one to the other.
-        number, clusters, alpha, index, index_folder: as in `FedDCA`.
+        number, clusters, alpha, index, index_folder, selection: as in `FedDCA`.
     """
 
     without_effect = ("index_folder",)
@@ -44,12 +44,14 @@ class FedDCAStar(Augmentation):
         alpha: float | None = 0.7,
         index: IndexKind = "auto",
         index_folder: str | None = None,
+        selection: Selection = "drop_i",
     ) -> None:
         super().__init__(number)
         check_clusters(clusters)
         check_alpha(alpha)
+        check_selection(selection)
         self.client_encoder, self.server_encoder, self.projector = client_encoder, server_encoder, projector
-        self.clusters, self.alpha = clusters, alpha
+        self.clusters, self.alpha, self.selection = clusters, alpha, selection
         self.index, self.index_folder = index, index_folder
         self._sent: dict[str, dict[str, object]] = {}
 
@@ -66,7 +68,7 @@ class FedDCAStar(Augmentation):
             for client, clusters in sent.items()
         }
         index = public_index(self.server_encoder, public, self.index, self.index_folder)
-        chosen = select_centers(projected, seed)
+        chosen = select_centers(projected, seed, self.selection)
         self._sent = notes(sent, chosen)
         return retrieved(index, public, projected, chosen, self.number, self.alpha)
 

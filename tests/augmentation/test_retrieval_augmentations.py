@@ -53,7 +53,7 @@ def check(added, number):
         assert all(one.score >= other.score for one, other in itertools.pairwise(rows))
 
 
-def written_out(centers, sizes, seed, public, number, alpha):
+def written_out(centers, sizes, seed, public, number, alpha, selection="drop_i"):
     """Algorithm 1 of the paper, lines 6 to 18, as loops, in the order in which ``order`` has the clients."""
     from fedlight.federation.seeding import derive_seed
 
@@ -62,7 +62,11 @@ def written_out(centers, sizes, seed, public, number, alpha):
     chosen = {}
     for turn, name in enumerate(names[at] for at in order):
         near = [sum(float(c @ centers[n][i]) for n, i in chosen.items()) for c in centers[name]]
-        left = sorted(range(len(near)), key=lambda i: -near[i])[min(turn, len(near) - 1) :]
+        left = sorted(range(len(near)), key=lambda i: -near[i])
+        if selection == "drop_i":
+            left = left[min(turn, len(near) - 1) :]
+        elif turn:
+            left = left[::-1][: len(names) - turn]
         chosen[name] = max(left, key=lambda i: (sizes[name][i], -near[i]))
     found = {}
     for name, index in chosen.items():
@@ -72,24 +76,35 @@ def written_out(centers, sizes, seed, public, number, alpha):
     return found
 
 
+@pytest.mark.parametrize("selection", ["drop_i", "keep_n_minus_i"])
 @pytest.mark.parametrize("alpha", [0.45, 0.7, None])
-def test_feddca_is_algorithm_1(alpha):
-    augmentation = FedDCA(ENCODER, number=12, clusters=4, alpha=alpha)
+def test_feddca_is_algorithm_1(alpha, selection):
+    augmentation = FedDCA(ENCODER, number=12, clusters=6, alpha=alpha, selection=selection)
     added = augmentation.augment(CLIENTS, PUBLIC, seed=3)
     check(added, 12)
-    sent = client_centers(ENCODER, CLIENTS, 4, seed=3)
+    sent = client_centers(ENCODER, CLIENTS, 6, seed=3)
     centers, sizes = ({c: own[at] for c, own in sent.items()} for at in (0, 1))
     public = vectors(PUBLIC)
-    assert rows_of(added) == written_out(centers, sizes, 3, public, 12, alpha)
+    assert rows_of(added) == written_out(centers, sizes, 3, public, 12, alpha, selection)
     top = max(row.score for rows in added.values() for row in rows)
     assert top < (alpha or 1)
     notes = augmentation.record()["clients"]
-    assert {own["sent_bytes"] for own in notes.values()} == {4 * 64 * 4 + 4 * 8}
+    assert {own["sent_bytes"] for own in notes.values()} == {6 * 64 * 4 + 6 * 8}
     for client, rows in added.items():
         center = centers[client][notes[client]["chosen"]]
         np.testing.assert_allclose(
             [row.score for row in rows], public[[row.row for row in rows]] @ center, rtol=1e-5
         )
+
+
+def test_the_selection_bites_here():
+    """Five clients with six centres each: otherwise the tests above and below would say nothing of it."""
+    drop, keep = (
+        rows_of(FedDCA(ENCODER, 12, clusters=6, selection=selection).augment(CLIENTS, PUBLIC, 3))
+        for selection in ("drop_i", "keep_n_minus_i")
+    )
+    assert drop != keep
+    assert FedDCA(ENCODER, 12).settings()["selection"] == "drop_i"
 
 
 def test_alpha_bites_here():
@@ -210,6 +225,8 @@ def test_a_folder_that_takes_no_index_is_refused_before_anything_is_encoded(kind
         (lambda: FedDCA(ENCODER, 5, alpha=1.5), "alpha=1.5 is compared with cosines"),
         (lambda: DirectRetrieval(ENCODER, 5, alpha=-1), "alpha=-1 is compared"),
         (lambda: FedDCAStar(ENCODER, ENCODER, "p.ckpt", 5, clusters=-1), "clusters=-1"),
+        (lambda: FedDCA(ENCODER, 5, selection="keep"), "selection='keep' must be one of drop_i, keep_n_min"),
+        (lambda: FedDCAStar(ENCODER, ENCODER, "p.ckpt", 5, selection=""), "selection='' must be one of"),
     ],
 )
 def test_settings_out_of_range_are_refused(make_one, complaint):
@@ -254,12 +271,14 @@ def projector(tmp_path):
     return save(module, tmp_path / "projector.ckpt")
 
 
-def test_a_perfect_projector_gives_what_the_large_encoder_would(projector):
-    star = FedDCAStar(ENCODER, Turned(), projector, number=12, clusters=4, alpha=0.6)
+@pytest.mark.parametrize("selection", ["drop_i", "keep_n_minus_i"])
+def test_a_perfect_projector_gives_what_the_large_encoder_would(projector, selection):
+    star = FedDCAStar(ENCODER, Turned(), projector, number=12, clusters=6, alpha=0.6, selection=selection)
     added = star.augment(CLIENTS, PUBLIC, seed=3)
     check(added, 12)
-    assert rows_of(added) == rows_of(FedDCA(ENCODER, 12, 4, 0.6).augment(CLIENTS, PUBLIC, seed=3))
-    assert {own["sent_bytes"] for own in star.record()["clients"].values()} == {4 * 64 * 4 + 4 * 8}
+    large = FedDCA(ENCODER, 12, 6, 0.6, selection=selection)
+    assert rows_of(added) == rows_of(large.augment(CLIENTS, PUBLIC, seed=3))
+    assert {own["sent_bytes"] for own in star.record()["clients"].values()} == {6 * 64 * 4 + 6 * 8}
 
 
 def test_the_record_knows_a_projector_by_its_content(projector, tmp_path):

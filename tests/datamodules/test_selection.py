@@ -18,8 +18,11 @@ def made_up(counts, dimension=6, seed=0, largest=9):
     return clients
 
 
-def written_out(clusters, order):
-    """Algorithm 1, line by line, with loops over every chosen centre."""
+def written_out(clusters, order, selection="drop_i"):
+    """Algorithm 1, line by line, with loops over every chosen centre.
+
+    As its text says, or, with ``keep_n_minus_i``, as its line 9 is printed.
+    """
     chosen = {}
     for i, client in enumerate(order):
         centers, sizes = clusters[client]
@@ -30,18 +33,22 @@ def written_out(clusters, order):
                 total += float(np.dot(center.astype(float), clusters[other].centers[index].astype(float)))
             summed.append(total)
         left = sorted(range(len(sizes)), key=lambda j: (-summed[j], sizes[j], j))
-        left = left[min(i, len(left) - 1) :]
+        if selection == "drop_i":
+            left = left[min(i, len(left) - 1) :]
+        elif i > 0:  # line 6 chooses the first one, before the loop
+            left = list(reversed(left))[: len(order) - i]
         chosen[client] = min(left, key=lambda j: (-sizes[j], summed[j], j))
     return chosen
 
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("counts", [(10,) * 12, (1, 4, 2, 10, 3, 1, 7), (2,) * 5, (3,)])
-def test_as_written_out(counts, seed):
+@pytest.mark.parametrize("selection", ["drop_i", "keep_n_minus_i"])
+def test_as_written_out(counts, seed, selection):
     clusters = made_up(counts, seed=seed)
-    found = select_centers(clusters, seed)
+    found = select_centers(clusters, seed, selection)
     assert set(found) == set(clusters)
-    assert found == written_out(clusters, list(found))
+    assert found == written_out(clusters, list(found), selection)
 
 
 def test_three_clients_by_hand():
@@ -49,6 +56,40 @@ def test_three_clients_by_hand():
     x, y and z at similarities 1, 1, 0: two are dropped, and z is left."""
     same = Clusters(np.eye(3, dtype=np.float32), np.array([50, 30, 20]))
     assert list(select_centers({"u": same, "v": same, "w": same}, seed=4).values()) == [0, 1, 2]
+
+
+def test_line_9_as_printed_by_hand():
+    """Topics x, y, z and w, three clients alike. The first takes x, its largest. The second has x, y, z and w at
+    similarities 1, 0, 0, 0: as printed it keeps N - 1 = 2. x goes, and of the equally similar rest w, the smallest; the
+    larger of y and z is y. The third, at 1, 1, 0, 0, keeps N - 2 = 1: of z and w the larger, z."""
+    same = Clusters(np.eye(4, dtype=np.float32), np.array([50, 30, 20, 10]))
+    clients = {"u": same, "v": same, "w": same}
+    assert list(select_centers(clients, 4, "keep_n_minus_i").values()) == [0, 1, 2]
+
+
+def test_the_two_readings_differ_where_clients_send_more_or_fewer_centres_than_there_are_clients():
+    """Two clients. The second is at similarity 1 to x, 0.8 to y, 0.6 to z and 0 to w. It drops one, x, and y is the largest
+    of the rest; or it keeps one, w, the least similar of all."""
+    first = Clusters(np.array([[1.0, 0.0]], np.float32), np.array([1]))
+    angles = np.array([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8], [0.0, 1.0]], np.float32)
+    many = Clusters(angles, np.array([40, 30, 20, 10]))
+    names = list(select_centers({"a": first, "b": first}, seed=0))
+    clients = {names[0]: first, names[1]: many}
+    assert select_centers(clients, 0)[names[1]] == 1
+    assert select_centers(clients, 0, "keep_n_minus_i")[names[1]] == 3
+    # Of four clients the second sends two centres: it drops one, the similar one; or it keeps three, so both.
+    few = Clusters(angles[[0, 3]], np.array([2, 1]))
+    names = list(select_centers(dict.fromkeys("abcd", first), seed=0))
+    clients = {names[0]: first, names[1]: few, names[2]: first, names[3]: first}
+    assert select_centers(clients, 0)[names[1]] == 1
+    assert select_centers(clients, 0, "keep_n_minus_i")[names[1]] == 0
+
+
+@pytest.mark.parametrize("clients", [2, 5, 10])
+def test_the_two_readings_agree_where_every_client_sends_as_many_centres_as_there_are_clients(clients):
+    for seed in range(5):
+        clusters = made_up((clients,) * clients, seed=seed)
+        assert select_centers(clusters, seed) == select_centers(clusters, seed, "keep_n_minus_i")
 
 
 def test_the_first_gives_its_largest_and_later_ones_drop_by_their_turn():
@@ -99,3 +140,5 @@ def test_nobody_and_what_does_not_fit():
     for clusters, complaint in wrong:
         with pytest.raises(ValueError, match=complaint):
             select_centers({"u": good, "v": clusters}, seed=0)
+    with pytest.raises(ValueError, match="selection='keep_i' must be one of drop_i, keep_n_minus_i"):
+        select_centers({"u": good}, 0, "keep_i")
