@@ -1,7 +1,8 @@
 """Instructions with responses, by client, with the loss on the response alone.
 
 The template is Alpaca's (Taori et al. 2023, https://github.com/tatsu-lab/stanford_alpaca) unless another is
-given; rows with an empty input take its shorter form.
+given; rows with an empty input take its shorter form. ``alpaca_joined`` has that form for all rows and appends the
+input to the instruction.
 """
 
 from dataclasses import replace

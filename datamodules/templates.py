@@ -5,6 +5,10 @@ with Aggregated Client Preference for LLMs" (FedBiscuit), ICLR 2025, https://arx
 word; only the slots ``output_A`` and ``output_B`` are called ``response_a`` and ``response_b`` here, and
 ``instruction`` of SHP keeps its name. The two question-answering templates are Alpaca's (Taori et al. 2023,
 https://github.com/tatsu-lab/stanford_alpaca).
+
+``alpaca_joined`` puts the input behind the instruction, with a blank between them, into Alpaca's form without input. So does
+OpenFedLLM (Ye et al. 2024, https://arxiv.org/abs/2402.06954, https://github.com/rui-ye/OpenFedLLM), whose format Wang et al.
+(FedDCA, https://arxiv.org/abs/2409.20135, appendix A.3.1) take; its blank at the end of the instruction's line is left out.
 """
 
 from collections.abc import Mapping
@@ -32,6 +36,8 @@ Write a response that appropriately completes the request.
 {instruction}
 
 ### Response:"""
+
+ALPACA_JOINED = ALPACA_NO_INPUT.replace("{instruction}", "{instruction} {input}")
 
 TLDR_GENERATION = """Below is an instruction that describes a task, paired with an input that provides \
 further context. Write a response that appropriately completes the request.
@@ -84,6 +90,7 @@ ARGUMENT_GENERATION = """Below is a claim. Write a convincing argument for it.
 TEXTS = {
     "alpaca": ALPACA,
     "alpaca_no_input": ALPACA_NO_INPUT,
+    "alpaca_joined": ALPACA_JOINED,
     "tldr_generation": TLDR_GENERATION,
     "tldr_choice": TLDR_CHOICE,
     "shp_choice": SHP_CHOICE,
@@ -142,7 +149,7 @@ class Template:
         text = name if "{" in name else _text_of(name)
         slots = _slots(text)
         trim = next((slot for slot in TRIM_ORDER if slot in slots), None)
-        if name == "alpaca":
+        if name in ("alpaca", "alpaca_joined"):
             return cls(text, trim, without=cls(ALPACA_NO_INPUT, "instruction"))
         return cls(text, trim)
 

@@ -109,6 +109,28 @@ def test_another_domain_of_feddca(domain):
     assert len(found["data.init_args.public_columns"]) == 4
 
 
+@pytest.mark.parametrize("domain", ["code", "medical", "financial", "mathematical"])
+@pytest.mark.parametrize("template", ["alpaca", "alpaca_joined"])
+def test_training_less_and_the_tests_have_one_template(domain, template):
+    """A model that is asked in another format than it was trained in is worth less than it could be."""
+
+    def named(value):
+        if isinstance(value, dict):
+            return [
+                *([value["template"]] if "template" in value else []),
+                *(one for own in value.values() for one in named(own)),
+            ]
+        return [one for own in value for one in named(own)] if isinstance(value, list) else []
+
+    found = stages("feddca_table2", f"domain={domain}", f"template={template}")
+    assert found["none_fedavg"].arguments["data.init_args.template"] == template
+    for stage in ("zero_shot", "none_fedavg", "less_fedavg"):
+        texts = named(found[stage].arguments)
+        assert texts
+        assert {*texts} == {template}
+    assert found["less_fedavg"].arguments["data.init_args.augmentation"]["init_args"]["template"] == template
+
+
 def test_sweeps_come_before_the_results():
     found = stages("feddca_table2", "sweeps=true")
     numbers = [

@@ -58,6 +58,19 @@ def test_alpaca_template_with_and_without_input(build):
     assert with_input["prompt_length"] - without["prompt_length"] == 3 + 8
 
 
+def test_alpaca_joined_has_the_input_behind_the_instruction(build):
+    rows = [
+        {"instruction": "w0", "input": "w1 w2", "output": "x"},
+        {"instruction": "w0", "input": "", "output": "x"},
+        {"instruction": "w0 w1 w2", "input": "", "output": "x"},
+    ]
+    datamodule = build(rows, template="alpaca_joined", columns={"input": "input"}, val_share=0.0)
+    joined, short, written = (datamodule.train_set[i] for i in range(3))
+    assert joined["prompt_length"] - short["prompt_length"] == 2
+    batch = datamodule.collate([joined, written])
+    assert batch["input_ids"][0].tolist() == batch["input_ids"][1].tolist()
+
+
 def test_clients_by_column_category_or_evenly(build):
     by_task = build(columns={"client": "task"}, partition=Partition("client"))
     assert by_task.client_sizes() == {"u0": 7, "u1": 7, "u2": 7}

@@ -78,6 +78,24 @@ def test_alpaca_without_input_takes_the_short_form():
     assert template.required == ("instruction",)
 
 
+def test_alpaca_joined_appends_the_input_to_the_instruction():
+    """OpenFedLLM's format, which FedDCA trains with: one form for all rows, the instruction's."""
+    template = Template.named("alpaca_joined")
+    begin = (
+        "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+        "\n\n### Instruction:\n"
+    )
+    joined = template.render({"instruction": "Add the numbers.", "input": "1 and 2"}, ending=" 3")
+    assert joined.text == f"{begin}Add the numbers. 1 and 2\n\n### Response: 3"
+    assert (joined.trimmable, joined.after) == ("1 and 2", "\n\n### Response: 3")
+    for empty in ("", "  "):  # no blank behind the instruction
+        alone = template.render({"instruction": "Say hello.", "input": empty}, ending=" 3")
+        assert alone.text == f"{begin}Say hello.\n\n### Response: 3"
+        assert alone == Template.named("alpaca").render({"instruction": "Say hello.", "input": empty}, " 3")
+    assert template.slots == ("instruction", "input")
+    assert template.required == ("instruction",)
+
+
 def test_braces_in_the_data_are_text():
     parts = Template.named("POST: {post} {{fixed}}").render({"post": "{response_a} {"})
     assert parts.text == "POST: {response_a} { {fixed}"

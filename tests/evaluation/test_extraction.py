@@ -95,6 +95,17 @@ def test_both_forms_of_alpaca():
         assert opening.body(template.render(row).text) == "Add.\nNow."
 
 
+def test_the_joined_form_of_alpaca_begins_with_figure_8_of_feddca():
+    template = Template.named("alpaca_joined")
+    opening = opening_of([template.text, template.without.text])
+    assert opening.prefixes == (
+        "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+        "\n\n### Instruction:\n",
+    )
+    row = {"instruction": "Add.", "input": "1 2"}
+    assert opening.body(template.render(row).text) == "Add. 1 2"
+
+
 def test_templates_of_one_line_and_with_braces():
     opening = opening_of(["{{x}} Q: {prompt}"])
     assert opening == (("{x} Q:",), ())
