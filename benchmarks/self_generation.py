@@ -284,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
     parser.add_argument("--json", type=Path, help="writes the figures to this file")
     options = parser.parse_args(argv)
-    print(f"{options.model}, {options.number} candidates each, {torch.get_num_threads()} threads")
+    print(f"{options.model}, {options.number} candidates for each client, {torch.get_num_threads()} threads")
     module, rounds = run_rounds(options)
     rows = [compare_writing(module, options), compare_scoring(module, options)]
     print_tables(rounds, rows, options)

@@ -9,9 +9,13 @@ https://arxiv.org/abs/2212.10560), in two steps:
 2. four local examples, alternately with and without an input, and the new instruction -> its input and response. An answer
    in another form is asked for again with other examples, three times in all; copies of a local example are dropped.
 
-Open in the paper and decided here: an instruction that fails is not replaced, so there are at most ``number`` candidates; a
-copy is an example whose instruction, input and response together have a ROUGE-L above 0.7 to a local one; answers that
-had to be cut off are failures. The wording of the prompts is ours, see `fedlight.datamodules.self_generation_prompts`.
+A client makes 32 candidates in a round (section 4.1). Drafts that are dropped are replaced, in passes over all clients that
+have too few: each pass writes as many new instructions as candidates are missing, until ``number`` candidates are made or
+``instruction_tries`` instructions are tried.
+
+Open in the paper and decided here: the limit of tries; a copy is an example whose instruction, input and response together
+have a ROUGE-L above 0.7 to a local one; answers that had to be cut off are failures. The wording of the prompts is ours, see
+`fedlight.datamodules.self_generation_prompts`.
 """
 
 from collections import Counter
@@ -34,10 +38,26 @@ from fedlight.federation.seeding import derive_seed
 FEWER = "fewer_demonstrations"
 """Note: prompts that were made with fewer demonstrations, as they did not fit into the model."""
 
+MISSING = "candidates_missing"
+"""Note: candidates that clients have less than ``number``, since the limit of tries was reached."""
+
+SHORT = "clients_short"
+"""Note: clients that have less than ``number``."""
+
+TRIES_PER_CANDIDATE = 4
+"""Times ``number``: the limit of tries where none is set."""
+
 
 @dataclass
 class Draft:
-    """A candidate on its way: first an instruction, then a whole row, or why it was dropped."""
+    """A candidate in the making: first an instruction, then a whole row, or why it was dropped.
+
+    Attributes:
+        client: whose it is.
+        number: of the client's drafts in this round, from 0.
+        row: ``instruction``, ``input`` and ``response``.
+        fault: why it was dropped, if so.
+    """
 
     client: str
     number: int
@@ -48,14 +68,20 @@ class Draft:
 class SelfGeneration(Synthesis):
     """Candidates by in-context learning from the client's own rows.
 
-    Prompts of all clients are answered together, those of similar length in a batch. With a temperature above 0 the draws
-    depend on all prompts of a call, hence on who else takes part in the round.
+    Prompts of all clients are answered together, those of similar length in a batch. The order of the clients changes
+    nothing. With a temperature above 0 the draws depend on all prompts of a pass, hence on who else takes part in the round
+    and, from the second pass on, on who is short of candidates.
+
+    `counts` has all drafts of all passes: those tried are more than ``number`` times the clients where some were replaced.
+    `notes` has ``fewer_demonstrations``, ``candidates_missing`` and ``clients_short``.
 
     Args:
-        number: new instructions that are tried for each client, >= 1.
+        number: candidates that are made for each client, >= 1.
         instruction_demonstrations: local instructions in the first prompt, >= 0; a client with fewer shows all it has.
         response_demonstrations: local examples in the second prompt, >= 0, likewise.
         tries: for an answer to the second prompt that has the right form, >= 1.
+        instruction_tries: most new instructions that are tried for each client in a round, >= ``number``; at ``number``
+            none is replaced. None: 4 times ``number``, our choice.
         max_rouge_l: most ROUGE-L F1 with a local instruction or example, in [0, 1].
         min_words: fewest words of an instruction, as blanks separate them; 1 for scripts without blanks.
         refusals: words that a failed instruction begins with.
@@ -79,6 +105,7 @@ class SelfGeneration(Synthesis):
         instruction_demonstrations: int = 8,
         response_demonstrations: int = 4,
         tries: int = 3,
+        instruction_tries: int | None = None,
         max_rouge_l: float = 0.7,
         min_words: int = 3,
         refusals: Sequence[str] = REFUSALS,
@@ -99,6 +126,10 @@ class SelfGeneration(Synthesis):
         )
         refuse_below(0, instruction_demonstrations=instruction_demonstrations)
         refuse_below(0, response_demonstrations=response_demonstrations)
+        if instruction_tries is not None and instruction_tries < number:
+            raise ValueError(
+                f"instruction_tries={instruction_tries} must be at least number={number}: each candidate takes one"
+            )
         if temperature < 0 or not 0 < top_p <= 1 or not 0 <= max_rouge_l <= 1:
             raise ValueError(
                 f"temperature={temperature} must be at least 0, top_p={top_p} lie in (0, 1], and "
@@ -110,6 +141,9 @@ class SelfGeneration(Synthesis):
                 "temperature above 0"
             )
         self.number, self.tries, self.max_rouge_l, self.min_words = number, tries, max_rouge_l, min_words
+        self.instruction_tries = (
+            TRIES_PER_CANDIDATE * number if instruction_tries is None else instruction_tries
+        )
         self.instruction_demonstrations = instruction_demonstrations
         self.response_demonstrations = response_demonstrations
         self.refusals, self.keep_cut = list(refusals), keep_cut
@@ -132,27 +166,52 @@ class SelfGeneration(Synthesis):
             )
         # A table has the same columns in each round.
         self.counts = Counter(dict.fromkeys((TRIED, SURVIVED, *REASONS), 0))
-        self.notes = Counter({FEWER: 0})
-        rows = {client: [self._row(fields) for fields in own] for client, own in clients.items()}
-        texts = {client: OwnTexts(own, self.max_rouge_l) for client, own in rows.items()}
-        drafts = self._write_instructions(rows, texts, model, seed)
-        self._write_responses([draft for draft in drafts if draft.fault is None], rows, template, model, seed)
-        for draft in drafts:
-            draft.fault = draft.fault or texts[draft.client].example_fault(draft.row)
-            self.counts.update([TRIED, draft.fault or SURVIVED])
+        self.notes = Counter(dict.fromkeys((FEWER, MISSING, SHORT), 0))
+        # Sorted, since prompts of equal length share a batch, and its draws, in this order.
+        rows = {client: [self._row(fields) for fields in clients[client]] for client in sorted(clients)}
+        drafts = self._drafts(rows, template, model, seed)
+        made = {client: [draft for draft in drafts[client] if draft.fault is None] for client in clients}
+        self.notes[MISSING] = sum(self.number - len(own) for own in made.values())
+        self.notes[SHORT] = sum(len(own) < self.number for own in made.values())
         return {
-            client: [
-                Candidate(self._fields(draft.row, template))
-                for draft in drafts
-                if draft.client == client and draft.fault is None
-            ]
-            for client in clients
+            client: [Candidate(self._fields(draft.row, template)) for draft in own]
+            for client, own in made.items()
         }
 
+    def _drafts(
+        self, rows: Mapping[str, list[Row]], template: Template, model: AnswersPrompts, seed: int
+    ) -> dict[str, list[Draft]]:
+        """All drafts of each client, in the order in which they were made."""
+        texts = {client: OwnTexts(own, self.max_rouge_l) for client, own in rows.items()}
+        drafts: dict[str, list[Draft]] = {client: [] for client in rows}
+        passes = 0
+        while new := [draft for client, own in drafts.items() for draft in self._next_drafts(client, own)]:
+            of_pass = derive_seed(seed, "pass", passes) if passes else seed
+            passes += 1
+            self._write_instructions(new, rows, texts, model, of_pass)
+            self._write_responses(
+                [draft for draft in new if draft.fault is None], rows, template, model, of_pass
+            )
+            for draft in new:
+                draft.fault = draft.fault or texts[draft.client].example_fault(draft.row)
+                self.counts.update([TRIED, draft.fault or SURVIVED])
+                drafts[draft.client].append(draft)
+        return drafts
+
+    def _next_drafts(self, client: str, drafts: Sequence[Draft]) -> list[Draft]:
+        """As many as the client lacks candidates, and as its limit of tries leaves."""
+        lacking = self.number - sum(draft.fault is None for draft in drafts)
+        end = min(len(drafts) + lacking, self.instruction_tries)
+        return [Draft(client, number, {}) for number in range(len(drafts), end)]
+
     def _write_instructions(
-        self, rows: Mapping[str, list[Row]], texts: Mapping[str, OwnTexts], model: AnswersPrompts, seed: int
-    ) -> list[Draft]:
-        drafts = [Draft(client, number, {}) for client in rows for number in range(self.number)]
+        self,
+        drafts: Sequence[Draft],
+        rows: Mapping[str, list[Row]],
+        texts: Mapping[str, OwnTexts],
+        model: AnswersPrompts,
+        seed: int,
+    ) -> None:
         questions = []
         for draft in drafts:
             rng = np.random.default_rng(derive_seed(seed, "instruction", draft.client, draft.number))
@@ -166,11 +225,10 @@ class SelfGeneration(Synthesis):
             draft.fault = answer.fault or (NO_MATCH if instruction is None else None)
             draft.fault = draft.fault or format_fault(draft.row["instruction"], self.min_words, self.refusals)
             draft.fault = draft.fault or texts[draft.client].instruction_fault(draft.row["instruction"])
-        return drafts
 
     def _write_responses(
         self,
-        drafts: list[Draft],
+        drafts: Sequence[Draft],
         rows: Mapping[str, list[Row]],
         template: Template,
         model: AnswersPrompts,

@@ -24,7 +24,8 @@ def test_shares_and_speeds(benchmark, tmp_path, capsys):
     benchmark.main([*TINY.split(), "--json", str(file)])
     found = json.loads(file.read_text())
     rounds, rows = found["rounds"], {row["what"]: row for row in found["rows"]}
-    assert rounds["counts"]["tried"] == 2 * 4  # of the last round
+    counts = rounds["counts"]  # of the last round
+    assert counts["tried"] >= counts["survived"] + counts["candidates_missing"] == 2 * 4
     assert all(seconds > 0 for seconds in rounds["seconds"].values())
     assert sum(rounds["shares"].values()) == pytest.approx(1)
     assert rounds["not_model"] == pytest.approx(rounds["shares"]["filters"] + rounds["shares"]["rest"])

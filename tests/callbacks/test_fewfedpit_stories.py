@@ -52,7 +52,7 @@ def source(tmp_path_factory):
 
 def fit(source, folder, **settings):
     """Two rounds of two clients: their visits, the data, and the candidates that the files have."""
-    limits = {"max_instruction_tokens": 16, "max_response_tokens": 24}
+    limits = {"max_instruction_tokens": 16, "max_response_tokens": 24, "instruction_tries": NUMBER}
     data = SyntheticInstructionDataModule(
         source=source,
         columns={"instruction": "instruction", "input": "input", "response": "output"},

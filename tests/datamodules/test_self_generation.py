@@ -4,35 +4,11 @@ from collections import Counter
 
 import pytest
 from scripted_model import ScriptedModel
+from self_generating import dropped, made, once, rows
 
 from fedlight.datamodules.self_generation import SelfGeneration
 from fedlight.datamodules.self_generation_filters import OwnTexts
 from fedlight.datamodules.templates import Template
-
-ALPACA = Template.named("alpaca")
-
-
-def rows(number, inputs=0, words="apple"):
-    return [
-        {
-            "instruction": f"explain {words} number{n} to my{n} grandmother{n}",
-            "input": f"given{n}" if n < inputs else "",
-            "response": f"it{n} is{n} so{n}",
-        }
-        for n in range(number)
-    ]
-
-
-def made(synthesis, clients, model, seed=0, template=ALPACA):
-    found = synthesis.make(clients, template, model, seed)
-    assert synthesis.counts["survived"] == sum(map(len, found.values()))
-    assert synthesis.counts["tried"] == synthesis.number * len(clients)
-    assert sum(synthesis.counts.values()) == 2 * synthesis.counts["tried"]  # nothing is lost
-    return {client: [candidate.fields for candidate in own] for client, own in found.items()}
-
-
-def dropped(synthesis):
-    return {name: n for name, n in synthesis.counts.items() if name not in ("tried", "survived") and n}
 
 
 def test_a_candidate_has_the_new_instruction_and_what_was_answered():
@@ -80,18 +56,18 @@ def test_where_one_kind_is_short_the_other_takes_its_place(inputs, empty):
 
 def test_a_client_with_two_examples_shows_both():
     model = ScriptedModel()
-    synthesis = SelfGeneration(number=8)
+    synthesis = once(8)
     assert len(made(synthesis, {"a": rows(2)}, model)["a"]) == 2  # two orders, two different prompts
     assert all(prompt.count("Task ") == 3 for prompt in model.first)
     assert all(prompt.count("Response: ") == 2 for prompt in model.second)
     assert dropped(synthesis) == {"repeated": 6}
-    assert synthesis.notes == {"fewer_demonstrations": 0}  # they are all it has
+    assert synthesis.notes["fewer_demonstrations"] == 0  # they are all it has
 
 
 def test_a_template_without_inputs_has_none():
     template = Template("Q: {question}")
     own = [{"question": row["instruction"], "response": row["response"]} for row in rows(5)]
-    synthesis = SelfGeneration(number=1, instruction_slot="question")
+    synthesis = once(1, instruction_slot="question")
     assert made(synthesis, {"a": own}, ScriptedModel(), template=template) == {
         "a": [{"question": "write about thing0", "response": "done write about thing0"}]
     }
@@ -129,7 +105,7 @@ def test_further_slots_are_left_empty():
     ],
 )
 def test_instructions_that_are_dropped(texts, reasons):
-    synthesis = SelfGeneration(number=len(texts))
+    synthesis = once(len(texts))
     found = made(synthesis, {"a": rows(9)}, ScriptedModel(write=texts.__getitem__))
     assert dropped(synthesis) == reasons
     assert len(found["a"]) == len(texts) - sum(reasons.values())
@@ -139,23 +115,23 @@ def test_the_limit_of_rouge_l_is_above_not_at():
     # 7 of 10 words in common on both sides: ROUGE-L is exactly 0.7
     own = [{"instruction": "a b c d e f g h i j", "input": "", "response": "x"}]
     model = ScriptedModel(write=lambda _: "a b c d e f g 8 9 10")
-    synthesis = SelfGeneration(number=1)
+    synthesis = once(1)
     assert len(made(synthesis, {"a": own}, model)["a"]) == 1
-    stricter = SelfGeneration(number=1, max_rouge_l=0.69)
+    stricter = once(1, max_rouge_l=0.69)
     assert made(stricter, {"a": own}, model) == {"a": []}
     assert dropped(stricter) == {"near_instruction": 1}
 
 
 def test_another_clients_instructions_do_not_count():
     same = ScriptedModel(write=lambda _: "explain apple number1 to my1 grandmother1")
-    synthesis = SelfGeneration(number=1)
+    synthesis = once(1)
     found = made(synthesis, {"a": rows(4), "b": rows(4, words="unlike anything that was said before")}, same)
     assert (len(found["a"]), len(found["b"])) == (0, 1)
 
 
 def test_a_model_that_repeats_its_prompt_makes_nothing():
     own = rows(9)
-    synthesis = SelfGeneration(number=6)
+    synthesis = once(6)
     assert made(synthesis, {"a": own}, ScriptedModel(write=lambda n: own[n]["instruction"])) == {"a": []}
     assert dropped(synthesis) == {"near_instruction": 6}
 
@@ -175,7 +151,7 @@ def test_a_model_that_repeats_its_prompt_makes_nothing():
 )
 def test_answers_of_another_form_are_asked_for_three_times(answer):
     model = ScriptedModel(respond=lambda *_: answer)
-    synthesis = SelfGeneration(number=2)
+    synthesis = once(2)
     assert made(synthesis, {"a": rows(12)}, model) == {"a": []}
     assert dropped(synthesis) == {"no_match": 2}
     assert [call[0] for call in model.calls] == [2, 2, 2, 2]
@@ -188,13 +164,13 @@ def test_a_later_try_may_succeed_and_the_others_are_not_asked_again():
         return f"Input: none\nResponse: try {number}" if good else "nothing"
 
     model = ScriptedModel(respond=respond)
-    synthesis = SelfGeneration(number=4)
+    synthesis = once(4)
     found = made(synthesis, {"a": rows(12)}, model)["a"]
     assert [row["response"] for row in found] == ["try 0", "try 1", "try 2"]
     assert [call[0] for call in model.calls] == [4, 4, 3, 2]
     assert dropped(synthesis) == {"no_match": 1}
-    once = ScriptedModel(respond=respond)
-    (only,) = made(SelfGeneration(number=4, tries=1), {"a": rows(12)}, once)["a"]
+    other = ScriptedModel(respond=respond)
+    (only,) = made(once(4, tries=1), {"a": rows(12)}, other)["a"]
     assert only["response"] == "try 0"
 
 
@@ -208,7 +184,7 @@ def test_copies_of_local_examples_are_dropped():
             else "Input: one\nResponse: two"
         ),
     )
-    synthesis = SelfGeneration(number=2, temperature=0.5)
+    synthesis = once(2, temperature=0.5)
     found = made(synthesis, {"a": own}, model)
     assert [row["instruction"] for row in found["a"]] == ["say all in order"]
     assert dropped(synthesis) == {"near_example": 1}
@@ -217,7 +193,7 @@ def test_copies_of_local_examples_are_dropped():
 def test_copies_in_other_scripts_are_dropped_though_rouge_l_does_not_see_them():
     own = [{"instruction": f"列出 {n} 水果", "input": "", "response": "苹果 梨"} for n in "一二三"]
     texts = ["列出 三 水果", "列出  一 水果 ", "列出 四 水果"]
-    synthesis = SelfGeneration(number=3, temperature=0.5)
+    synthesis = once(3, temperature=0.5)
     (only,) = made(synthesis, {"a": own}, ScriptedModel(write=texts.__getitem__))["a"]
     assert only["instruction"] == texts[2]
     assert dropped(synthesis) == {"near_instruction": 2}
@@ -229,10 +205,10 @@ def test_copies_in_other_scripts_are_dropped_though_rouge_l_does_not_see_them():
 
 def test_endless_responses_are_dropped_unless_they_are_wanted():
     model = ScriptedModel(respond=lambda *_: "Input: none\nResponse: " + "on and " * 50)
-    synthesis = SelfGeneration(number=1, max_response_tokens=10)
+    synthesis = once(1, max_response_tokens=10)
     assert made(synthesis, {"a": rows(4)}, model) == {"a": []}
     assert dropped(synthesis) == {"cut_off": 1}
-    kept = SelfGeneration(number=1, max_response_tokens=10, keep_cut=True)
+    kept = once(1, max_response_tokens=10, keep_cut=True)
     assert made(kept, {"a": rows(4)}, model)["a"][0]["response"].startswith("on and on")
 
 
@@ -242,7 +218,7 @@ def test_a_prompt_that_does_not_fit_shows_less():
     model = ScriptedModel(
         limit=60
     )  # the beginning has 22 words, a demonstration of rows 8, of the short row 5
-    synthesis = SelfGeneration(number=1, max_instruction_tokens=8, max_response_tokens=20)
+    synthesis = once(1, max_instruction_tokens=8, max_response_tokens=20)
     assert len(made(synthesis, {"a": [*own, short]}, model)["a"]) == 1
     shown = model.first[0].count("Task ") - 1
     assert 1 <= shown < 8

@@ -72,20 +72,42 @@ def counted(module, monkeypatch):
 
 def test_batches_write_what_is_written_one_by_one(module, tmp_path, counted):
     rows = data(module, synthesis(), tmp_path).client_rows
-    together = synthesis().make(rows, Template.named(TEMPLATE), module, seed=4)
+
+    def made(rows, **changes):
+        by = synthesis(**changes)
+        return by.make(rows, Template.named(TEMPLATE), module, seed=4), by
+
+    together, by = made(rows)
     batched = list(counted)
-    alone = synthesis(batch_size=1).make(rows, Template.named(TEMPLATE), module, seed=4)
+    alone, _ = made(rows, batch_size=1)
     assert together == alone
     assert sum(map(len, together.values())) > 5
-    assert batched[0] == 15  # of all clients at once; then up to three times those that have no response yet
-    assert len(batched) <= 1 + 3
-    assert sorted(batched[1:], reverse=True) == batched[1:]
+    assert by.counts["tried"] > 15  # in more than one pass
     assert counted[len(batched) :] == [1] * sum(batched)
-    by_client = {
-        client: synthesis().make({client: own}, Template.named(TEMPLATE), module, seed=4)[client]
-        for client, own in rows.items()
-    }
-    assert by_client == together
+    assert {client: made({client: own})[0][client] for client, own in rows.items()} == together
+    counted.clear()
+    made(rows, instruction_tries=5)  # one pass
+    assert counted == batched[: len(counted)]
+    assert counted[0] == 15  # of all clients at once; then up to three times those that have no response yet
+    assert len(counted) <= 1 + 3
+    assert sorted(counted[1:], reverse=True) == counted[1:]
+
+
+def test_a_resumed_round_has_the_candidates_and_counts_of_an_uninterrupted_run(module, tmp_path, counted):
+    def ran(folder, rounds, **changes):
+        built = data(module, synthesis(number=4, min_words=4, temperature=1.0, **changes), tmp_path / folder)
+        for round_idx in rounds:
+            built.synthesize(round_idx, list(built.client_rows), module)
+        return built.synthesis_metrics(), (tmp_path / folder / "made/round_0001.jsonl").read_bytes()
+
+    whole = ran("whole", (0, 1))
+    assert whole[0]["tried"] > 3 * 4  # some were replaced
+    assert ran("resumed", (1,)) == whole
+    counted.clear()
+    assert ran("whole", (1,)) == whole
+    assert counted == []  # read from the file
+    ran("whole", (1,), instruction_tries=4)
+    assert counted != []  # another limit is another result
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
