@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test oldcpu check docs coverage bench
+.PHONY: help setup demo test oldcpu check docs coverage bench reproduce figures
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
@@ -39,6 +39,12 @@ coverage: $(VENV)/.dev  ## the test suite once more, with the lines that it does
 
 bench: $(VENV)/.dev  ## the measurements of benchmarks/ that need no data (hours)
 	@set -e; for name in loop_overhead device_overhead wire number_types selector_cost many_clients fedbis_toy selection retrieval; do echo "== $$name"; $(BIN)/python "benchmarks/$$name.py"; done
+
+reproduce: $(VENV)/.dev  ## reruns all published figures that fit into half an hour, and compares: build/reproduce.json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reproduce.py
+
+figures: $(VENV)/.dev  ## the same with those that take three minutes together
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reproduce.py check
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "fedlight needs Python 3.11 or newer: install it, or make PYTHON=/path/to/python"; exit 1; }

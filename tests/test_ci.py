@@ -28,5 +28,7 @@ def test_tests_on_real_data_run_where_it_is(tmp_path, is_there):
         [checkout / ".ci/run"], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
     )
     value = str(shared) if is_there else "unset"
-    assert done.stderr.splitlines() == [f"{programs}/make {target} {value}" for target in ("check", "test")]
+    assert done.stderr.splitlines() == [
+        f"{programs}/make {target} {value}" for target in ("check", "test", "figures")
+    ]
     assert ("so tests on real data are skipped" in done.stdout) is not is_there

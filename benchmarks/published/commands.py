@@ -1,0 +1,91 @@
+"""Runs a measurement's command in a process of its own and reads the rows that it leaves."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from published.machine import THREADS
+from published.measurements import ROOT, Measurement, Row, flat
+
+RESULTS = "results.json"
+
+
+def missing(measurement: Measurement) -> str:
+    """Which of the data that it needs are not there, empty if all are."""
+    shared = os.environ.get("FEDLIGHT_SHARED", "")
+    lost = [name for name in measurement.needs if not shared or not (Path(shared) / name).exists()]
+    return f"FEDLIGHT_SHARED names no folder with {', '.join(lost)}" if lost else ""
+
+
+def rows_of(command: str, folder: Path, limit_seconds: float | None = None) -> tuple[list[Row], float]:
+    """Runs a command and gives its rows, and the seconds that it took.
+
+    Args:
+        command: ``fedlight run NAME ...``, whose results are read, or ``python benchmarks/NAME.py ...``, which is to
+            write them with ``--json``.
+        folder: made anew; the command runs in it, and ``log.txt`` there has what it prints.
+        limit_seconds: after which it is stopped.
+
+    Raises:
+        ValueError: it is no such command.
+        RuntimeError: it fails or takes too long.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "HF_HUB_OFFLINE": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    start = time.monotonic()
+    log = folder / "log.txt"
+    with log.open("w") as file:
+        try:
+            done = subprocess.run(
+                arguments(command, folder),
+                cwd=folder,
+                env=environment,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=limit_seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"{command} took more than {limit_seconds:.0f} s; see {log}") from None
+    if done.returncode:
+        last = log.read_text(errors="replace").strip().splitlines()[-1:]
+        raise RuntimeError(f"{command} ends with {done.returncode} ({' '.join(last)}); see {log}")
+    return read_rows(folder / RESULTS), time.monotonic() - start
+
+
+def arguments(command: str, folder: Path) -> Sequence[str]:
+    """The command with this Python, absolute paths, and where its rows go."""
+    words = shlex.split(command.replace("{shared}", os.environ.get("FEDLIGHT_SHARED", "")))
+    match words:
+        case ["fedlight", "run", *rest]:
+            return [sys.executable, "-m", "fedlight", "run", *rest, "--output", str(folder)]
+        case ["python", script, *rest] if (ROOT / script).is_file():
+            return [sys.executable, str(ROOT / script), *rest, "--json", str(folder / RESULTS)]
+    raise ValueError(
+        f"{command!r} can not be rerun: write fedlight run NAME, or python benchmarks/NAME.py that knows --json"
+    )
+
+
+def read_rows(place: Path) -> list[Row]:
+    """The rows in a JSON file, or in ``results.json`` of a run's folder; maps in them are flattened.
+
+    Raises:
+        ValueError: there is no such file, or it has no rows.
+    """
+    file = place / RESULTS if place.is_dir() else place
+    if not file.is_file():
+        raise ValueError(f"there is no {file}")
+    found: Any = json.loads(file.read_text(encoding="utf-8"))
+    rows = found.get("rows") if isinstance(found, dict) else found
+    if not isinstance(rows, list) or not rows:
+        raise ValueError(f"{file} has no rows")
+    return [flat(row) for row in rows]

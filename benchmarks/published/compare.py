@@ -1,0 +1,129 @@
+"""Rows of a rerun against those that were recorded: how far each published figure is off, in parts of its tolerance.
+
+Tolerances are words: ``exact``, half a unit of the last digit that is printed; ``absolute 0.02``; ``relative 0.05``;
+``factor 3``, for times and their ratios; ``none``, where nothing can be said.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from published.figures import Figure
+from published.measurements import Measurement, Row
+
+
+@dataclass
+class Comparison:
+    """What a rerun gave.
+
+    Attributes:
+        compared: how many figures.
+        off: the largest deviation as a part of its tolerance, 0 where all are equal.
+        worst: the figure that it is, with both values.
+        differences: what is further off than its tolerance allows, or missing.
+    """
+
+    compared: int = 0
+    off: float = 0.0
+    worst: str = ""
+    differences: list[str] = field(default_factory=list)
+
+
+def compare(
+    measurement: Measurement, figures: Sequence[Figure], rows: Sequence[Mapping[str, Any]], here: bool = True
+) -> Comparison:
+    """Compares the rows of a rerun.
+
+    Args:
+        measurement: what was rerun.
+        figures: its published ones.
+        rows: of the rerun: all that were recorded, or with a ``rerun_command`` some of them.
+        here: the machine is of the class where the figures were recorded.
+    """
+    found = Comparison()
+    recorded = {_identity(measurement, row): number for number, row in enumerate(measurement.rows)}
+    again = {recorded.get(_identity(measurement, row)): row for row in rows}
+    unknown = [row for row in rows if _identity(measurement, row) not in recorded]
+    found.differences += [f"{_name(measurement, row)}: not recorded" for row in unknown]
+    if not measurement.rerun_command:
+        lost = (row for number, row in enumerate(measurement.rows) if number not in again)
+        found.differences += [f"{_name(measurement, row)}: the rerun has no such row" for row in lost]
+    for figure in figures:
+        tolerance = measurement.tolerance_of(figure.column, here)
+        numbers = [number for number in figure.rows if number in again]
+        if tolerance == "none" or not numbers or not figure.values:
+            continue
+        found.compared += 1
+        for number in numbers:
+            row = measurement.rows[number]
+            old, new = row.get(figure.column), again[number].get(figure.column)
+            part = deviation(old, new, tolerance, figure.format)
+            said = f"{_name(measurement, row)}: {figure.column} {_short(old)}, now {_short(new)}"
+            if part > found.off:
+                found.off, found.worst = part, said
+            if part > 1:
+                found.differences.append(f"{said} (tolerance: {tolerance})")
+    if not found.compared and not found.differences:
+        found.differences.append("the rerun has none of the published figures")
+    return found
+
+
+def deviation(old: Any, new: Any, tolerance: str, form: str) -> float:
+    """How far a value is off, in parts of its tolerance: up to 1 is allowed.
+
+    Raises:
+        ValueError: the tolerance is none of the known ones.
+
+    Example:
+        >>> deviation(0.5, 0.51, "absolute 0.02", ".3f"), deviation(0.1234, 0.1233, "exact", ".3f") < 1
+        (0.5000000000000004, True)
+    """
+    if isinstance(old, str) or old is None or new is None or isinstance(new, str):
+        return 0.0 if old == new else math.inf
+    if math.isnan(old) or math.isnan(new):
+        return 0.0 if math.isnan(old) and math.isnan(new) else math.inf
+    kind, _, amount = tolerance.partition(" ")
+    if kind == "factor":
+        if old == new:
+            return 0.0
+        return abs(math.log(new / old)) / math.log(float(amount)) if old > 0 < new else math.inf
+    allowed = {"exact": unit(form, old) / 2, "absolute": amount, "relative": 0.0}.get(kind)
+    if allowed is None or (kind != "exact" and not amount):
+        raise ValueError(
+            f"tolerance {tolerance!r}: write exact, absolute X, relative X, factor X or none, with a number for X"
+        )
+    allowed = abs(old) * float(amount) if kind == "relative" else float(allowed)
+    off = abs(new - old)
+    return 0.0 if off == 0 else off / allowed if allowed else math.inf
+
+
+def unit(form: str, value: float) -> float:
+    """One unit of the last digit that a format prints of a value.
+
+    Example:
+        >>> unit(".3f", 1.0), unit(",.0f", 1.0), unit(".1%", 1.0), unit(".3g", 0.0512), unit("", 0.1)
+        (0.001, 1.0, 0.001, 0.0001, 0.0)
+    """
+    found = re.search(r"\.(\d+)([feg%])$", form)
+    if found is None:
+        return 1.0 if form.endswith("d") else 0.0
+    digits = int(found[1])
+    if found[2] in "f%":
+        return float(f"1e{-digits - 2 * (found[2] == '%')}")
+    largest = math.floor(math.log10(abs(value))) if value else 0
+    return float(f"1e{largest - digits + (found[2] == 'g')}")
+
+
+def _identity(measurement: Measurement, row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(row.get(column)) for column in (*measurement.key, "seed"))
+
+
+def _name(measurement: Measurement, row: Row | Mapping[str, Any]) -> str:
+    seed = [f"seed {row['seed']}"] if "seed" in row else []
+    return ", ".join([*(str(row.get(column)) for column in measurement.key), *seed])
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

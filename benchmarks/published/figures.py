@@ -1,0 +1,128 @@
+"""Fields such as ``{accuracy[FedBis]:.3f}``: which figures they mean, and how these are printed.
+
+A field is ``{column[words]:format}``. The words tell the rows, with semicolons between them: each has to be the value of one
+of the measurement's key columns, or ``seed N``. The format is Python's for a number; over several seeds it is the mean ± the
+standard deviation, with ``mean`` in front of the format the mean alone. ``{name.column[...]}`` is of another measurement.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+
+from published.measurements import Measurement, Row
+
+FIELD = re.compile(
+    r"\{(?:(?P<of>\w+)\.)?(?P<column>[^{}\[\]:.]+)(?:\[(?P<rows>[^\]]*)\])?(?::(?P<spec>[^{}]*))?\}"
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A published figure: a column of the row, or of a row for each seed, of a measurement."""
+
+    measurement: Measurement
+    column: str
+    rows: tuple[int, ...]
+    spec: str
+
+    @property
+    def values(self) -> list[float | str]:
+        """One for each row that has one."""
+        found = (self.measurement.rows[row].get(self.column) for row in self.rows)
+        return [one for one in found if one is not None and not (isinstance(one, float) and math.isnan(one))]
+
+    @property
+    def text(self) -> str:
+        """As it is printed, empty where there is none."""
+        return printed(self.values, self.spec)
+
+    @property
+    def format(self) -> str:
+        """The format of a number."""
+        return self.spec.removeprefix("mean").strip()
+
+
+def printed(values: Sequence[float | str], spec: str) -> str:
+    """Values of several seeds in the form ``mean ± standard deviation``.
+
+    Example:
+        >>> printed([1.0, 2.0], ".2f"), printed([1.0, 2.0], "mean .1f"), printed([0.5], ".0%"), printed(["4 ± 1"], "mean")
+        ('1.50 ± 0.71', '1.5', '50 %', '4')
+    """
+    alone, form = spec.startswith("mean"), spec.removeprefix("mean").strip()
+    texts = [value for value in values if isinstance(value, str)]
+    if texts:
+        return texts[0].partition(" ± ")[0] if alone else texts[0]
+    numbers = [float(value) for value in values]
+    if not numbers:
+        return ""
+    shown = [mean(numbers)] if alone or len(numbers) == 1 else [mean(numbers), stdev(numbers)]
+    return " ± ".join(f"{0.0 if number == 0 else number:{form}}".replace("%", " %") for number in shown)
+
+
+def selected(measurement: Measurement, words: Sequence[str]) -> tuple[int, ...]:
+    """Numbers of the rows in whose key columns all the words stand, ordered by seed.
+
+    Raises:
+        ValueError: there is no such row, or there are several of one seed.
+    """
+
+    def names(row: Row) -> set[str]:
+        return {str(row.get(column)) for column in measurement.key} | {f"seed {row.get('seed')}"}
+
+    found = [number for number, row in enumerate(measurement.rows) if set(words) <= names(row)]
+    seeds = [measurement.rows[number].get("seed", 0) for number in found]
+    at = f"measurements.{measurement.name}: [{'; '.join(words)}]"
+    if not found:
+        known = sorted({name for row in measurement.rows for name in names(row)})
+        raise ValueError(f"{at} is no row; rows have {', '.join(known)}")
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"{at} is {len(found)} rows, {len(set(seeds))} seeds: say which row is meant")
+    return tuple(number for _, number in sorted(zip(seeds, found, strict=True)))
+
+
+def figure(
+    field: re.Match[str],
+    measurements: Mapping[str, Measurement],
+    own: Measurement | None,
+    words: Sequence[str] = (),
+) -> Figure:
+    """What a field means.
+
+    Args:
+        field: a match of `FIELD`.
+        measurements: by name.
+        own: the measurement of fields that name none.
+        words: of the table and of its row, besides the field's own.
+
+    Raises:
+        ValueError: there is no such measurement, row or column.
+    """
+    measurement = measurements.get(field["of"]) if field["of"] else own
+    if measurement is None:
+        raise ValueError(f"{field[0]}: there is no measurement {field['of']!r}")
+    inside = [word.strip() for word in (field["rows"] or "").split(";") if word.strip()]
+    rows = selected(measurement, [*words, *inside])
+    if not any(field["column"] in row for row in measurement.rows):
+        known = sorted({column for row in measurement.rows for column in row})
+        raise ValueError(
+            f"{field[0]}: measurements.{measurement.name} has no column {field['column']!r}; it has {', '.join(known)}"
+        )
+    return Figure(measurement, field["column"], rows, field["spec"] or "")
+
+
+def filled(
+    text: str,
+    measurements: Mapping[str, Measurement],
+    own: Measurement | None,
+    words: Sequence[str] = (),
+) -> tuple[str, list[Figure]]:
+    """A text with its fields printed, and their figures; the text is empty where a figure is not there."""
+    figures = [figure(found, measurements, own, words) for found in FIELD.finditer(text)]
+    texts = [one.text for one in figures]
+    if not all(texts):
+        return "", []
+    following = iter(texts)
+    return FIELD.sub(lambda _: next(following), text), figures

@@ -1,0 +1,56 @@
+"""The machine's class, on which floating-point results may depend, and the versions and the commit of what ran."""
+
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from published.measurements import ROOT
+
+VENDORS = {"AuthenticAMD": "AMD", "GenuineIntel": "Intel"}
+THREADS = 1  # of a measurement, so that its figures do not depend on the number of cores
+
+
+def machine() -> dict[str, Any]:
+    """``class``, by which machines are compared, and how many threads a measurement has."""
+    import torch
+
+    words = [platform.machine(), vendor(Path("/proc/cpuinfo")), torch.backends.cpu.get_cpu_capability()]
+    return {"class": " ".join(word for word in words if word), "threads": THREADS}
+
+
+def vendor(cpuinfo: Path) -> str:
+    """Who made the processor; empty where Linux does not say."""
+    if not cpuinfo.is_file():
+        return ""
+    lines = (line.partition(":") for line in cpuinfo.read_text().splitlines())
+    named = next((value.strip() for name, _, value in lines if name.strip() == "vendor_id"), "")
+    return VENDORS.get(named, named)
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of what the numbers rest on."""
+    from fedlight.results import versions
+
+    return {"python": platform.python_version(), **versions()}
+
+
+def commit() -> str:
+    """The commit that is checked out.
+
+    Raises:
+        ValueError: files of the code have been changed since, or there is no repository.
+    """
+    if changed := _git("status", "--porcelain", "--", ":!docs").strip():
+        raise ValueError(
+            f"figures are recorded with the commit that makes them, and these are not committed:\n{changed}\n"
+            "commit them first, or give --commit"
+        )
+    return _git("rev-parse", "--short=7", "HEAD").strip()
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"git {words[0]} fails ({done.stderr.strip()}): give --commit")
+    return done.stdout

@@ -1,0 +1,149 @@
+"""What ``docs/results.toml`` says of each measurement, and the rows that were recorded of it."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TOML = ROOT / "docs" / "results.toml"
+RECORDS = ROOT / "docs" / "results"
+RERUN = {
+    "check": "rerun by CI",
+    "reproduce": "rerun by `make reproduce`",
+    "test": "asserted by a test",
+    "no": "not rerun",
+}
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measurement: a command, and the figures that it has given.
+
+    Attributes:
+        name: of its record, ``docs/results/NAME.json``.
+        section: the heading of docs/results.md under which it stands.
+        command: what makes all of its figures; ``{shared}`` is the folder with real data.
+        rerun: ``check`` (by CI), ``reproduce`` (by ``make reproduce``), ``test`` (a test asserts it) or ``no``.
+        why: why it is not rerun, or where the test is.
+        rerun_command: a smaller command, whose rows are compared with those of the same keys and seeds.
+        rerun_seconds: what that takes, about.
+        key: columns that tell rows apart, besides ``seed``.
+        needs: what has to lie in the folder with real data.
+        tolerance: how far a rerun may be off, see `published.compare`.
+        tolerances: the same for single columns, on all machines.
+        elsewhere: the tolerance on a machine of another class; without it what is to be ``exact`` is not compared there.
+        tables: name -> how it is written, see `published.tables`.
+        said: fields of figures that are only said in the prose of the section.
+        record: what was recorded: ``rows``, and where and when they were made.
+    """
+
+    name: str
+    section: str
+    command: str
+    rerun: str
+    why: str = ""
+    rerun_command: str = ""
+    rerun_seconds: float = 0
+    key: tuple[str, ...] = ("method",)
+    needs: tuple[str, ...] = ()
+    tolerance: str = "exact"
+    tolerances: Mapping[str, str] = field(default_factory=dict)
+    elsewhere: str = ""
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    said: tuple[str, ...] = ()
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where it contradicts itself."""
+        at = f"docs/results.toml: measurements.{self.name}"
+        if self.rerun not in RERUN:
+            raise ValueError(f"{at}: rerun={self.rerun!r} is none of {', '.join(RERUN)}")
+        if self.rerun in ("no", "test") and not self.why:
+            raise ValueError(f"{at}: rerun={self.rerun!r} needs `why`: the reason, or the test")
+        if self.is_rerun and not self.rerun_seconds:
+            raise ValueError(f"{at}: rerun={self.rerun!r} needs `rerun_seconds`: about what it takes")
+        if self.is_rerun and self.is_transcribed:
+            raise ValueError(f"{at}: rerun={self.rerun!r}, but its record was copied from a page: record it")
+
+    @property
+    def rows(self) -> list[Row]:
+        """As they were recorded, one for each key and seed."""
+        return list(self.record["rows"])
+
+    @property
+    def is_rerun(self) -> bool:
+        """Does ``make reproduce`` rerun it?"""
+        return self.rerun in ("check", "reproduce")
+
+    @property
+    def is_transcribed(self) -> bool:
+        """Was it copied from a page, since nothing else was left of it?"""
+        return bool(self.record.get("transcribed"))
+
+    def tolerance_of(self, column: str, here: bool = True) -> str:
+        """How far a rerun may be off in a column; ``here``: on a machine of the class where it was recorded."""
+        anywhere = "none" if self.tolerance == "exact" else self.tolerance
+        return self.tolerances.get(column, self.tolerance if here else self.elsewhere or anywhere)
+
+
+@dataclass(frozen=True)
+class Published:
+    """All of ``docs/results.toml``.
+
+    Attributes:
+        measurements: by name.
+        tables: those with figures of several measurements, by name.
+        pages: page -> ``settings``, numbers in its prose that are no measured figures; of docs/results.md by section.
+    """
+
+    measurements: Mapping[str, Measurement]
+    tables: Mapping[str, Mapping[str, Any]]
+    pages: Mapping[str, Mapping[str, Any]]
+
+
+def load(toml: Path = TOML, records: Path = RECORDS) -> Published:
+    """Reads all of it.
+
+    Raises:
+        ValueError: a measurement has no record or a record no measurement, or an entry contradicts itself.
+    """
+    told = tomllib.loads(toml.read_text(encoding="utf-8"))
+    entries = told.get("measurements", {})
+    recorded = {file.stem for file in records.glob("*.json")}
+    if lost := sorted(recorded - set(entries)):
+        raise ValueError(
+            f"{toml}: no measurement has the record {records / lost[0]}.json: delete it, or add one"
+        )
+    measurements = {}
+    for name, entry in entries.items():
+        lists = {key: tuple(entry[key]) for key in ("key", "needs", "said") if key in entry}
+        record = read_record(records / f"{name}.json") if name in recorded else {"rows": []}
+        try:
+            measurements[name] = Measurement(name, **{**entry, **lists}, record=record)
+        except TypeError as error:
+            raise ValueError(f"{toml}: measurements.{name}: {error}") from None
+    return Published(measurements, told.get("tables", {}), told.get("pages", {}))
+
+
+def read_record(file: Path) -> Mapping[str, Any]:
+    """What was recorded of a measurement."""
+    record: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return record
+
+
+def flat(row: Mapping[str, Any], prefix: str = "") -> Row:
+    """A row whose values are single ones.
+
+    Example:
+        >>> flat({"a": 1, "ratios": {"b": 2.0}})
+        {'a': 1, 'ratios/b': 2.0}
+    """
+    found: Row = {}
+    for name, value in row.items():
+        found |= flat(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found

@@ -1,0 +1,115 @@
+"""The tables of the pages, written from the records between the lines ``<!-- table: NAME -->`` and ``<!-- end -->``."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from published.figures import Figure, filled
+from published.measurements import RERUN, ROOT, Measurement, Published
+
+PAGES = ("docs/results.md", "README.md")
+BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+
+
+def table(published: Published, name: str) -> tuple[str, list[Figure]]:
+    """A table in Markdown with what stands under it, and its figures.
+
+    Raises:
+        ValueError: there is no such table, or a field of it means nothing.
+    """
+    own, told = _told(published, name)
+    try:
+        text, figures = _template(published, own, told) if "template" in told else _grid(published, own, told)
+    except ValueError as error:
+        raise ValueError(f"docs/results.toml: table {name}: {error}") from None
+    return f"{text}\n\n{caption(own)}" if own else text, figures
+
+
+def _told(published: Published, name: str) -> tuple[Measurement | None, Mapping[str, Any]]:
+    for measurement in published.measurements.values():
+        if name in measurement.tables:
+            return measurement, measurement.tables[name]
+    if name in published.tables:
+        return None, published.tables[name]
+    raise ValueError(f"docs/results.toml has no table {name!r}")
+
+
+def _grid(published: Published, own: Measurement | None, told: Mapping[str, Any]) -> tuple[str, list[Figure]]:
+    """One line for each of ``rows`` (the words that tell them -> what is printed), a cell for each of ``columns``."""
+    if own is None:
+        raise ValueError("a table of several measurements needs a `template`")
+    columns: Mapping[str, str] = told["columns"]
+    rows = told.get("rows") or {str(row[own.key[-1]]): str(row[own.key[-1]]) for row in own.rows}
+    figures: list[Figure] = []
+    lines = [[told.get("head", own.key[-1]), *columns], ["---"] * (len(columns) + 1)]
+    for words, label in rows.items():
+        cells = []
+        for cell in columns.values():
+            text, found = filled(cell, published.measurements, own, [*told.get("where", []), *_words(words)])
+            cells.append(text or told.get("missing", ""))
+            figures += found
+        lines.append([label, *cells])
+    return "\n".join(_line(cells) for cells in lines), figures
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(";")]
+
+
+def _line(cells: list[str]) -> str:
+    return f"|{'|'.join(cells)}|" if cells[0] == "---" else f"| {' | '.join(cells)} |"
+
+
+def _template(
+    published: Published, own: Measurement | None, told: Mapping[str, Any]
+) -> tuple[str, list[Figure]]:
+    text, figures = filled(told["template"].strip("\n"), published.measurements, own, told.get("where", []))
+    if not text:
+        raise ValueError("a field of its `template` has no figure: leave the cell empty instead")
+    return text, figures
+
+
+def caption(measurement: Measurement) -> str:
+    """The line under a table: the command, what was recorded where, and who reruns it."""
+    record = measurement.record
+    seeds = sorted({row["seed"] for row in measurement.rows if "seed" in row})
+    words = [f"`{measurement.command.replace('{shared}', '$FEDLIGHT_SHARED')}`"]
+    words += [f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"] if seeds else []
+    if measurement.is_transcribed:
+        words += [f"copied from the page of commit {record['commit']}"]
+    else:
+        words += [f"commit {record['commit']}", record["date"], record["machine"]["class"]]
+    guard = RERUN[measurement.rerun]
+    if measurement.why:
+        guard += f": {measurement.why}"
+    elif measurement.rerun_command:
+        guard += f" as `{measurement.rerun_command.replace('{shared}', '$FEDLIGHT_SHARED')}`"
+    return f"*{'; '.join(words)}; {guard}.*"
+
+
+def rendered(text: str, published: Published) -> str:
+    """A page with its tables written anew."""
+
+    def written(found: re.Match[str]) -> str:
+        return f"{found[1]}\n{table(published, found[2])[0]}\n\n{found[3]}"
+
+    return BLOCK.sub(written, text)
+
+
+def pages(published: Published) -> Iterator[tuple[Path, str, str]]:
+    """Each page with tables: where it is, as it is, and as it should be."""
+    for name in PAGES:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        yield ROOT / name, text, rendered(text, published)
+
+
+def figures(published: Published, measurement: Measurement) -> list[Figure]:
+    """All published figures of a measurement, each once, in the form with the most digits first in which it is printed."""
+    names = [*published.tables, *(name for one in published.measurements.values() for name in one.tables)]
+    found = [figure for name in names for figure in table(published, name)[1]]
+    for one in published.measurements.values():
+        for text in one.said:
+            found += filled(text, published.measurements, one)[1]
+    own = [figure for figure in found if figure.measurement.name == measurement.name]
+    return list({(figure.column, figure.rows): figure for figure in reversed(own)}.values())

@@ -1,0 +1,108 @@
+"""The pages' figures: tables are as the records have them, and the prose says no other number."""
+
+import doctest
+import importlib
+import re
+from functools import cache
+
+import pytest
+from published.commands import arguments
+from published.compare import deviation
+from published.measurements import ROOT, Published, load
+from published.prose import RESULTS, figures_of, sections, unknown
+from published.tables import BLOCK, PAGES, figures, rendered
+
+MEASUREMENTS = sorted(load().measurements)
+CHECK_SECONDS, REPRODUCE_SECONDS = 170, 1700  # by the clock; two measurements at once
+REMEDY = "write it with: python benchmarks/reproduce.py render"
+
+
+@cache
+def published() -> Published:
+    return load()
+
+
+@pytest.mark.parametrize(
+    "name", ["commands", "compare", "figures", "measurements", "prose", "rerun", "tables"]
+)
+def test_examples(name):
+    assert doctest.testmod(importlib.import_module(f"published.{name}")).failed == 0
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_tables_are_as_the_records_have_them(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert rendered(text, published()) == text, REMEDY
+
+
+def test_every_table_stands_on_one_page():
+    text = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
+    named = re.findall(r"<!-- table: (.*) -->", text)
+    tables = [name for one in published().measurements.values() for name in one.tables]
+    assert sorted(named) == sorted([*tables, *published().tables])
+    assert len(BLOCK.findall(text)) == len(named)  # each has its end
+
+
+def test_the_prose_has_no_other_numbers():
+    assert list(unknown(published())) == []
+
+
+def test_guarded_sections_have_no_table_of_figures_beside_the_written_ones():
+    text = BLOCK.sub("", (ROOT / RESULTS).read_text(encoding="utf-8"))
+    unguarded = published().pages[RESULTS].get("unguarded", [])
+    for section, prose in sections(text).items():
+        cells = [cell.strip() for cell in re.findall(r"(?<=\|)[^|\n]+(?=\|)", prose)]
+        if section not in unguarded:
+            assert [cell for cell in cells if re.fullmatch(r"[\d.,]+( ± [\d.]+)?", cell)] == []
+
+
+def test_what_is_not_guarded_yet_is_on_the_page():
+    told = published().pages[RESULTS]
+    headings = set(sections((ROOT / RESULTS).read_text(encoding="utf-8")))
+    assert set(told.get("unguarded", [])) | set(told.get("settings", {})) <= headings
+
+
+@pytest.mark.parametrize("name", MEASUREMENTS)
+def test_measurements(name):
+    """What stands in docs/results.toml means something, row for row."""
+    one = published().measurements[name]
+    assert one.section in sections((ROOT / RESULTS).read_text(encoding="utf-8"))
+    shown = figures(published(), one)
+    assert shown
+    identities = [tuple(str(row.get(key)) for key in (*one.key, "seed")) for row in one.rows]
+    assert len(set(identities)) == len(identities)
+    columns = {column for row in one.rows for column in row}
+    assert set(one.tolerances) <= columns
+    assert {*one.key} <= columns
+    for tolerance in {one.tolerance, one.elsewhere or "exact", *one.tolerances.values()} - {"none"}:
+        assert deviation(1.0, 1.0, tolerance, ".3f") == 0
+    if one.rerun == "test":
+        assert all((ROOT / path).is_file() for path in re.findall(r"`(tests/[\w/]+\.py)`", one.why))
+        assert "`tests/" in one.why
+    if one.is_rerun:
+        assert arguments(one.command, ROOT)
+        assert arguments(one.rerun_command or one.command, ROOT)
+        assert {"commit", "date", "machine", "versions"} <= set(one.record)
+
+
+def test_reruns_take_no_longer_than_they_may():
+    """By what docs/results.toml says of each."""
+    seconds = {
+        kind: [one.rerun_seconds for one in published().measurements.values() if one.rerun == kind]
+        for kind in ("check", "reproduce")
+    }
+    assert max(sum(seconds["check"]) / 2, *seconds["check"]) <= CHECK_SECONDS
+    everything = seconds["check"] + seconds["reproduce"]
+    assert max(sum(everything) / 2, *everything) <= REPRODUCE_SECONDS
+
+
+def test_a_changed_cell_is_noticed():
+    text = (ROOT / RESULTS).read_text(encoding="utf-8")
+    block = BLOCK.search(text)[0]
+    assert rendered(text.replace(block, re.sub(r"0\.\d+", "0.999", block, count=1)), published()) == text
+
+
+def test_figures_that_the_prose_quotes_are_found():
+    known = figures_of(published(), "Devices")
+    assert "0.253" in known
+    assert "0.254" not in known

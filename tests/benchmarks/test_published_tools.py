@@ -1,0 +1,275 @@
+"""How published figures are chosen, printed, compared, rerun and recorded, on made-up measurements."""
+
+import json
+import math
+
+import pytest
+from published import commands, record, rerun
+from published.compare import compare, deviation
+from published.figures import FIELD, figure, filled
+from published.measurements import Measurement, Published, load
+from published.prose import _unknown, numbers, sections
+from published.tables import caption, figures, rendered, table
+
+MADE = {"commit": "abc", "date": "2026-01-02", "machine": {"class": "x86_64 AMD AVX2", "threads": 1}}
+ROWS = [
+    {"method": "a", "task": "t", "seed": 0, "score": 0.5, "ms": 10.0},
+    {"method": "a", "task": "t", "seed": 1, "score": 0.7, "ms": 12.0},
+    {"method": "a", "task": "u", "seed": 0, "score": 0.25, "ms": None},
+    {"method": "b", "task": "t", "seed": 0, "score": float("nan"), "ms": 0.0},
+]
+TABLE = {
+    "head": "who",
+    "rows": {"a": "A", "b": "B"},
+    "where": ["t"],
+    "columns": {"score": "{score:.2f}", "mean": "{score:mean .1f} in {ms[seed 0]:.0f} ms"},
+    "missing": "-",
+}
+
+
+def measurement(**changes) -> Measurement:
+    told = {
+        "name": "m",
+        "section": "S",
+        "command": "python benchmarks/wire.py",
+        "rerun": "check",
+        "rerun_seconds": 1,
+    }
+    told |= {"key": ("task", "method"), "tables": {"one": TABLE}, "record": {**MADE, "rows": ROWS}}
+    return Measurement(**{**told, **changes})
+
+
+def published(*measurements: Measurement, **told) -> Published:
+    return Published({one.name: one for one in measurements}, told.get("tables", {}), told.get("pages", {}))
+
+
+def test_a_table_has_means_and_standard_deviations():
+    text, found = table(published(measurement()), "one")
+    assert text.splitlines()[:4] == [
+        "| who | score | mean |",
+        "|---|---|---|",
+        "| A | 0.60 ± 0.14 | 0.6 in 10 ms |",
+        "| B | - | - |",
+    ]
+    assert [one.column for one in found] == ["score", "score", "ms"]
+    assert text.endswith(
+        "*`python benchmarks/wire.py`; seeds 0, 1; commit abc; 2026-01-02; x86_64 AMD AVX2; rerun by CI.*"
+    )
+
+
+def test_a_page_is_written_between_its_marks_alone():
+    page = "before\n\n<!-- table: one -->\nold\n<!-- end -->\n\nafter\n"
+    new = rendered(page, published(measurement()))
+    assert new.startswith("before\n\n<!-- table: one -->\n\n| who |")
+    assert new.endswith(".*\n\n<!-- end -->\n\nafter\n")
+    assert rendered(new, published(measurement())) == new
+
+
+def test_a_template_takes_figures_of_several_measurements():
+    free = {"free": {"template": "| {m.score[u]:.2f} | {other.ms[t; b]:.1f} |"}}
+    both = published(measurement(), measurement(name="other"), tables=free)
+    assert table(both, "free")[0] == "| 0.25 | 0.0 |"
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("{score[c]:.2f}", r"\[c\] is no row; rows have a, b, seed 0, seed 1, t, u"),
+        ("{score[a]:.2f}", r"\[a\] is 3 rows, 2 seeds"),
+        ("{scores[u]:.2f}", "no column 'scores'; it has method, ms, score, seed, task"),
+        ("{nobody.score:.2f}", "no measurement 'nobody'"),
+    ],
+)
+def test_fields_that_mean_nothing(field, message):
+    with pytest.raises(ValueError, match=message):
+        figure(FIELD.search(field), {}, measurement())
+
+
+def test_printed_texts_are_kept():
+    """Nothing but what was printed is left of old figures."""
+    old = {"transcribed": True, "commit": "abc", "rows": [{"method": "a", "score": "0.60 ± 0.14"}]}
+    one = measurement(key=("method",), rerun="no", why="it is lost", record=old)
+    assert filled("{score} or {score:mean}", {}, one)[0] == "0.60 ± 0.14 or 0.60"
+    assert caption(one).endswith("copied from the page of commit abc; not rerun: it is lost.*")
+    with pytest.raises(ValueError, match="copied from a page"):
+        measurement(record=old)
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "old", "new", "part"),
+    [
+        ("exact", 0.5, 0.5, 0),
+        ("exact", 0.5, 0.5004, 0.8),
+        ("exact", 0.5, 0.5006, 1.2),
+        ("absolute 0.02", 0.5, 0.49, 0.5),
+        ("relative 0.1", 2.0, 2.1, 0.5),
+        ("factor 2", 1.0, 2.0, 1),
+        ("factor 2", 4.0, 1.0, 2),
+        ("factor 2", 1.0, 0.0, math.inf),
+        ("absolute 0.02", 0.5, None, math.inf),
+        ("absolute 0.02", 0.5, math.nan, math.inf),
+        ("absolute 0.02", "x", "x", 0),
+        ("absolute 0.02", "x", "y", math.inf),
+    ],
+)
+def test_deviations(tolerance, old, new, part):
+    assert deviation(old, new, tolerance, ".3f") == pytest.approx(part)
+
+
+def test_unknown_tolerances_are_refused():
+    for tolerance in ("absolute", "about 3"):
+        with pytest.raises(ValueError, match="write exact, absolute X"):
+            deviation(0.5, 0.6, tolerance, ".3f")
+
+
+def test_a_rerun_that_gives_the_same():
+    one = measurement(tolerances={"ms": "factor 2"})
+    own = figures(published(one), one)
+    found = compare(one, own, [{**row, "ms": row["ms"] and row["ms"] * 1.5} for row in ROWS])
+    assert (found.compared, found.differences) == (2, [])
+    assert found.off == pytest.approx(math.log(1.5) / math.log(2))
+    assert found.worst == "t, a, seed 0: ms 10, now 15"
+
+
+def test_a_rerun_that_gives_another_figure():
+    """0.5 is printed as 0.60 ± 0.14 over the seeds; half a unit of that is 0.005."""
+    one = measurement()
+    found = compare(
+        one, figures(published(one), one), [{**row, "score": row["score"] + 0.006} for row in ROWS]
+    )
+    assert found.differences == [
+        "t, a, seed 0: score 0.5, now 0.506 (tolerance: exact)",
+        "t, a, seed 1: score 0.7, now 0.706 (tolerance: exact)",
+    ]
+
+
+def test_rows_that_are_missing_or_new():
+    one = measurement()
+    own = figures(published(one), one)
+    assert compare(one, own, ROWS[1:]).differences == ["t, a, seed 0: the rerun has no such row"]
+    assert compare(one, own, [*ROWS, {**ROWS[0], "seed": 9}]).differences == ["t, a, seed 9: not recorded"]
+    smaller = measurement(rerun_command="python benchmarks/wire.py --layers 1")
+    assert compare(smaller, own, ROWS[:1]).compared == 2
+    assert compare(smaller, own, [ROWS[2]]).differences == ["the rerun has none of the published figures"]
+
+
+def test_on_another_class_of_machines_digits_may_differ():
+    one = measurement(elsewhere="absolute 0.05", tolerances={"ms": "none"})
+    rows = [{**row, "score": row["score"] + 0.02} for row in ROWS]
+    own = figures(published(one), one)
+    assert compare(one, own, rows, here=True).differences
+    assert compare(one, own, rows, here=False).differences == []
+    assert measurement().tolerance_of("score", here=False) == "none"
+    assert measurement(tolerance="factor 2").tolerance_of("score", here=False) == "factor 2"
+
+
+SCRIPT = """
+import argparse, json, pathlib
+parser = argparse.ArgumentParser()
+parser.add_argument("--json", type=pathlib.Path)
+parser.add_argument("--rows", type=pathlib.Path)
+options = parser.parse_args()
+options.json.write_text(json.dumps({"rows": json.loads(options.rows.read_text())}))
+"""
+
+
+@pytest.fixture
+def made_up(tmp_path, monkeypatch):
+    """A measurement whose command gives the rows of a file."""
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks/made_up.py").write_text(SCRIPT)
+    monkeypatch.setattr(commands, "ROOT", tmp_path)
+    rows = tmp_path / "rows.json"
+    return measurement(command=f"python benchmarks/made_up.py --rows {rows}", tolerances={"ms": "none"}), rows
+
+
+@pytest.mark.parametrize(("score", "verdict"), [(0.5, "same"), (0.51, "differs")])
+def test_reruns(made_up, tmp_path, monkeypatch, capsys, score, verdict):
+    one, file = made_up
+    file.write_text(json.dumps([{**ROWS[0], "score": score}, *ROWS[1:]]))
+    monkeypatch.setattr(rerun, "machine", lambda: MADE["machine"])
+    lost = measurement(name="lost", needs=("nothing/there",), tables={"two": TABLE})
+    not_rerun = measurement(name="old", rerun="no", why="it takes a day", tables={"three": TABLE})
+    code = rerun.rerun(published(one, lost, not_rerun, tables={}), tmp_path / "reproduce", ("check",))
+    assert code == (verdict == "differs")
+    report = json.loads((tmp_path / "reproduce.json").read_text())
+    outcomes = {found["name"]: found for found in report["measurements"]}
+    assert outcomes["m"]["verdict"] == verdict
+    assert outcomes["lost"]["verdict"] == "skipped"
+    assert "nothing/there" in outcomes["lost"]["why"]
+    assert report["not_rerun"] == [{"name": "old", "figures": 2, "why": "not rerun: it takes a day"}]
+    assert (report["published"], report["compared"]) == (6, 1)
+    assert "6 published figures, 1 compared, 5 not" in capsys.readouterr().out
+
+
+def test_a_command_that_fails(made_up, tmp_path, monkeypatch):
+    one, _ = made_up  # its file of rows is not there
+    monkeypatch.setattr(rerun, "machine", lambda: MADE["machine"])
+    assert rerun.rerun(published(one), tmp_path / "reproduce") == 1
+    found = json.loads((tmp_path / "reproduce.json").read_text())["measurements"][0]
+    assert found["verdict"] == "failed"
+    assert "FileNotFoundError" in found["why"]
+
+
+def test_on_another_machine_what_is_exact_is_skipped(made_up, tmp_path, monkeypatch):
+    one, _ = made_up
+    monkeypatch.setattr(rerun, "machine", lambda: {"class": "aarch64", "threads": 1})
+    assert rerun.rerun(published(one), tmp_path / "reproduce") == 0
+    found = json.loads((tmp_path / "reproduce.json").read_text())["measurements"][0]
+    assert (found["verdict"], "recorded on x86_64" in found["why"]) == ("skipped", True)
+
+
+def test_commands():
+    assert commands.arguments("fedlight run demo --seeds 0", "/x")[1:] == [
+        *("-m", "fedlight", "run", "demo", "--seeds", "0", "--output", "/x"),
+    ]
+    with pytest.raises(ValueError, match="can not be rerun"):
+        commands.arguments("python benchmarks/nothing.py", "/x")
+
+
+def test_a_record_of_a_finished_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "RECORDS", tmp_path / "docs/results")
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "run").mkdir()
+    rows = [{"method": "a", "seed": 0, "scores": {"x": 0.125}}]
+    (tmp_path / "run/results.json").write_text(
+        json.dumps({"rows": rows, "seconds": 7.5, "versions": {"torch": "1"}})
+    )
+    file = record.record(published(measurement()), "m", tmp_path / "run", "abc1234")
+    found = json.loads(file.read_text())
+    assert found["rows"] == [{"method": "a", "seed": 0, "scores/x": 0.125}]
+    assert (found["commit"], found["seconds"], found["versions"]) == ("abc1234", 7.5, {"torch": "1"})
+    assert set(found["machine"]) == {"class", "threads"}
+    assert '\n  {"method": "a", "seed": 0, "scores/x": 0.125}\n' in file.read_text()
+
+
+def test_numbers_of_the_prose():
+    table_of_it = "<!-- table: one -->\n| 0.9 |\n<!-- end -->\n"
+    prose = "It is 0.60 ± 0.14, 3 of 12, `0.8`, [it](a0.7.md), 25 % at rate 0.05; v1.2.3.\n"
+    page = f"## S\n\n{table_of_it}{prose}"
+    assert numbers(sections(page)["S"]) == ["0.60", "0.14", "25 %", "0.05"]
+    assert list(_unknown("p", page, ["0.600", "0.141"], ["0.05"])) == ["p: 25 %"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ('rerun = "daily"', "none of check"),
+        ('rerun = "no"', "needs `why`"),
+        ('rerun = "check"', "needs `rerun_seconds`"),
+        ('rerun = "no"\nwhy = "x"\ncolour = "red"', "unexpected keyword argument 'colour'"),
+    ],
+)
+def test_entries_that_contradict_themselves(tmp_path, entry, message):
+    file = tmp_path / "results.toml"
+    file.write_text(f'[measurements.m]\nsection = "S"\ncommand = "c"\n{entry}\n')
+    with pytest.raises(ValueError, match=message):
+        load(file, tmp_path)
+
+
+def test_a_record_of_nothing_is_refused(tmp_path):
+    (tmp_path / "results.toml").write_text("")
+    (tmp_path / "lost.json").write_text('{"rows": []}')
+    with pytest.raises(ValueError, match=r"no measurement has the record .*lost\.json"):
+        load(tmp_path / "results.toml", tmp_path)
