@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedlight.callbacks.federated_loop import FederatedLoop
 from fedlight.callbacks.round_guard import refuse_cut_rounds
 from fedlight.callbacks.trainer_values import refuse_senseless
+from fedlight.class_changes import arguments_go_with_their_class, dropped_so_far
 from fedlight.config_files import check_config, configs_of
 from fedlight.federation.checkpoint_files import check_readable, check_resumable
 from fedlight.federation.full_disk import full_disk_named
@@ -39,7 +40,9 @@ class OneLineParser(LightningArgumentParser):
     """Says in one line what is wrong, not in a page of everything that could have been given."""
 
     def parse_args(self, args: Any = None, *others: Any, **options: Any) -> Any:
-        """Has ``null`` mean nothing inside a class, too: on its way there jsonargparse 4.53 makes the text None of it.
+        """Drops the arguments of a class where another one is named, and has ``null`` mean nothing inside a class, too.
+
+        On its way there jsonargparse 4.53 makes the text None of it.
 
         Raises:
             ValueError: a config cannot be read.
@@ -49,7 +52,8 @@ class OneLineParser(LightningArgumentParser):
         for config in configs_of(args):
             check_config(config)
         try:
-            return super().parse_args(args, *others, **options)
+            with arguments_go_with_their_class():
+                return super().parse_args(args, *others, **options)
         except OmegaConfBaseException as error:
             raise ValueError(tell_reference(error.full_key, str(error))) from error
 
@@ -82,7 +86,10 @@ class OneLineParser(LightningArgumentParser):
         """Ends the program with exit code 2; ``FEDLIGHT_TRACEBACK=1`` shows the parser's whole message."""
         if os.environ.get("FEDLIGHT_TRACEBACK") or not self.exit_on_error:  # parsers of nested classes raise
             super().error(message, ex)
-        print(f"fedlight: {tell(message, self._keys())}\n(FEDLIGHT_TRACEBACK=1 shows more)", file=sys.stderr)
+        print(
+            f"fedlight: {tell(message, self._keys(), dropped_so_far())}\n(FEDLIGHT_TRACEBACK=1 shows more)",
+            file=sys.stderr,
+        )
         sys.exit(2)
 
     def _keys(self) -> set[str]:

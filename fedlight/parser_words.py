@@ -8,7 +8,7 @@ import difflib
 import importlib
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_type_hints
 
 KINDS = {
@@ -23,12 +23,15 @@ KINDS = {
 EXAMPLES = {int: "1", float: "1.0", bool: "true", str: "TEXT"}
 
 
-def tell(message: str, keys: Iterable[str] = ()) -> str:
+def tell(
+    message: str, keys: Iterable[str] = (), dropped: Mapping[str, tuple[str, set[str]]] | None = None
+) -> str:
     r"""The telling part of a nested message of the parser, with the key that it is about.
 
     Args:
         message: of jsonargparse.
         keys: all keys of the command, for one that was misspelt.
+        dropped: name of a class -> the class in whose place it was named, and the arguments that this one had.
 
     Example:
         >>> tell('Parser key "federated": Parser key "algorithm": - Expected a dot import path string: FedAvgg')
@@ -53,7 +56,9 @@ def tell(message: str, keys: Iterable[str] = ()) -> str:
         )
     of_class = r"(?:Problem with given class_path '([^']+)':\s+)?"
     if found := re.search(of_class + r"the following arguments are required: ([^\n]+)", message):
-        return where + _required(key, found[1], found[2].split(", "), in_list="[list[" in message)
+        names = found[2].split(", ")
+        said = _required(key, found[1], names, in_list="[list[" in message)
+        return where + said + _not_carried_over(names, *(dropped or {}).get(_last(found[1]), ("", set())))
     if found := re.search(of_class + r"Option '(\w[^']*)' is not accepted", message):
         return where + _no_setting(found[1], found[2])
     if found := re.search(
@@ -116,8 +121,18 @@ def _required(key: str, path: str | None, names: list[str], in_list: bool) -> st
     examples = [(name, _example(of, name)) for name in names]
     flags = " ".join(f"--{key}.{name} {value}" for name, value in examples)
     lines = f"init_args: {{{', '.join(f'{name}: {value}' for name, value in examples)}}}"
-    owner = path.rpartition(".")[2] if path else "it"
-    return f"{owner} needs {' and '.join(names)}, for example {lines if in_list else flags}"
+    return f"{_last(path)} needs {' and '.join(names)}, for example {lines if in_list else flags}"
+
+
+def _not_carried_over(names: list[str], old: str, had: set[str]) -> str:
+    both = " and ".join(name for name in names if name in had)
+    if not both:
+        return ""
+    return f"; what {old} was given as {both} is not carried over to another class: give it again, after the class"
+
+
+def _last(path: str | None) -> str:
+    return path.rpartition(".")[2] if path else "it"
 
 
 def _example(of: Any, name: str) -> str:
@@ -133,8 +148,7 @@ def _no_setting(path: str | None, option: str) -> str:
         name for cls in getattr(of, "__mro__", ()) for name in inspect.signature(cls.__init__).parameters
     ]
     own = [name for name in dict.fromkeys(known) if name not in ("self", "args", "kwargs")]
-    owner = path.rpartition(".")[2] if path else "it"
-    return f"{owner} has no setting {option!r}{near(option, own) or _has(own)}"
+    return f"{_last(path)} has no setting {option!r}{near(option, own) or _has(own)}"
 
 
 def _has(names: list[str]) -> str:
