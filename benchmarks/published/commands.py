@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from published.machine import THREADS
-from published.measurements import ROOT, Measurement, Row, flat
+from published.measurements import ROOT, Measurement, Row, flat, identity
 
 RESULTS = "results.json"
 
@@ -24,10 +24,13 @@ def missing(measurement: Measurement) -> str:
     return f"FEDLIGHT_SHARED names no folder with {', '.join(lost)}" if lost else ""
 
 
-def rows_of(command: str, folder: Path, limit_seconds: float | None = None) -> tuple[list[Row], float]:
+def rows_of(
+    measurement: Measurement, command: str, folder: Path, limit_seconds: float | None = None
+) -> tuple[list[Row], float]:
     """Runs a command and gives its rows, and the seconds that it took.
 
     Args:
+        measurement: whose rows they are.
         command: ``fedlight run NAME ...``, whose results are read, or ``python benchmarks/NAME.py ...``, which is to
             write them with ``--json``.
         folder: made anew; the command runs in it, and ``log.txt`` there has what it prints.
@@ -59,7 +62,8 @@ def rows_of(command: str, folder: Path, limit_seconds: float | None = None) -> t
     if done.returncode:
         last = log.read_text(errors="replace").strip().splitlines()[-1:]
         raise RuntimeError(f"{command} ends with {done.returncode} ({' '.join(last)}); see {log}")
-    return read_rows(folder / RESULTS), time.monotonic() - start
+    seconds = time.monotonic() - start
+    return read_rows(measurement, folder), seconds
 
 
 def arguments(command: str, folder: Path) -> Sequence[str]:
@@ -75,17 +79,35 @@ def arguments(command: str, folder: Path) -> Sequence[str]:
     )
 
 
-def read_rows(place: Path) -> list[Row]:
-    """The rows in a JSON file, or in ``results.json`` of a run's folder; maps in them are flattened.
+def read_rows(measurement: Measurement, place: Path) -> list[Row]:
+    """The rows in a JSON file, or in ``results.json`` of a run's folder with those of its ``stages``; maps are flattened.
 
     Raises:
-        ValueError: there is no such file, or it has no rows.
+        ValueError: there is no such file, or there are no rows.
     """
     file = place / RESULTS if place.is_dir() else place
     if not file.is_file():
         raise ValueError(f"there is no {file}")
     found: Any = json.loads(file.read_text(encoding="utf-8"))
     rows = found.get("rows") if isinstance(found, dict) else found
-    if not isinstance(rows, list) or not rows:
+    rows = [flat(row) for row in rows or []]
+    of_stages = _rows_of_stages(measurement, place) if place.is_dir() else []
+    if not rows and not of_stages:
         raise ValueError(f"{file} has no rows")
-    return [flat(row) for row in rows]
+    merged: dict[tuple[str, ...], Row] = {}
+    for row in [*rows, *of_stages]:
+        merged.setdefault(identity(measurement, row), {}).update(row)
+    return list(merged.values())
+
+
+def _rows_of_stages(measurement: Measurement, run: Path) -> list[Row]:
+    """One for each stage and seed that is done; a stage says by what name which of its metrics is known."""
+    rows = []
+    for name, told in measurement.stages.items():
+        for file in sorted(run.glob(f"seed*/{name}/done.json")):
+            metrics = json.loads(file.read_text(encoding="utf-8"))["result"]["metrics"]
+            if lost := [of for key, of in told.items() if key not in measurement.key and of not in metrics]:
+                raise ValueError(f"{file} has no metric {lost[0]!r}; it has {', '.join(metrics)}")
+            row = {key: of if key in measurement.key else metrics[of] for key, of in told.items()}
+            rows.append({**row, "seed": int(file.parents[1].name.removeprefix("seed"))})
+    return rows

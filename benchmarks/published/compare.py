@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from published.figures import Figure
-from published.measurements import Measurement, Row
+from published.measurements import Measurement, Row, identity
 
 
 @dataclass
@@ -43,9 +43,9 @@ def compare(
         here: the machine is of the class where the figures were recorded.
     """
     found = Comparison()
-    recorded = {_identity(measurement, row): number for number, row in enumerate(measurement.rows)}
-    again = {recorded.get(_identity(measurement, row)): row for row in rows}
-    unknown = [row for row in rows if _identity(measurement, row) not in recorded]
+    recorded = {identity(measurement, row): number for number, row in enumerate(measurement.rows)}
+    again = {recorded.get(identity(measurement, row)): row for row in rows}
+    unknown = [row for row in rows if identity(measurement, row) not in recorded]
     found.differences += [f"{_name(measurement, row)}: not recorded" for row in unknown]
     if not measurement.rerun_command:
         lost = (row for number, row in enumerate(measurement.rows) if number not in again)
@@ -114,10 +114,6 @@ def unit(form: str, value: float) -> float:
         return float(f"1e{-digits - 2 * (found[2] == '%')}")
     largest = math.floor(math.log10(abs(value))) if value else 0
     return float(f"1e{largest - digits + (found[2] == 'g')}")
-
-
-def _identity(measurement: Measurement, row: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(str(row.get(column)) for column in (*measurement.key, "seed"))
 
 
 def _name(measurement: Measurement, row: Row | Mapping[str, Any]) -> str:

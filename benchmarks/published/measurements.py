@@ -38,6 +38,7 @@ class Measurement:
         tolerances: the same for single columns, on all machines.
         elsewhere: the tolerance on a machine of another class; without it what is to be ``exact`` is not compared there.
         tables: name -> how it is written, see `published.tables`.
+        stages: of a recipe: stage -> a row of its metrics, each by what it is called in the rows, with the key of the row.
         said: fields of figures that are only said in the prose of the section.
         record: what was recorded: ``rows``, and where and when they were made.
     """
@@ -55,6 +56,7 @@ class Measurement:
     tolerances: Mapping[str, str] = field(default_factory=dict)
     elsewhere: str = ""
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    stages: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     said: tuple[str, ...] = ()
     record: Mapping[str, Any] = field(default_factory=dict)
 
@@ -147,3 +149,8 @@ def flat(row: Mapping[str, Any], prefix: str = "") -> Row:
     for name, value in row.items():
         found |= flat(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return found
+
+
+def identity(measurement: Measurement, row: Mapping[str, Any]) -> tuple[str, ...]:
+    """What tells a row from the others of a measurement."""
+    return tuple(str(row.get(column)) for column in (*measurement.key, "seed"))

@@ -37,10 +37,10 @@ def record(published: Published, name: str, place: Path | None = None, commit: s
     if place is None:
         if lost := missing(measurement):
             raise ValueError(f"measurements.{name}: {lost}")
-        rows, seconds = rows_of(measurement.command, ROOT / "build" / "record" / name)
+        rows, seconds = rows_of(measurement, measurement.command, ROOT / "build" / "record" / name)
         entry["seconds"] = round(seconds, 1)
     else:
-        rows = read_rows(place)
+        rows = read_rows(measurement, place)
         entry |= _of_run(place)
     file = RECORDS / f"{name}.json"
     file.parent.mkdir(exist_ok=True)

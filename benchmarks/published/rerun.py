@@ -105,8 +105,8 @@ def _one(
     limit = max(SHORTEST_LIMIT_SECONDS, SLOWEST * measurement.rerun_seconds)
     try:
         command = measurement.rerun_command or measurement.command
-        rows, outcome.seconds = rows_of(command, folder / measurement.name, limit)
-    except RuntimeError as error:
+        rows, outcome.seconds = rows_of(measurement, command, folder / measurement.name, limit)
+    except (RuntimeError, ValueError) as error:
         outcome.verdict, outcome.why = "failed", str(error)
         return outcome
     outcome.comparison = compare(measurement, own, rows, here == recorded_at)

@@ -273,3 +273,19 @@ def test_a_record_of_nothing_is_refused(tmp_path):
     (tmp_path / "lost.json").write_text('{"rows": []}')
     with pytest.raises(ValueError, match=r"no measurement has the record .*lost\.json"):
         load(tmp_path / "results.toml", tmp_path)
+
+
+def test_metrics_of_stages_are_rows_too(tmp_path):
+    """Of a run whose table was not made, and beside the rows of one whose table was."""
+    one = measurement(key=("method",), stages={"first": {"method": "a", "score": "score/domain"}})
+    for seed, score in enumerate([0.25, 0.5]):
+        (tmp_path / f"seed{seed}/first").mkdir(parents=True)
+        done = {"result": {"metrics": {"score/domain": score, "loss": 1.0}}}
+        (tmp_path / f"seed{seed}/first/done.json").write_text(json.dumps(done))
+    (tmp_path / "results.json").write_text('{"rows": []}')
+    wanted = [{"method": "a", "seed": 0, "score": 0.25}, {"method": "a", "seed": 1, "score": 0.5}]
+    assert commands.read_rows(one, tmp_path) == wanted
+    (tmp_path / "results.json").write_text('{"rows": [{"method": "a", "seed": 1, "coverage": 0.75}]}')
+    assert {"method": "a", "seed": 1, "coverage": 0.75, "score": 0.5} in commands.read_rows(one, tmp_path)
+    with pytest.raises(ValueError, match="no metric 'accuracy'; it has score/domain, loss"):
+        commands.read_rows(measurement(key=("method",), stages={"first": {"score": "accuracy"}}), tmp_path)
