@@ -3,10 +3,11 @@
 The oracle knows every client's taste; its accuracy on held-out votes is what their noise leaves possible for one taste.
 ``of the way`` is (accuracy - 0.5) / (the oracle's - 0.5). The win rate is the oracle's verdict on held-out prompts.
 
-Run: python benchmarks/fedbis_toy.py [--seeds 0 1 2] [--output DIR]     (what is done in DIR is not done again)
+Run: python benchmarks/fedbis_toy.py [--seeds 0 1 2] [--output DIR] [--json FILE]    (what is done in DIR is not done again)
 """
 
 import argparse
+import json
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -18,6 +19,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--output", type=Path, default=Path("runs/fedbis_toy"))
+    parser.add_argument("--json", type=Path, help="where the rows go as well")
     options = parser.parse_args()
     results = run("demo", options.seeds, options.output)
     rows = {(row["method"], row["seed"]): row for row in results["rows"]}
@@ -38,6 +40,7 @@ def main() -> None:
             ours["win_rate_vs_raw"],
             oracle["win_rate_vs_raw"],
         )
+        ours["of_the_way"] = values[2]
         for column, value in zip(columns.values(), values, strict=True):
             column.append(value)
         print(
@@ -48,6 +51,8 @@ def main() -> None:
         print(
             "mean:   " + "   ".join(f"{name} {mean(v):.3f} ± {stdev(v):.3f}" for name, v in columns.items())
         )
+    if options.json:
+        options.json.write_text(json.dumps({"rows": results["rows"]}, indent=1))
 
 
 if __name__ == "__main__":

@@ -4,10 +4,11 @@ Both train the same model on the same batches, alternating within one run, so th
 reported is the median of the ratios of neighbouring rounds. A second part measures peak memory against the number of
 clients at a fixed cohort.
 
-Run: python benchmarks/loop_overhead.py [--rounds 6]
+Run: python benchmarks/loop_overhead.py [--rounds 6] [--widths 128 1024 2048 2880] [--json FILE]
 """
 
 import argparse
+import json
 import statistics
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedlight.callbacks.federated_loop import FederatedLoop
 from fedlight.datamodules.federated_wrapper import FederatedWrapper
 
-WIDTHS = (128, 1024, 2048, 2880)
+WIDTHS = [128, 1024, 2048, 2880]
 COHORT, STEPS, BATCH = 4, 10, 32
 
 
@@ -167,6 +168,8 @@ def main() -> None:
     """Prints both tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, help="of the layers")
+    parser.add_argument("--json", type=Path, help="where the rows go as well")
     parser.add_argument("--clients", type=int, help="only the peak memory with that many clients")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -175,15 +178,21 @@ def main() -> None:
         return
     print(f"{COHORT} clients x {STEPS} steps a round, batch {BATCH}, {torch.get_num_threads()} threads")
     print("  trained    ms per step by hand   round through FederatedLoop / by hand")
-    for full in (False, True):
-        for width in WIDTHS:
-            milliseconds, ratio = compare(width, options.rounds, full)
-            print(f"  {'all' if full else 'adapters':8}   {milliseconds:19.1f}   {ratio:.3f}", flush=True)
+    rows = []
+    for trained in ("adapters", "all"):
+        for width in options.widths:
+            milliseconds, ratio = compare(width, options.rounds, full=trained == "all")
+            print(f"  {trained:8}   {milliseconds:19.1f}   {ratio:.3f}", flush=True)
+            rows.append({"trained": trained, "size": f"width {width}", "ms": milliseconds, "ratio": ratio})
     print("peak memory of a run, cohort of 4")
     for clients in (10, 1_000, 10_000):
         command = [sys.executable, __file__, "--clients", str(clients)]
         output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        print(f"  {clients:6d} clients   {float(output.split()[-1]):7.1f} MiB", flush=True)
+        peak = float(output.split()[-1])
+        print(f"  {clients:6d} clients   {peak:7.1f} MiB", flush=True)
+        rows.append({"trained": "adapters", "size": f"{clients} clients", "peak_mib": peak})
+    if options.json:
+        options.json.write_text(json.dumps({"rows": rows}, indent=1))
 
 
 if __name__ == "__main__":
