@@ -101,6 +101,28 @@ def test_the_papers_values_are_in_their_places(loaded):
     assert bis["data"] == "data/shp.yaml"
 
 
+@pytest.mark.parametrize("twin", [False, True])
+@pytest.mark.parametrize(
+    "name", [*(name for name in TABLES if "fedbiscuit" not in name), "fewfedpit_table2_medinstruct"]
+)
+def test_scaffold_and_it_alone_trains_with_sgd(name, twin):
+    """Under AdamW its controls are estimates with which nothing is learned."""
+    found = {
+        stage: one.arguments
+        for stage, one in stages(name, twin=twin).items()
+        if "federated.algorithm" in one.arguments
+    }
+    scaffold = [a for a in found.values() if a["federated.algorithm"] == {"class_path": "Scaffold"}]
+    assert len(scaffold) == (7 if name == "feddca_table2" else 1)
+    for arguments in scaffold:
+        assert arguments["model.init_args.optimizer"] == "SGD"
+        assert arguments["model.init_args.lr"] >= 0.1
+        assert arguments["trainer.gradient_clip_val"] == 1.0
+    for stage, arguments in found.items():
+        if "scaffold" not in stage:
+            assert "model.init_args.optimizer" not in arguments
+
+
 @pytest.mark.parametrize("domain", ["financial", "mathematical"])
 def test_another_domain_of_feddca(domain):
     found = stages("feddca_table2", f"domain={domain}")["none_fedavg"].arguments

@@ -42,7 +42,8 @@ class Scaffold(Algorithm):
 
     Exact under plain SGD (no momentum, no gradient clipping), also with several learning rates, schedules and optimizers.
     Under others, such as AdamW, ``(w_received - w) / (K * lr)`` is an estimate of the mean gradient that has the optimizer's
-    scale and not the gradient's. A visit without a step or with lr = 0 leaves its control as it was.
+    scale and not the gradient's, with which a model often learns nothing; ``check`` says so in a warning. A visit without a
+    step or with lr = 0 leaves its control as it was.
 
     Args:
         weighting: of the clients' parameters, as for :class:`~fedlight.federation.algorithm.Algorithm`. Controls always
@@ -82,9 +83,13 @@ class Scaffold(Algorithm):
             raise ValueError(f"{taken[0]} is named as Scaffold names its controls: rename the submodule")
         other = [optimizer for optimizer in federation.optimizers if not _is_plain_sgd(optimizer)]
         if other:
+            momentum = max(group.get("momentum", 0) for group in other[0].param_groups)
             logger.warning(
-                "Scaffold is exact under plain SGD; under %s its controls are estimates",
+                "Scaffold is exact under plain SGD. Under %s%s its controls are estimates of another scale than the "
+                "gradients', with which a model often learns nothing: take torch.optim.SGD without momentum "
+                "(model.optimizer=SGD), at a higher learning rate than AdamW's.",
                 type(other[0]).__name__,
+                f" with momentum={momentum}" if momentum else "",
             )
 
     def start_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
