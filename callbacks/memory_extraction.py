@@ -2,12 +2,13 @@
 
 The attack of Carlini et al., "Extracting Training Data from Large Language Models", USENIX Security 2021,
 https://arxiv.org/abs/2012.07805, on instruction tuning, as Wang et al. (FedDCA, https://arxiv.org/abs/2409.20135, appendix
-A.8) make it: the prompt is the Alpaca template up to ``### Instruction:``. Here the other form of the template takes its
-turn as well, since rows without input are trained with that one.
+A.8) make it: their one prompt, Figure 8, is the beginning of Alpaca's form for rows without an input, "Below is an
+instruction that describes a task. Write ...", up to ``### Instruction:``. Here the beginning of the form for rows with an
+input takes its turn as well, since such rows are trained with that one; ``forms="without_input"`` is Figure 8 alone.
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 from fedlight.callbacks.attack import Attack, Found
 from fedlight.callbacks.attack_needs import Fields, HoldsClientRows, prompts_of
@@ -15,6 +16,8 @@ from fedlight.callbacks.attack_records import GLOBAL
 from fedlight.evaluation.extraction import matches, memory_metrics, opening_of, says
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.federation.seeding import derive_seed
+
+Forms = Literal["all", "without_input"]
 
 
 class MemoryExtraction(Attack):
@@ -33,6 +36,9 @@ class MemoryExtraction(Attack):
         max_new_tokens: most tokens of a sample.
         batch_size: samples that are written at once.
         clients: whose instructions the server's model is searched for; None: everybody's.
+        forms: which forms of the template the samples begin with: ``all`` in turn, or ``without_input``, the one for rows
+            without an input alone (FedDCA's Figure 8, with Alpaca). A template of one form, such as ``alpaca_joined``,
+            begins in one way. What the samples are compared with is the same: the instructions of all rows.
         kwargs: further arguments of :class:`~fedlight.callbacks.attack.Attack`: ``every_n_rounds``, ``targets``, ...
 
     Raises:
@@ -50,6 +56,7 @@ class MemoryExtraction(Attack):
         max_new_tokens: int = 64,
         batch_size: int = 50,
         clients: Sequence[str] | None = None,
+        forms: Forms = "all",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -59,7 +66,9 @@ class MemoryExtraction(Attack):
                 f"MemoryExtraction.temperature={temperature} must be above 0, or all samples are one and the same, and "
                 f"top_p={top_p} must lie in (0, 1]"
             )
-        self.samples, self.temperature, self.top_p = samples, temperature, top_p
+        if forms not in get_args(Forms):
+            raise ValueError(f"MemoryExtraction.forms={forms!r} must be {' or '.join(get_args(Forms))}")
+        self.samples, self.temperature, self.top_p, self.forms = samples, temperature, top_p, forms
         self.max_new_tokens, self.batch_size, self.clients = max_new_tokens, batch_size, clients
 
     def prepare(self, data: HoldsClientRows, module: Any) -> None:
@@ -71,6 +80,7 @@ class MemoryExtraction(Attack):
         self._template = data.template
         forms = [data.template.text, *([data.template.without.text] if data.template.without else [])]
         self._opening = opening_of(forms)
+        self._prefixes = (opening_of(forms[-1:]) if self.forms == "without_input" else self._opening).prefixes
         self._own = {client: self._bodies(rows) for client, rows in data.client_rows.items()}
         self._planted = {client: self._bodies(rows) for client, rows in data.planted.items()}
         wanted = list(self._own if self.clients is None else self.clients)
@@ -101,11 +111,10 @@ class MemoryExtraction(Attack):
         return Found(metrics, records)
 
     def _sample(self, module: AnswersPrompts, target: str) -> list[str]:
-        """Texts behind the template's forms in turn; the same draws in every round."""
-        prefixes = self._opening.prefixes
+        """Texts behind the beginnings of the template's forms in turn; the same draws in every round."""
         texts: list[str] = []
-        for at, prefix in enumerate(prefixes):
-            left = len(range(at, self.samples, len(prefixes)))
+        for at, prefix in enumerate(self._prefixes):
+            left = len(range(at, self.samples, len(self._prefixes)))
             for start in range(0, left, self.batch_size):
                 [drawn] = module.generate(
                     [prefix],
