@@ -1,11 +1,13 @@
 """FewFedWeight's pseudo-labelled data: the global model's answers to a client's own prompts, weighted by their energy.
 
 Dong et al., "FewFedWeight: Few-shot Federated Learning Framework across Multiple NLP Tasks", 2022,
-https://arxiv.org/abs/2212.08354. From the paper: the global model produces pseudo data for each client, an energy-based
+https://arxiv.org/abs/2212.08354. From its abstract: the global model produces pseudo data for each client, an energy-based
 weight lets noisy ones count less, and clients train on their own and on the pseudo data together.
 
-Its equations were not at hand; these choices stand in their place. A pseudo example is one of the client's own prompts with
-the greedy answer of the global model, each distinct prompt once; answers that are empty or had to be cut off are dropped.
+**The weights are ours.** The paper's equations were not at hand; these choices stand in their place.
+
+A pseudo example is one of the client's own prompts with the greedy answer of the global model, each distinct prompt once;
+answers that are empty or had to be cut off are dropped.
 Its energy is the mean over the answer's tokens of the free energy ``-T log sum exp(logits / T)`` (Liu et al., NeurIPS 2020,
 https://arxiv.org/abs/2010.03759) by the same model. A density is proportional to ``exp(-energy / T)``, so the weight is
 ``exp((lowest - energy) / T)`` over the client's pseudo examples, in (0, 1]: the most familiar one counts like an own one,

@@ -11,7 +11,7 @@ from fedlight import recipes
 FEDERATED = (
     "FedAvg",
     "SCAFFOLD",
-    "FewFedWeight",
+    "FewFedWeight (our weights)",
     "FedMIT",
     "FewFedPIT, beta = 0.25",
     "FewFedPIT, beta = 0.5",
@@ -50,6 +50,9 @@ CHANGES = (
 
 def test_baselines_differ_from_the_method_in_what_their_names_say(tmp_path):
     found = {stage.name: stage.arguments for stage in recipes.stages(recipes.load("fewfedpit"), tmp_path, 1)}
+    assert set(METHODS) < set(
+        found["table"]["methods"]
+    )  # a baseline whose weights are ours says so in its name
     ours = found["fewfedpit_50"]
     changed = {
         name: {

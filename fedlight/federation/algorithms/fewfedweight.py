@@ -1,15 +1,19 @@
-"""FewFedWeight: clients train on their own and on pseudo-labelled data, and count by how well they do.
+"""FewFedWeight with weights of our own: clients train on their own and on pseudo-labelled data, and count by their loss.
 
 Dong et al., "FewFedWeight: Few-shot Federated Learning Framework across Multiple NLP Tasks", 2022,
-https://arxiv.org/abs/2212.08354. From the paper: each round the global model answers the clients' own prompts, a client
-trains on these pseudo examples, weighted by their energy, beside its own, and the server averages the clients' models with
-weights that follow their performance. The data are those of `SyntheticInstructionDataModule` with the synthesis
-`PseudoResponses`, where the weights of pseudo examples are made.
+https://arxiv.org/abs/2212.08354. From its abstract: each round the global model makes pseudo data for the clients, a client
+trains on these, weighted by their energy, beside its own, and the server averages the clients' models with weights that
+follow their performance. The data are those of `SyntheticInstructionDataModule` with the synthesis `PseudoResponses`, where
+the weights of pseudo examples are made.
 
-The paper's equations were not at hand; in their place: a client trains one adapter on both kinds of examples in one visit,
-as in FedMIT; its performance is the mean training loss of its visit, and its weight ``p_m * exp(-loss)`` over the sum of
-these weights in the round, with ``p_m`` its share of the clients' own examples. So clients of equal loss count as in FedAvg
-with ``weighting="normalized"``. The loss is one number more that a client sends; its four bytes are not counted.
+**Neither kind of weight is the paper's.** Its equations were not at hand, and FewFedPIT, which compares itself with this
+method, gives none. So results of this class do not reproduce a row of either paper; tables name it "FewFedWeight (our
+weights)".
+
+Ours: a client trains one adapter on both kinds of examples in one visit, as in FedMIT; its performance is the mean training
+loss of its visit, and its weight ``p_m * exp(-loss)`` over the sum of these weights in the round, with ``p_m`` its share of
+the clients' own examples. So clients of equal loss count as in FedAvg with ``weighting="normalized"``. The loss is one
+number more that a client sends; its four bytes are not counted.
 """
 
 import math
@@ -26,7 +30,7 @@ MOST_LOSS = 100.0
 
 
 class FewFedWeight(FedMIT):
-    """FedMIT with weights for examples, which come with the data, and for clients.
+    """FedMIT with weights for examples, which come with the data, and for clients; both are ours, not Dong et al.'s.
 
     Args:
         weighting: ``performance``: see above; or one of :class:`~fedlight.federation.algorithm.Algorithm`, by which losses
