@@ -97,11 +97,12 @@ def test_overrides_and_class_swaps_reach_the_loop(tiny_model, tmp_path):
 
 def test_a_module_is_swapped_by_its_short_name(tiny_model, tmp_path):
     arguments = tiny_selector(
-        tiny_model, tmp_path, "--model", "SFTModule", "--data.view=sft", "--trainer.max_epochs=1"
+        *(tiny_model, tmp_path, "--model", "SFTModule", "--model.model", tiny_model),
+        *("--data.view=sft", "--trainer.max_epochs=1"),
     )
     cli = lightning_cli(["fit", *arguments])
     assert type(cli.model).__name__ == "SFTModule"
-    assert cli.model.hparams["lr"] == 0.003  # what both classes have stays as it was
+    assert cli.model.hparams["lr"] == 1e-5  # its own; selector.yaml has 0.003
 
 
 def test_the_printed_config_is_complete_and_runs_the_same(run, tiny_model, tmp_path):
