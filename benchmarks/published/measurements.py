@@ -39,7 +39,7 @@ class Measurement:
         elsewhere: the tolerance on a machine of another class; without it what is to be ``exact`` is not compared there.
         tables: name -> how it is written, see `published.tables`.
         stages: of a recipe: stage -> a row of its metrics, each by what it is called in the rows, with the key of the row.
-        said: fields of figures that are only said in the prose of the section.
+        said: fields of figures that are only said in the prose of the section; ``*`` alone for all.
         record: what was recorded: ``rows``, and where and when they were made.
     """
 

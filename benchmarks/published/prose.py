@@ -1,15 +1,14 @@
 """Numbers in the prose of the pages: each has to be a published figure of its section, or to be named as a setting.
 
 Looked at are numbers with a decimal point and percentages, outside of written tables, code, links and formulas. A
-number is a figure if one of the section, as it is printed, is the same when it is rounded to as many digits.
+number is a figure if a table or a field of ``said`` prints it with the same digits.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 
-from published.figures import filled
 from published.measurements import ROOT, Published
-from published.tables import BLOCK, table
+from published.tables import BLOCK, said, table
 
 RESULTS = "docs/results.md"
 # Pages that quote figures of docs/results.md, from whatever section.
@@ -45,44 +44,24 @@ def numbers(text: str) -> list[str]:
     return [one[0] + " %" * text[one.end() :].lstrip(" ").startswith("%") for one in found]
 
 
-def is_printed(number: str, figures: Iterable[str]) -> bool:
-    """Is it one of the figures, rounded to the digits that it is written with?
+def figures_in(text: str) -> set[str]:
+    """All numbers of a text, as they are written.
 
     Example:
-        >>> is_printed("0.75", ["0.749"]), is_printed("0.76", ["0.749"]), is_printed("98 %", ["0.976"])
-        (True, False, True)
+        >>> sorted(figures_in("0.60 ± 0.14, 98 %, 1,024"))
+        ['0.14', '0.60', '1,024', '98 %']
     """
-    value, places = _read(number)
-    for one in figures:
-        other, digits = _read(one)
-        if digits >= places and abs(value - other) <= 0.5 * 10.0**-places + 1e-9:
-            return True
-    return False
+    return {found[0] for found in re.finditer(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?(?: %)?", text)}
 
 
-def _read(number: str) -> tuple[float, int]:
-    """The value and the number of its decimal places; of a percentage those of the share that it is."""
-    percent = number.endswith("%")
-    digits = number.rstrip("% ").replace(",", "")
-    mantissa, _, exponent = digits.partition("e")
-    places = len(mantissa.partition(".")[2]) - int(exponent or 0)
-    return float(digits) / (100 if percent else 1), places + 2 * percent
-
-
-def figures_in(text: str) -> list[str]:
-    """All numbers of a text, as they are written."""
-    return [found[0] for found in re.finditer(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?(?: %)?", text)]
-
-
-def figures_of(published: Published, section: str | None = None) -> list[str]:
+def figures_of(published: Published, section: str | None = None) -> set[str]:
     """Everything that measurements of a section, or of all, have printed in tables, or say."""
-    found: list[str] = []
+    found: set[str] = set()
     for measurement in published.measurements.values():
         if section in (None, measurement.section):
-            for name in measurement.tables:
-                found += figures_in(" ".join(figure.text for figure in table(published, name)[1]))
-            for text in measurement.said:
-                found += figures_in(filled(text, published.measurements, measurement)[0])
+            shown = [figure for name in measurement.tables for figure in table(published, name)[1]]
+            for figure in [*shown, *said(published, measurement)]:
+                found |= figures_in(figure.text)
     return found
 
 
@@ -101,7 +80,7 @@ def unknown(published: Published) -> Iterator[str]:
             yield from _unknown(f"{RESULTS}, {section}", text, figures_of(published, section), settings)
 
 
-def _unknown(place: str, text: str, figures: list[str], settings: list[str]) -> Iterator[str]:
+def _unknown(place: str, text: str, figures: Collection[str], settings: Collection[str]) -> Iterator[str]:
     for number in numbers(text):
-        if number not in settings and not is_printed(number, figures):
+        if number not in figures and number not in settings:
             yield f"{place}: {number}"

@@ -104,12 +104,32 @@ def pages(published: Published) -> Iterator[tuple[Path, str, str]]:
         yield ROOT / name, text, rendered(text, published)
 
 
+def said(published: Published, measurement: Measurement) -> list[Figure]:
+    """Figures that only the prose of its section has: those of its ``said``, where ``*`` stands for all that it has.
+
+    Raises:
+        ValueError: a field means nothing.
+    """
+    if measurement.said == ("*",):
+        places = [(row, column) for row, of in enumerate(measurement.rows) for column in of]
+        return [
+            Figure(measurement, column, (row,), "")
+            for row, column in places
+            if column not in (*measurement.key, "seed")
+        ]
+    try:
+        return [
+            figure for text in measurement.said for figure in filled(text, published.measurements, measurement)[1]
+        ]
+    except ValueError as error:
+        raise ValueError(f"docs/results.toml: measurements.{measurement.name}: said: {error}") from None
+
+
 def figures(published: Published, measurement: Measurement) -> list[Figure]:
     """All published figures of a measurement, each once, in the form with the most digits first in which it is printed."""
     names = [*published.tables, *(name for one in published.measurements.values() for name in one.tables)]
     found = [figure for name in names for figure in table(published, name)[1]]
     for one in published.measurements.values():
-        for text in one.said:
-            found += filled(text, published.measurements, one)[1]
+        found += said(published, one)
     own = [figure for figure in found if figure.measurement.name == measurement.name]
     return list({(figure.column, figure.rows): figure for figure in reversed(own)}.values())

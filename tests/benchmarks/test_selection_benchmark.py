@@ -39,6 +39,9 @@ def test_rows(benchmark, tmp_path, capsys):
     ]
     benchmark.main([*arguments, "--json", str(file)])
     written = json.loads(file.read_text())
-    assert [(row["clients"], row["same"]) for row in written["rows"]] == [(10, 1.0), (100, 1.0), (200, None)]
-    assert all(row["seconds"] > 0 for row in written["rows"])
+    *rows, growth = written["rows"]
+    assert [(row["clients"], row["same"]) for row in rows] == [(10, 1.0), (100, 1.0), (200, None)]
+    assert all(row["seconds"] > 0 for row in rows)
+    assert growth["clients"] == "growth"
+    assert growth["exponent"] == benchmark.growth([100, 200], [rows[1]["seconds"], rows[2]["seconds"]])
     assert "| 200 |" in capsys.readouterr().out
