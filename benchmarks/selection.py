@@ -118,7 +118,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"growth from {FITTED_FROM} clients on: {grows['seconds']:.2f}, as printed {grows['paper_seconds']:.2f}"
     )
     if options.json:
-        growths = {"clients": "growth", "exponent": grows["seconds"], "paper_exponent": grows["paper_seconds"]}
+        growths = {
+            "clients": "growth",
+            "exponent": grows["seconds"],
+            "paper_exponent": grows["paper_seconds"],
+        }
         options.json.write_text(json.dumps({"rows": [*rows, growths]}, indent=1))
 
 

@@ -72,10 +72,13 @@ def arguments(command: str, folder: Path) -> Sequence[str]:
     match words:
         case ["fedlight", "run", *rest]:
             return [sys.executable, "-m", "fedlight", "run", *rest, "--output", str(folder)]
+        case ["python", "-m", *rest]:
+            return [sys.executable, "-m", *rest, "--json", str(folder / RESULTS)]
         case ["python", script, *rest] if (ROOT / script).is_file():
             return [sys.executable, str(ROOT / script), *rest, "--json", str(folder / RESULTS)]
     raise ValueError(
-        f"{command!r} can not be rerun: write fedlight run NAME, or python benchmarks/NAME.py that knows --json"
+        f"{command!r} can not be rerun: write fedlight run NAME, or python benchmarks/NAME.py or python -m MODULE "
+        "that know --json"
     )
 
 

@@ -26,7 +26,7 @@ class Measurement:
 
     Attributes:
         name: of its record, ``docs/results/NAME.json``.
-        section: the heading of docs/results.md under which it stands.
+        section: the heading of docs/results.md under which it stands, or another page.
         command: what makes all of its figures; ``{shared}`` is the folder with real data.
         rerun: ``check`` (by CI), ``reproduce`` (by ``make reproduce``), ``test`` (a test asserts it) or ``no``.
         why: why it is not rerun, or where the test is.

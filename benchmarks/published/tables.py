@@ -119,7 +119,9 @@ def said(published: Published, measurement: Measurement) -> list[Figure]:
         ]
     try:
         return [
-            figure for text in measurement.said for figure in filled(text, published.measurements, measurement)[1]
+            figure
+            for text in measurement.said
+            for figure in filled(text, published.measurements, measurement)[1]
         ]
     except ValueError as error:
         raise ValueError(f"docs/results.toml: measurements.{measurement.name}: said: {error}") from None

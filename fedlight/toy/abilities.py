@@ -1,10 +1,11 @@
-"""What the tiny language model can do, measured: ``python -m fedlight.toy.abilities [FOLDER]``.
+"""What the tiny language model can do, measured: ``python -m fedlight.toy.abilities [FOLDER] [--json FILE]``.
 
 Reading: the share of right answers to each neutral question on fresh pairs. Writing: whether the facts of sampled
 summaries are those of their posts, and how much the samples of one post differ.
 """
 
 import argparse
+import json
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,13 +83,19 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, nargs="?", default=MODEL)
-    folder = parser.parse_args().folder
+    parser.add_argument("--json", type=Path, help="where the figures go as well")
+    options = parser.parse_args()
+    folder = options.folder
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(folder).eval(),
         AutoTokenizer.from_pretrained(folder),
     )
-    for name, value in (writing(model, tokenizer) | reading(model, tokenizer)).items():
+    found = writing(model, tokenizer) | reading(model, tokenizer)
+    for name, value in found.items():
         print(f"{name:24} {value:.3f}")
+    if options.json:
+        rows = [{"ability": name, "value": value} for name, value in found.items()]
+        options.json.write_text(json.dumps({"rows": rows}, indent=1), encoding="utf-8")
 
 
 def _share_right(
