@@ -28,6 +28,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
     Example:
         >>> summary([{"method": "m", "seed": 0, "x": 1.0}, {"method": "m", "seed": 1, "x": 2.0}])
         {'m': {'x': '1.500 ± 0.707'}}
+        >>> summary([{"method": "m", "seed": 0, "pairs": 1207}])  # counts are whole
+        {'m': {'pairs': '1,207'}}
     """
     table: dict[str, dict[str, str]] = {}
     for method in dict.fromkeys(row["method"] for row in rows):
@@ -42,6 +44,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
 def _spread(values: list[float]) -> str:
     if not values:
         return "-"
+    if all(type(value) is int and value == values[0] for value in values):
+        return f"{values[0]:,}"
     return f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
 
 

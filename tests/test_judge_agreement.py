@@ -3,12 +3,14 @@
 import csv
 import json
 
+import numpy as np
 import pytest
 from tiny_world import write_rows
 
 from fedlight import recipes
 from fedlight.datamodules.rows import RowsError
-from fedlight.judge_agreement import judge_agreement, read_pairs
+from fedlight.judge_agreement import judge_agreement
+from fedlight.voted_pairs import read_pairs
 
 COLUMNS = {"prompt": "prompts", "response_a": "answers_a", "response_b": "answers_b", "choice": "winner"}
 COLUMNS |= {"client": "judge", "category": "category"}
@@ -46,7 +48,7 @@ def file(tmp_path):
 
 
 def test_votes_on_one_pair_are_gathered(file):
-    pairs = read_pairs(file, COLUMNS, CHOICES, "question_id")
+    pairs, counts = read_pairs(file, COLUMNS, CHOICES, "question_id")
     assert [(pair.first, pair.second, pair.votes) for pair in pairs] == [
         ("long answer", "short", [1, 1, 0.5]),
         ("four", "two", [0]),
@@ -57,7 +59,102 @@ def test_votes_on_one_pair_are_gathered(file):
         *(("1", "math"), ("2", "math"), ("3", "art"), ("3", "art"))
     ]
     assert pairs[0].fields == {"prompt": "Question 1?"}
-    assert read_pairs(file, COLUMNS, CHOICES, None)[3].question == "Question 3?"
+    assert read_pairs(file, COLUMNS, CHOICES)[0][3].question == "Question 3?"
+    assert (counts.rows, counts.votes, counts.pairs, counts.repeated) == (8, 6, 4, 3)
+    assert (counts.identical, counts.second_votes, counts.changed) == (1, 1, 1)
+
+
+def test_an_empty_answer_is_an_answer(tmp_path):
+    votes = [
+        vote(1, "math", "ann", "an answer", "", "model_a"),
+        vote(1, "math", "ben", "", "an answer", "model_a"),
+        vote(2, "math", "ann", "", "", "tie"),  # nothing to compare
+        vote(2, "math", "ann", "long one", "no", "model_a"),
+    ]
+    file = write_rows(tmp_path / "votes.jsonl", votes)
+    done = judge_agreement(file, {"longer": LONGER}, COLUMNS, CHOICES, str(tmp_path / "out"), "question_id")
+    records = [json.loads(line) for line in (tmp_path / "out/verdicts.jsonl").read_text().splitlines()]
+    assert [(own["first"], own["second"], own["votes"], own["ours_first"]) for own in records] == [
+        ("an answer", "", [1, 0], 1),
+        ("long one", "no", [1], 1),
+    ]
+    counts = json.loads((tmp_path / "out/counts.json").read_text())
+    assert done["counts"] == counts
+    assert (counts["rows"], counts["votes"], counts["on_empty"], counts["identical"]) == (4, 3, 2, 1)
+    assert (done["rows"][0]["pairs"], done["rows"][0]["votes"], done["rows"][0]["votes_left_out"]) == (
+        2,
+        3,
+        1,
+    )
+    assert "2 of these votes are on a pair with an empty answer" in done["report"]
+
+
+def test_nobody_has_two_votes_on_a_pair_but_those_who_give_no_name(tmp_path):
+    votes = [
+        vote(1, "math", "ann", "one", "two", "model_a"),
+        vote(1, "math", "ann", "two", "one", "model_b"),  # says the same
+        vote(1, "math", "ann", "one", "two", "tie"),  # has changed its mind
+        vote(1, "math", "", "one", "two", "model_b"),
+        vote(1, "math", "", "one", "two", "model_b"),
+        vote(2, "math", "ann", "one", "two", "model_b"),  # another question: another pair
+        vote(2, "art", "ann", "one", "two", "tie"),  # in another category
+    ]
+    pairs, counts = read_pairs(write_rows(tmp_path / "votes.jsonl", votes), COLUMNS, CHOICES, "question_id")
+    assert [pair.votes for pair in pairs] == [[1, 0, 0], [0], [0.5]]
+    assert (counts.second_votes, counts.changed, counts.unnamed, counts.repeated) == (2, 1, 2, 4)
+
+
+@pytest.mark.parametrize("limit", [None, 7])
+def test_the_counts_add_up_to_the_rows_read(tmp_path, limit):
+    """Against a plain loop: each row has one fate, by votes and by pairs; no pair that was shown goes without a reason."""
+    stream = np.random.default_rng(3)
+    votes = [
+        vote(
+            int(stream.integers(3)),
+            str(stream.choice(["", "math"])),
+            str(stream.choice(["", "ann", "ben"])),
+            *(str(text) for text in stream.choice(["", "a", "bb"], 2)),
+            str(stream.choice(["model_a", "model_b", "tie"])),
+        )
+        for _ in range(120)
+    ]
+    file = write_rows(tmp_path / "votes.jsonl", votes)
+    pairs, counts = read_pairs(file, COLUMNS, CHOICES, "question_id", limit)
+    assert counts.rows == 120 == counts.votes + counts.identical + counts.second_votes + counts.not_drawn
+    assert counts.rows == counts.pairs + counts.pairs_not_drawn + counts.repeated + counts.identical
+
+    identical, seen, people, second, nameless = 0, set(), set(), 0, 0
+    for row in votes:
+        (a,), (b,) = row["answers_a"], row["answers_b"]
+        if a == b:
+            identical += 1
+            continue
+        pair = (row["question_id"], row["category"], min(a, b), max(a, b))
+        seen.add(pair)
+        second += row["judge"] != "" and (*pair, row["judge"]) in people
+        people.add((*pair, row["judge"]))
+        nameless += row["judge"] == ""
+    assert (counts.identical, counts.second_votes) == (identical, second)
+    assert counts.pairs + counts.pairs_not_drawn == len(seen) > 7
+    assert counts.votes == sum(len(pair.votes) for pair in pairs)
+    assert counts.pairs == len(pairs) == (limit or len(seen))
+    if limit is None:
+        assert counts.unnamed == nameless
+        assert counts.not_drawn == 0 < counts.on_empty
+
+    done = judge_agreement(
+        file, {"longer": LONGER}, COLUMNS, CHOICES, str(tmp_path / "out"), "question_id", limit
+    )
+    assert done["counts"]["rows"] == 120
+    with (tmp_path / "out/agreement.csv").open() as opened:
+        every, *categories = csv.DictReader(opened)
+    assert [line["category"] for line in categories] == ["(none)", "math"]
+    reasons = ("pairs", "unread_pairs", "no_verdict", "no_vote", "no_majority")
+    for ending in ("", "_decided"):
+        assert sum(int(every[f"{name}{ending}"]) for name in reasons) == int(every["shown"]) == counts.pairs
+        assert int(every[f"votes{ending}"]) + int(every[f"ties{ending}"]) == counts.votes
+    for name in ("shown", "votes", "ties_decided", *reasons):
+        assert sum(int(line[name]) for line in categories) == int(every[name])
 
 
 def test_a_judge_against_people_by_category(file, tmp_path):
@@ -98,7 +195,7 @@ def test_what_does_not_fit_is_named(file, tmp_path):
         judge_agreement(file, {"longer": None}, COLUMNS, CHOICES, str(tmp_path / "out"))
     same = write_rows(tmp_path / "same.jsonl", [VOTES[6]])
     with pytest.raises(RowsError, match="no row has two different answers"):
-        read_pairs(same, COLUMNS, CHOICES, None)
+        read_pairs(same, COLUMNS, CHOICES)
 
 
 def test_the_recipe_judges_a_sample(tiny_model, tmp_path, monkeypatch):

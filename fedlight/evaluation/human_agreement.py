@@ -45,6 +45,14 @@ class Agreement(NamedTuple):
         majority_high: upper end.
         vote: probability that the judge agrees with one person.
         people: probability that two people agree with each other, on pairs that several have voted on.
+        unread_pairs: pairs that are not among ``pairs`` as the verdict could not be read. Each other pair is counted for the
+            first reason below that holds, so that the five counts of pairs are all that were given.
+        no_verdict: as the judge says tie and ties are left out.
+        no_vote: as no vote is left without ties.
+        no_majority: as two verdicts share the first place among the votes.
+        votes: that are counted, of all pairs.
+        ties: votes that are left out.
+        several: pairs with two votes or more, on which ``people`` rests.
     """
 
     pairs: int
@@ -53,6 +61,13 @@ class Agreement(NamedTuple):
     majority_high: float
     vote: float
     people: float
+    unread_pairs: int
+    no_verdict: int
+    no_vote: int
+    no_majority: int
+    votes: int
+    ties: int
+    several: int
 
 
 def agreement(judged: Sequence[Judged], ties: bool, seed: int = 0) -> Agreement:
@@ -75,6 +90,7 @@ def agreement(judged: Sequence[Judged], ties: bool, seed: int = 0) -> Agreement:
     votes = [own.votes if ties else [vote for vote in own.votes if vote != TIE] for own in judged]
     said = [own.verdict if ties or own.verdict != TIE else math.nan for own in judged]
     same = [_same(majority(own), verdict) for own, verdict in zip(votes, said, strict=True)]
+    why = [_why_not(*one) for one in zip([own.verdict for own in judged], said, votes, strict=True)]
     low, high = bootstrap_interval(same, [own.question for own in judged], seed=seed)
     return Agreement(
         pairs=sum(not math.isnan(one) for one in same),
@@ -85,7 +101,22 @@ def agreement(judged: Sequence[Judged], ties: bool, seed: int = 0) -> Agreement:
             [_mean([_same(vote, verdict) for vote in own]) for own, verdict in zip(votes, said, strict=True)]
         ),
         people=_mean([people_agree(own) for own in votes]),
+        **{reason: why.count(reason) for reason in ("unread_pairs", "no_verdict", "no_vote", "no_majority")},
+        votes=sum(len(own) for own in votes),
+        ties=sum(len(own.votes) for own in judged) - sum(len(own) for own in votes),
+        several=sum(len(own) > 1 for own in votes),
     )
+
+
+def _why_not(verdict: float, said: float, votes: Sequence[float]) -> str | None:
+    """The field of `Agreement` that counts a pair that cannot be compared; None for one that can."""
+    if math.isnan(verdict):
+        return "unread_pairs"
+    if math.isnan(said):
+        return "no_verdict"
+    if not votes:
+        return "no_vote"
+    return "no_majority" if math.isnan(majority(votes)) else None
 
 
 def majority(votes: Sequence[float]) -> float:

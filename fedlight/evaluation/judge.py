@@ -27,8 +27,9 @@ class Judge(ABC):
     Example:
         >>> class Longer(Judge):
         ...     def verdicts(self, fields, ours, theirs):
-        ...         return [float(len(a) > len(b)) if a and b else math.nan for a, b in zip(ours, theirs, strict=True)]
-        >>> Longer().verdicts([{}] * 2, ["long", ""], ["no", "no"]), Longer().scores([{}] * 2, ["long", ""], ["no", "no"])
+        ...         pairs = zip(ours, theirs, strict=True)
+        ...         return [float(len(a) > len(b)) if len(a) != len(b) else math.nan for a, b in pairs]
+        >>> Longer().verdicts([{}] * 2, ["long", "on"], ["", "no"]), Longer().scores([{}] * 2, ["long", "on"], ["", "no"])
         ([1.0, nan], [1.0, 0.5])
     """
 

@@ -24,6 +24,8 @@ def test_with_ties_by_hand():
     assert found.majority == pytest.approx(1 / 3)
     assert found.vote == pytest.approx((2 / 3 + 1 / 2 + 1 / 3 + 0) / 4)
     assert found.people == pytest.approx((1 / 3 + 0 + 1 / 3 + 1) / 4)
+    assert (found.unread_pairs, found.no_verdict, found.no_vote, found.no_majority) == (1, 0, 0, 1)
+    assert (found.votes, found.ties, found.several) == (11, 0, 4)
 
 
 def test_without_ties_by_hand():
@@ -31,6 +33,8 @@ def test_without_ties_by_hand():
     assert (found.pairs, found.majority) == (2, 1)
     assert found.vote == pytest.approx((2 / 3 + 1 / 2 + 1) / 3)
     assert found.people == pytest.approx((1 / 3 + 0 + 1) / 3)
+    assert (found.unread_pairs, found.no_verdict, found.no_vote, found.no_majority) == (1, 1, 0, 1)
+    assert (found.votes, found.ties, found.several) == (9, 2, 3)
 
 
 def test_two_people_against_a_plain_count():
@@ -67,5 +71,5 @@ def test_a_majority_is_one_verdict():
 
 def test_nothing_known():
     found = agreement([Judged([], 1, "q"), Judged([1], NAN, "q")], ties=True)
-    assert found.pairs == 0
-    assert all(math.isnan(value) for value in found[1:])
+    assert (found.pairs, found.unread_pairs, found.no_vote, found.votes, found.several) == (0, 1, 1, 1, 0)
+    assert all(math.isnan(value) for value in found[1:6])
