@@ -1,0 +1,144 @@
+"""Prompts of the server: none that clients have voted on or that a test asks, and every row of the source is counted."""
+
+import json
+from itertools import combinations
+
+import pytest
+import yaml
+
+from fedlight import recipes
+from fedlight.conf import path as conf_path
+from fedlight.datamodules.exclusion import Excluded, same_text
+from fedlight.datamodules.prompts import PromptDataModule
+from fedlight.datamodules.rows import RowsError, load_rows
+from fedlight.federation.needs import Rows
+from fedlight.lightning_cli import OneLineParser
+from fedlight.toy.votes import NAMES_OF_ROWS
+
+
+def save(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def posts(tmp_path):
+    return save(tmp_path / "posts.jsonl", [{"post": f"w{n}"} for n in (0, 1, 2, 3, 4, 5, 0)] + [{"post": ""}])
+
+
+@pytest.fixture
+def excluded(tmp_path):
+    """Votes on w1 and w3 and on a post without text; a test that asks w3 and w9."""
+    votes = [{"info": {"post": text}} for text in (" W1!", "w3", "w3", None)]
+    return {
+        "clients": Excluded(save(tmp_path / "votes.jsonl", votes), column="info.post", slot="post"),
+        "evaluation": Excluded(
+            save(tmp_path / "test.jsonl", [{"text": "w3\n"}, {"text": "w9"}]), column="text", slot="post"
+        ),
+        "held_out": None,
+    }
+
+
+def ready(source, tokenizer, **options):
+    module = PromptDataModule(source, template="POST: {post} ANSWER:", tokenizer=tokenizer, **options)
+    module.setup("predict")
+    return module
+
+
+def test_prompts_that_other_rows_hold_are_left_out_and_counted(posts, excluded, causal, caplog):
+    with caplog.at_level("INFO"):
+        module = ready(posts, causal, exclude=excluded, limit=3)
+    assert [fields["post"] for fields in module.predict_set.fields] == [
+        "w0",
+        "w2",
+        "w4",
+    ]  # w1 and w3 are held
+    counts = {"prompts": 3, "empty": 1, "repeated": 1, "excluded": 2, "beyond_limit": 1, "too_long": 0}
+    assert module.counts == counts
+    assert sum(counts.values()) == 8
+    assert (
+        "3 prompts; 0 too long, 0 cut; of 8 rows 1 lack a text, 1 repeat a prompt, 2 are excluded (2 in clients, 1 in "
+        "evaluation), 1 are beyond the limit"
+    ) in caplog.text
+
+
+def test_without_exclusion_nothing_is_left_out(posts, causal):
+    module = ready(posts, causal)
+    assert [fields["post"] for fields in module.predict_set.fields] == [f"w{n}" for n in range(6)]
+    assert module.counts["excluded"] == 0
+
+
+def test_what_cannot_be_excluded_is_named(tmp_path, posts, excluded, causal):
+    every = save(tmp_path / "all.jsonl", [{"text": f"w{n}"} for n in range(6)])
+    with pytest.raises(RowsError, match=r"exclude leaves none of 6 prompts \(6 in clients\)"):
+        ready(posts, causal, exclude={"clients": Excluded(every, column="text", slot="post")})
+    with pytest.raises(RowsError, match=r"no column 'body'"):
+        ready(posts, causal, exclude={"clients": Excluded(every, column="body", slot="post")})
+    with pytest.raises(
+        ValueError, match=r"exclude.clients.slot='title' is none of the prompts' slots \(post\)"
+    ):
+        ready(posts, causal, exclude={"clients": Excluded(every, column="text", slot="title")})
+
+
+def test_a_config_can_name_them_and_a_dry_run_asks_for_them(posts, excluded):
+    entry = {"source": excluded["clients"].source, "column": "info.post", "slot": "post"}
+    spec = {
+        "class_path": "fedlight.datamodules.prompts.PromptDataModule",
+        "init_args": {
+            "source": posts,
+            "template": "{post}",
+            "columns": {"post": "post"},
+            "exclude": {"clients": entry, "held_out": None},
+        },
+    }
+    parser = OneLineParser(exit_on_error=False)
+    parser.add_argument("--data", type=PromptDataModule)
+    made = parser.instantiate(parser.parse_args([f"--data={json.dumps(spec)}"])).data
+    assert made.exclude == {"clients": excluded["clients"], "held_out": None}
+    needs = list(PromptDataModule.requires({"exclude": spec["init_args"]["exclude"]}))
+    assert needs == [Rows(entry["source"], "train", (("clients", "info.post"),))]
+    assert list(PromptDataModule.requires({"exclude": None})) == []
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_post_of_the_embedded_world_is_in_two_of_its_sets(seed):
+    posts = {
+        name: {same_text(row["prompt"]) for row in load_rows(f"toy:{name}?seed={seed}&num_clients=10")}
+        for name in NAMES_OF_ROWS
+    }
+    assert min(map(len, posts.values())) > 100
+    assert [one & other for one, other in combinations(posts.values(), 2)] == [set()] * 6
+
+
+RECIPES = [(name, False) for name in ("demo", "fedbis", "tldr", "shp", "fedbiscuit")]
+RECIPES += [(f"fedbiscuit_table{n}", twin) for n in (1, 2) for twin in (False, True)]
+
+
+@pytest.mark.parametrize(("name", "twin"), RECIPES)
+def test_every_recipe_keeps_the_server_off_the_posts_of_clients_and_tests(name, twin, tmp_path):
+    """Each source of votes and of test prompts is among the excluded ones, by a column that its own reader names."""
+    recipe = recipes.load(name, [], twin)
+    stages = {stage.name: stage.arguments for stage in recipes.stages(recipe, tmp_path / "seed0", 0)}
+    assert stages["answers_raw"]["data.init_args.exclude"] is None  # else nothing would be left of the test
+    exclude = stages["completions"]["data.init_args.exclude"]
+    names = ["clients", "held_out", "evaluation"]
+    assert list(exclude) == names + ["judged"] * name.startswith("fedbiscuit_table")
+
+    arguments = [stages[stage] for stage in ("selector", "selector_test", "answers_raw")]
+    keys = ("source", "test_source", "source")
+    for kind, own, key in zip(names, arguments, keys, strict=True):
+        assert exclude[kind]["source"] == own[f"data.init_args.{key}"]
+        config = data_arguments(own["data"])
+        splits = {"source": "split", "test_source": "test_split"}
+        split = own.get(f"data.init_args.{splits[key]}", config.get(splits[key], "train"))
+        assert exclude[kind]["split"] == split or exclude[kind]["source"].startswith("toy:")
+        assert exclude[kind]["column"] == config["columns"][exclude[kind]["slot"]]
+    if "judged" in exclude:
+        asked = stages["judged_raw"]["data.init_args.tasks"]["answers"]["init_args"]["data"]["init_args"]
+        assert (exclude["judged"]["source"], exclude["judged"]["split"]) == (asked["source"], asked["split"])
+        assert exclude["judged"]["column"] == asked["columns"][exclude["judged"]["slot"]]
+
+
+def data_arguments(name):
+    """The arguments in one of the files of conf/data."""
+    return yaml.safe_load(conf_path(name).read_text())["init_args"]
