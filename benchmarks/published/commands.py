@@ -1,5 +1,6 @@
 """Runs a measurement's command in a process of its own and reads the rows that it leaves."""
 
+import csv
 import json
 import os
 import shlex
@@ -83,7 +84,7 @@ def arguments(command: str, folder: Path) -> Sequence[str]:
 
 
 def read_rows(measurement: Measurement, place: Path) -> list[Row]:
-    """The rows in a JSON file, or in ``results.json`` of a run's folder with those of its ``stages``; maps are flattened.
+    """The rows in a JSON file, or in ``results.json`` of a run's folder with its ``stages`` and ``csv``; maps are flattened.
 
     Raises:
         ValueError: there is no such file, or there are no rows.
@@ -94,11 +95,12 @@ def read_rows(measurement: Measurement, place: Path) -> list[Row]:
     found: Any = json.loads(file.read_text(encoding="utf-8"))
     rows = found.get("rows") if isinstance(found, dict) else found
     rows = [flat(row) for row in rows or []]
-    of_stages = _rows_of_stages(measurement, place) if place.is_dir() else []
-    if not rows and not of_stages:
+    if place.is_dir():
+        rows += [*_rows_of_stages(measurement, place), *_rows_of_tables(measurement, place)]
+    if not rows:
         raise ValueError(f"{file} has no rows")
     merged: dict[tuple[str, ...], Row] = {}
-    for row in [*rows, *of_stages]:
+    for row in rows:
         merged.setdefault(identity(measurement, row), {}).update(row)
     return list(merged.values())
 
@@ -114,3 +116,21 @@ def _rows_of_stages(measurement: Measurement, run: Path) -> list[Row]:
             row = {key: of if key in measurement.key else metrics[of] for key, of in told.items()}
             rows.append({**row, "seed": int(file.parents[1].name.removeprefix("seed"))})
     return rows
+
+
+def _rows_of_tables(measurement: Measurement, run: Path) -> list[Row]:
+    rows = []
+    for pattern in measurement.csv:
+        for file in sorted(run.glob(f"seed*/{pattern}")):
+            seed, stage, *_ = file.relative_to(run).parts
+            with file.open(newline="", encoding="utf-8") as lines:
+                found = [{name: _number(text) for name, text in row.items() if text} for row in csv.DictReader(lines)]
+            rows += [{**row, "stage": stage, "seed": int(seed.removeprefix("seed"))} for row in found]
+    return rows
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -70,7 +70,8 @@ def selected(measurement: Measurement, words: Sequence[str]) -> tuple[int, ...]:
     """
 
     def names(row: Row) -> set[str]:
-        return {str(row.get(column)) for column in measurement.key} | {f"seed {row.get('seed')}"}
+        of = {str(row[column]) for column in measurement.key if row.get(column) is not None}
+        return of | ({f"seed {row['seed']}"} if "seed" in row else set())
 
     found = [number for number, row in enumerate(measurement.rows) if set(words) <= names(row)]
     seeds = [measurement.rows[number].get("seed", 0) for number in found]

@@ -39,6 +39,8 @@ class Measurement:
         elsewhere: the tolerance on a machine of another class; without it what is to be ``exact`` is not compared there.
         tables: name -> how it is written, see `published.tables`.
         stages: of a recipe: stage -> a row of its metrics, each by what it is called in the rows, with the key of the row.
+        csv: of a recipe: tables in the folder of each seed, such as ``agreement/agreement.csv`` (``*`` for any stage); their
+            rows are rows too, with the ``stage``.
         said: fields of figures that are only said in the prose of the section; ``*`` alone for all.
         record: what was recorded: ``rows``, and where and when they were made.
     """
@@ -57,6 +59,7 @@ class Measurement:
     elsewhere: str = ""
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stages: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    csv: tuple[str, ...] = ()
     said: tuple[str, ...] = ()
     record: Mapping[str, Any] = field(default_factory=dict)
 
@@ -123,7 +126,7 @@ def load(toml: Path = TOML, records: Path = RECORDS) -> Published:
         )
     measurements = {}
     for name, entry in entries.items():
-        lists = {key: tuple(entry[key]) for key in ("key", "needs", "said") if key in entry}
+        lists = {key: tuple(entry[key]) for key in ("key", "needs", "csv", "said") if key in entry}
         record = read_record(records / f"{name}.json") if name in recorded else {"rows": []}
         try:
             measurements[name] = Measurement(name, **{**entry, **lists}, record=record)

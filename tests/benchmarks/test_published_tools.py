@@ -287,5 +287,11 @@ def test_metrics_of_stages_are_rows_too(tmp_path):
     assert commands.read_rows(one, tmp_path) == wanted
     (tmp_path / "results.json").write_text('{"rows": [{"method": "a", "seed": 1, "coverage": 0.75}]}')
     assert {"method": "a", "seed": 1, "coverage": 0.75, "score": 0.5} in commands.read_rows(one, tmp_path)
+    (tmp_path / "seed1/first/table.csv").write_text("round,rouge\n3,0.5\n6,\n")
+    tabled = measurement(key=("method", "stage", "round"), csv=("*/table.csv",))
+    assert commands.read_rows(tabled, tmp_path)[1:] == [
+        {"round": 3.0, "rouge": 0.5, "stage": "first", "seed": 1},
+        {"round": 6.0, "stage": "first", "seed": 1},
+    ]
     with pytest.raises(ValueError, match="no metric 'accuracy'; it has score/domain, loss"):
         commands.read_rows(measurement(key=("method",), stages={"first": {"score": "accuracy"}}), tmp_path)
