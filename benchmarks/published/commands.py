@@ -101,6 +101,8 @@ def read_rows(measurement: Measurement, place: Path) -> list[Row]:
         raise ValueError(f"{file} has no rows")
     merged: dict[tuple[str, ...], Row] = {}
     for row in rows:
+        if not any(column in row for column in measurement.key):
+            continue  # of another table than the one whose rows are kept
         merged.setdefault(identity(measurement, row), {}).update(row)
     return list(merged.values())
 

@@ -289,7 +289,8 @@ def test_metrics_of_stages_are_rows_too(tmp_path):
     assert {"method": "a", "seed": 1, "coverage": 0.75, "score": 0.5} in commands.read_rows(one, tmp_path)
     (tmp_path / "seed1/first/table.csv").write_text("round,rouge\n3,0.5\n6,\n")
     tabled = measurement(key=("method", "stage", "round"), csv=("*/table.csv",))
-    assert commands.read_rows(tabled, tmp_path)[1:] == [
+    (tmp_path / "results.json").write_text('{"rows": [{"seed": 0, "of another": 1.0}]}')
+    assert commands.read_rows(tabled, tmp_path)[2:] == [
         {"round": 3.0, "rouge": 0.5, "stage": "first", "seed": 1},
         {"round": 6.0, "stage": "first", "seed": 1},
     ]
