@@ -126,7 +126,10 @@ def _rows_of_tables(measurement: Measurement, run: Path) -> list[Row]:
         for file in sorted(run.glob(f"seed*/{pattern}")):
             seed, stage, *_ = file.relative_to(run).parts
             with file.open(newline="", encoding="utf-8") as lines:
-                found = [{name: _number(text) for name, text in row.items() if text} for row in csv.DictReader(lines)]
+                found = [
+                    {name: _number(text) for name, text in row.items() if text}
+                    for row in csv.DictReader(lines)
+                ]
             rows += [{**row, "stage": stage, "seed": int(seed.removeprefix("seed"))} for row in found]
     return rows
 

@@ -1,0 +1,39 @@
+"""benchmarks/estimators.py at a tiny size: its errors shrink with the prompts, and its intervals hold the truth."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    spec = importlib.util.spec_from_file_location("estimators", ROOT / "benchmarks" / "estimators.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.PROMPTS = (30, 805)
+    file = tmp_path_factory.mktemp("estimators") / "rows.json"
+    module.main(["--runs", "3", "--intervals", "40", "--json", str(file)])
+    return {(row["what"], row["prompts"]): row for row in json.loads(file.read_text())["rows"]}
+
+
+def test_the_correction_comes_nearer_with_more_prompts(rows):
+    for kind in ("soft", "hard"):
+        few, many = rows[kind, "30 prompts"], rows[kind, "805 prompts"]
+        assert many["rmse"] < few["rmse"] <= few["largest"]
+        assert many["largest"] < many["raw_low"] <= many["raw_high"]
+    assert rows["soft", "805 prompts"]["rmse"] < rows["hard", "805 prompts"]["rmse"]
+
+
+def test_a_judge_of_length_alone(rows):
+    found = rows["length alone", "2000 prompts"]
+    assert 0.4 < found["lowest"] <= found["highest"] < 0.6
+
+
+def test_pairs_of_a_prompt_are_no_independent_draws(rows):
+    for prompts in ("20 prompts", "60 prompts", "200 prompts"):
+        held = {name: rows[name, prompts]["held"] for name in ("one pair a prompt", "several pairs a prompt")}
+        assert min(held.values()) > rows["pairs drawn", prompts]["held"] + 0.1
