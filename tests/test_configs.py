@@ -163,9 +163,8 @@ def test_the_recipe_fedbis(tiny_model, tmp_path):
     instructions = OmegaConf.load(conf.path("data/alpaca.yaml"))
     instructions.init_args.source = write_rows(tmp_path / "alpaca.jsonl", ALPACA)
     OmegaConf.save(instructions, tmp_path / "alpaca.yaml")
-    votes, prompts = (
-        write_rows(tmp_path / name, rows) for name, rows in (("v.jsonl", TLDR), ("p.jsonl", TLDR_PROMPTS))
-    )
+    files = {"v.jsonl": TLDR, "p.jsonl": TLDR_PROMPTS[:4], "e.jsonl": TLDR_PROMPTS[4:]}
+    votes, prompts, evaluation = (write_rows(tmp_path / name, rows) for name, rows in files.items())
     outcome = fedlight(
         *(
             "run",
@@ -176,7 +175,7 @@ def test_the_recipe_fedbis(tiny_model, tmp_path):
             "accelerator=cpu",
         ),
         *(f"instructions={tmp_path / 'alpaca.yaml'}", f"train_source={votes}", f"test_source={votes}"),
-        *(f"prompt_source={prompts}", f"eval_source={prompts}", "num_prompts=4", "num_eval_prompts=4"),
+        *(f"prompt_source={prompts}", f"eval_source={evaluation}", "num_prompts=4", "num_eval_prompts=4"),
         *(
             "sft_epochs=1",
             "rounds=1",

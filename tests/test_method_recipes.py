@@ -156,16 +156,27 @@ def test_reward_hacking_goes_on_from_there(folder, tiny_model, tmp_path):
 
 
 def test_tldr(tiny_model, tmp_path):
-    votes, prompts = (
-        write_rows(tmp_path / name, rows) for name, rows in (("v.jsonl", TLDR), ("p.jsonl", TLDR_PROMPTS))
-    )
+    asked = [{**row, "post": f"another {row['post']}"} for row in TLDR_PROMPTS]
+    files = {"v.jsonl": TLDR, "p.jsonl": [*asked[:2], *TLDR_PROMPTS], "e.jsonl": asked}
+    votes, prompts, evaluation = (write_rows(tmp_path / name, rows) for name, rows in files.items())
     results, rows, _ = run(
         "tldr",
         tmp_path / "out",
         *tiny_recipe(tiny_model, "rounds=4", "warmup_rounds=1", "regroup_every=1", "local_steps=1"),
         *(f"train_source={votes}", f"test_source={votes}", f"prompt_source={prompts}", "max_tokens=200"),
-        *(f"eval_source={prompts}", "num_prompts=4", "num_eval_prompts=4", "dpo_epochs=1", "val_share=0.3"),
+        *(
+            f"eval_source={evaluation}",
+            "num_prompts=4",
+            "num_eval_prompts=4",
+            "dpo_epochs=1",
+            "val_share=0.3",
+        ),
     )
+    lines = (tmp_path / "out/seed3/completions/completions.jsonl").read_text().splitlines()
+    posts = [json.loads(line)["fields"]["post"] for line in lines]
+    assert posts == [
+        row["post"] for row in TLDR_PROMPTS[:4]
+    ]  # those of the evaluation, which come first, are left out
     judged = ["raw", "FedAvg on chosen", "FedDPO", "reward model", "FedBis", "FedBiscuit"]
     assert [row["method"] for row in results["rows"]] == [*judged, "pooled votes"]
     assert rows["raw"]["win_rate"] == 0.5
