@@ -1,0 +1,25 @@
+"""benchmarks/base_weights.py: 16 bits are two bytes for each weight of the architecture."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_bytes_of_the_weights(tmp_path):
+    spec = importlib.util.spec_from_file_location("base_weights", ROOT / "benchmarks" / "base_weights.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main(["--shapes", "qwen2_0.5b", "--json", str(tmp_path / "rows.json")])
+    (row,) = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(ROOT / "conf/shapes/qwen2_0.5b"), dtype=torch.bfloat16
+        )
+    assert row["bits_16"] == sum(weight.nbytes for weight in model.parameters()) / 2**30
+    assert row["bits_16"] > row["bits_8"] > row["bits_16"] / 2  # embeddings stay as they are
+    assert row["bits_8"] > row["bits_4"] > row["bits_16"] / 4
