@@ -37,13 +37,19 @@ OVER_SEEDS = "over_seeds"
 
 
 def main(argv: list[str]) -> None:
-    """``fedlight run NAME [--seeds 0 1 2] [--output DIR] [KEY=VALUE ...]``."""
+    """``fedlight run NAME [--seeds 0 1 2] [--output DIR] [--only STAGE ...] [KEY=VALUE ...]``."""
     parser = OneLineArguments(
         "fedlight run", description=_listing(), formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("name", help="a recipe's name or the path of a recipe's YAML file")
     parser.add_argument("--seeds", type=int, nargs="+", help="one run for each; default: the recipe's")
     parser.add_argument("--output", type=Path, help="folder of the results; default: runs/NAME")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="STAGE",
+        help="these stages and those that they read from; results.json is not written",
+    )
     parser.add_argument("--twin", action="store_true", help="the recipe's small copy on the embedded world")
     parser.add_argument(
         "--dry-run",
@@ -57,11 +63,13 @@ def main(argv: list[str]) -> None:
     # Taken out first: argparse would read those behind --seeds as seeds.
     changes = [word for word in argv if "=" in word and not word.startswith("-")]
     options = parser.parse_intermixed_args([word for word in argv if word not in changes])
+    if options.dry_run and options.only:
+        raise ValueError("--dry-run checks all stages: leave out --only, or --dry-run")
     if options.dry_run:
         from fedlight.preflight.dry_run import dry_run
 
         sys.exit(dry_run(options.name, options.seeds, options.output, changes + options.set, options.twin))
-    run(options.name, options.seeds, options.output, changes + options.set, options.twin)
+    run(options.name, options.seeds, options.output, changes + options.set, options.twin, options.only)
 
 
 def _listing() -> str:
@@ -193,6 +201,7 @@ def run(
     output: Path | None = None,
     overrides: list[str] | None = None,
     twin: bool = False,
+    only: list[str] | None = None,
 ) -> dict[str, Any]:
     """Runs what of the recipe is not done yet, prints the table and writes ``results.json``.
 
@@ -202,12 +211,15 @@ def run(
         output: folder of the results, ``runs/NAME`` if not given.
         overrides: ``KEY=VALUE`` changes of the recipe's values.
         twin: run its small copy; see `load`.
+        only: do these stages and those that they read from, see `fedlight.chosen_stages`, and write no results.
 
     Returns:
-        What is in ``results.json``: ``rows``, one per method and seed; ``seconds``; ``versions``.
+        What is in ``results.json``: ``rows``, one per method and seed; ``seconds``; ``versions``. With ``only`` the rows are
+        one per seed and stage, with its metrics.
 
     Raises:
-        ValueError: a stage was done with other settings in this folder, or another process works there.
+        ValueError: ``only`` names no stage, a stage was done with other settings in this folder, or another process works
+            there.
     """
     recipe = load(name, overrides, twin)
     output = folder_of(name, output, twin)
@@ -215,7 +227,13 @@ def run(
     wanted = seeds if seeds is not None else recipe.get("seeds", [0])
     plan = {seed: stages(recipe, output / f"seed{seed}", seed) for seed in wanted}
     together = stages_over_seeds(recipe, output, wanted)
+    if only is not None:
+        from fedlight.chosen_stages import chosen_stages
+
+        chosen, together = chosen_stages(list(plan.values()), together, only)
+        plan = dict(zip(plan, chosen, strict=True))
     rows: list[dict[str, Any]] = []
+    of_stages: list[dict[str, Any]] = []
     seconds = 0.0
     with ExitStack() as stack:
         # By seed, so that several processes may share the seeds of a recipe.
@@ -227,11 +245,16 @@ def run(
             for stage in steps:
                 done = stage.run()
                 seconds += done["seconds"]
-            rows += [{**row, "seed": seed} for row in done["result"].get("rows", [])]
+                of_stages.append({"method": stage.name, **done["result"].get("metrics", {}), "seed": seed})
+            if only is None:
+                rows += [{**row, "seed": seed} for row in done["result"].get("rows", [])]
         seconds += sum(stage.run()["seconds"] for stage in together)
-    from fedlight.results import show, versions
+    from fedlight.results import show, show_stages, versions
 
     results = {"recipe": Path(name).stem, "rows": rows, "seconds": round(seconds, 1), "versions": versions()}
+    if only is not None:
+        show_stages(of_stages, output)
+        return {**results, "rows": of_stages}
     write_json(output / "results.json", sealed(results))
     show(results, output)
     return results

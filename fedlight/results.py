@@ -118,3 +118,11 @@ def show(results: dict[str, Any], folder: Path) -> None:
     )
     console.print(f"as a page: fedlight report {folder} --open", soft_wrap=True)
     write_whole(folder / "results.md", markdown(results) + "\n")
+
+
+def show_stages(rows: list[dict[str, Any]], folder: Path) -> None:
+    """Prints the metrics of single stages, and that there are no results."""
+    for row in rows:
+        metrics = (f"{name} {value:.4g}" for name, value in row.items() if name not in ("method", "seed"))
+        print(f"seed {row['seed']}, {row['method']}: {', '.join(metrics) or 'done'}")
+    print(f"in {folder}; without --only the other stages are done as well, and results.json is written")

@@ -86,19 +86,19 @@ def arguments(command: str, folder: Path) -> Sequence[str]:
 def read_rows(measurement: Measurement, place: Path) -> list[Row]:
     """The rows in a JSON file, or in ``results.json`` of a run's folder with its ``stages`` and ``csv``; maps are flattened.
 
+    A run of single stages has no ``results.json``.
+
     Raises:
         ValueError: there is no such file, or there are no rows.
     """
     file = place / RESULTS if place.is_dir() else place
-    if not file.is_file():
-        raise ValueError(f"there is no {file}")
-    found: Any = json.loads(file.read_text(encoding="utf-8"))
+    found: Any = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
     rows = found.get("rows") if isinstance(found, dict) else found
     rows = [flat(row) for row in rows or []]
     if place.is_dir():
         rows += [*_rows_of_stages(measurement, place), *_rows_of_tables(measurement, place)]
     if not rows:
-        raise ValueError(f"{file} has no rows")
+        raise ValueError(f"{file}: there is no such file, or it has no rows")
     merged: dict[tuple[str, ...], Row] = {}
     for row in rows:
         if not any(column in row for column in measurement.key):

@@ -52,6 +52,8 @@ def record(published: Published, name: str, place: Path | None = None, commit: s
 def _of_run(place: Path) -> dict[str, Any]:
     """What a run says itself: when it ended, how long it took, with which versions."""
     file = place / "results.json" if place.is_dir() else place
+    if not file.is_file():
+        raise ValueError(f"there is no {file}: a record needs a whole run")
     told = json.loads(file.read_text(encoding="utf-8"))
     known = {key: told[key] for key in ("seconds", "versions") if isinstance(told, dict) and key in told}
     return {**known, "date": datetime.fromtimestamp(file.stat().st_mtime, UTC).date().isoformat()}
