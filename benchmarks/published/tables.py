@@ -13,7 +13,7 @@ BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 
 
 def table(published: Published, name: str) -> tuple[str, list[Figure]]:
-    """A table in Markdown with what stands under it, and its figures.
+    """A table in Markdown, under it a line for each of its measurements, and its figures.
 
     Raises:
         ValueError: there is no such table, or a field of it means nothing.
@@ -23,7 +23,10 @@ def table(published: Published, name: str) -> tuple[str, list[Figure]]:
         text, figures = _template(published, own, told) if "template" in told else _grid(published, own, told)
     except ValueError as error:
         raise ValueError(f"docs/results.toml: table {name}: {error}") from None
-    return f"{text}\n\n{caption(own)}" if own else text, figures
+    makers = (
+        {own.name: own, **{figure.measurement.name: figure.measurement for figure in figures}} if own else {}
+    )
+    return "\n\n".join([text, *map(caption, makers.values())]), figures
 
 
 def _told(published: Published, name: str) -> tuple[Measurement | None, Mapping[str, Any]]:

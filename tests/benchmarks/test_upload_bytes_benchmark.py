@@ -1,0 +1,26 @@
+"""benchmarks/upload_bytes.py: fp32 is the adapter as a safetensors file, and coarser numbers take their part of it."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_bytes_of_the_selectors_adapter(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("upload_bytes", ROOT / "benchmarks" / "upload_bytes.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(
+        module, "WIRES", {name: module.WIRES[name] for name in ("fp32", "fp16", "NF4, and int8 down")}
+    )
+    module.main(["--json", str(tmp_path / "rows.json")])
+    whole, half, both = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    header = 20_000  # bytes at most: names and places of the tensors
+    assert 2 * half["bytes"] == pytest.approx(whole["bytes"], abs=header)
+    assert half["bytes_down"] == whole["bytes_down"] == whole["bytes"]
+    assert both["bytes"] < both["bytes_down"] < half["bytes"]
+    assert whole["times_less"] == 1
+    assert half["times_less"] == whole["bytes"] / half["bytes"]
