@@ -28,6 +28,7 @@ from fedlight.conf import path as conf_path
 from fedlight.errors import OneLineArguments
 from fedlight.federation.seals import sealed
 from fedlight.json_files import write_json
+from fedlight.overlay import laid_on, over
 from fedlight.parser_words import near
 from fedlight.run_folder import alone_in
 from fedlight.stages import Stage
@@ -111,7 +112,7 @@ def load(name: str, overrides: list[str] | None = None, twin: bool = False) -> R
             raise ValueError(
                 f"the recipe {name} has no twin; {', '.join(having)} have one, and those that extend them"
             )
-        recipe = _over(recipe, {key: of for key, of in small.items() if key != "twin"})
+        recipe = over(recipe, {key: of for key, of in small.items() if key != "twin"})
     changes: Any = OmegaConf.create(recipe)
     for item in overrides or []:
         key, equals, text = item.partition("=")
@@ -165,24 +166,7 @@ def _extended(recipe: Recipe, file: Path) -> Recipe:
     below = [
         _laid(str(file.parent / name)) for name in ([extended] if isinstance(extended, str) else extended)
     ]
-    return functools.reduce(_over, [*below, recipe])
-
-
-def _over(below: Any, above: Any) -> Any:
-    """One set of values on top of another: maps are joined, but settings of another class, and all else, replaced.
-
-    Example:
-        >>> _over({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"c": 3}, "d": [2]})
-        {'a': {'b': 1, 'c': 3}, 'd': [2]}
-        >>> _over({"class_path": "A", "init_args": {"x": 1}}, {"class_path": "B"})
-        {'class_path': 'B'}
-    """
-    if not isinstance(below, dict) or not isinstance(above, dict):
-        return above
-    if "class_path" in above and "class_path" in below and above["class_path"] != below["class_path"]:
-        return above
-    joined = {key: _over(below[key], value) if key in below else value for key, value in above.items()}
-    return {**below, **joined}
+    return functools.reduce(over, [*below, recipe])
 
 
 def _plain(config: Any) -> Recipe:
@@ -323,7 +307,7 @@ def _stages(resolved: Recipe, folder: Path) -> list[Stage]:
         if like is not None and like not in specs:
             raise ValueError(f"stage {name} is like {like!r}, which is no stage before it")
         base = specs[like] if like else {}
-        specs[name] = {**base, **spec, "with": {**base.get("with", {}), **spec.get("with", {})}}
+        specs[name] = {**base, **spec, "with": laid_on(base.get("with"), spec.get("with"))}
     return [
         Stage(name, folder / name, spec, folder.parent)
         for name, spec in specs.items()

@@ -2,6 +2,8 @@
 
 A stage's folder holds ``settings.json``, written before its first work, and ``done.json``, written after its last. Both have
 a digest of their content; where one is damaged or missing, the stage is neither taken for done nor silently done again.
+A Lightning command reads one config, ``stage.yaml`` there: the stage's own config with the recipe's values laid over it.
+Values never pass through a command line, where a text may be read as something else.
 """
 
 import hashlib
@@ -13,9 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedlight.conf import path as conf_path
+from fedlight.config_files import check_config
 from fedlight.contents import (
     DONE,
     Contents,
@@ -27,10 +28,13 @@ from fedlight.contents import (
 )
 from fedlight.federation.full_disk import full_disk_named
 from fedlight.federation.seals import sealed
+from fedlight.federation.whole_files import write_whole
 from fedlight.json_files import read_json, write_json
+from fedlight.overlay import as_yaml, depth, is_class, set_in
 
 CONTENTS = "contents of files"
-BEFORE_WORK = ("settings.json", "run.json", "run.lock", "config.yaml")
+CONFIG = "stage.yaml"
+BEFORE_WORK = ("settings.json", "run.json", "run.lock", "config.yaml", CONFIG)
 """What a stage's folder has before its work begins."""
 COMMANDS = ("fit", "validate", "test", "predict", "call")
 
@@ -158,11 +162,9 @@ class Stage:
                 f"put it back, or {remedy_for(self.folder)}"
             )
 
-    def _named(self) -> list[Any]:
-        """All settings in which files and folders may be named: arguments, and what stands in configs."""
-        configs = [name for name in (self.target, *self.arguments.values()) if _is_config(name)]
-        arguments = {key: value for key, value in self.arguments.items() if not _is_config(value)}
-        return [arguments, *({"": _yaml(_config(name))} for name in configs)]
+    def _named(self) -> dict[str, Any]:
+        """All settings in which files and folders may be named."""
+        return self.arguments if self.command == "call" else self.config()
 
     def _settings(self) -> dict[str, Any]:
         """Everything that the stage depends on; configs by their content."""
@@ -175,24 +177,38 @@ class Stage:
         settings: dict[str, Any] = json.loads(
             json.dumps({"stage": f"{self.command} {self.target}", **self.arguments})
         )
+        # Folders of before have none: texts with a colon reached their commands changed.
+        if self.command != "call":
+            whole = as_yaml(self.config()).encode()
+            settings["digest of the config"] = hashlib.sha256(whole).hexdigest()[:16]
         return {**settings, "contents of configs": contents}
 
     def _call(self) -> dict[str, Any]:
         return self.function(**self.arguments) or {}
 
-    def command_line(self) -> list[str]:
-        """What ``fedlight`` is called with, but for the checkpoint that a stopped stage goes on from."""
-        return [
-            self.command,
-            f"--config={_config(self.target)}",
-            f"--trainer.default_root_dir={self.folder}",
-            *(f"--{key}={_text(value)}" for key, value in self.arguments.items()),
-        ]
+    def config(self) -> dict[str, Any]:
+        """All that its Lightning command is told: its config, and the recipe's values over it.
+
+        Raises:
+            ValueError: a config cannot be read.
+        """
+        settings = _settings_in(self.target)
+        for key in sorted(self.arguments, key=depth):
+            value = self.arguments[key]
+            settings = set_in(settings, key, _part_in(value) if _is_config(value) else value)
+        whole: dict[str, Any] = set_in(settings, "trainer.default_root_dir", str(self.folder))
+        return whole
+
+    def write_config(self, folder: Path) -> Path:
+        """Writes `config` into a folder, and returns the file."""
+        file = folder / CONFIG
+        write_whole(file, as_yaml(self.config()))
+        return file
 
     def _lightning(self) -> dict[str, Any]:
         from fedlight.cli import lightning_cli
 
-        argv = self.command_line()
+        argv = [self.command, f"--config={self.write_config(self.folder)}"]
         checkpoint = newest_checkpoint(self.folder / "checkpoints") if self.command == "fit" else None
         if checkpoint is not None:
             argv.append(f"--ckpt_path={checkpoint}")
@@ -218,22 +234,20 @@ def _is_config(value: Any) -> bool:
     return isinstance(value, str) and value.endswith(".yaml") and _config(value).is_file()
 
 
-def _yaml(file: Path) -> Any:
-    """What stands in a config; nothing where it is no YAML, as the command's own parser says that better."""
-    try:
-        return yaml.load(
-            file.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        )
-    except (yaml.YAMLError, UnicodeDecodeError):
-        return None
+def _settings_in(config: str) -> dict[str, Any]:
+    """What stands in a config, its numbers and texts as the command's own parser takes them."""
+    from jsonargparse import get_loader
+
+    file = _config(config)
+    check_config(str(file))
+    settings: dict[str, Any] = get_loader("yaml")(file.read_text(encoding="utf-8"))
+    return settings
 
 
-def _text(value: Any) -> str:
-    """As the command line reads it; a text with a colon in quotes, or it would be read as a map."""
-    if _is_config(value):
-        return str(_config(value))
-    is_plain = isinstance(value, str) and (value[:1] in "{[" or (" :" not in value and ": " not in value))
-    return value if is_plain else json.dumps(value)
+def _part_in(config: str) -> Any:
+    """What stands in the config of a class, such as a kind of data; another file's path."""
+    part = _settings_in(config)
+    return part if is_class(part) else str(_config(config))
 
 
 def result_of(folder: str) -> dict[str, Any]:

@@ -177,7 +177,7 @@ def test_a_stage_that_is_done_needs_nothing(tmp_path):
 
 
 def test_an_output_made_with_other_settings_is_a_problem(tmp_path):
-    made = stage(tmp_path, "a", model="toy").stage
+    made = stage(tmp_path, "a", command="call", model="toy").stage
     assert check_output(tmp_path, [made]).state is State.OK
     write_json(tmp_path / "a/settings.json", {"stage": "other"})
     assert check_output(tmp_path, [made]).state is State.OK  # nothing was done with them

@@ -8,12 +8,12 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from lightning import LightningDataModule, LightningModule
 
 from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.cli import find_config
 from fedlight.lightning_cli import OneLineParser
 from fedlight.plan import ReadSettings
 from fedlight.preflight.finding import Finding, ok, problem
@@ -64,10 +64,15 @@ def _parsed(stage: Stage) -> Read:
     None of these loads anything before it is used.
     """
     said = io.StringIO()
-    with warnings.catch_warnings(), contextlib.redirect_stderr(said), _short_messages():
+    with (
+        TemporaryDirectory() as folder,
+        warnings.catch_warnings(),
+        contextlib.redirect_stderr(said),
+        _short_messages(),
+    ):
         warnings.simplefilter("ignore")
         try:
-            made = ReadSettings([find_config(argument) for argument in stage.command_line()])
+            made = ReadSettings([stage.command, f"--config={stage.write_config(Path(folder))}"])
         except SystemExit:  # the parser has said it
             first = said.getvalue().strip().splitlines()[:1] or ["the command line does not parse"]
             raise ValueError(first[0].removeprefix("fedlight: ")) from None

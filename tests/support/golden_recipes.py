@@ -1,0 +1,117 @@
+"""What the commands of every recipe are told, once parsed, as a digest for each stage: ``tests/golden/recipes.json``.
+
+``python tests/support/golden_recipes.py`` writes the file anew; ``... NAME STAGE`` prints what is behind one digest, to
+compare two states of the code.
+"""
+
+import hashlib
+import json
+import sys
+import warnings
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import yaml
+
+from fedlight import recipes
+from fedlight.conf import path as conf_path
+from fedlight.plan import ReadSettings
+from fedlight.stages import Stage
+
+FILE = Path(__file__).parent.parent / "golden/recipes.json"
+RUN, CONF = "RUN", "CONF"
+OWN = ("model", "data", "federated", "seed_everything")
+
+
+def names() -> list[str]:
+    """Every recipe, and ``NAME --twin`` where it has a small copy."""
+    found = []
+    for file in sorted(conf_path("recipes").glob("*.yaml")):
+        found.append(file.stem)
+        try:
+            recipes.load(file.stem, twin=True)
+            found.append(f"{file.stem} --twin")
+        except ValueError:
+            pass
+    return found
+
+
+def commands(name: str, run: Path) -> list[Stage]:
+    """The stages of a recipe that are Lightning commands, for seed 0."""
+    recipe = recipes.load(name.removesuffix(" --twin"), twin=name.endswith(" --twin"))
+    return [stage for stage in recipes.stages(recipe, run, 0) if stage.command != "call"]
+
+
+def parsed(stage: Stage) -> dict:
+    """All settings of a command, defaults included, as its own parser has them."""
+    with TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        file = stage.write_config(Path(folder))
+        return ReadSettings([stage.command, f"--config={file}"]).config[stage.command].as_dict()
+
+
+def named(stage: Stage, settings: dict) -> str:
+    """What of the parsed settings is the recipe's or fedlight's, without the places of this machine.
+
+    Defaults of Lightning's own classes are left out: another version of it may have others.
+    """
+    told = {key: settings.get(key) for key in OWN}
+    given = stage.config()["trainer"]
+    told["trainer"] = {key: settings["trainer"][key] for key in given if key != "callbacks"}
+    told["callbacks"] = [
+        one if one["class_path"].startswith("fedlight.") else asked
+        for one, asked in zip(
+            settings["trainer"]["callbacks"] or [], given.get("callbacks") or [], strict=True
+        )
+    ]
+    text = json.dumps(told, sort_keys=True, indent=1, default=str)
+    places = {str(stage.folder.parent): RUN, str(conf_path("recipes").parent): CONF}
+    for place, name in places.items():
+        text = text.replace(place, name)
+    return text
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def unlike(told, settings, at: str = "") -> list[str]:
+    """Where the parser has understood something else than what it was told; references and names of classes apart."""
+    if isinstance(told, str) and isinstance(settings, dict):
+        told = yaml.safe_load(told)  # a map as text
+    if isinstance(told, dict):
+        if not isinstance(settings, dict):
+            return [f"{at}: {told!r} -> {settings!r}"]
+        return [
+            line
+            for key, value in told.items()
+            for line in unlike(value, settings.get(key, "is not there"), f"{at}.{key}")
+        ]
+    if isinstance(told, list):
+        if not isinstance(settings, (list, tuple)) or len(told) != len(settings):
+            return [f"{at}: {told!r} -> {settings!r}"]
+        pairs = zip(told, settings, strict=True)
+        return [line for place, pair in enumerate(pairs) for line in unlike(*pair, f"{at}[{place}]")]
+    if at.endswith(".class_path"):
+        return (
+            []
+            if told.rpartition(".")[2] == settings.rpartition(".")[2]
+            else [f"{at}: {told!r} -> {settings!r}"]
+        )
+    is_reference = isinstance(told, str) and "${" in told
+    return [] if is_reference or told == settings else [f"{at}: {told!r} -> {settings!r}"]
+
+
+def digests(name: str, run: Path) -> dict[str, str]:
+    return {stage.name: digest(named(stage, parsed(stage))) for stage in commands(name, run)}
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        (stage,) = [
+            stage for stage in commands(" ".join(sys.argv[1:-1]), Path("/run")) if stage.name == sys.argv[-1]
+        ]
+        print(named(stage, parsed(stage)))
+    else:
+        FILE.parent.mkdir(exist_ok=True)
+        FILE.write_text(json.dumps({name: digests(name, Path("/run")) for name in names()}, indent=1) + "\n")

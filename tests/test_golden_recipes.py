@@ -1,0 +1,24 @@
+"""What every command of every recipe is told arrives as it was written, and is what it was when it was last looked at."""
+
+import json
+
+import pytest
+from golden_recipes import FILE, commands, digest, named, names, parsed, unlike
+
+GOLDEN = json.loads(FILE.read_text())
+RENEW = "if that is meant, renew: python tests/support/golden_recipes.py; to see it: ... golden_recipes.py NAME STAGE"
+
+
+def test_every_recipe_has_its_golden_value():
+    assert names() == list(GOLDEN)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_what_a_recipe_says_is_what_its_commands_hear(name, tmp_path):
+    found = {}
+    for stage in commands(name, tmp_path / "seed0"):
+        settings = parsed(stage)
+        assert unlike(stage.config(), settings) == [], f"{name}, {stage.name}"
+        found[stage.name] = digest(named(stage, settings))
+    changed = {stage for stage in {*found, *GOLDEN[name]} if found.get(stage) != GOLDEN[name].get(stage)}
+    assert not changed, f"{name}: other settings than when these were written down; {RENEW}"
