@@ -80,6 +80,8 @@ def unlike(told, settings, at: str = "") -> list[str]:
     if isinstance(told, str) and isinstance(settings, dict):
         told = yaml.safe_load(told)  # a map as text
     if isinstance(told, dict):
+        if "class_path" in told and isinstance(settings, dict) and "class_path" not in settings:
+            told = told["init_args"]  # the one class that can stand there
         if not isinstance(settings, dict):
             return [f"{at}: {told!r} -> {settings!r}"]
         return [
