@@ -72,8 +72,6 @@ class Measurement:
             raise ValueError(f"{at}: rerun={self.rerun!r} needs `why`: the reason, or the test")
         if self.is_rerun and not self.rerun_seconds:
             raise ValueError(f"{at}: rerun={self.rerun!r} needs `rerun_seconds`: about what it takes")
-        if self.is_rerun and self.is_transcribed:
-            raise ValueError(f"{at}: rerun={self.rerun!r}, but its record was copied from a page: record it")
 
     @property
     def rows(self) -> list[Row]:

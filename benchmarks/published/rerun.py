@@ -94,6 +94,12 @@ def _one(
 ) -> Outcome:
     own = shown[measurement.name]
     outcome = Outcome(measurement.name, len(own), "skipped")
+    if "machine" not in measurement.record:
+        outcome.verdict, outcome.why = (
+            "failed",
+            "its record was not made by a run: record it, or set rerun to no",
+        )
+        return outcome
     recorded_at = measurement.record["machine"]["class"]
     if lost := missing(measurement):
         outcome.why = lost
