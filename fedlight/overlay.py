@@ -33,7 +33,12 @@ def over(below: Any, above: Any) -> Any:
         return above
     if is_class(above) and is_class(below) and not same_class(below["class_path"], above["class_path"]):
         return above
-    joined = {key: over(below[key], value) if key in below else value for key, value in above.items()}
+    joined = {
+        key: over(_still_meant(below[key], value, joins=True) if key == "with" else below[key], value)
+        if key in below
+        else value
+        for key, value in above.items()
+    }
     return {**below, **joined}
 
 
@@ -53,11 +58,17 @@ def set_in(settings: Any, key: str, value: Any) -> Any:
         {'data': {'class_path': 'B'}}
         >>> set_in({"model": None}, "model.a.b", [3])
         {'model': {'a': {'b': [3]}}}
+
+    Raises:
+        ValueError: the key goes into a list, or into what has nothing inside of it.
     """
     if not key:
         return _instead_of(settings, value)
     below: Any = {"class_path": settings} if isinstance(settings, str) else settings or {}
     first, _, rest = key.partition(".")
+    if not isinstance(below, dict):
+        kind = "a list" if isinstance(below, list) else f"{below!r}"
+        raise ValueError(f"{first!r} stands inside of nothing, as the config has {kind} there: give it whole")
     if is_class(below) and first not in OF_A_CLASS:
         first, rest = "init_args", key
     if is_class(below) and first == "class_path":
@@ -68,8 +79,10 @@ def set_in(settings: Any, key: str, value: Any) -> Any:
 
 
 def _instead_of(old: Any, new: Any) -> Any:
-    if is_class(old) and isinstance(new, str):  # a class by its name alone
+    if is_class(old) and isinstance(new, str) and not _is_file(new):  # a class by its name alone
         new = {"class_path": new}
+    if is_class(old) and isinstance(new, dict) and "class_path" not in new:  # arguments of the same class
+        new = {"class_path": old["class_path"], **(new if {*new} <= {*OF_A_CLASS} else {"init_args": new})}
     if not (is_class(old) and is_class(new) and same_class(old["class_path"], new["class_path"])):
         return new
     return {**old, **new, **{key: _joined(old.get(key), new[key]) for key in OF_MAPS if key in new}}
@@ -97,15 +110,69 @@ def laid_on(below: dict[str, Any] | None, above: dict[str, Any] | None) -> dict[
         {'data.x': 1, 'data': 'other.yaml'}
     """
     below, above = below or {}, above or {}
-    classes = [
-        f"{key}."
+    kept = _still_meant(below, above)
+    joined = {
+        key: {**kept[key], **value}
         for key, value in above.items()
-        if value is None or is_class(value) or (isinstance(value, str) and not value.endswith(".yaml"))
-    ]
-    kept = {
-        key: value for key, value in below.items() if key not in above and not key.startswith(tuple(classes))
+        if key.rpartition(".")[2] in OF_MAPS and isinstance(value, dict) and isinstance(kept.get(key), dict)
     }
-    return {**kept, **above}
+    return {**{key: value for key, value in kept.items() if key not in above}, **above, **joined}
+
+
+def _still_meant(below: Any, above: Any, joins: bool = False) -> Any:
+    """The keys with dots that ``above`` does not set again, in other words or as a part of something around them.
+
+    ``joins``: ``above`` is another recipe's, which changes the arguments that it has of the same class; and what a reference
+    means is not known yet.
+    """
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return below
+    around = {}
+    for other, value in above.items():
+        old = below.get(other)
+        if joins and (value == old or (isinstance(value, str) and "${" in value)):
+            continue
+        if joins and is_class(value) and is_class(old) and same_class(old["class_path"], value["class_path"]):
+            value = {key: of for key, of in value.items() if key != "class_path"}
+        around[other] = value
+    return {
+        key: value
+        for key, value in below.items()
+        if key in above or not any(_decides(*one, key) for one in around.items())
+    }
+
+
+def _decides(other: str, value: Any, key: str) -> bool:
+    """Does a value at one key say what stands at another one?"""
+    own, around = plain(key).split("."), plain(other).split(".")
+    if around[-1] == "class_path":
+        return len(own) >= len(around) and own[: len(around) - 1] == around[:-1]
+    inside = own[: len(around)] == around
+    return inside and _says(value, own[len(around) :], len(around) == 1 or around[-1] in OF_MAPS)
+
+
+def _says(value: Any, parts: list[str], of_arguments: bool) -> bool:
+    """Does a value decide what stands at these parts inside of it?"""
+    if not parts or not isinstance(value, dict) or is_class(value):
+        return not parts or not (isinstance(value, str) and _is_file(value))
+    if not of_arguments and not {*value} <= {*OF_A_CLASS}:
+        return True  # a map that is itself an argument
+    inside = {**value, **(value.get("init_args") or {})}
+    return parts[0] in inside and _says(inside[parts[0]], parts[1:], parts[0] in OF_MAPS)
+
+
+def _is_file(text: str) -> bool:
+    return text.endswith((".yaml", ".yml"))
+
+
+def plain(key: str) -> str:
+    """A key without ``init_args``, which may be left out of it.
+
+    Example:
+        >>> plain("federated.init_args.algorithm.init_args.mu")
+        'federated.algorithm.mu'
+    """
+    return ".".join(part for part in key.split(".") if part != "init_args") or key
 
 
 def depth(key: str) -> tuple[int, bool]:
@@ -114,8 +181,10 @@ def depth(key: str) -> tuple[int, bool]:
     Example:
         >>> sorted(["data.x", "data", "data.class_path"], key=depth)
         ['data', 'data.class_path', 'data.x']
+        >>> sorted(["data.init_args.part", "data.part.x"], key=depth)
+        ['data.init_args.part', 'data.part.x']
     """
-    return key.count("."), not key.endswith(".class_path")
+    return plain(key).count("."), not key.endswith(".class_path")
 
 
 def is_class(value: Any) -> bool:

@@ -113,7 +113,6 @@ def load(name: str, overrides: list[str] | None = None, twin: bool = False) -> R
                 f"the recipe {name} has no twin; {', '.join(having)} have one, and those that extend them"
             )
         recipe = over(recipe, {key: of for key, of in small.items() if key != "twin"})
-    changes: Any = OmegaConf.create(recipe)
     for item in overrides or []:
         key, equals, text = item.partition("=")
         if not equals or not key:
@@ -128,12 +127,31 @@ def load(name: str, overrides: list[str] | None = None, twin: bool = False) -> R
             raise ValueError(
                 f"{item!r}: the recipe {name} has no stage {parts[0]!r}; its {first} are {known}"
             )
-        changes = OmegaConf.merge(changes, _change(key, text, is_text=isinstance(recipe.get(key), str)))
-    return _plain(changes)
+        try:
+            change = _change(key, text, is_text=isinstance(_at(recipe, key, item), str))
+        except OmegaConfBaseException as error:
+            what = str(error).partition("\n")[0]
+            raise ValueError(f"{item!r}: {what}; a reference is written as ${{seed}}") from None
+        recipe = over(recipe, _plain(change))
+    return recipe
+
+
+def _at(recipe: Recipe, key: str, item: str) -> Any:
+    """What the recipe has there; None for nothing, which the override adds."""
+    found: Any = recipe
+    for part in key.split("."):
+        if isinstance(found, list) or "[" in part:
+            raise ValueError(f"{item!r} changes a part of a list: give the whole list")
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
 
 
 def _change(key: str, text: str, is_text: bool) -> Any:
-    """``{key: value}`` of an override: YAML, but a text with a colon or a line break in it stays a text."""
+    """``{key: value}`` of an override: YAML, but what is read as a text is kept as it was written, if it is not quoted.
+
+    YAML alone would cut it at `` #`` and make a blank of a line break. In the place of a text a text with a colon or in
+    braces stays one, too.
+    """
     change = OmegaConf.create()
     try:
         change = OmegaConf.from_dotlist([f"{key}={text}"])
@@ -141,9 +159,21 @@ def _change(key: str, text: str, is_text: bool) -> Any:
         OmegaConf.update(change, key, text)
     # A reference such as ${seed} leads nowhere yet: the change is looked at before it is laid over the recipe.
     made = OmegaConf.select(change, key, throw_on_resolution_failure=False)
-    if is_text and OmegaConf.is_dict(made) and not text.startswith("{"):
-        change = OmegaConf.create({key: text})
+    if _is_text(text, made, is_text):
+        change = OmegaConf.create()
+        OmegaConf.update(change, key, text)
     return change
+
+
+def _is_text(text: str, made: Any, instead_of_text: bool) -> bool:
+    """Is an override meant as it was written, not as YAML has ``made`` of it?"""
+    if isinstance(made, str):
+        return not text.startswith(("'", '"'))
+    if made is None:
+        return bool(text) and text.strip().lower() not in ("null", "~")
+    if OmegaConf.is_dict(made):  # {instruction} is a slot, {number: 3} a map
+        return instead_of_text and (not text.startswith("{") or all(made[key] is None for key in made))
+    return False
 
 
 def _laid(name: str) -> Recipe:

@@ -190,12 +190,15 @@ class Stage:
         """All that its Lightning command is told: its config, and the recipe's values over it.
 
         Raises:
-            ValueError: a config cannot be read.
+            ValueError: a config cannot be read, or a value has no place in it.
         """
         settings = _settings_in(self.target)
         for key in sorted(self.arguments, key=depth):
             value = self.arguments[key]
-            settings = set_in(settings, key, _part_in(value) if _is_config(value) else value)
+            try:
+                settings = set_in(settings, key, _part_in(value) if _is_config(value) else value)
+            except ValueError as error:
+                raise ValueError(f"stage {self.name}: with {key}: {error}") from None
         whole: dict[str, Any] = set_in(settings, "trainer.default_root_dir", str(self.folder))
         return whole
 
