@@ -89,7 +89,7 @@ def read_rows(measurement: Measurement, place: Path) -> list[Row]:
     A run of single stages has no ``results.json``.
 
     Raises:
-        ValueError: there is no such file, or there are no rows.
+        ValueError: there is no such file, there are no rows, or two of them have the same key and different values.
     """
     file = place / RESULTS if place.is_dir() else place
     found: Any = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
@@ -103,7 +103,14 @@ def read_rows(measurement: Measurement, place: Path) -> list[Row]:
     for row in rows:
         if not any(column in row for column in measurement.key):
             continue  # of another table than the one whose rows are kept
-        merged.setdefault(identity(measurement, row), {}).update(row)
+        whole = merged.setdefault(identity(measurement, row), {})
+        for column in row:
+            if column in whole and str(whole[column]) != str(row[column]):
+                raise ValueError(
+                    f"{place}: two rows of {', '.join(identity(measurement, row))} differ in {column!r} "
+                    f"({whole[column]} and {row[column]}): `key` has to tell them apart"
+                )
+        whole.update(row)
     return list(merged.values())
 
 

@@ -5,12 +5,11 @@ Tolerances are words: ``exact``, half a unit of the last digit that is printed; 
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from published.figures import Figure
+from published.figures import Figure, unit
 from published.measurements import Measurement, Row, identity
 
 
@@ -20,12 +19,14 @@ class Comparison:
 
     Attributes:
         compared: how many figures.
+        partly: of these, the ones that were rerun with some of their seeds alone.
         off: the largest deviation as a part of its tolerance, 0 where all are equal.
         worst: the figure that it is, with both values.
         differences: what is further off than its tolerance allows, or missing.
     """
 
     compared: int = 0
+    partly: int = 0
     off: float = 0.0
     worst: str = ""
     differences: list[str] = field(default_factory=list)
@@ -50,12 +51,17 @@ def compare(
     if not measurement.rerun_command:
         lost = (row for number, row in enumerate(measurement.rows) if number not in again)
         found.differences += [f"{_name(measurement, row)}: the rerun has no such row" for row in lost]
+    given = 0
     for figure in figures:
         tolerance = measurement.tolerance_of(figure.column, here)
         numbers = [number for number in figure.rows if number in again]
-        if tolerance == "none" or not numbers or not figure.values:
+        if not numbers or not figure.values:
+            continue
+        given += 1
+        if tolerance == "none":
             continue
         found.compared += 1
+        found.partly += len(numbers) < len(figure.rows)
         for number in numbers:
             row = measurement.rows[number]
             old, new = row.get(figure.column), again[number].get(figure.column)
@@ -65,6 +71,10 @@ def compare(
                 found.off, found.worst = part, said
             if part > 1:
                 found.differences.append(f"{said} (tolerance: {tolerance})")
+    if measurement.rerun_command and given != measurement.rerun_figures:
+        found.differences.append(
+            f"the rerun gives {given} of the published figures; rerun_figures={measurement.rerun_figures} were expected"
+        )
     if not found.compared and not found.differences:
         found.differences.append("the rerun has none of the published figures")
     return found
@@ -97,23 +107,6 @@ def deviation(old: Any, new: Any, tolerance: str, form: str) -> float:
     allowed = abs(old) * float(amount) if kind == "relative" else float(allowed)
     off = abs(new - old)
     return 0.0 if off == 0 else off / allowed if allowed else math.inf
-
-
-def unit(form: str, value: float) -> float:
-    """One unit of the last digit that a format prints of a value.
-
-    Example:
-        >>> unit(".3f", 1.0), unit(",.0f", 1.0), unit(".1%", 1.0), unit(".3g", 0.0512), unit("", 0.1)
-        (0.001, 1.0, 0.001, 0.0001, 0.0)
-    """
-    found = re.search(r"\.(\d+)([feg%])$", form)
-    if found is None:
-        return 1.0 if form.endswith("d") else 0.0
-    digits = int(found[1])
-    if found[2] in "f%":
-        return float(f"1e{-digits - 2 * (found[2] == '%')}")
-    largest = math.floor(math.log10(abs(value))) if value else 0
-    return float(f"1e{largest - digits + (found[2] == 'g')}")
 
 
 def _name(measurement: Measurement, row: Row | Mapping[str, Any]) -> str:

@@ -43,6 +43,29 @@ class Figure:
         """The format of a number."""
         return self.spec.removeprefix("mean").strip()
 
+    @property
+    def unit(self) -> float:
+        """One unit of the last digit that is printed of it; 0 where all digits are, or where it is a text."""
+        numbers = [abs(value) for value in self.values if not isinstance(value, str)]
+        return unit(self.format, min(numbers)) if numbers else 0.0
+
+
+def unit(form: str, value: float) -> float:
+    """One unit of the last digit that a format prints of a value.
+
+    Example:
+        >>> unit(".3f", 1.0), unit(",.0f", 1.0), unit(".1%", 1.0), unit(".3g", 0.0512), unit("", 0.1)
+        (0.001, 1.0, 0.001, 0.0001, 0.0)
+    """
+    found = re.search(r"\.(\d+)([feg%])$", form)
+    if found is None:
+        return 1.0 if form.endswith("d") else 0.0
+    digits = int(found[1])
+    if found[2] in "f%":
+        return float(f"1e{-digits - 2 * (found[2] == '%')}")
+    largest = math.floor(math.log10(abs(value))) if value else 0
+    return float(f"1e{largest - digits + (found[2] == 'g')}")
+
 
 def printed(values: Sequence[float | str], spec: str) -> str:
     """Values of several seeds in the form ``mean ± standard deviation``.

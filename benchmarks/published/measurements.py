@@ -32,6 +32,7 @@ class Measurement:
         why: why it is not rerun, or where the test is.
         rerun_command: a smaller command, whose rows are compared with those of the same keys and seeds.
         rerun_seconds: what that takes, about.
+        rerun_figures: how many of the figures ``rerun_command`` gives, compared or not; a rerun with another number differs.
         key: columns that tell rows apart, besides ``seed``.
         needs: what has to lie in the folder with real data.
         tolerance: how far a rerun may be off, see `published.compare`.
@@ -52,6 +53,7 @@ class Measurement:
     why: str = ""
     rerun_command: str = ""
     rerun_seconds: float = 0
+    rerun_figures: int = 0
     key: tuple[str, ...] = ("method",)
     needs: tuple[str, ...] = ()
     tolerance: str = "exact"
@@ -72,6 +74,10 @@ class Measurement:
             raise ValueError(f"{at}: rerun={self.rerun!r} needs `why`: the reason, or the test")
         if self.is_rerun and not self.rerun_seconds:
             raise ValueError(f"{at}: rerun={self.rerun!r} needs `rerun_seconds`: about what it takes")
+        if self.is_rerun and self.rerun_command and not self.rerun_figures:
+            raise ValueError(f"{at}: rerun_command needs `rerun_figures`: how many of the figures it gives")
+        if self.is_rerun and "{shared}" in (self.rerun_command or self.command) and not self.needs:
+            raise ValueError(f"{at}: a command with {{shared}} needs `needs`: the files that it reads there")
 
     @property
     def rows(self) -> list[Row]:

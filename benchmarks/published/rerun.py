@@ -34,6 +34,7 @@ class Outcome:
     verdict: str
     why: str = ""
     seconds: float = 0.0
+    expected: float = 0.0
     comparison: Comparison = field(default_factory=Comparison)
 
 
@@ -79,6 +80,8 @@ def rerun(
         "seconds": round(seconds, 1),
         "published": sum(map(len, shown.values())),
         "compared": sum(one.comparison.compared for one in outcomes),
+        "partly": sum(one.comparison.partly for one in outcomes),
+        "skipped": [one.name for one in outcomes if one.verdict == "skipped"],
         "measurements": [asdict(one) for one in outcomes],
         "not_rerun": [
             {"name": one.name, "figures": len(shown[one.name]), "why": _why_not(one)} for one in not_rerun
@@ -93,7 +96,7 @@ def _one(
     measurement: Measurement, folder: Path, shown: dict[str, list[Figure]], here: str, console: Console
 ) -> Outcome:
     own = shown[measurement.name]
-    outcome = Outcome(measurement.name, len(own), "skipped")
+    outcome = Outcome(measurement.name, len(own), "skipped", expected=measurement.rerun_seconds)
     if "machine" not in measurement.record:
         outcome.verdict, outcome.why = (
             "failed",
@@ -135,13 +138,23 @@ def _show(
     seconds: float,
 ) -> None:
     table = Table(title="Published figures, rerun")
-    for name in ("measurement", "figures", "compared", "off, of its tolerance", "verdict", "seconds", ""):
-        table.add_column(name, justify="right" if name in ("figures", "compared", "seconds") else "left")
+    for name in (
+        "measurement",
+        "figures",
+        "compared",
+        "off, of its tolerance",
+        "verdict",
+        "seconds of about",
+        "",
+    ):
+        table.add_column(
+            name, justify="right" if name in ("figures", "compared", "seconds of about") else "left"
+        )
     colours = {"same": "green", "differs": "red", "failed": "red", "skipped": "yellow"}
     for one in outcomes:
         off = f"{one.comparison.off:.2f}" if one.comparison.compared else ""
         cells: list[Any] = [one.name, str(one.figures), str(one.comparison.compared), off]
-        cells += [f"[{colours[one.verdict]}]{one.verdict}[/]", f"{one.seconds:.0f}"]
+        cells += [f"[{colours[one.verdict]}]{one.verdict}[/]", f"{one.seconds:.0f} of {one.expected:.0f}"]
         table.add_row(*cells, _plain(one.why))
     console.print(table)
     if not_rerun:
@@ -153,8 +166,12 @@ def _show(
         console.print(rest)
     total = sum(map(len, shown.values()))
     compared = sum(one.comparison.compared for one in outcomes)
+    partly = sum(one.comparison.partly for one in outcomes)
+    of_seeds = f" ({partly} of them by some of their seeds)" if partly else ""
+    left_out = [one.name for one in outcomes if one.verdict == "skipped"]
+    skipped = f"; skipped: {', '.join(left_out)}" if left_out else ""
     console.print(
-        f"{total} published figures, {compared} compared, {total - compared} not; {seconds:.0f} s",
+        f"{total} published figures, {compared} compared{of_seeds}, {total - compared} not{skipped}; {seconds:.0f} s",
         highlight=False,
     )
 

@@ -131,10 +131,15 @@ def said(published: Published, measurement: Measurement) -> list[Figure]:
 
 
 def figures(published: Published, measurement: Measurement) -> list[Figure]:
-    """All published figures of a measurement, each once, in the form with the most digits first in which it is printed."""
+    """All published figures of a measurement, each once, in the form with the most digits in which it is printed."""
     names = [*published.tables, *(name for one in published.measurements.values() for name in one.tables)]
     found = [figure for name in names for figure in table(published, name)[1]]
     for one in published.measurements.values():
         found += said(published, one)
     own = [figure for figure in found if figure.measurement.name == measurement.name]
-    return list({(figure.column, figure.rows): figure for figure in reversed(own)}.values())
+    found_once: dict[tuple[str, tuple[int, ...]], Figure] = {}
+    for figure in own:
+        other = found_once.setdefault((figure.column, figure.rows), figure)
+        if figure.unit < other.unit:
+            found_once[figure.column, figure.rows] = figure
+    return list(found_once.values())

@@ -79,7 +79,10 @@ def test_measurements(name):
     if one.rerun == "test":
         assert all((ROOT / path).is_file() for path in re.findall(r"`(tests/[\w/]+\.py)`", one.why))
         assert "`tests/" in one.why
+    if not one.is_transcribed:
+        assert one.record["command"] == one.command
     if one.is_rerun:
+        assert {one.tolerance_of(figure.column) for figure in shown} != {"none"}
         assert arguments(one.command, ROOT)
         assert arguments(one.rerun_command or one.command, ROOT)
         assert {"commit", "date", "machine", "versions"} <= set(one.record)

@@ -146,9 +146,38 @@ def test_rows_that_are_missing_or_new():
     own = figures(published(one), one)
     assert compare(one, own, ROWS[1:]).differences == ["t, a, seed 0: the rerun has no such row"]
     assert compare(one, own, [*ROWS, {**ROWS[0], "seed": 9}]).differences == ["t, a, seed 9: not recorded"]
-    smaller = measurement(rerun_command="python benchmarks/wire.py --layers 1")
-    assert compare(smaller, own, ROWS[:1]).compared == 2
-    assert compare(smaller, own, [ROWS[2]]).differences == ["the rerun has none of the published figures"]
+    smaller = measurement(rerun_command="python benchmarks/wire.py --layers 1", rerun_figures=2)
+    found = compare(smaller, own, ROWS[:1])
+    assert (found.compared, found.partly, found.differences) == (2, 1, [])
+    found = compare(smaller, own, ROWS[:2])
+    assert (found.compared, found.partly, found.differences) == (2, 0, [])
+    assert compare(smaller, own, [ROWS[1]]).differences == [
+        "the rerun gives 1 of the published figures; rerun_figures=2 were expected"
+    ]
+    assert compare(smaller, own, [ROWS[2]]).differences == [
+        "the rerun gives 0 of the published figures; rerun_figures=2 were expected"
+    ]
+
+
+@pytest.mark.parametrize("formats", [("{score:.1f}", "{score:.3f}"), ("{score:.3f}", "{score:.1f}")])
+def test_a_figure_that_is_printed_twice_is_compared_in_its_most_digits(formats):
+    coarse, fine = ({"columns": {"score": form}, "rows": {"u": "u"}} for form in formats)
+    one = measurement(tables={"one": coarse, "two": fine})
+    own = figures(published(one), one)
+    assert [(figure.column, figure.format) for figure in own] == [("score", ".3f")]
+    rows = [{**row, "score": row["score"] + 0.01} for row in ROWS]
+    assert any("score 0.25, now 0.26" in line for line in compare(one, own, rows).differences)
+
+
+def test_rows_that_the_key_does_not_tell_apart_are_refused(tmp_path):
+    file = tmp_path / "rows.json"
+    rows = [{"method": "a", "seed": 0, "task": "t", "score": 0.5}, {"method": "a", "seed": 0, "score": 0.6}]
+    file.write_text(json.dumps(rows))
+    with pytest.raises(ValueError, match=r"two rows of a, 0 differ in 'score' \(0.5 and 0.6\): `key` has to"):
+        commands.read_rows(measurement(key=("method",)), file)
+    rows[1]["score"] = 0.5
+    file.write_text(json.dumps(rows))
+    assert commands.read_rows(measurement(key=("method",)), file) == [rows[0]]
 
 
 def test_on_another_class_of_machines_digits_may_differ():
@@ -263,6 +292,11 @@ def test_numbers_of_the_prose():
         ('rerun = "daily"', "none of check"),
         ('rerun = "no"', "needs `why`"),
         ('rerun = "check"', "needs `rerun_seconds`"),
+        ('rerun = "check"\nrerun_seconds = 1\nrerun_command = "d"', "needs `rerun_figures`"),
+        (
+            'rerun = "check"\nrerun_seconds = 1\nrerun_command = "d {shared}/x"\nrerun_figures = 1',
+            "needs `needs`",
+        ),
         ('rerun = "no"\nwhy = "x"\ncolour = "red"', "unexpected keyword argument 'colour'"),
     ],
 )
