@@ -1,8 +1,8 @@
 """``fedlight run NAME --only STAGE``: some stages of a recipe, and those that they read from.
 
 A stage reads from another if one of its arguments names a place in the other's folder, or a place of their run that the
-other writes, such as an augmentation that several share. Where a Lightning command names such a place as its own output,
-it makes what is missing there itself.
+other writes, such as an augmentation that several share; and from all stages before it if one names the run's folder.
+Where a Lightning command names such a place as its own output, it makes what is missing there itself.
 """
 
 import re
@@ -14,7 +14,8 @@ from fedlight.parser_words import near
 from fedlight.preflight.reference import OUTPUTS
 from fedlight.stages import Stage
 
-IN_A_PATH = r"[^?&\"',{}\[\]\s]+"
+BEHIND_A_PATH = "?&\"',{}[] \t\n"
+IN_A_PATH = re.compile(f"[^{re.escape(BEHIND_A_PATH)}]+")
 
 
 def chosen_stages(
@@ -58,10 +59,13 @@ def _read_by(behind: Sequence[Stage], stages: Sequence[Stage]) -> set[str]:
 def _sources(stage: Stage, earlier: Sequence[Stage]) -> set[str]:
     """Names of the stages, all of one folder, that a later one reads from."""
     names = {one.name for one in earlier}
-    found = set()
+    found: set[str] = set()
     for key, path in _places(stage.arguments, earlier[0].folder.parent) if earlier else ():
-        first = path.partition("/")[0]
-        if first in names:
+        first = max((name for name in names if _within(path, name)), key=len, default=None)
+        own = ("output",) if stage.command == "call" else OUTPUTS
+        if not path:
+            found |= set() if key.rpartition(".")[2] in own else names
+        elif first is not None:
             found.add(first)
         elif stage.command == "call" or key.rpartition(".")[2] not in OUTPUTS:
             found |= set(_writers(path, earlier)[:1])  # the others find it there
@@ -69,19 +73,22 @@ def _sources(stage: Stage, earlier: Sequence[Stage]) -> set[str]:
 
 
 def _writers(path: str, stages: Sequence[Stage]) -> list[str]:
+    def holds(text: str) -> bool:
+        folder = IN_A_PATH.match(text)
+        return folder is not None and _within(path, folder[0].rstrip("/"))
+
     return [
-        one.name
-        for one in stages
-        if any(_within(path, of) for _, of in _places(one.arguments, one.folder.parent))
+        one.name for one in stages if any(holds(of) for _, of in _places(one.arguments, one.folder.parent))
     ]
 
 
 def _within(path: str, folder: str) -> bool:
-    return f"{path}/".startswith(f"{folder}/")
+    """Names of folders may have blanks and commas, as those of stages may."""
+    return path.startswith(folder) and path[len(folder) : len(folder) + 1] in ("", "/", *BEHIND_A_PATH)
 
 
 def _places(value: Any, folder: Path, key: str = "") -> Iterator[tuple[str, str]]:
-    """What arguments name in a run's folder: the key, and the path from there."""
+    """What arguments name in a run's folder: the key, and the text behind it, empty for the folder itself."""
     if isinstance(value, dict):
         for name, of in value.items():
             yield from _places(of, folder, str(name))
@@ -89,4 +96,8 @@ def _places(value: Any, folder: Path, key: str = "") -> Iterator[tuple[str, str]
         for of in value:
             yield from _places(of, folder, key)
     elif isinstance(value, str):
-        yield from ((key, path) for path in re.findall(f"{re.escape(str(folder))}/({IN_A_PATH})", value))
+        for text in value.split(str(folder))[1:]:
+            if text.strip("/") == "" or text[0] in BEHIND_A_PATH:
+                yield key, ""
+            elif text[0] == "/":
+                yield key, text.lstrip("/")

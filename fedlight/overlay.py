@@ -46,7 +46,7 @@ def set_in(settings: Any, key: str, value: Any) -> Any:
     """A config with a value under a key with dots, as the command line would set it.
 
     ``init_args`` may be left out of the key where a class is set. Arguments of the same class are joined; a map that is
-    itself an argument, such as ``columns``, is replaced.
+    itself an argument, such as ``columns``, is replaced. ``callbacks+`` adds to the list that is there.
 
     Example:
         >>> config = {"data": {"class_path": "A", "init_args": {"x": 1, "columns": {"a": "b"}}}}
@@ -73,6 +73,9 @@ def set_in(settings: Any, key: str, value: Any) -> Any:
         first, rest = "init_args", key
     if is_class(below) and first == "class_path":
         return _instead_of(below, {"class_path": value})
+    if not rest and first.endswith("+"):
+        first, more = first.removesuffix("+"), value if isinstance(value, list) else [value]
+        return {**below, first: [*(below.get(first) or []), *more]}
     if not rest and first in OF_MAPS and isinstance(value, dict):
         return {**below, first: _joined(below.get(first), value)}
     return {**below, first: set_in(below.get(first), rest, value)}
@@ -144,7 +147,7 @@ def _still_meant(below: Any, above: Any, joins: bool = False) -> Any:
 
 def _decides(other: str, value: Any, key: str) -> bool:
     """Does a value at one key say what stands at another one?"""
-    own, around = plain(key).split("."), plain(other).split(".")
+    own, around = plain(key).removesuffix("+").split("."), plain(other).split(".")
     if around[-1] == "class_path":
         return len(own) >= len(around) and own[: len(around) - 1] == around[:-1]
     inside = own[: len(around)] == around
@@ -175,8 +178,8 @@ def plain(key: str) -> str:
     return ".".join(part for part in key.split(".") if part != "init_args") or key
 
 
-def depth(key: str) -> tuple[int, bool]:
-    """By which the keys of a stage are in order: a class before what stands inside of it.
+def depth(key: str) -> tuple[int, bool, bool]:
+    """By which the keys of a stage are in order: a class before what stands inside of it, a list before what is added.
 
     Example:
         >>> sorted(["data.x", "data", "data.class_path"], key=depth)
@@ -184,7 +187,7 @@ def depth(key: str) -> tuple[int, bool]:
         >>> sorted(["data.init_args.part", "data.part.x"], key=depth)
         ['data.init_args.part', 'data.part.x']
     """
-    return plain(key).count("."), not key.endswith(".class_path")
+    return plain(key).count("."), not key.endswith(".class_path"), key.endswith("+")
 
 
 def is_class(value: Any) -> bool:

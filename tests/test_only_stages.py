@@ -67,6 +67,29 @@ def test_the_others_are_done_later(run_small, tmp_path):
     assert (tmp_path / "out/results.json").read_bytes() == results
 
 
+@pytest.mark.parametrize(
+    ("argument", "wanted"),
+    [
+        ({"folder": "${run}"}, ["a", "my stage, 1", "b"]),
+        ({"folder": "${run}/"}, ["a", "my stage, 1", "b"]),
+        ({"output": "${run}"}, ["b"]),
+        ({"folder": "${run}1/a"}, ["b"]),
+        ({"rows": "${run}/my stage, 1/rows.jsonl"}, ["my stage, 1", "b"]),
+        ({"text": "[${run}/my stage, 1, ${run}/a?x=1]"}, ["a", "my stage, 1", "b"]),
+        ({"rows": "${run}/shared/x.json"}, ["a", "b"]),
+    ],
+    ids=str,
+)
+def test_the_folder_of_the_run_and_names_with_blanks(tmp_path, argument, wanted):
+    written = {
+        "a": {"call": "fedlight.overlay.plain", "with": {"key": "${run}/shared,x"}},
+        "my stage, 1": {"call": "fedlight.overlay.plain", "with": {"key": "x"}},
+        "b": {"call": "fedlight.overlay.plain", "with": argument},
+    }
+    (chosen,), _ = chosen_stages([stages({"stages": written}, tmp_path / "seed0", 0)], [], ["b"])
+    assert [stage.name for stage in chosen] == wanted
+
+
 def test_no_such_stage(run_small):
     outcome, done = run_small("--only", "aa")
     assert (outcome.code, done) == (1, [])

@@ -82,6 +82,21 @@ def test_a_place_inside_of_a_list_or_a_number_is_refused(tmp_path):
         set_in({"trainer": {"max_epochs": 30}}, "trainer.max_epochs.x", 1)
 
 
+def test_a_plus_adds_to_a_list(tmp_path):
+    def callbacks(*layers):
+        return told(tmp_path, *layers)["trainer"]["callbacks"]
+
+    before = callbacks({})
+    assert len(before) > 1
+    assert callbacks({"trainer.callbacks+": ["A"]}) == [*before, "A"]
+    assert callbacks({"trainer.callbacks+": {"class_path": "A"}, "trainer.callbacks": ["B"]}) == [
+        "B",
+        {"class_path": "A"},
+    ]
+    assert callbacks({"trainer.callbacks+": ["A"]}, {"trainer.callbacks": ["B"]}) == ["B"]
+    assert callbacks({"trainer.callbacks": ["B"]}, {"trainer.callbacks+": ["A"]}) == ["B", "A"]
+
+
 def test_a_recipe_that_extends_another_drops_what_was_said_of_a_class_that_it_replaces():
     below = {"s": {"with": {"a": PROX, "a.mu": 0.7, "a.init_args.weighting": "x", "b.c": 1}}}
     changed = over(below, {"s": {"with": {"a": {"class_path": "Scaffold"}}}})

@@ -159,6 +159,18 @@ def test_rows_that_are_missing_or_new():
     ]
 
 
+def test_a_smaller_command_may_give_some_columns_of_a_row():
+    """One stage of a recipe gives its own score and not those of the others."""
+    one = measurement(rerun_command="fedlight run feddca --only direct_fedavg", rerun_figures=1)
+    own = figures(published(one), one)
+    found = compare(one, own, [{"method": "a", "task": "t", "seed": 0, "score": 0.5}])
+    assert (found.compared, found.partly, found.differences) == (1, 1, [])
+    lost = compare(one, own, [{"method": "a", "task": "t", "seed": 0, "score": None}])
+    assert lost.differences == ["t, a, seed 0: score 0.5, now None (tolerance: exact)"]
+    whole = measurement()
+    assert compare(whole, own, [{**row, "score": None} for row in ROWS]).differences
+
+
 @pytest.mark.parametrize("formats", [("{score:.1f}", "{score:.3f}"), ("{score:.3f}", "{score:.1f}")])
 def test_a_figure_that_is_printed_twice_is_compared_in_its_most_digits(formats):
     coarse, fine = ({"columns": {"score": form}, "rows": {"u": "u"}} for form in formats)
