@@ -42,6 +42,11 @@ class Excluded:
         return {same_text(text_at(row, self.column)) for row in rows} - {""}
 
 
+MARKS = "".join(chr(code) for code in range(0x300, 0x1F000) if unicodedata.category(chr(code))[0] == "M")
+"""Signs that are part of the letter before them, such as the vowels of Devanagari; for ``re`` they are no letters."""
+WORD = re.compile(f"[^\\W_](?:[^\\W_]|[{MARKS}])*")
+
+
 def same_text(text: str) -> str:
     r"""Letters and digits in small, one blank for anything between them: equal for copies that differ in form alone.
 
@@ -49,7 +54,7 @@ def same_text(text: str) -> str:
         >>> same_text(" My  DOG's\nshoes... (2 pairs)! ")
         'my dog s shoes 2 pairs'
     """
-    return " ".join(re.findall(r"[^\W_]+", unicodedata.normalize("NFKC", text).casefold()))
+    return " ".join(WORD.findall(unicodedata.normalize("NFKC", text).casefold()))
 
 
 def without(

@@ -46,7 +46,8 @@ class Stage:
         name: of the stage, and of its folder.
         folder: where it writes.
         spec: one of ``fit``, ``validate``, ``test``, ``predict`` with a config file of ``conf/``, or ``call`` with a
-            dotted function; and ``with``, its overrides or arguments.
+            dotted function; and ``with``, its arguments, or the values that are laid over the config, by key:
+            ``data.limit`` is ``data.init_args.limit``, and ``trainer.callbacks+`` adds to the config's list.
         run: folder of the whole run, all seeds together; the folder above ``folder`` if not given.
 
     Raises:

@@ -103,17 +103,14 @@ def read_pairs(
         seed: of that draw.
 
     Raises:
-        RowsError: a column is missing, a choice has an unknown value, or no row has two different answers.
+        RowsError: a column is missing, a choice has an unknown value, a value means two things, or no row has two
+            different answers.
     """
     if missing := [name for name in NEEDED if name not in columns]:
         raise RowsError(f"{source}: columns has no {missing[0]!r}; it needs {', '.join(NEEDED)}")
     rows = load_rows(source)
     check_columns(rows, {**columns, **({"question": question} if question else {})}, source)
-    worth = {
-        str(value): WORTH[name]
-        for name, values in choice_values.items()
-        for value in (values if isinstance(values, list) else [values])
-    }
+    worth = _worth(choice_values)
     counts = VoteCounts(source, rows=len(rows))
     found: dict[tuple[str, ...], _Voted] = {}
     for number, row in enumerate(rows):
@@ -140,6 +137,20 @@ def read_pairs(
     if not found:
         raise RowsError(f"{source}: no row has two different answers")
     return _drawn(list(found.values()), limit, seed, counts)
+
+
+def _worth(choice_values: Mapping[str, Any]) -> dict[str, float]:
+    """Value of the choice -> the vote that it means."""
+    worth: dict[str, float] = {}
+    for name, values in choice_values.items():
+        if name not in WORTH:
+            raise RowsError(f"choice_values.{name} is none of {', '.join(WORTH)}")
+        for value in values if isinstance(values, list) else [values]:
+            if worth.setdefault(str(value), WORTH[name]) != WORTH[name]:
+                raise RowsError(
+                    f"choice_values: {value!r} means two things; write it under one of {', '.join(WORTH)}"
+                )
+    return worth
 
 
 def _pair(at: Mapping[str, str], question: str | None) -> Pair:

@@ -218,3 +218,19 @@ def test_the_recipe_judges_a_sample(tiny_model, tmp_path, monkeypatch):
     assert (longer["method"], longer["majority"], longer["people"]) == ("longer", 1, pytest.approx(1 / 3))
     assert local["unread"] == 0
     assert len((tmp_path / "out/seed0/agreement/verdicts.jsonl").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"a": [1, "x"], "b": 2, "tie": "x"}, "'x' means two things"),
+        ({"a": 1, "B": 2}, "choice_values.B is none of a, b, tie"),
+    ],
+)
+def test_a_value_of_the_choice_has_one_meaning(tmp_path, values, message):
+    file = tmp_path / "votes.jsonl"
+    row = {"response_a": "r", "response_b": "s", "choice": "1", "client": "p"}
+    file.write_text(json.dumps(row) + "\n")
+    columns = {name: name for name in row}
+    with pytest.raises(RowsError, match=message):
+        read_pairs(str(file), columns, values)

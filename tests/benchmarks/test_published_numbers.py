@@ -9,8 +9,8 @@ import pytest
 from published.commands import arguments
 from published.compare import deviation
 from published.measurements import ROOT, Published, load
-from published.prose import QUOTING, RESULTS, figures_of, sections, unknown
-from published.tables import BLOCK, PAGES, figures, rendered
+from published.prose import QUOTING, RESULTS, figures_in, figures_of, sections, unknown
+from published.tables import BLOCK, PAGES, figures, rendered, said
 
 MEASUREMENTS = sorted(load().measurements)
 CHECK_SECONDS, REPRODUCE_SECONDS = 170, 1700  # by the clock; two measurements at once
@@ -45,6 +45,16 @@ def test_every_table_stands_on_one_page():
 
 def test_the_prose_has_no_other_numbers():
     assert list(unknown(published())) == []
+
+
+def test_what_the_prose_is_said_to_have_stands_there():
+    """Else figures that nobody reads would count as published."""
+    texts = sections((ROOT / RESULTS).read_text(encoding="utf-8"))
+    texts |= {page: (ROOT / page).read_text(encoding="utf-8") for page in QUOTING}
+    for one in published().measurements.values():
+        there = {number.removesuffix(" %") for number in figures_in(texts[one.section])}
+        for figure in said(published(), one):
+            assert {number.removesuffix(" %") for number in figures_in(figure.text)} <= there, figure.column
 
 
 def test_guarded_sections_have_no_table_of_figures_beside_the_written_ones():

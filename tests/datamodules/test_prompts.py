@@ -142,3 +142,11 @@ def test_every_recipe_keeps_the_server_off_the_posts_of_clients_and_tests(name, 
 def data_arguments(name):
     """The arguments in one of the files of conf/data."""
     return yaml.safe_load(conf_path(name).read_text())["init_args"]
+
+
+def test_texts_that_differ_in_a_letter_of_any_script_are_others():
+    assert same_text("कि") != same_text("का")
+    assert same_text("กิน") != same_text("กัน")
+    assert same_text("क\u093f, है!") == same_text(" कि  है")
+    assert same_text("cafe\u0301") == same_text("Café")
+    assert same_text("I \u2764\ufe0f it") == same_text("i \u2764 it")
