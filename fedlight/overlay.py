@@ -132,7 +132,7 @@ def _still_meant(below: Any, above: Any, joins: bool = False) -> Any:
         return below
     around = {}
     for other, value in above.items():
-        old: Any = below.get(other)
+        old = below.get(other)
         if joins and (value == old or (isinstance(value, str) and "${" in value)):
             continue
         if joins and is_class(value) and is_class(old) and same_class(old["class_path"], value["class_path"]):

@@ -336,11 +336,6 @@ def _stages(resolved: Recipe, folder: Path) -> list[Stage]:
         like = spec.pop("like", None)
         if like is not None and like not in specs:
             raise ValueError(f"stage {name} is like {like!r}, which is no stage before it")
-        values = spec.get("with") or {}
-        if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-            raise ValueError(
-                f"stage {name}: with={values!r} is no map: write KEY: VALUE, as in trainer.max_epochs: 3"
-            )
         base = specs[like] if like else {}
         specs[name] = {**base, **spec, "with": laid_on(base.get("with"), spec.get("with"))}
     return [

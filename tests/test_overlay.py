@@ -157,9 +157,3 @@ def test_quotes_and_other_kinds_of_values_are_yaml(text, value):
 def test_overrides_that_mean_nothing(override, message):
     with pytest.raises(ValueError, match=message):
         recipes.load("feddca_table2", [override])
-
-
-@pytest.mark.parametrize("values", [["data.limit"], "data.limit=3", {3: 4}], ids=str)
-def test_values_that_are_no_map_are_refused(tmp_path, values):
-    with pytest.raises(ValueError, match=r"stage 0: with=.* is no map: write KEY: VALUE"):
-        told(tmp_path, values)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import shlex
 import shutil
@@ -105,13 +106,20 @@ def read_rows(measurement: Measurement, place: Path) -> list[Row]:
             continue  # of another table than the one whose rows are kept
         whole = merged.setdefault(identity(measurement, row), {})
         for column in row:
-            if column in whole and str(whole[column]) != str(row[column]):
+            if column in whole and not _same(whole[column], row[column]):
                 raise ValueError(
                     f"{place}: two rows of {', '.join(identity(measurement, row))} differ in {column!r} "
                     f"({whole[column]} and {row[column]}): `key` has to tell them apart"
                 )
-        whole.update(row)
+        merged[identity(measurement, row)] = {**row, **whole}
     return list(merged.values())
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Are they the same, where a stage's metric may have been rounded to fp32?"""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-6) or (math.isnan(one) and math.isnan(other))
+    return str(one) == str(other)
 
 
 def _rows_of_stages(measurement: Measurement, run: Path) -> list[Row]:
