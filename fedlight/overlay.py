@@ -7,7 +7,7 @@ one, or would pass for a choice that nobody made.
 """
 
 import re
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 
@@ -190,7 +190,7 @@ def depth(key: str) -> tuple[int, bool, bool]:
     return plain(key).count("."), not key.endswith(".class_path"), key.endswith("+")
 
 
-def is_class(value: Any) -> bool:
+def is_class(value: Any) -> TypeGuard[dict[str, Any]]:
     """Is it a map that names a class?"""
     return isinstance(value, dict) and isinstance(value.get("class_path"), str)
 

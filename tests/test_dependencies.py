@@ -50,10 +50,10 @@ def imports(*folders: str) -> set[str]:
                 found |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 found.add((node.module or "").split(".")[0])
-    # What tests share, and what an example imports of itself, standing in its own folder.
+    # What tests or benchmarks share, and what an example imports of itself, standing in its own folder.
     beside = [
         path
-        for folder in ("tests/support", "tests/conformance", "examples")
+        for folder in ("tests/support", "tests/conformance", "examples", "benchmarks/published")
         for path in (ROOT / folder).rglob("*.py")
     ]
     own = {name for path in beside for name in (path.stem, path.parent.name)}

@@ -66,7 +66,10 @@ def test_baselines_differ_from_the_method_in_what_their_names_say(tmp_path):
     algorithm = {"federated.algorithm"}
     assert [changed.pop(f"fewfedpit_{beta}") for beta in (0, 25, 75)] == [algorithm] * 3
     assert changed == {
-        "centralized": {"federated", "trainer.max_epochs", "trainer.callbacks"},
+        "centralized": {
+            *("federated", "federated.algorithm", "federated.clients_per_round", "federated.local_steps"),
+            *("trainer.max_epochs", "trainer.callbacks"),
+        },
         "fedavg": algorithm,
         "fedprox": algorithm,
         "scaffold": algorithm | {"model.init_args.optimizer", "model.init_args.lr"},

@@ -7,6 +7,7 @@ import pytest
 from tiny_world import EVAL_PROMPTS, fedlight, refused
 
 from fedlight import conf, recipes
+from fedlight.overlay import over
 
 TABLES = {
     "fedbiscuit_table1": 44,
@@ -168,7 +169,7 @@ def test_sweeps_come_before_the_results():
 def test_settings_of_another_class_are_replaced_and_others_joined():
     below = {"a": {"class_path": "A", "init_args": {"x": 1}}, "b": {"x": 1, "y": 2}, "c": "${b}"}
     above = {"a": {"class_path": "B", "init_args": {"z": 2}}, "b": {"y": 3}, "c": {"z": 1}}
-    assert recipes._over(below, above) == {"a": above["a"], "b": {"x": 1, "y": 3}, "c": {"z": 1}}
+    assert over(below, above) == {"a": above["a"], "b": {"x": 1, "y": 3}, "c": {"z": 1}}
 
 
 def test_a_recipe_without_a_twin_says_who_has_one():
