@@ -10,9 +10,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedlight.cli import find_config
 from fedlight.conf import path as conf_path
-from fedlight.plan import ReadSettings, workload
+from fedlight.lightning_cli import ReadSettings, find_config
+from fedlight.plan import workload
 
 BITS = (16, 8, 4)
 

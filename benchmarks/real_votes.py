@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlight.cli import lightning_cli
 from fedlight.conf import path as conf_path
 from fedlight.datamodules.rows import load_rows
 from fedlight.json_files import write_json
+from fedlight.lightning_cli import lightning_cli
 from fedlight.results import summary
 
 Row = dict[str, Any]

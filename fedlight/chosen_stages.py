@@ -11,8 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from fedlight.parser_words import near
-from fedlight.preflight.reference import OUTPUTS
 from fedlight.stages import Stage
+
+OUTPUTS = (
+    "output",
+    "augmentation_folder",
+    "synthesis_folder",
+    "index_folder",
+    "folder",
+    "dirpath",
+    "save_dir",
+    "path",
+    "results",
+)
+"""Settings whose value a stage may write to, wherever it is."""
 
 BEHIND_A_PATH = "?&\"',{}[] \t\n"
 IN_A_PATH = re.compile(f"[^{re.escape(BEHIND_A_PATH)}]+")

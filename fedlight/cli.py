@@ -6,10 +6,7 @@ The key ``federated:`` holds the federated loop; without it the same config trai
 """
 
 import sys
-from pathlib import Path
-from typing import Any
 
-from fedlight.conf import path as conf_path
 from fedlight.errors import one_line_errors, quiet_when_unread
 
 USAGE = """usage: fedlight COMMAND ...
@@ -45,7 +42,7 @@ def _main(argv: list[str]) -> None:
         print(f"fedlight {__version__}")
     elif command == "run":
         with one_line_errors():
-            from fedlight.recipes import main as run_recipe
+            from fedlight.run_command import main as run_recipe
 
             run_recipe(argv[1:])
     elif command == "plan":
@@ -60,6 +57,8 @@ def _main(argv: list[str]) -> None:
             report_runs(argv[1:])
     elif command in COMMANDS:
         with one_line_errors():
+            from fedlight.lightning_cli import lightning_cli
+
             lightning_cli(argv)
     else:
         sys.exit(f"fedlight: {_no_command(command)}\n(fedlight --help says what they do)")
@@ -73,30 +72,3 @@ def _no_command(given: str) -> str:
     return (
         f"there is no command {given!r}{near(given, COMMANDS) or '; the commands are ' + ', '.join(COMMANDS)}"
     )
-
-
-def lightning_cli(argv: list[str]) -> Any:
-    """Parses and runs one Lightning command.
-
-    Args:
-        argv: the command and its arguments, such as ``["fit", "--config", "fedbis.yaml"]``.
-
-    Returns:
-        The ``FedlightCLI``, with its ``trainer``, ``model`` and ``datamodule``.
-    """
-    from fedlight.lightning_cli import FedlightCLI
-
-    return FedlightCLI(args=[find_config(argument) for argument in argv])
-
-
-def find_config(argument: str) -> str:
-    """Puts the path of one of fedlight's own configs for its name, unless there is such a file here.
-
-    Example:
-        >>> find_config("--data=data/alpaca.yaml") == f"--data={conf_path('data/alpaca.yaml')}"
-        True
-    """
-    option, equals, value = argument.rpartition("=")
-    if value.endswith(".yaml") and not Path(value).is_file() and conf_path(value).is_file():
-        return f"{option}{equals}{conf_path(value)}"
-    return argument

@@ -14,14 +14,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedlight.json_files import read_json
+from fedlight.json_files import DONE, read_json, remedy_for
 
 OUTPUTS = ("output", "path", "folder", "dirpath", "cache")
 OUTPUT_ENDINGS = ("_folder", "_dir", "_cache", "_path")
 BARE_FOLDERS = ("source", "model", "tokenizer", "adapter", "encoder")
 """Settings, or ends of them, whose value may be the name of a folder here, without any slash."""
 
-DONE = "done.json"
 OWN_FILES = ("settings.json", DONE, "run.json", "run.lock")
 OWN_FOLDERS = ("checkpoints", "clients", "metrics")
 """What a stage keeps for itself."""
@@ -204,11 +203,6 @@ def refuse_changed_results(settings: Any, run: Path) -> None:
             if file.is_relative_to(path) and (not file.is_file() or digest_of(file) != digest):
                 what = "is not what the stage wrote there" if file.is_file() else "is gone"
                 raise ValueError(f"{file} {what}: {remedy_for(stage)}")
-
-
-def remedy_for(stage: Path) -> str:
-    """How to have a stage done again."""
-    return f"delete the folder {stage} and those of the stages after it, and the same command does them again"
 
 
 def _stage_of(path: Path, run: Path) -> Path | None:

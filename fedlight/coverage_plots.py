@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from fedlight.datamodules.augmentation_record import AugmentationRecord
 from fedlight.datamodules.rows import load_rows
 from fedlight.figures import COLORS, STYLE, new_figure, new_panels, save
-from fedlight.stages import result_of
+from fedlight.json_files import result_of
 
 BINS = 40
 LETTERS = 60  # of titles, in all panels together
@@ -241,5 +241,5 @@ def _scores(folder: Path) -> dict[str, np.ndarray]:
 
 
 def _result_rows(folder: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = result_of(str(folder)).get("rows", [])
+    rows: list[dict[str, Any]] = result_of(folder).get("rows", [])
     return rows

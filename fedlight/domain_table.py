@@ -15,7 +15,7 @@ from fedlight.datamodules.columns import check_columns, text_at
 from fedlight.datamodules.encoders import Encoder, HashedEncoder, SentenceEncoder
 from fedlight.datamodules.rows import load_rows
 from fedlight.evaluation.coverage import domain_coverage
-from fedlight.stages import result_of
+from fedlight.json_files import result_of
 
 
 def domain_table(
@@ -90,7 +90,7 @@ def _encoded(encoder: Encoder, texts: list[str]) -> torch.Tensor:
 
 
 def _metric(folder: Path, name: str) -> float:
-    metrics = result_of(str(folder))["metrics"] if (folder / "done.json").is_file() else {}
+    metrics = result_of(folder)["metrics"] if (folder / "done.json").is_file() else {}
     if name not in metrics:
         known = ", ".join(metrics) or "nothing: is it done?"
         raise ValueError(f"{folder} has no metric {name!r}; it has {known}")

@@ -1,4 +1,4 @@
-"""JSON files of a run's folder: written whole, some with a digest of their content, and damage in them is named."""
+"""JSON files of a run: written whole, some with a digest of their content; a damaged one is refused with its name."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,9 @@ from typing import Any
 
 from fedlight.federation.seals import unsealed
 from fedlight.federation.whole_files import write_whole
+
+DONE = "done.json"
+"""What a finished stage of a recipe has in its folder: ``result``, ``seconds`` and ``files``."""
 
 
 def write_json(file: Path, content: Any) -> None:
@@ -36,3 +39,21 @@ def read_json(file: Path, remedy: str) -> dict[str, Any]:
         return unsealed(content)
     except ValueError as error:
         raise ValueError(f"{file} is damaged ({error}): {remedy}") from None
+
+
+def result_of(folder: str | Path) -> dict[str, Any]:
+    """Return what a finished stage has returned: the dict of its call, or ``{"metrics": ...}`` of its command.
+
+    Raises:
+        ValueError: the stage is not done, or its ``done.json`` is damaged.
+    """
+    file = Path(folder) / DONE
+    if not file.is_file():
+        raise ValueError(f"{file}: there is no such file: give the folder of a finished stage")
+    result: dict[str, Any] = read_json(file, remedy_for(file.parent)).get("result", {})
+    return result
+
+
+def remedy_for(stage: Path) -> str:
+    """Return how to have a damaged stage done again."""
+    return f"delete the folder {stage} and those of the stages after it, and the same command does them again"

@@ -20,6 +20,7 @@ from fedlight.callbacks.federated_loop import FederatedLoop
 from fedlight.callbacks.round_guard import refuse_cut_rounds
 from fedlight.callbacks.trainer_values import refuse_senseless
 from fedlight.class_changes import arguments_go_with_their_class, dropped_so_far
+from fedlight.conf import path as conf_path
 from fedlight.config_files import check_config, configs_of
 from fedlight.federation.checkpoint_files import check_readable, check_resumable
 from fedlight.federation.full_disk import full_disk_named
@@ -227,3 +228,41 @@ class FedlightCLI(LightningCLI):
     def _way_on(self) -> str:
         newest = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
         return f"after a checkpoint: --ckpt_path {newest} goes on from there" if newest else ""
+
+
+class ReadSettings(FedlightCLI):
+    """Settings of a command, parsed as ``fedlight fit`` does, of which nothing is made."""
+
+    def instantiate_classes(self) -> None:
+        """Leaves the data unread and the trainer unmade."""
+
+    def _set_seed(self) -> None:
+        pass
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        pass
+
+
+def lightning_cli(argv: list[str]) -> FedlightCLI:
+    """Parse and run one Lightning command.
+
+    Args:
+        argv: the command and its arguments, such as ``["fit", "--config", "fedbis.yaml"]``.
+
+    Returns:
+        The command line's objects: ``trainer``, ``model`` and ``datamodule``.
+    """
+    return FedlightCLI(args=[find_config(argument) for argument in argv])
+
+
+def find_config(argument: str) -> str:
+    """Replace the name of one of fedlight's own configs by its path, unless there is such a file here.
+
+    Example:
+        >>> find_config("--data=data/alpaca.yaml") == f"--data={conf_path('data/alpaca.yaml')}"
+        True
+    """
+    option, equals, value = argument.rpartition("=")
+    if value.endswith(".yaml") and not Path(value).is_file() and conf_path(value).is_file():
+        return f"{option}{equals}{conf_path(value)}"
+    return argument

@@ -12,8 +12,8 @@ import numpy as np
 
 from fedlight.datamodules.rows import Rows, load_rows
 from fedlight.evaluation.judge import Fields
+from fedlight.json_files import result_of
 from fedlight.judges import OracleJudge, SelectorJudge
-from fedlight.stages import result_of
 from fedlight.toy.oracle import Oracle
 
 Scores = Callable[[Sequence[Fields], Sequence[str], Sequence[str]], list[float]]

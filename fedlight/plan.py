@@ -7,7 +7,6 @@ full batch of the longest texts that the config allows. So what fits here fits t
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,15 @@ from torch import nn
 
 from fedlight.callbacks.federated_loop import FederatedLoop
 from fedlight.callbacks.round_schedule import visit_lengths
-from fedlight.cli import find_config
 from fedlight.conf import path as conf_path
 from fedlight.devices.cost import CostMeter
 from fedlight.devices.device import Device, known_devices, load_device
-from fedlight.devices.forecast import Forecast, Remedy, Workload, forecast, remedies
+from fedlight.devices.forecast import Plan, Workload, forecast, remedies
 from fedlight.devices.memory import moment_bytes_per_weight
 from fedlight.devices.shape import BatchShape
 from fedlight.errors import OneLineArguments
 from fedlight.federation.client import Client, Visit
-from fedlight.lightning_cli import FedlightCLI, OneLineParser
+from fedlight.lightning_cli import OneLineParser, ReadSettings, find_config
 from fedlight.modules.adapters import trained_parameters
 from fedlight.modules.dpo import DPOModule
 from fedlight.modules.language_model import LanguageModule
@@ -37,38 +35,6 @@ ABOUT = """Which devices could take part in a run, and what a visit would cost t
   fedlight plan --config selector.yaml --federated.fleet devices/fleets/phones.yaml --shape gemma_2b
 
 Keys of the config are set as for `fedlight fit`. Without a fleet, all devices that come with fedlight are looked at."""
-
-
-class ReadSettings(FedlightCLI):
-    """Parses a config as ``fedlight fit`` does, and makes nothing of it."""
-
-    def instantiate_classes(self) -> None:
-        """Leaves the data unread and the trainer unmade."""
-
-    def _set_seed(self) -> None:
-        pass
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        pass
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What was found.
-
-    Attributes:
-        settings: what a visit was taken to be: model, examples and tokens of a batch, batches, and so on.
-        shares: device -> share of the fleet; empty without a fleet.
-        forecasts: one for each device.
-        remedies: device that is out of memory -> what would let it take part.
-        least_base_bytes: what the frozen weights take at 4 bits, below which nothing helps.
-    """
-
-    settings: dict[str, Any]
-    shares: dict[str, float]
-    forecasts: list[Forecast]
-    remedies: dict[str, list[Remedy]]
-    least_base_bytes: int
 
 
 def main(argv: Sequence[str]) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedlight.devices.forecast import Forecast
+from fedlight.devices.forecast import Forecast, Plan
 from fedlight.devices.words import short
-from fedlight.plan import Plan
 
 GIB = 2**30
 FITS = {"out_of_memory": "out of memory", "late": "yes, but late", "left": "yes, but leaves"}

@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 
 from fedlight.attack_log import GLOBAL, metric_of, read_attacks
 from fedlight.figures import COLORS, STYLE, add_legend, colors, new_figure, save
+from fedlight.json_files import result_of
 from fedlight.labels import Point, name_lines, name_points
 from fedlight.privacy_table import PRETRAINED
-from fedlight.stages import result_of
 
 Values = Mapping[str, Sequence[float]]
 DASHES: Any = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fedlight.attack_log import GLOBAL, read_attacks
+from fedlight.json_files import result_of
 from fedlight.results import rich_text
-from fedlight.stages import result_of
 
 PRETRAINED = "pre-trained"
 WINS = ("win", "tie", "lose", "wt")

@@ -11,11 +11,9 @@ Under ``twin:`` stand the values with which the same stages are done on the embe
 recipes that it ``extends:`` as a recipe does. ``--dry-run`` does nothing but check everything, see ``fedlight.preflight``.
 """
 
-import argparse
 import functools
 import logging
 import math
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,8 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedlight.chosen_stages import chosen_stages
 from fedlight.conf import path as conf_path
-from fedlight.errors import OneLineArguments
 from fedlight.federation.seals import sealed
 from fedlight.json_files import write_json
 from fedlight.overlay import laid_on, over
@@ -35,52 +33,6 @@ from fedlight.stages import Stage
 
 Recipe = dict[str, Any]
 OVER_SEEDS = "over_seeds"
-
-
-def main(argv: list[str]) -> None:
-    """``fedlight run NAME [--seeds 0 1 2] [--output DIR] [--only STAGE ...] [KEY=VALUE ...]``."""
-    parser = OneLineArguments(
-        "fedlight run", description=_listing(), formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("name", help="a recipe's name or the path of a recipe's YAML file")
-    parser.add_argument("--seeds", type=int, nargs="+", help="one run for each; default: the recipe's")
-    parser.add_argument("--output", type=Path, help="folder of the results; default: runs/NAME")
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        metavar="STAGE",
-        help="these stages and those that they read from; results.json is not written",
-    )
-    parser.add_argument("--twin", action="store_true", help="the recipe's small copy on the embedded world")
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="check settings, data, models, memory, disk and keys, and do nothing; ends with 0 if all is well, 1 at a "
-        "problem, 2 if something could not be checked",
-    )
-    parser.add_argument(
-        "set", nargs="*", default=[], metavar="KEY=VALUE", help="change a value of the recipe: rounds=3"
-    )
-    # Taken out first: argparse would read those behind --seeds as seeds.
-    changes = [word for word in argv if "=" in word and not word.startswith("-")]
-    options = parser.parse_intermixed_args([word for word in argv if word not in changes])
-    if options.dry_run and options.only:
-        raise ValueError("--dry-run checks all stages: leave out --only, or --dry-run")
-    if options.dry_run:
-        from fedlight.preflight.dry_run import dry_run
-
-        sys.exit(dry_run(options.name, options.seeds, options.output, changes + options.set, options.twin))
-    run(options.name, options.seeds, options.output, changes + options.set, options.twin, options.only)
-
-
-def _listing() -> str:
-    files = sorted(conf_path("recipes").glob("*.yaml"))
-    width = max(len(file.stem) for file in files)
-    return "Recipes:\n" + "\n".join(f"  {file.stem:<{width}}  {_first_comment(file)}" for file in files)
-
-
-def _first_comment(file: Path) -> str:
-    return file.read_text().partition("\n")[0].lstrip("# ")
 
 
 def _read(file: Path) -> Recipe:
@@ -242,8 +194,6 @@ def run(
     plan = {seed: stages(recipe, output / f"seed{seed}", seed) for seed in wanted}
     together = stages_over_seeds(recipe, output, wanted)
     if only is not None:
-        from fedlight.chosen_stages import chosen_stages
-
         chosen, together = chosen_stages(list(plan.values()), together, only)
         plan = dict(zip(plan, chosen, strict=True))
     rows: list[dict[str, Any]] = []

@@ -17,19 +17,11 @@ from typing import Any
 
 from fedlight.conf import path as conf_path
 from fedlight.config_files import check_config
-from fedlight.contents import (
-    DONE,
-    Contents,
-    changed,
-    contents_of,
-    left_in,
-    refuse_changed_results,
-    remedy_for,
-)
+from fedlight.contents import Contents, changed, contents_of, left_in, refuse_changed_results
 from fedlight.federation.full_disk import full_disk_named
 from fedlight.federation.seals import sealed
 from fedlight.federation.whole_files import write_whole
-from fedlight.json_files import read_json, write_json
+from fedlight.json_files import DONE, read_json, remedy_for, write_json
 from fedlight.overlay import as_yaml, depth, is_class, set_in
 
 CONTENTS = "contents of files"
@@ -210,7 +202,7 @@ class Stage:
         return file
 
     def _lightning(self) -> dict[str, Any]:
-        from fedlight.cli import lightning_cli
+        from fedlight.lightning_cli import lightning_cli
 
         argv = [self.command, f"--config={self.write_config(self.folder)}"]
         checkpoint = newest_checkpoint(self.folder / "checkpoints") if self.command == "fit" else None
@@ -252,19 +244,6 @@ def _part_in(config: str) -> Any:
     """What stands in the config of a class, such as a kind of data; another file's path."""
     part = _settings_in(config)
     return part if is_class(part) else str(_config(config))
-
-
-def result_of(folder: str) -> dict[str, Any]:
-    """What a finished stage has returned, or the metrics of its command.
-
-    Raises:
-        ValueError: the stage is not done.
-    """
-    file = Path(folder) / "done.json"
-    if not file.is_file():
-        raise ValueError(f"{file}: there is no such file: give the folder of a finished stage")
-    result: dict[str, Any] = read_json(file, remedy_for(file.parent)).get("result", {})
-    return result
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

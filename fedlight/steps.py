@@ -9,7 +9,7 @@ from fedlight.datamodules.labelling import Orders, agreement, form_pairs, gather
 from fedlight.datamodules.rows import load_rows, write_rows
 from fedlight.datamodules.votes import Comparison
 from fedlight.evaluation.win_rate import win_rate
-from fedlight.stages import result_of
+from fedlight.json_files import result_of
 from fedlight.toy import rows as toy_rows
 from fedlight.toy.oracle import Oracle
 

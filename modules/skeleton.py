@@ -7,7 +7,7 @@ trained head of its module, so that parameters can be counted by part and a trai
 import functools
 import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,18 +17,15 @@ from fedlight.devices.shape import BatchShape
 from fedlight.modules import adapter_folders, adapters, base_model
 from fedlight.modules.functional import IGNORED
 
-if TYPE_CHECKING:
-    from fedlight.modules.language_model import LanguageModule
 
-
-def make_skeleton(module: "LanguageModule", dtype: str = "bf16") -> "LanguageModule":
+def make_skeleton(module: Any, dtype: str = "bf16") -> Any:
     """A module with the settings of this one, whose base and adapters are meta tensors; only configs are read.
 
     The base is plain whatever this module's is: a device may have its own number form for it. An adapter that a loaded
     module has, or whose folder is there, gives rank, targets and number; else the settings do.
 
     Args:
-        module: loaded or not.
+        module: a ``LanguageModule``, loaded or not.
         dtype: of the base: ``fp32``, ``bf16`` or ``fp16``; what is trained is fp32.
 
     Raises:
@@ -46,7 +43,7 @@ def make_skeleton(module: "LanguageModule", dtype: str = "bf16") -> "LanguageMod
     return made
 
 
-def _remade(kind: type["LanguageModule"], settings: dict[str, Any]) -> "LanguageModule":
+def _remade(kind: type, settings: dict[str, Any]) -> Any:
     try:
         inspect.signature(kind).bind(**settings)
     except TypeError as error:
@@ -69,7 +66,7 @@ def _base(model: str, dtype: torch.dtype, trust_remote_code: bool, num_labels: i
     return network
 
 
-def _with_adapters(network: Any, module: "LanguageModule") -> Any:
+def _with_adapters(network: Any, module: Any) -> Any:
     options = module.options
     planned: dict[str, Any] = {
         "rank": options.lora_rank,
@@ -95,7 +92,7 @@ def _with_adapters(network: Any, module: "LanguageModule") -> Any:
         return adapters.new_adapters(network, names=names, task=module.task, seed=0, **planned)
 
 
-def _known_config(module: "LanguageModule") -> Any:
+def _known_config(module: Any) -> Any:
     """PEFT's description of the adapter: of the loaded one, or of the folder to start from; None without either."""
     if module.network is not None:
         return module.network.peft_config[module.adapter_names[0]]

@@ -7,9 +7,7 @@ import pytest
 from jsonargparse import ArgumentParser, Namespace, _typehints
 from tiny_world import fedlight, refused
 
-from fedlight.cli import find_config
-from fedlight.lightning_cli import OneLineParser
-from fedlight.plan import ReadSettings
+from fedlight.lightning_cli import OneLineParser, ReadSettings, find_config
 
 
 class Thing:

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from tiny_world import PROMPTS, VOTES, fedlight, table, tiny_selector, weights
 
 from fedlight import conf
-from fedlight.cli import lightning_cli
+from fedlight.lightning_cli import lightning_cli
 
 
 def federated(cli):

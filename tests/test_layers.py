@@ -1,10 +1,11 @@
-"""Imports point down, files stay short, and nothing is imported under a bare name.
+"""Imports point down and never in a circle, files stay short, and nothing is imported under a bare name.
 
 ``cli``, ``recipes``, augmentation -> callbacks | modules | datamodules -> evaluation, devices, toy -> federation. The files
 are read, not run, so imports inside functions count.
 """
 
 import ast
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,45 @@ def faults(path: Path, source: str) -> list[str]:
 @pytest.mark.parametrize("path", PACKAGE, ids=str)
 def test_imports_point_down(path):
     assert faults(path, (ROOT / path).read_text(encoding="utf-8")) == []
+
+
+def module_name(path: Path) -> str:
+    """Return the dotted name of ``fedlight/...`` file ``path``."""
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+def circle(sources: dict[str, str]) -> list[str]:
+    """Return the modules of a circle of imports, lazy ones and those for type checkers counted; empty without one.
+
+    Args:
+        sources: dotted name of a module -> its text.
+    """
+    graph: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        names = {name if name in sources else name.rpartition(".")[0] for name in imported_names(source)}
+        graph[module] = {name for name in names if name in sources and name != module}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_file_imports_itself_through_others():
+    sources = {module_name(path): (ROOT / path).read_text(encoding="utf-8") for path in PACKAGE}
+    assert len(sources) == len(PACKAGE) > 250
+    assert circle(sources) == []
+
+
+def test_a_circle_is_found_through_a_lazy_import():
+    sources = {
+        "fedlight.a": "from fedlight import b",
+        "fedlight.b": "from fedlight.c import x",
+        "fedlight.c": "",
+    }
+    assert circle(sources) == []
+    sources["fedlight.c"] = "def f():\n    from fedlight.a import y"
+    assert sorted(set(circle(sources))) == ["fedlight.a", "fedlight.b", "fedlight.c"]
 
 
 @pytest.mark.parametrize("path", OTHERS, ids=str)

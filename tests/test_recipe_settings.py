@@ -48,7 +48,7 @@ def parsed(stage):
             pass
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedlight.cli.lightning_cli", Parsed)
+        patch.setattr("fedlight.lightning_cli.lightning_cli", Parsed)
         stage.run()
     return seen[0]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fedlight.devices.clock import Job
 from fedlight.devices.cost import CostMeter
@@ -97,6 +98,25 @@ class Remedy:
 
     weight_bits: int
     tokens: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Forecast of a run's visits on every device: the result of ``fedlight plan``.
+
+    Attributes:
+        settings: what a visit was taken to be: model, examples and tokens of a batch, batches, and so on.
+        shares: device -> share of the fleet; empty without a fleet.
+        forecasts: one for each device.
+        remedies: device that is out of memory -> what would let it take part.
+        least_base_bytes: what the frozen weights take at 4 bits, below which nothing helps.
+    """
+
+    settings: dict[str, Any]
+    shares: dict[str, float]
+    forecasts: list[Forecast]
+    remedies: dict[str, list[Remedy]]
+    least_base_bytes: int
 
 
 def remedies(device: Device, work: Workload) -> list[Remedy]:

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from lightning import LightningDataModule, LightningModule
 
 from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.lightning_cli import OneLineParser
-from fedlight.plan import ReadSettings
+from fedlight.lightning_cli import OneLineParser, ReadSettings
 from fedlight.preflight.finding import Finding, ok, problem
 from fedlight.stages import Stage
 

@@ -9,21 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fedlight.chosen_stages import OUTPUTS
 from fedlight.preflight.command import Read, parts_of, paths_of
 from fedlight.preflight.finding import Finding, ok, problem
-
-OUTPUTS = (
-    "output",
-    "augmentation_folder",
-    "synthesis_folder",
-    "index_folder",
-    "folder",
-    "dirpath",
-    "save_dir",
-    "path",
-    "results",
-)
-"""Settings whose value a stage may write to, wherever it is."""
 
 LOGS = {"visits.csv": "VisitLog", "groups.csv": "GroupLog", "clients.csv": "ClientAccuracy"}
 """What callbacks write beside a run without being told where."""

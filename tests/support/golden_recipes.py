@@ -15,7 +15,7 @@ import yaml
 
 from fedlight import recipes
 from fedlight.conf import path as conf_path
-from fedlight.plan import ReadSettings
+from fedlight.lightning_cli import ReadSettings
 from fedlight.stages import Stage
 
 FILE = Path(__file__).parent.parent / "golden/recipes.json"
