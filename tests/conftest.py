@@ -16,6 +16,22 @@ import torch
 torch.set_num_threads(1)
 
 
+@pytest.fixture
+def capsys(_lightning_is_imported, capsys):
+    return capsys
+
+
+@pytest.fixture
+def capfd(_lightning_is_imported, capfd):
+    return capfd
+
+
+@pytest.fixture(scope="session")
+def _lightning_is_imported() -> None:
+    """Imports Lightning, whose log handler keeps the stderr of its import: that of ``capsys`` is closed with its test."""
+    import lightning.pytorch  # noqa: F401
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory) -> str:
     """Folder of an untrained language model that knows the words of the embedded world."""
