@@ -27,6 +27,7 @@ from fedlight.federation.aggregation import Aggregation, WeightedSum
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.channel import serialized_bytes
 from fedlight.federation.divergence import refuse_not_finite
+from fedlight.federation.exact_sum import ExactSums
 from fedlight.federation.module_buffers import (
     Buffers,
     changed,
@@ -205,7 +206,7 @@ class AveragedBuffers(BufferPolicy):
         self._travel = frozenset(persistent(module))
         sent = {name: value for name, value in module.named_buffers() if name in self._travel}
         self.num_bytes = serialized_bytes(sent)
-        self._sums: State = {}
+        self._sums = ExactSums()
         self._examples: dict[str, int] = {}
         self._all_examples = 0
 
@@ -219,23 +220,27 @@ class AveragedBuffers(BufferPolicy):
     def add(self, buffers: Buffers, num_examples: int) -> None:
         self._all_examples += num_examples
         for name, value in buffers.items():
-            assert value is not None  # as trained() has seen to
-            weighted = _exact(value) * num_examples
-            self._sums[name] = self._sums[name] + weighted if name in self._sums else weighted
+            self._sums.add(name, _real(value), num_examples)
             self._examples[name] = self._examples.get(name, 0) + num_examples
 
     def finish_round(self) -> None:
+        for name, examples in self._examples.items():
+            if (
+                others := self._all_examples - examples
+            ):  # whose visits have not changed it: they have the server's
+                self._sums.add(name, _real(self.round_start[name]), others)
         means: Buffers = {}
-        for name, total in self._sums.items():
+        for name, total in self._sums.result().items():
             before = self.round_start[name]
             assert before is not None
-            # Who has not changed it has the server's.
-            mean = (total + _exact(before) * (self._all_examples - self._examples[name])) / self._all_examples
+            mean = total / self._all_examples
+            if before.is_complex():
+                mean = torch.view_as_complex(mean)
             whole = not (before.is_floating_point() or before.is_complex())
             means[name] = (mean.round() if whole else mean).to(before.dtype)
         self.restore()
         put(self._module, means)
-        self._sums, self._examples, self._all_examples = {}, {}, 0
+        self._examples, self._all_examples = {}, 0
         super().finish_round()
 
     def _refuse(self, names: list[str]) -> None:
@@ -315,8 +320,10 @@ def buffer_policy(name: Policy) -> BufferPolicy:
     raise ValueError(f"federated.buffers={name!r} is not one of refuse, average, local")
 
 
-def _exact(value: Tensor) -> Tensor:
-    return value.detach().to("cpu", torch.complex128 if value.is_complex() else torch.float64)
+def _real(value: Tensor | None) -> Tensor:
+    """Return the buffer; of a complex one its real and imaginary parts (fp64) in a last dimension of size 2."""
+    assert value is not None  # as trained() has seen to
+    return torch.view_as_real(value.detach().to(torch.complex128)) if value.is_complex() else value.detach()
 
 
 def _listed(names: list[str]) -> str:

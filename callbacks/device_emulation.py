@@ -5,6 +5,7 @@ nobody trains in vain and nothing depends on the speed of this machine.
 """
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -272,7 +273,7 @@ class DeviceEmulation(SameMachine):
         return {
             "hours": self.round_end_seconds / 3600,
             "round_seconds": self.round_end_seconds - self._start,
-            "joules": sum(float(row["joules"]) for row in rows),
+            "joules": math.fsum(float(row["joules"]) for row in rows),
             "asked": float(len(self._outcomes)),
             **{reason: float(reasons[reason]) for reason in REASONS},
         }

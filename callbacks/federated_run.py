@@ -1,5 +1,6 @@
 """The run under a federated loop: what an algorithm sees of it, and the small acts between visits."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, runtime_checkable
@@ -200,7 +201,7 @@ def round_metrics(rows: Sequence[Row], num_clients: int) -> dict[str, float]:
         for name in ("loss", f"loss/{row['split']}") if row["loss"] != "" else ():
             losses.setdefault(name, []).append(float(row["loss"]))
     several = len(losses) > 2
-    loss = {name: sum(each) / len(each) for name, each in losses.items() if several or name == "loss"}
+    loss = {name: math.fsum(each) / len(each) for name, each in losses.items() if several or name == "loss"}
     totals = {name: float(sum(int(row[name]) for row in rows)) for name in ("bytes_down", "bytes_up")}
     diverged = len({row["client"] for row in rows if row["reason"] == DIVERGED})
     counts = {"clients": float(num_clients - diverged), "diverged": float(diverged)}

@@ -1,34 +1,46 @@
-"""How a round's movements become one: a weighted sum, or a robust statistic that a few clients cannot move far.
+"""Ways to combine the movements of a round: a weighted sum, and robust statistics that a few clients cannot move far.
 
-The weighted sum runs along, so its memory does not grow with the cohort. The coordinate-wise median and the trimmed mean
-are those of Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018,
-https://arxiv.org/abs/1803.01498, definitions 1 and 2; deviations are named at the classes.
+The order of the clients changes no bit of a result, nor does splitting them: aggregations of parts of a round give a partial
+each, which another one merges. Sums are exact (:mod:`fedlight.federation.exact_sum`) and their memory does not grow with the
+cohort. The coordinate-wise median and the trimmed mean are those of Yin et al., "Byzantine-Robust Distributed Learning:
+Towards Optimal Statistical Rates", ICML 2018, https://arxiv.org/abs/1803.01498, definitions 1 and 2; deviations are named at
+the classes.
 """
 
 import math
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from fractions import Fraction
+from typing import Any, Literal, Protocol
 
 from torch import Tensor, stack
 
 from fedlight.federation.client import Update
+from fedlight.federation.exact_sum import ExactSums
 from fedlight.federation.state import State
 
 
 class Aggregation(Protocol):
-    """Takes the updates of one round, in any order, and gives their combined movement."""
+    """Combination of the updates of one round, whatever their order."""
 
     def add(self, update: Update) -> None:
-        """Takes one client's update."""
+        """Take one client's update."""
+
+    def partial(self) -> dict[str, Any]:
+        """Return what the updates so far have given, as tensors and plain values, and start anew."""
+
+    def merge(self, partial: Mapping[str, Any]) -> None:
+        """Take the updates behind the :meth:`partial` of another aggregation of the same settings."""
 
     def result(self) -> State:
-        """The combined movement, for the next round to start anew; a name that no client sent is absent."""
+        """Return the combined movement (fp64) and start anew; a name that no client sent is absent."""
 
 
 class WeightedSum(Aggregation):
     """``scale * sum(w_m * delta_m) / divisor``, tensor by tensor over the clients that sent it.
+
+    Each product, the sum of the products and the sum of the weights are correctly rounded to fp64.
 
     Args:
         divide_by: ``weight`` (sum of the weights), ``count`` (number of updates) or ``one``.
@@ -36,9 +48,10 @@ class WeightedSum(Aggregation):
 
     Example:
         >>> import torch
-        >>> mean = WeightedSum("weight")
+        >>> mean, elsewhere = WeightedSum("weight"), WeightedSum("weight")
         >>> mean.add(Update("a", {"w": torch.tensor([1.0])}, weight=1.0))
-        >>> mean.add(Update("b", {"w": torch.tensor([4.0])}, weight=2.0))
+        >>> elsewhere.add(Update("b", {"w": torch.tensor([4.0])}, weight=2.0))
+        >>> mean.merge(elsewhere.partial())
         >>> mean.result()["w"].item()
         3.0
     """
@@ -48,37 +61,49 @@ class WeightedSum(Aggregation):
     ) -> None:
         self.divide_by = divide_by
         self.scale = scale
-        self._sum: State = {}
-        self._divisor: dict[str, float] = {}
+        self._sums = ExactSums()
+        self._divisors: defaultdict[str, Fraction] = defaultdict(Fraction)
 
     def add(self, update: Update) -> None:
-        """Adds ``weight * movement`` to the running sum."""
-        step = {"weight": update.weight, "count": 1.0, "one": 0.0}[self.divide_by]
+        """Add ``weight * movement``."""
+        step = Fraction(update.weight if self.divide_by == "weight" else 1.0)
         for name, value in update.movement.items():
-            if name in self._sum:
-                self._sum[name].add_(value, alpha=update.weight)
-            else:
-                self._sum[name] = value * update.weight
-                self._divisor[name] = 1.0 if self.divide_by == "one" else 0.0
-            self._divisor[name] += step
+            self._sums.add(name, value, update.weight)
+            self._divisors[name] += step
+
+    def partial(self) -> dict[str, Any]:
+        """Return the sums of products and of weights (a numerator and a denominator each), and start anew."""
+        divisors = {name: number.as_integer_ratio() for name, number in self._divisors.items()}
+        self._divisors.clear()
+        return {"sums": self._sums.partial(), "divisors": divisors}
+
+    def merge(self, partial: Mapping[str, Any]) -> None:
+        """Add the sums of another partial."""
+        self._sums.merge(partial["sums"])
+        for name, ratio in partial["divisors"].items():
+            self._divisors[name] += Fraction(*ratio)
 
     def result(self) -> State:
-        """The combined movement."""
+        """Return the combined movement (fp64), and start anew."""
         total = {
-            name: value * (self._scale_of(name) / self._divisor[name]) for name, value in self._sum.items()
+            name: value.mul_(self._scale_of(name) / self._divisor_of(name))
+            for name, value in self._sums.result().items()
         }
-        self._sum, self._divisor = {}, {}
+        self._divisors.clear()
         return total
+
+    def _divisor_of(self, name: str) -> float:
+        return 1.0 if self.divide_by == "one" else float(self._divisors[name])
 
     def _scale_of(self, name: str) -> float:
         return self.scale[name] if isinstance(self.scale, Mapping) else self.scale
 
 
 class TrimsCoordinates(Aggregation):
-    """The mean of what is left of each coordinate without as many of its smallest as of its largest values.
+    """Mean of each coordinate without as many of its smallest as of its largest values.
 
     The clients count alike, whatever an algorithm's weights. The movements of the cohort stay in memory for the round.
-    What is not a number counts as larger than every number. A subclass says how many to trim.
+    NaN counts as larger than every number. A subclass says how many values to trim.
     """
 
     def __init__(self) -> None:
@@ -86,25 +111,35 @@ class TrimsCoordinates(Aggregation):
 
     @abstractmethod
     def trimmed(self, num_clients: int) -> int:
-        """How many values to leave out at each end, fewer than half of the clients."""
+        """Return how many values to leave out at each end, fewer than half of the clients."""
 
     def add(self, update: Update) -> None:
-        """Keeps the movement."""
+        """Keep the movement."""
         for name, value in update.movement.items():
             self._movements[name].append(value)
 
-    def result(self) -> State:
-        """The combined movement."""
+    def partial(self) -> dict[str, Any]:
+        """Return the movements by name, and start anew."""
         movements, self._movements = self._movements, defaultdict(list)
+        return dict(movements)
+
+    def merge(self, partial: Mapping[str, Any]) -> None:
+        """Keep the movements of another partial."""
+        for name, values in partial.items():
+            self._movements[name].extend(values)
+
+    def result(self) -> State:
+        """Return the combined movement, and start anew."""
         total = {}
-        for name, values in movements.items():
+        for name, values in self.partial().items():
             trimmed, ordered = self.trimmed(len(values)), stack(values).sort(dim=0).values
-            total[name] = ordered[trimmed : len(values) - trimmed].mean(dim=0)
+            # Sorted values are added in the same order whoever came first; + 0.0 makes -0.0, which sorts as 0.0 does, 0.0.
+            total[name] = ordered[trimmed : len(values) - trimmed].mean(dim=0) + 0.0
         return total
 
 
 class CoordinateMedian(TrimsCoordinates):
-    """The middle value of each coordinate, for an even number of clients the mean of the middle two.
+    """Middle value of each coordinate, for an even number of clients the mean of the middle two.
 
     Example:
         >>> import torch
@@ -116,12 +151,12 @@ class CoordinateMedian(TrimsCoordinates):
     """
 
     def trimmed(self, num_clients: int) -> int:
-        """All but the middle one or two."""
+        """Return all but the middle one or two, halved."""
         return (num_clients - 1) // 2
 
 
 class TrimmedMean(TrimsCoordinates):
-    """The mean of each coordinate without the ``floor(share * n)`` smallest and as many of the largest of n values.
+    """Mean of each coordinate without the ``floor(share * n)`` smallest and as many of the largest of n values.
 
     The paper asks for a whole ``share * n``. With fewer than ``1 / share`` clients nothing is trimmed: this is then the
     mean.
@@ -150,6 +185,6 @@ class TrimmedMean(TrimsCoordinates):
         self.share = share
 
     def trimmed(self, num_clients: int) -> int:
-        """``floor(share * num_clients)``."""
-        # 0.29 * 100 is 28.999...: what is whole but for the rounding counts as whole. One client is always left.
+        """Return ``floor(share * num_clients)``, and at most so many that one client is left."""
+        # 0.29 * 100 is 28.999...: a number that is whole but for the rounding counts as whole.
         return min(math.floor(self.share * num_clients + 1e-9), (num_clients - 1) // 2)

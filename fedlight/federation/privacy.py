@@ -26,6 +26,7 @@ from torch import Tensor
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.client import Update
 from fedlight.federation.codecs import Codec, Side
+from fedlight.federation.exact_sum import ExactSums
 from fedlight.federation.state import State
 
 DELTA = 1e-5
@@ -81,39 +82,59 @@ class PrivateMean(Aggregation):
         self.noise_multiplier = noise_multiplier
         self.secret_sampling = secret_sampling
         self.delta = delta
-        self._sum: State = {}
+        self._sums = ExactSums()
         self._senders: Counter[str] = Counter()
         self._clients: set[str] = set()
 
     def add(self, update: Update) -> None:
-        """Adds the clipped movement.
+        """Add the clipped movement.
 
         Raises:
             ValueError: it is not finite, or the client's second one of this round, which the noise would not hide.
         """
-        if update.client_id in self._clients:
-            raise ValueError(
-                f"PrivateMean: client {update.client_id!r} sent a second update in one round, and its noise hides one: "
-                "take an algorithm with one visit per client"
-            )
-        values = {name: value.double() for name, value in update.movement.items()}
+        self._take_clients([update.client_id])
+        movement = update.movement
         scale = _clipping(
-            list(values.values()), self.clip_norm, f"the movement of client {update.client_id!r}"
+            list(movement.values()), self.clip_norm, f"the movement of client {update.client_id!r}"
         )
-        self._clients.add(update.client_id)
-        self._senders.update(values.keys())
-        for name, value in values.items():
-            self._sum[name] = self._sum[name].add_(value, alpha=scale) if name in self._sum else value * scale
+        self._senders.update(movement.keys())
+        for name, value in movement.items():
+            self._sums.add(name, value, scale)
+
+    def partial(self) -> dict[str, Any]:
+        """Return the sum of clipped movements, without noise, and who sent them; start anew."""
+        senders, clients = self._senders, self._clients
+        self._senders, self._clients = Counter(), set()
+        return {"sums": self._sums.partial(), "senders": dict(senders), "clients": sorted(clients)}
+
+    def merge(self, partial: Mapping[str, Any]) -> None:
+        """Add the clipped movements of another partial.
+
+        Raises:
+            ValueError: a client has sent an update to both.
+        """
+        self._take_clients(partial["clients"])
+        self._senders.update(partial["senders"])
+        self._sums.merge(partial["sums"])
 
     def result(self) -> State:
-        """The mean of each tensor over the clients that sent it, with noise."""
-        total, senders = self._sum, self._senders
-        self._sum, self._senders, self._clients = {}, Counter(), set()
+        """Return the mean of each tensor over the clients that sent it, with noise, and start anew."""
+        total, senders = self._sums.result(), self._senders
+        self._senders, self._clients = Counter(), set()
         deviation = self.noise_multiplier * self.clip_norm
         for name in sorted(total):  # an order of names, so that the noise does not depend on who came first
             noise = torch.randn(total[name].shape, dtype=torch.float64)
             total[name].add_(noise, alpha=deviation).div_(senders[name])
         return total
+
+    def _take_clients(self, client_ids: Sequence[str]) -> None:
+        for client_id in client_ids:
+            if client_id in self._clients:
+                raise ValueError(
+                    f"PrivateMean: client {client_id!r} sent a second update in one round, and its noise hides one: "
+                    "take an algorithm with one visit per client"
+                )
+        self._clients.update(client_ids)
 
     def epsilon(self, delta: float, rounds: Sequence[tuple[int, int]]) -> float:
         """Of the model after rounds of (clients sampled, clients), towards whoever sees every round's model.

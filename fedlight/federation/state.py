@@ -1,8 +1,7 @@
 """The federated state: named tensors on the CPU, and the little arithmetic that a round needs.
 
-Parameters are fp32, as they travel. Movements (trained minus received) and their running sum are fp64: the difference
-of two fp32 numbers is then exact, so one client with weight 1 gives back its own parameters bit for bit, and the order
-in which clients are added is lost in the final rounding to fp32.
+Parameters are fp32, as they travel. Movements (trained minus received) are fp64: the difference of two fp32 numbers is then
+exact, so one client with weight 1 gives back its own parameters bit for bit.
 """
 
 from collections.abc import Mapping

@@ -154,7 +154,7 @@ def test_order_of_clients_does_not_matter(policy, algorithm):
             return super().plan(*args)[::-1]
 
     third, _, _ = run(buffers=policy, algorithm=Backwards())
-    torch.testing.assert_close(state_of(first), state_of(third), rtol=1e-6, atol=1e-7)
+    assert_equal(state_of(first), state_of(third))
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
@@ -269,6 +269,27 @@ class Ema(Regression):
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
         self.mean.lerp_(self.net[0].weight.detach(), 0.1)
+
+
+class Least(Regression):
+    """The least input so far, which starts at infinity."""
+
+    def __init__(self):
+        super().__init__(**PLAIN | {"norm": False})
+        self.register_buffer("least", torch.full((4,), torch.inf))
+
+    def training_step(self, batch, batch_idx):
+        self.least = torch.minimum(self.least, batch[0].amin(0))
+        return super().training_step(batch, batch_idx)
+
+
+def test_the_mean_of_a_buffer_that_started_at_infinity():
+    model, _, seen = run(rounds=1, model=Least(), buffers="average")
+    least = {
+        client: torch.cat([x for x, *_ in batches]).amin(0) for (_, client), batches in seen.batches.items()
+    }
+    total = sum(SIZES[client] * value.double() for client, value in least.items())
+    assert torch.equal(model.least, (total / sum(SIZES[client] for client in least)).float())
 
 
 class Late(Regression):

@@ -1,5 +1,8 @@
 """Aggregation, robust and not: by hand, against numpy, in a whole federation, against clients that lie."""
 
+import io
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ from written_out import assert_close, local, recorded
 from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean, WeightedSum
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.client import Update
+from fedlight.federation.privacy import PrivateMean
 
 NAN, INF = float("nan"), float("inf")
 
@@ -108,6 +112,70 @@ def test_a_federation_equals_a_loop_written_out(kind):
 
 def sorted_values(values):
     return torch.from_numpy(np.sort(np.stack([v.numpy() for v in values]), axis=0))
+
+
+AGGREGATIONS = {
+    "weight": lambda: WeightedSum("weight"),
+    "count": lambda: WeightedSum("count", scale=53),
+    "one": lambda: WeightedSum("one"),
+    "median": CoordinateMedian,
+    "trimmed": lambda: TrimmedMean(0.2),
+    "private": lambda: PrivateMean(3.0, noise_multiplier=0.5),
+}
+
+
+@pytest.mark.parametrize("kind", AGGREGATIONS)
+def test_neither_order_nor_partial_results_change_a_bit(kind):
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(11, 200)) * 10.0 ** rng.uniform(-30, 30, (11, 200))
+    values[:, :20] = rng.choice([-0.0, 0.0], (11, 20))  # as numbers they are equal, as bits they are not
+    updates = [update(f"{i}", weight=rng.uniform(), w=v.tolist()) for i, v in enumerate(values)]
+    updates[3] = update("3", weight=0.7, y=[0.1])
+
+    def bits(aggregation):
+        torch.manual_seed(1)
+        return {name: value.view(torch.int64).tolist() for name, value in aggregation.result().items()}
+
+    whole = AGGREGATIONS[kind]()
+    for each in updates:
+        whole.add(each)
+    expected = bits(whole)
+    for count in range(1, 7):
+        parts = [AGGREGATIONS[kind]() for _ in range(count)]
+        for index in rng.permutation(len(updates)):
+            parts[rng.integers(count)].add(updates[index])
+        rng.shuffle(parts)
+        first, *others = parts
+        for other in others:
+            file = io.BytesIO()
+            torch.save(other.partial(), file)
+            file.seek(0)
+            first.merge(torch.load(file, weights_only=True))
+            assert other.result() == {}
+        assert bits(first) == expected
+
+
+@pytest.mark.parametrize("kind", ["weight", "count", "one"])
+def test_a_weighted_sum_is_rounded_once(kind):
+    """Products, their sum and the sum of weights in fractions, each rounded to fp64; then one factor."""
+    rng = np.random.default_rng(1)
+    values = rng.normal(size=(7, 100)) * 10.0 ** rng.uniform(-30, 30, (7, 100))
+    given = rng.uniform(size=7)
+    expected = []
+    for column in values.T.tolist():
+        total = sum(Fraction(w * v) for w, v in zip(given.tolist(), column, strict=True))
+        divisor = {"weight": sum(map(Fraction, given.tolist())), "count": 7, "one": 1}[kind]
+        expected.append(float(total) * ((53 if kind == "count" else 1) / float(divisor)))
+    updates = [update(str(i), weight=float(given[i]), w=v.tolist()) for i, v in enumerate(values)]
+    assert result(AGGREGATIONS[kind](), *updates) == {"w": expected}
+
+
+def test_a_client_in_two_parts_of_a_private_round_is_refused():
+    ours, theirs = PrivateMean(1.0, 1.0), PrivateMean(1.0, 1.0)
+    for part in (ours, theirs):
+        part.add(update("a", w=[1.0]))
+    with pytest.raises(ValueError, match="client 'a' sent a second update in one round"):
+        ours.merge(theirs.partial())
 
 
 def test_client_order_does_not_matter():

@@ -193,9 +193,13 @@ def test_client_order_does_not_matter():
         def plan(self, round_idx, cohort, num_batches):
             return super().plan(round_idx, cohort, num_batches)[::-1]
 
-    forward, _ = federate(rounds=5, clients_per_round=5, algorithm=Scaffold())
-    backward, _ = federate(rounds=5, clients_per_round=5, algorithm=Reversed())
+    ours, theirs = Scaffold(), Reversed()
+    forward, _ = federate(rounds=5, clients_per_round=5, algorithm=ours)
+    backward, _ = federate(rounds=5, clients_per_round=5, algorithm=theirs)
     assert_equal(weights(forward), weights(backward))
+    assert_equal(
+        ours.state_dict()["control"], theirs.state_dict()["control"]
+    )  # fp64: nothing is lost in rounding
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")

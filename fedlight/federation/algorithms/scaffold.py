@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from fedlight.federation.algorithm import Algorithm, Weighting
 from fedlight.federation.client import Client, Update, Visit, Work
+from fedlight.federation.exact_sum import ExactSums
 from fedlight.federation.federation import Federation, refuse_odd_steps
 from fedlight.federation.state import State
 
@@ -56,7 +57,7 @@ class Scaffold(Algorithm):
     def __init__(self, weighting: Weighting = "unbiased") -> None:
         super().__init__(weighting)
         self._control: State = {}
-        self._changes: State = {}
+        self._changes = ExactSums()
         self._corrections: State = {}
 
     def check(self, federation: Federation) -> None:
@@ -94,7 +95,7 @@ class Scaffold(Algorithm):
 
     def start_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
         self._num_clients = len(federation.clients)
-        self._changes = {}
+        self._changes = ExactSums()
 
     def send(self, visit: Visit, client: Client, state: State) -> State:
         controls = {
@@ -139,7 +140,7 @@ class Scaffold(Algorithm):
         parameters, changes = _split(movement)
         own, lost = dict(client.memory.get(OWN, {})), client.memory.get(WIRE, {})
         for name, change in changes.items():
-            self._changes[name] = self._changes[name] + change if name in self._changes else change
+            self._changes.add(name, change)
             own[name] = (own[name] + change if name in own else change).float()
             lost.pop(PREFIX + name, None)
         if changes:
@@ -147,10 +148,10 @@ class Scaffold(Algorithm):
         return super().finish_visit(visit, client, parameters, work)
 
     def finish_round(self, movement: State) -> State:
-        for name, change in self._changes.items():
+        for name, change in self._changes.result().items():
             before = self._control.get(name, torch.zeros_like(change))
             self._control[name] = before + change / self._num_clients
-        self._changes, self._corrections = {}, {}
+        self._corrections = {}
         return movement
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,0 +1,167 @@
+"""Exact sums against fractions and ``math.fsum``: any magnitudes, any order, any split into partial sums."""
+
+import io
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from fedlight.federation.exact_sum import CHUNK, MOST_ADDENDS, ExactSum, ExactSums
+
+NAN, INF = float("nan"), float("inf")
+
+
+def doubles(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def summed(values):
+    total = ExactSum(values[0].shape)
+    for value in values:
+        total.add(value)
+    return total.rounded()
+
+
+def bits(tensor):
+    return tensor.contiguous().view(torch.int64).tolist()
+
+
+def addends(kind, count, size, seed=0):
+    """Tensors ``(count, size)`` that a running sum in fp64 gets wrong."""
+    rng = np.random.default_rng(seed)
+    signed = rng.normal(size=(count, size))
+    if kind == "1e-30..1e30":
+        signed *= 10.0 ** rng.uniform(-30, 30, signed.shape)
+    elif kind == "all of fp64":
+        signed = np.ldexp(signed, rng.integers(-1080, 1010, signed.shape))
+    elif kind == "cancelling":
+        signed *= 10.0 ** rng.uniform(-30, 30, signed.shape)
+        signed[count // 2 :] = -signed[: count - count // 2]
+        signed[0] += rng.normal(size=size) * 1e-25
+    elif kind == "half way":  # 1 + 2^-53 lies between two numbers, and what is added decides
+        signed = np.zeros_like(signed)
+        signed[0], signed[1] = 1.0, 2.0**-53
+        signed[2] = rng.choice([-1.0, 0.0, 1.0], size) * 2.0 ** rng.integers(-1074, -54, size)
+        signed *= rng.choice([-1.0, 1.0], size)
+    elif kind == "subnormal":
+        signed = rng.integers(-(2**52), 2**52, signed.shape) * 5e-324
+    rng.shuffle(signed)
+    return torch.from_numpy(signed)
+
+
+KINDS = ("movements", "1e-30..1e30", "all of fp64", "cancelling", "half way", "subnormal")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_correctly_rounded(kind):
+    values = addends(kind, count=11, size=300)
+    expected = [float(sum(map(Fraction, column), Fraction(0))) for column in values.T.tolist()]
+    assert expected == [math.fsum(column) for column in values.T.tolist()]
+    assert summed(values).tolist() == expected
+    if kind != "subnormal":  # whose sums fp64 holds exactly
+        assert values.sum(0).tolist() != expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_order_and_no_split_changes_a_bit(kind):
+    values, rng = addends(kind, count=12, size=50, seed=1), np.random.default_rng(2)
+    expected = bits(summed(values))
+    for _ in range(10):
+        parts = [ExactSum((50,)) for _ in range(int(rng.integers(1, 6)))]
+        for row in rng.permutation(len(values)):
+            parts[rng.integers(len(parts))].add(values[row])
+        while len(parts) > 1:
+            rng.shuffle(parts)
+            parts[0].merge(parts.pop().partial())
+        assert bits(parts[0].rounded()) == expected
+
+
+def test_a_sum_of_many_carries():
+    """More addends than a digit holds, all of one sign, in one sum and in merged ones."""
+    count = 5 * MOST_ADDENDS + 3
+    value = doubles([1.0 - 2**-53, -(1.0 - 2**-53), 1e300, 2.0**-1074, 0.1])
+    total, other = ExactSum((5,)), ExactSum((5,))
+    for _ in range(count):
+        total.add(value)
+    for _ in range(MOST_ADDENDS):
+        other.add(value)
+    total.merge(other.partial())
+    times = count + MOST_ADDENDS
+    assert total.rounded().tolist() == [float(Fraction(v) * times) for v in value.tolist()]
+
+
+def test_a_sum_may_leave_the_range_on_the_way_but_not_in_the_end():
+    top = 1.7976931348623157e308
+    assert summed([doubles([top])] * 3 + [doubles([-top])] * 2).item() == top
+    assert summed([doubles([top, -top])] * 2).tolist() == [INF, -INF]
+
+
+def test_what_is_not_finite_adds_up_as_in_fp64_in_any_order():
+    values = [
+        doubles([1.0, INF, INF, NAN, 5.0]),
+        doubles([2.0, 1.0, -INF, 1.0, 0.25]),
+        doubles([NAN] + [0.5] * 4),
+    ]
+    forward, backward = summed(values), summed(values[::-1])
+    assert bits(forward) == bits(backward)
+    assert str(forward.tolist()) == str([NAN, INF, NAN, NAN, 5.75])
+    merged = ExactSum((5,))
+    for value in values:
+        other = ExactSum((5,))
+        other.add(value)
+        merged.merge(other.partial())
+    assert bits(merged.rounded()) == bits(forward)
+
+
+def test_shapes_types_and_zeros():
+    cut = torch.arange(12.0).view(3, 4).T  # not contiguous
+    assert torch.equal(summed([cut, cut.double()]), 2.0 * cut.double())
+    assert summed([torch.tensor(3), torch.tensor(2.5)]).item() == 5.5
+    assert summed([torch.ones(0, 2)]).shape == (0, 2)
+    assert bits(summed([doubles([-0.0]), doubles([-0.0])])) == bits(doubles([0.0]))
+    rows = torch.randn(3, CHUNK + 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert summed(rows).tolist() == [math.fsum(column) for column in rows.T.tolist()]
+    total, other = ExactSum((6,)), ExactSum((2, 3))
+    total.add(torch.ones(6))
+    other.add(torch.zeros(2, 3))
+    for refused in (lambda: total.add(torch.ones(2, 3)), lambda: total.merge(other.partial())):
+        with pytest.raises(ValueError, match=r"of shape \(2, 3\) cannot be added to a sum of shape \(6,\)"):
+            refused()
+
+
+def test_addends_and_partials_are_not_changed():
+    value, total, other = doubles([0.1, 1e20]), ExactSum((2,)), ExactSum((2,))
+    total.add(value)
+    partial = total.partial()
+    for _ in range(3):
+        other.merge(partial)
+    assert value.tolist() == [0.1, 1e20]
+    assert total.rounded().tolist() == value.tolist()
+    assert other.rounded().tolist() == [float(3 * Fraction(0.1)), 3e20]
+
+
+def test_named_sums_start_anew_and_their_partials_can_be_saved():
+    ours, theirs, file = ExactSums(), ExactSums(), io.BytesIO()
+    ours.add("x", doubles([1e16]))
+    theirs.add("x", doubles([1.0]))
+    theirs.add("y", doubles([INF]))
+    torch.save(theirs.partial(), file)
+    assert theirs.result() == {}
+    file.seek(0)
+    ours.merge(torch.load(file, weights_only=True))
+    ours.add("x", doubles([1.0]))
+    assert {name: value.item() for name, value in ours.result().items()} == {"x": 1e16 + 2, "y": INF}
+    assert ours.result() == {}
+
+
+def test_digits_of_movements_take_no_more_than_three_times_fp64():
+    """Differences of fp32 parameters times a share: about 100 bits."""
+    generator = torch.Generator().manual_seed(0)
+    received = torch.randn(1000, generator=generator) * 0.02
+    trained = received + torch.randn(1000, generator=generator) * 1e-4
+    total = ExactSum((1000,))
+    for share in (0.3, 0.01, 1 / 53):
+        total.add((trained.double() - received.double()) * share)
+    assert sum(digit.nbytes for digit in total.partial()["digits"].values()) <= 3 * 8 * 1000
