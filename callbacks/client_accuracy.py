@@ -59,6 +59,8 @@ class ClientAccuracy(L.Callback):
             ``own_models`` has no federated loop or no test examples by client.
     """
 
+    log_name = "clients.csv"
+
     def __init__(
         self,
         path: str | None = None,
@@ -76,7 +78,7 @@ class ClientAccuracy(L.Callback):
         self._before: str | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._table = RoundTable(Path(self.path or Path(trainer.default_root_dir) / "clients.csv"))
+        self._table = RoundTable(Path(self.path or Path(trainer.default_root_dir) / self.log_name))
         self._grouping = grouping_of(trainer)
         evaluates = stage in ("validate", "test")
         self._selectors = read_selectors(Path(self.groups)) if self.groups and evaluates else {}

@@ -29,6 +29,8 @@ class GroupLog(L.Callback):
         path: the file; ``groups.csv`` in the trainer's ``default_root_dir`` if not given.
     """
 
+    log_name = "groups.csv"
+
     def __init__(self, path: str | None = None) -> None:
         self.path = path
         self._grouping: GroupsClients | None = None
@@ -39,7 +41,7 @@ class GroupLog(L.Callback):
         if stage != "fit":
             return
         self._grouping = grouping_of(trainer)
-        self._table = RoundTable(Path(self.path or Path(trainer.default_root_dir) / "groups.csv"))
+        self._table = RoundTable(Path(self.path or Path(trainer.default_root_dir) / self.log_name))
         if trainer.current_epoch == 0:  # a checkpoint is loaded later
             self._written, self._before = {"round": -1, "groups": {}}, None
         if self._grouping is None:

@@ -39,6 +39,8 @@ class VisitLog(L.Callback):
         path: the file; ``visits.csv`` in the trainer's ``default_root_dir`` if not given.
     """
 
+    log_name = "visits.csv"
+
     def __init__(self, path: str | None = None) -> None:
         self.path = path
         self._loop: RecordsVisits | None = None
@@ -49,7 +51,7 @@ class VisitLog(L.Callback):
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         loops = [callback for callback in callbacks if isinstance(callback, RecordsVisits)]
         self._loop = loops[0] if loops and trainer.is_global_zero else None
-        self._table = RoundTable(Path(self.path or Path(trainer.default_root_dir) / "visits.csv"))
+        self._table = RoundTable(Path(self.path or Path(trainer.default_root_dir) / self.log_name))
         if stage == "fit" and not loops:
             rank_zero_info("VisitLog: no FederatedLoop among the callbacks, so there are no visits to log")
 

@@ -76,8 +76,7 @@ class Stage:
             KeyboardInterrupt: it was stopped; another run goes on.
         """
         self._check_settings()
-        marker = self.folder / DONE
-        if marker.is_file():
+        if self.is_done:
             return self._done()
         refuse_changed_results(self._named(), self.run_folder)
         print(f"── {self.name}", file=sys.stderr, flush=True)
@@ -94,8 +93,17 @@ class Stage:
             "seconds": time.perf_counter() - start,
             "files": left_in(self.folder),
         }
-        write_json(marker, sealed(done))
+        write_json(self.folder / DONE, sealed(done))
         return done
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the stage has ended."""
+        return (self.folder / DONE).is_file()
+
+    def calls(self, function: Callable[..., Any]) -> bool:
+        """Return whether the stage is a call of this function."""
+        return self.command == "call" and self.function is function
 
     def _done(self) -> dict[str, Any]:
         done = read_json(self.folder / DONE, remedy_for(self.folder))
@@ -136,7 +144,7 @@ class Stage:
                 "that folder and those of the stages after it"
             )
         # What is not done reads its files again, so they are looked at in full.
-        if (name := changed(contents, everything=not (self.folder / DONE).is_file())) is not None:
+        if (name := changed(contents, everything=not self.is_done)) is not None:
             raise ValueError(
                 f"{self.folder} was made with another content of {name}, which has changed since: put the old one "
                 "back, give another --output, or delete that folder and those of the stages after it"

@@ -8,7 +8,7 @@ from tiny_world import HELDOUT, VOTES, fedlight
 
 from fedlight.federation.needs import Model, Rows, Server
 from fedlight.json_files import write_json
-from fedlight.preflight.command import Read
+from fedlight.preflight.command import ParsedStage
 from fedlight.preflight.disk import check_output
 from fedlight.preflight.finding import State, exit_code, ok, problem, unknown
 from fedlight.preflight.memory import check_memory
@@ -90,12 +90,12 @@ def test_exit_codes():
 def stage(folder, name, config=None, command="fit", **settings):
     made = Stage(name, folder / name, {"call": "fedlight.steps.merge_adapter", "with": settings})
     made.command = command
-    return Read(made, settings if config is None else config)
+    return ParsedStage(made, settings if config is None else config)
 
 
 def trained(folder, name="train", callbacks=("AdapterExport", "GroupLog"), epochs=2):
     adapter = {"folder": str(folder / name / "adapter")}
-    parts = [{"class_path": f"x.{callback}", "init_args": adapter} for callback in callbacks]
+    parts = [{"class_path": f"fedlight.{callback}", "init_args": adapter} for callback in callbacks]
     parts.append(
         {"class_path": "x.ModelCheckpoint", "init_args": {"dirpath": str(folder / name / "checkpoints")}}
     )
@@ -127,7 +127,10 @@ def test_what_a_stage_reads_is_written_before(tmp_path, path, reason):
 def test_an_adapter_that_nobody_exports(tmp_path):
     reader = stage(tmp_path, "reader", {"adapter": str(tmp_path / "train/adapter")})
     (found,) = check_references([trained(tmp_path, callbacks=()), reader], [tmp_path])
-    assert "exports no adapter: give it the callback AdapterExport" in found.detail
+    assert (
+        "does not write it: name this place in one of its settings, such as the folder of AdapterExport"
+        in found.detail
+    )
 
 
 def test_needs_of_settings(tmp_path):
@@ -199,7 +202,7 @@ def test_an_output_made_with_other_settings_is_a_problem(tmp_path):
 )
 def test_what_does_not_fit_says_what_would(monkeypatch, activations, base, state, words):
     from fedlight.preflight import memory
-    from fedlight.preflight.machine import Memory
+    from fedlight.preflight.machine import MachineMemory
 
     training = SimpleNamespace(
         name="train",
@@ -212,6 +215,8 @@ def test_what_does_not_fit_says_what_would(monkeypatch, activations, base, state
         trained_bytes=0,
         activation_bytes=activations * 10**9,
     )
-    monkeypatch.setattr(memory, "memory_of", lambda cuda: Memory(100 * 10**9, "this machine has 100.0 GB"))
+    monkeypatch.setattr(
+        memory, "memory_of", lambda cuda: MachineMemory(100 * 10**9, "this machine has 100.0 GB")
+    )
     (found,) = check_memory([training])
     assert (found.state, words in found.detail) == (state, True)

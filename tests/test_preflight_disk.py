@@ -1,4 +1,4 @@
-"""What a run leaves on the disk, and whether there is room: `fedlight.preflight.disk` and `answers`."""
+"""What a run leaves on the disk, and whether there is room: `fedlight.preflight.disk`."""
 
 from shutil import disk_usage
 from types import SimpleNamespace
@@ -6,9 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from fedlight.preflight import machine
-from fedlight.preflight.answers import answers_bytes
-from fedlight.preflight.command import Read
-from fedlight.preflight.disk import check_disk
+from fedlight.preflight.command import ParsedStage
+from fedlight.preflight.disk import answers_bytes, check_disk
 from fedlight.preflight.finding import State
 from fedlight.stages import Stage
 
@@ -18,7 +17,7 @@ ROWS = {("o/x", "test"): 100, ("o/x", "train"): 50}
 def read(folder, command, config, name="a"):
     stage = Stage(name, folder / name, {"call": "fedlight.steps.merge_adapter", "with": {}})
     stage.command = command
-    return Read(stage, config)
+    return ParsedStage(stage, config)
 
 
 def task(limit=None, source="o/x"):

@@ -85,3 +85,14 @@ class Requires(Protocol):
             settings: arguments of the constructor by name, its defaults included; other classes as ``class_path`` and
                 ``init_args``, and what these need they say themselves.
         """
+
+
+@runtime_checkable
+class KeepsLog(Protocol):
+    """A class that writes a file into the trainer's ``default_root_dir``, unless a setting names another place.
+
+    Attributes:
+        log_name: name of the file.
+    """
+
+    log_name: str

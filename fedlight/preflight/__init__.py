@@ -1,1 +1,6 @@
-"""What `fedlight run NAME --dry-run` looks at before anything is downloaded or trained; one file for each kind of check."""
+"""Checks of ``fedlight run NAME --dry-run``, made before any download or training; one file for each kind of check.
+
+`dry_run` makes all of them; each returns findings (`finding`). Stages are parsed without loading anything (`command`),
+classes of the config name what they need themselves (`fedlight.federation.needs`), and the hub is asked for small metadata
+alone (`hub`).
+"""

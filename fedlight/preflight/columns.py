@@ -1,4 +1,4 @@
-"""The splits of a data set at the hub, and a row with its columns: from its card, else from the start or end of a file."""
+"""Splits and columns of a data set at the hub, from its card, else from the start or end of a file."""
 
 import csv
 import gzip
@@ -13,16 +13,16 @@ from fedlight.preflight.hub import Hub, RangedFile, Repository, first_json
 
 FORMATS = (".parquet", ".jsonl", ".json", ".ndjson", ".csv", ".tsv")
 CONVERTED = "refs/convert/parquet"
-"""Where the hub keeps a copy of every data set as Parquet; for one that is defined by a script, the only readable one."""
-MANY = 64  # entries of a list in the made row: more than any setting asks for
+"""Revision at which the hub keeps a Parquet copy of a data set; for one defined by a script, the only readable copy."""
+MANY = 64  # entries of a list in the made-up row: more than any setting asks for
 
 
 class Shape(NamedTuple):
-    """What is known of a data set.
+    """Splits, columns and size of a data set, as far as they are known.
 
     Attributes:
         splits: name -> number of rows, None where it is not known; empty where the splits are not known.
-        row: a row with every column; None where the columns are not known.
+        row: a made-up row with every column; None where the columns are not known.
         size: bytes of the download.
     """
 
@@ -32,10 +32,10 @@ class Shape(NamedTuple):
 
 
 def read_shape(hub: Hub, name: str, config: str, split: str) -> tuple[Repository, Shape]:
-    """Looks a data set up.
+    """Look a data set up.
 
     Raises:
-        ValueError: it does not exist, may not be had, or has no such configuration.
+        ValueError: it does not exist, may not be fetched, or has no such configuration.
         HubUnreachableError: the hub cannot be reached.
     """
     repository = hub.repository(name, "dataset")
@@ -71,7 +71,7 @@ def _from_card(repository: Repository, config: str) -> Shape | None:
 
 
 def _of_features(features: list[dict[str, Any]]) -> dict[str, Any]:
-    """A row with the columns of a card.
+    """Return a made-up row with the columns of a card.
 
     Example:
         >>> row = _of_features([{"name": "a", "dtype": "string"}, {"name": "b", "list": [{"name": "c", "dtype": "int32"}]}])
@@ -90,7 +90,7 @@ def _of_feature(feature: Mapping[str, Any]) -> Any:
 
 
 def _data_files(repository: Repository, config: str) -> dict[str, list[str]]:
-    """Split -> files, as the card says or their names do."""
+    """Return split -> files, from the card, else from the files' names."""
     readable = [path for path in sorted(repository.files) if _format(path) and not _is_meta(path)]
     for entry in repository.card.get("configs") or []:
         if entry.get("config_name", "default") == (config or "default") or (
@@ -116,7 +116,7 @@ def _by_patterns(entry: Mapping[str, Any], readable: list[str]) -> dict[str, lis
 
 
 def _split_of(path: str) -> str:
-    """The split that a file's path names, as the package ``datasets`` reads it; ``train`` where it names none.
+    """Return the split that a file's path names, as the package ``datasets`` reads it; ``train`` where it names none.
 
     Example:
         >>> [_split_of(path) for path in ("data/test-00000-of-00001.parquet", "askacademia/validation.json", "rows.json")]

@@ -1,4 +1,4 @@
-"""Does every stage's command line parse, and does every function take its arguments? Nothing is loaded for it."""
+"""Parsing of every stage: does its config parse, and does its function take its arguments? Nothing is loaded for it."""
 
 import contextlib
 import importlib
@@ -19,71 +19,66 @@ from fedlight.preflight.finding import Finding, ok, problem
 from fedlight.stages import Stage
 
 
-class Read(NamedTuple):
-    """A stage and what its command line says.
+class ParsedStage(NamedTuple):
+    """A stage and its settings.
 
     Attributes:
-        stage: of a recipe.
+        stage: the stage of a recipe.
         config: all settings, defaults included, as plain values; the arguments of a function; empty where they do not parse.
-        parsed: the same as the parser has them; None of a function.
+        namespace: the parser's form of the settings; None for a function.
     """
 
     stage: Stage
     config: dict[str, Any]
-    parsed: Any = None
-
-    @property
-    def is_done(self) -> bool:
-        """Does its folder say that it has ended?"""
-        return (self.stage.folder / "done.json").is_file()
+    namespace: Any = None
 
 
-def read_stages(stages: Sequence[Stage]) -> tuple[list[Read], list[Finding]]:
-    """Parses every stage.
+def parse_stages(stages: Sequence[Stage]) -> tuple[list[ParsedStage], list[Finding]]:
+    """Parse every stage.
 
     Returns:
         Each stage with its settings; one finding for each that does not parse, or else one for all.
     """
-    reads, wrong = [], []
+    parsed, wrong = [], []
     for stage in stages:
         try:
-            reads.append(Read(stage, _bound(stage)) if stage.command == "call" else _parsed(stage))
+            parsed.append(ParsedStage(stage, _bound(stage)) if stage.command == "call" else _parsed(stage))
         except ValueError as error:
-            reads.append(Read(stage, {}))
+            parsed.append(ParsedStage(stage, {}))
             wrong.append(problem(f"stage {stage.name}", " ".join(str(error).split())))
     functions = sum(stage.command == "call" for stage in stages)
-    done = sum(read.is_done for read in reads)
+    done = sum(stage.is_done for stage in stages)
     found = f"{len(stages)} parse: {len(stages) - functions} commands, {functions} functions"
-    return reads, wrong or [ok("stages", found + (f"; {done} are done already" if done else ""))]
+    return parsed, wrong or [ok("stages", found + (f"; {done} are done already" if done else ""))]
 
 
-def _parsed(stage: Stage) -> Read:
-    """All settings of a Lightning command; model, data and loop are made once, to have their classes refuse what is wrong.
+def _parsed(stage: Stage) -> ParsedStage:
+    """Return all settings of a Lightning command.
 
-    None of these loads anything before it is used.
+    Model, data and loop are made once, so that their classes refuse wrong values; none of them loads anything before use.
     """
-    said = io.StringIO()
+    messages = io.StringIO()
     with (
         TemporaryDirectory() as folder,
         warnings.catch_warnings(),
-        contextlib.redirect_stderr(said),
+        contextlib.redirect_stderr(messages),
         _short_messages(),
     ):
         warnings.simplefilter("ignore")
         try:
             made = ReadSettings([stage.command, f"--config={stage.write_config(Path(folder))}"])
-        except SystemExit:  # the parser has said it
-            first = said.getvalue().strip().splitlines()[:1] or ["the command line does not parse"]
+        except SystemExit:  # the parser has printed what is wrong
+            first = messages.getvalue().strip().splitlines()[:1] or ["the command line does not parse"]
             raise ValueError(first[0].removeprefix("fedlight: ")) from None
         config = made.config[stage.command]
         _make(config, stage)
     whole: dict[str, Any] = config.as_dict()
-    return Read(stage, {key: value for key, value in whole.items() if key != "config"}, config)
+    return ParsedStage(stage, {key: value for key, value in whole.items() if key != "config"}, config)
 
 
 @contextlib.contextmanager
 def _short_messages() -> Iterator[None]:
-    """One line of the parser, whatever the user asked for elsewhere."""
+    """Have the parser print one line, even where the user has asked for stacks."""
     wanted = os.environ.pop("FEDLIGHT_TRACEBACK", None)
     try:
         yield
@@ -101,7 +96,7 @@ def _make(config: Any, stage: Stage) -> None:
     try:
         parser.instantiate(parser.parse_object(parts))
     except (FileNotFoundError, ValueError) as error:
-        if str(stage.folder.parent) not in str(error):  # what an earlier stage will have written
+        if str(stage.folder.parent) not in str(error):  # an earlier stage will have written that file
             raise ValueError(str(error)) from None
 
 
@@ -114,7 +109,7 @@ def _bound(stage: Stage) -> dict[str, Any]:
 
 
 def class_of(path: str) -> type | None:
-    """The class that a config names in full; None where it cannot be imported."""
+    """Return the class of a full dotted name; None where it cannot be imported."""
     module, _, name = path.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), name)
@@ -124,7 +119,7 @@ def class_of(path: str) -> type | None:
 
 
 def parts_of(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every class that settings name, at any depth, with its arguments.
+    """Yield every class that settings name, at any depth, with its arguments.
 
     Example:
         >>> list(parts_of([{"class_path": "a.B", "init_args": {"c": {"class_path": "d.E"}}}]))
@@ -140,8 +135,16 @@ def parts_of(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from parts_of(inner)
 
 
+def arguments_of(config: Any, kind: type) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of every object of a class, or of a class derived from it, that settings name."""
+    for path, arguments in parts_of(config):
+        found = class_of(path)
+        if found is not None and issubclass(found, kind):
+            yield arguments
+
+
 def paths_of(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in settings with the key that it stands under.
+    """Yield every text in settings with the key that it stands under.
 
     Example:
         >>> list(paths_of({"a": "x", "b": {"c": ["y", 1]}}))

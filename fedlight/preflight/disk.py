@@ -1,23 +1,36 @@
-"""Is there room for what is fetched and written, and may the output folder be used?"""
+"""Disk checks: is there room for downloads and results, and may the output folder be written?
+
+Counted are downloads, adapters with their checkpoints, merged models, and written answers: at most as many texts as there
+are rows, each of the longest length that is allowed.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlight.preflight.answers import Counts, answers_bytes
-from fedlight.preflight.command import Read, parts_of
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from fedlight.callbacks.task_scores import TaskScores
+from fedlight.evaluation.tasks.task import Task
+from fedlight.preflight.command import ParsedStage, arguments_of, class_of
 from fedlight.preflight.finding import Finding, ok, problem
-from fedlight.preflight.machine import existing, free_bytes, same_disk
+from fedlight.preflight.machine import existing, free_bytes, same_disk, size_text
 from fedlight.preflight.memory import Training
-from fedlight.preflight.models import size_text
 from fedlight.stages import Stage
+from fedlight.steps import merge_adapter
 
 COPIES = 2  # of a data set: as fetched, and as the package `datasets` maps it into memory
+BYTES_PER_TOKEN = 5  # of written text
+SCORED_PROMPT_TOKENS = 2048
+"""Length of a benchmark's prompt where the datamodule has no ``max_tokens``."""
+
+RowCounts = Mapping[tuple[str, str], int]
+"""(source, split) -> number of rows, as far as it is known."""
 
 
 def check_output(folder: Path, stages: Sequence[Stage]) -> Finding:
-    """May it be written, and was it made with these settings?"""
+    """Check that the output folder may be written and was made with these settings."""
     what = f"output {folder}"
     place = existing(folder)
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
@@ -27,33 +40,33 @@ def check_output(folder: Path, stages: Sequence[Stage]) -> Finding:
             stage.refuse_other_settings()
         except ValueError as error:
             return problem(what, str(error))
-    done = sum((stage.folder / "done.json").is_file() for stage in stages)
+    done = sum(stage.is_done for stage in stages)
     return ok(what, f"can be written; {done} of {len(stages)} stages are done" if done else "can be written")
 
 
 def check_disk(
-    reads: Sequence[Read],
-    of: Sequence[Training],
+    stages: Sequence[ParsedStage],
+    trainings: Sequence[Training],
     folder: Path,
     seeds: int,
     models: Mapping[str, int],
     rows: Mapping[str, int],
-    counts: Counts,
+    counts: RowCounts,
 ) -> list[Finding]:
-    """Room for downloads in the caches and for results in the output folder.
+    """Check the room for downloads in the caches and for results in the output folder.
 
     Args:
-        reads: of one seed.
-        of: what is trained there.
-        folder: of the results.
-        seeds: how many there are.
-        models: hub name -> bytes to be fetched.
-        rows: likewise of data sets.
-        counts: (source, split) -> number of rows, as far as is known.
+        stages: stages of one seed.
+        trainings: what is trained there.
+        folder: folder of the results.
+        seeds: number of seeds.
+        models: hub name of a model -> bytes to be fetched.
+        rows: hub name of a data set -> bytes to be fetched.
+        counts: (source, split) -> number of rows, as far as it is known.
     """
     from huggingface_hub import constants
 
-    written, uncounted = written_bytes(reads, of, counts)
+    written, uncounted = written_bytes(stages, trainings, counts)
     wanted = {folder: ("checkpoints, adapters and answers", seeds * written)}
     if models:
         wanted[Path(constants.HF_HUB_CACHE)] = ("models", sum(models.values()))
@@ -80,39 +93,90 @@ def check_disk(
     return findings
 
 
-def written_bytes(reads: Sequence[Read], of: Sequence[Training], counts: Counts) -> tuple[int, list[str]]:
-    """What the stages of one seed leave: adapters with their checkpoints, merged models, answers.
+def written_bytes(
+    stages: Sequence[ParsedStage], trainings: Sequence[Training], counts: RowCounts
+) -> tuple[int, list[str]]:
+    """Return what the stages of one seed write: adapters with their checkpoints, merged models, answers.
 
     Returns:
-        Bytes; the stages whose answers are not among them, since nobody knows how many rows they read.
+        Bytes; names of stages whose answers are not counted, since the number of their rows is not known.
     """
-    by_model = {training.model: training for training in of}
-    largest = max((training.at_rest.adapter_bytes for training in of), default=0)
-    moments = max((training.at_rest.moment_bytes for training in of), default=0)
+    by_model = {training.model: training for training in trainings}
+    largest = max((training.at_rest.adapter_bytes for training in trainings), default=0)
+    moments = max((training.at_rest.moment_bytes for training in trainings), default=0)
     total, uncounted = 0, []
-    for read in reads:
-        if read.is_done:
+    for one in stages:
+        stage, config, _ = one
+        if stage.is_done:
             continue
-        answers = answers_bytes(read, counts)
+        answers = answers_bytes(one, counts)
         if answers is None:
-            uncounted.append(read.stage.name)
+            uncounted.append(stage.name)
         total += answers or 0
-        if read.stage.command == "fit":
-            adapters = read.config.get("model", {}).get("init_args", {}).get("num_adapters") or 1
-            total += adapters * (largest + _kept(read.config) * (largest + moments))
-        elif _merges(read) and read.config.get("model") in by_model:
-            total += by_model[read.config["model"]].base_bytes
+        if stage.command == "fit":
+            adapters = config.get("model", {}).get("init_args", {}).get("num_adapters") or 1
+            kept = sum(max(0, of.get("save_top_k", 1)) for of in arguments_of(config, ModelCheckpoint))
+            total += adapters * (largest + kept * (largest + moments))
+        elif stage.calls(merge_adapter) and config.get("model") in by_model:
+            total += by_model[config["model"]].base_bytes
     return total, uncounted
 
 
-def _merges(read: Read) -> bool:
-    return read.stage.command == "call" and read.stage.target.endswith(".merge_adapter")
+def answers_bytes(one: ParsedStage, rows: RowCounts) -> int | None:
+    """Return the bytes of the answers that a stage writes: completions of ``predict``, and those of ``TaskScores``.
+
+    Args:
+        one: a stage with its settings.
+        rows: number of rows by source and split.
+
+    Returns:
+        Bytes, 0 where it writes none; None where the number of rows is not known.
+    """
+    if one.stage.command == "call":
+        return 0
+    parts = [_scored_bytes(scorer, one, rows) for scorer in arguments_of(one.config, TaskScores)]
+    if one.stage.command == "predict":
+        parts.append(_predicted_bytes(one.config, rows))
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None
 
 
-def _kept(config: Mapping[str, Any]) -> int:
-    """Checkpoints that stay on the disk."""
-    return sum(
-        max(0, arguments.get("save_top_k", 1))
-        for path, arguments in parts_of(config)
-        if path.endswith("ModelCheckpoint")
-    )
+def _arguments(config: Mapping[str, Any], part: str) -> dict[str, Any]:
+    return (config.get(part) or {}).get("init_args") or {}
+
+
+def _predicted_bytes(config: Mapping[str, Any], rows: RowCounts) -> int | None:
+    model, data = _arguments(config, "model"), _arguments(config, "data")
+    number = _num_rows(data, "train", data.get("limit"), rows)
+    if number is None:
+        return None
+    tokens = (model.get("completions") or 1) * (model.get("max_new_tokens") or 0)
+    return number * (tokens + (data.get("max_tokens") or 0)) * BYTES_PER_TOKEN
+
+
+def _scored_bytes(scorer: Mapping[str, Any], one: ParsedStage, rows: RowCounts) -> int | None:
+    data = _arguments(one.config, "data")
+    prompt = data.get("max_tokens") or SCORED_PROMPT_TOKENS
+    total = 0
+    for task in (scorer.get("tasks") or data.get("tasks") or {}).values():
+        kind, settings = class_of(task["class_path"]), task.get("init_args") or {}
+        number = _num_rows(_arguments(settings, "data"), "test", settings.get("limit"), rows)
+        if number is None or kind is None or not issubclass(kind, Task):
+            return None
+        answer = settings.get("max_new_tokens") or kind.answer_tokens
+        total += number * ((settings.get("samples") or 1) * answer + prompt) * BYTES_PER_TOKEN
+    return total * (_moments(scorer, one.config) if one.stage.command == "fit" else 1)
+
+
+def _num_rows(data: Mapping[str, Any], split: str, limit: int | None, rows: RowCounts) -> int | None:
+    """Return the most rows that are read; ``limit`` bounds them."""
+    known = rows.get((str(data.get("source")), data.get("split") or split))
+    if known is None or limit is None:
+        return known if limit is None else limit
+    return min(known, limit)
+
+
+def _moments(scorer: Mapping[str, Any], config: Mapping[str, Any]) -> int:
+    """Return how often the tasks are done in training."""
+    every, epochs = scorer.get("every_n_epochs"), config["trainer"].get("max_epochs") or 1
+    return bool(scorer.get("before_training")) + (-(-epochs // every) if every else 1)

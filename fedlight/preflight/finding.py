@@ -1,4 +1,4 @@
-"""What a check has found, the table of all of them, and the exit code that follows."""
+"""Result of a check, the table of all results, and the exit code that follows from them."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -8,7 +8,7 @@ WIDTH = 200  # characters, where there is no terminal
 
 
 class State(Enum):
-    """How a check ended: nothing is wrong; something is; or it could not be made."""
+    """Outcome of a check: passed, failed, or it could not be made."""
 
     OK = "ok"
     PROBLEM = "problem"
@@ -22,8 +22,8 @@ class Finding(NamedTuple):
     """One line of the table.
 
     Attributes:
-        what: was checked: a stage, a data set, a model, a folder.
-        state: how it ended.
+        what: what was checked: a stage, a data set, a model, a folder.
+        state: outcome of the check.
         detail: what was found, or what is wrong and how to mend it, in one line.
     """
 
@@ -33,22 +33,22 @@ class Finding(NamedTuple):
 
 
 def ok(what: str, detail: str) -> Finding:
-    """Nothing is wrong with it."""
+    """Return the finding that a check passed."""
     return Finding(what, State.OK, detail)
 
 
 def problem(what: str, detail: str) -> Finding:
-    """The run would fail."""
+    """Return the finding that the run would fail."""
     return Finding(what, State.PROBLEM, detail)
 
 
 def unknown(what: str, detail: str) -> Finding:
-    """The check could not be made."""
+    """Return the finding that the check could not be made."""
     return Finding(what, State.UNKNOWN, detail)
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """1 where there is a problem, else 2 where something could not be checked, else 0.
+    """Return 1 with a problem, else 2 where a check could not be made, else 0.
 
     Example:
         >>> exit_code([ok("a", "")]), exit_code([ok("a", ""), unknown("b", "")]), exit_code([problem("c", "")])
@@ -59,7 +59,7 @@ def exit_code(findings: Sequence[Finding]) -> int:
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """The last line: can the run start?
+    """Return the last line of the table: whether the run can start.
 
     Example:
         >>> verdict([ok("a", ""), problem("b", ""), unknown("c", "")])
@@ -79,7 +79,7 @@ def verdict(findings: Sequence[Finding]) -> str:
 
 
 def show(title: str, findings: Sequence[Finding]) -> None:
-    """Prints the table and the verdict."""
+    """Print the table and the verdict."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

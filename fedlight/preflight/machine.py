@@ -1,4 +1,4 @@
-"""What this machine has: memory and free disk."""
+"""Memory and free disk of this machine."""
 
 import os
 import shutil
@@ -7,35 +7,45 @@ from typing import NamedTuple
 
 import torch
 
-from fedlight.preflight.models import size_text
+GB = 10**9
 
 
-class Memory(NamedTuple):
-    """Bytes, and whose they are in words."""
+class MachineMemory(NamedTuple):
+    """Memory in bytes, and whose it is in words."""
 
     size: int
     words: str
 
 
-def memory_of(cuda: bool) -> Memory:
-    """All memory of the first GPU, or of the machine."""
+def memory_of(cuda: bool) -> MachineMemory:
+    """Return the memory of the first GPU, or of the machine."""
     if cuda:
         size = torch.cuda.get_device_properties(0).total_memory
-        return Memory(size, f"the GPU has {size_text(size)}")
+        return MachineMemory(size, f"the GPU has {size_text(size)}")
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Memory(size, f"this machine has {size_text(size)}")
+    return MachineMemory(size, f"this machine has {size_text(size)}")
 
 
 def existing(folder: Path) -> Path:
-    """The folder, or the nearest above it that is there."""
+    """Return the folder, or the nearest one above it that exists."""
     return next(place for place in (folder, *folder.parents) if place.exists())
 
 
 def free_bytes(folder: Path) -> int:
-    """Of the disk that a folder lies or will lie on."""
+    """Return the free bytes of the disk that a folder lies on or will lie on."""
     return shutil.disk_usage(existing(folder)).free
 
 
 def same_disk(folder: Path, other: Path) -> bool:
-    """Do both lie on the same file system?"""
+    """Return whether both folders lie on the same file system."""
     return existing(folder).stat().st_dev == existing(other).stat().st_dev
+
+
+def size_text(size: float) -> str:
+    """Return bytes as text, in GB or MB.
+
+    Example:
+        >>> size_text(16_060_556_376), size_text(1_340_616), size_text(900)
+        ('16.1 GB', '1.3 MB', '0.0 MB')
+    """
+    return f"{size / GB:.1f} GB" if size >= GB else f"{size / 10**6:.1f} MB"

@@ -1,7 +1,7 @@
-"""Does what is trained fit into this machine, and into the devices of its fleet? Counted on shapes, without weights.
+"""Memory checks: does each training fit into this machine, and into the devices of its fleet?
 
-Base, adapter, gradients and moments follow from the model's config and the settings; activations are those of a batch of the
-longest texts that the settings allow, so most batches take less.
+Memory is counted on shapes, without weights. Base, adapter, gradients and moments follow from the model's config and the
+settings; activations are those of a batch of the longest texts that the settings allow, so most batches take less.
 """
 
 import tempfile
@@ -20,10 +20,11 @@ from fedlight.devices.forecast import Workload, forecast
 from fedlight.devices.memory import Footprint
 from fedlight.modules.base_model import choose_dtype
 from fedlight.plan import workload
-from fedlight.preflight.command import Read, class_of
+from fedlight.preflight.command import ParsedStage, class_of
 from fedlight.preflight.finding import Finding, ok, problem, unknown
-from fedlight.preflight.machine import Memory, memory_of
-from fedlight.preflight.models import is_local, size_text
+from fedlight.preflight.machine import MachineMemory, memory_of, size_text
+from fedlight.preflight.models import is_local
+from fedlight.steps import merge_adapter
 
 SHAPES = {
     "Qwen/Qwen2-0.5B": "qwen2_0.5b",
@@ -31,10 +32,10 @@ SHAPES = {
     "meta-llama/Llama-2-7b-hf": "llama2_7b",
     "meta-llama/Meta-Llama-3-8B": "llama3_8b",
 }
-"""Models of the papers whose architecture comes with fedlight, in ``conf/shapes``: planned for even without a hub."""
+"""Models of the papers -> their architecture in ``conf/shapes``, for which no hub is needed."""
 BITS = {"int8": 8, "nf4": 4}
 MOST_TEXTS = 0.5
-"""Where a batch of texts of this share of the longest fits, it may be that the run does."""
+"""A batch that fits at this share of the longest texts may fit in practice: a finding of "unknown", not of a problem."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,14 @@ class Training:
     """A stage that trains a language model.
 
     Attributes:
-        name: of the stage.
-        model: that it names.
+        name: name of the stage.
+        model: hub name or folder of its model.
         base: ``plain``, ``int8`` or ``nf4``.
-        work: what a step asks.
-        loop: with its fleet, if any.
-        settings: what it follows from.
-        number_bytes: of a number of an unquantized base.
-        cuda: does it run on a GPU?
+        work: a visit's work.
+        loop: the federated loop, with its fleet, if any.
+        settings: settings that ``work`` follows from.
+        number_bytes: bytes of a number of an unquantized base.
+        cuda: whether it runs on a GPU.
     """
 
     name: str
@@ -63,74 +64,84 @@ class Training:
 
     @cached_property
     def at_rest(self) -> Footprint:
-        """Without activations, with a base in 16 bits; counting goes through all layers."""
+        """Memory without activations, with a base in 16 bits; cached, since it is counted layer by layer."""
         return self.work.resting(16)
 
     @cached_property
     def base_bytes(self) -> int:
-        """Of the frozen weights as they are loaded here."""
+        """Bytes of the frozen weights as they are loaded here."""
         if self.base in BITS:
             return self.work.resting(BITS[self.base]).base_bytes
         return self.at_rest.base_bytes * self.number_bytes // 2
 
     @property
     def trained_bytes(self) -> int:
-        """Of adapter, gradients and moments."""
+        """Bytes of adapter, gradients and moments."""
         rest = self.at_rest
         return rest.adapter_bytes + rest.gradient_bytes + rest.moment_bytes
 
     @property
     def activation_bytes(self) -> int:
-        """Of a batch of the longest texts; the count is made with a base in 16 bits."""
+        """Bytes of the activations of a batch of the longest texts; counted with a base in 16 bits."""
         return self.work.meter.cost(self.work.shape).activation_bytes * self.number_bytes // 2
 
 
-def trainings(reads: Sequence[Read], configs: Mapping[str, bytes]) -> tuple[list[Training], list[Finding]]:
-    """What is trained, each kind once, and what could not be counted.
+def trainings(
+    stages: Sequence[ParsedStage], configs: Mapping[str, bytes]
+) -> tuple[list[Training], list[Finding]]:
+    """Return each kind of training once, and findings for those that could not be counted.
 
     Args:
-        reads: stages with their settings.
+        stages: stages with their settings.
         configs: hub name -> ``config.json``.
     """
     found: dict[tuple[Any, ...], Training] = {}
     unknowns: dict[str, Finding] = {}
-    made = {_output(read): read.config["model"] for read in reads if _output(read) is not None}
-    for read in reads:
-        if read.stage.command != "fit" or read.is_done or read.parsed is None or not _is_language_model(read):
+    merged = {
+        config.get("output"): config["model"]
+        for stage, config, _ in stages
+        if stage.calls(merge_adapter) and "model" in config
+    }
+    for one in stages:
+        if (
+            one.stage.command != "fit"
+            or one.stage.is_done
+            or one.namespace is None
+            or not _is_language_model(one)
+        ):
             continue
-        name = read.config["model"]["init_args"]["model"]
-        base = name
-        while base in made:  # an adapter merged into its base has the base's shape
-            base = made[base]
-        options = read.config["model"]["init_args"]
+        options = one.config["model"]["init_args"]
+        base = options["model"]
+        while base in merged:  # an adapter merged into its base has the base's shape
+            base = merged[base]
         key = (
-            read.config["model"]["class_path"],
+            one.config["model"]["class_path"],
             base,
-            *_sizes(read.config),
-            # Only a fleet's devices ask what a round is.
-            str(read.config["federated"]) if _has_fleet(read.config) else "",
+            *_sizes(one.config),
+            # Only a fleet's devices depend on what a round is.
+            str(one.config["federated"]) if _has_fleet(one.config) else "",
         )
         if key in found:
             continue
         try:
-            found[key] = _count(read, base, options, configs)
+            found[key] = _count(one, base, options, configs)
         except (ValueError, OSError) as error:
             unknowns.setdefault(base, unknown(f"memory for {base}", " ".join(str(error).split())))
     return list(found.values()), list(unknowns.values())
 
 
-def check_memory(of: Sequence[Training]) -> list[Finding]:
-    """One finding for each kind of training, and one for each fleet."""
-    here = {cuda: memory_of(cuda) for cuda in {training.cuda for training in of}}
+def check_memory(trained: Sequence[Training]) -> list[Finding]:
+    """Return one finding for each kind of training, and one for each fleet."""
+    here = {cuda: memory_of(cuda) for cuda in {training.cuda for training in trained}}
     findings = []
-    for training in of:
+    for training in trained:
         findings.append(_fits(training, here[training.cuda]))
         if training.loop.fleet is not None:
             findings.append(_fleet(training))
     return list(dict.fromkeys(findings))
 
 
-def _fits(training: Training, memory: Memory) -> Finding:
+def _fits(training: Training, memory: MachineMemory) -> Finding:
     shape = training.settings
     what = f"memory of {shape['module']} on {training.model}"
     peak = training.base_bytes + training.trained_bytes + training.activation_bytes
@@ -174,17 +185,11 @@ def _fleet(training: Training) -> Finding:
     )
 
 
-def _is_language_model(read: Read) -> bool:
+def _is_language_model(one: ParsedStage) -> bool:
     from fedlight.modules.language_model import LanguageModule
 
-    kind = class_of(read.config["model"]["class_path"])
+    kind = class_of(one.config["model"]["class_path"])
     return kind is not None and issubclass(kind, LanguageModule)
-
-
-def _output(read: Read) -> str | None:
-    """Where a stage writes a model that it makes of another."""
-    is_merge = read.stage.target.endswith(".merge_adapter") and "model" in read.config
-    return read.config.get("output") if is_merge else None
 
 
 def _sizes(config: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -197,28 +202,28 @@ def _has_fleet(config: Mapping[str, Any]) -> bool:
     return bool(((config.get("federated") or {}).get("init_args") or {}).get("fleet"))
 
 
-def _count(read: Read, base: str, options: Mapping[str, Any], configs: Mapping[str, bytes]) -> Training:
-    parsed = read.parsed.clone()
-    for key in ("adapter", "merge_adapter"):  # of weights that are not there yet; the shape is the same
+def _count(one: ParsedStage, base: str, options: Mapping[str, Any], configs: Mapping[str, bytes]) -> Training:
+    parsed = one.namespace.clone()
+    for key in ("adapter", "merge_adapter"):  # its weights do not exist yet, and its shape is the same
         if f"model.init_args.{key}" in parsed:
             parsed[f"model.init_args.{key}"] = None if key == "adapter" else False
     if "model.init_args.num_adapters" in parsed:  # one is trained at a time, and all are equally large
         parsed["model.init_args.num_adapters"] = 1
-    cuda = hardware.has_cuda() and read.config["trainer"]["accelerator"] in ("auto", "gpu", "cuda")
+    cuda = hardware.has_cuda() and one.config["trainer"]["accelerator"] in ("auto", "gpu", "cuda")
     dtype = choose_dtype(options["dtype"], torch.device("cuda" if cuda else "cpu"))
     with _shape(base, configs) as folder:
         parsed["model.init_args.model"] = folder
-        batch = read.config["data"]["init_args"].get("batch_size")
+        batch = one.config["data"]["init_args"].get("batch_size")
         loop, work, settings = workload(parsed, batch if isinstance(batch, int) else 1)
         number_bytes = torch.finfo(dtype).bits // 8
-        training = Training(read.stage.name, base, options["base"], work, loop, settings, number_bytes, cuda)
-        training.activation_bytes  # noqa: B018 - counted while the config is there
+        training = Training(one.stage.name, base, options["base"], work, loop, settings, number_bytes, cuda)
+        training.activation_bytes  # noqa: B018 - counted while the config exists
     return training
 
 
 @contextmanager
 def _shape(model: str, configs: Mapping[str, bytes]) -> Iterator[str]:
-    """A folder with the model's config."""
+    """Yield a folder with the model's config."""
     if is_local(model):
         yield model
     elif model in configs:

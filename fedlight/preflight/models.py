@@ -1,4 +1,4 @@
-"""Is every model there, may it be had, and how much of it has to be fetched?"""
+"""Model checks: does every model exist, may it be fetched, and how large is the download?"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,18 +8,18 @@ from fedlight.federation.needs import Model
 from fedlight.modules.base_model import find_model
 from fedlight.preflight.finding import Finding, ok, problem
 from fedlight.preflight.hub import Hub, HubUnreachableError, Repository
+from fedlight.preflight.machine import size_text
 
-GB = 10**9
 SMALL = (".json", ".txt", ".model")
 
 
 class ModelsReport(NamedTuple):
-    """What was found of all models.
+    """Result of the checks of all models.
 
     Attributes:
-        findings: one for each.
-        downloads: hub name -> bytes that have to be fetched.
-        unasked: names that the hub could not be asked about.
+        findings: one for each model.
+        downloads: hub name -> bytes to be fetched.
+        unasked: hub names that could not be looked up.
         configs: hub name -> its ``config.json``, fetched for the memory plan.
     """
 
@@ -30,12 +30,12 @@ class ModelsReport(NamedTuple):
 
 
 def check_models(wanted: Mapping[Model, Sequence[str]], hub: Hub, output: Path) -> ModelsReport:
-    """Checks each model once.
+    """Check each model once.
 
     Args:
-        wanted: what is loaded, and by which stages.
-        hub: is asked about what is no folder here.
-        output: folder of the run; what lies in it is written by a stage.
+        wanted: model -> names of the stages that load it.
+        hub: is asked about names that are no folder here.
+        output: folder of the run; a model in it is written by a stage.
     """
     report = ModelsReport([], {}, [], {})
     for model in wanted:
@@ -49,7 +49,7 @@ def check_models(wanted: Mapping[Model, Sequence[str]], hub: Hub, output: Path) 
 
 
 def is_local(name: str) -> bool:
-    """Is it a folder, or a text that is surely no name at the hub?"""
+    """Return whether a name is that of a folder, or surely no hub name."""
     return (
         name == "toy"
         or Path(name).expanduser().exists()
@@ -108,7 +108,7 @@ def _at_hub(model: Model, hub: Hub, report: ModelsReport) -> None:
 
 
 def _weights(repository: Repository, model: Model) -> int:
-    """Bytes of what is loaded: of a language model the files beside its config, not further copies in folders."""
+    """Return the bytes of the weights that are loaded: for a language model the files beside its config alone."""
     return sum(
         size
         for path, size in repository.files.items()
@@ -122,20 +122,10 @@ def _small(repository: Repository) -> int:
 
 
 def _cached_weights(name: str) -> int:
-    """Bytes of weights that an earlier download has left whole, else 0."""
+    """Return the bytes of weights in the cache, 0 where no whole download is there."""
     from huggingface_hub import try_to_load_from_cache
 
     config: Any = try_to_load_from_cache(name, "config.json")
     if not isinstance(config, str):
         return 0
     return sum(file.stat().st_size for file in Path(config).parent.rglob("*.safetensors"))
-
-
-def size_text(size: float) -> str:
-    """Bytes as people say them.
-
-    Example:
-        >>> size_text(16_060_556_376), size_text(1_340_616), size_text(900)
-        ('16.1 GB', '1.3 MB', '0.0 MB')
-    """
-    return f"{size / GB:.1f} GB" if size >= GB else f"{size / 10**6:.1f} MB"

@@ -1,4 +1,4 @@
-"""What the stages of a recipe ask of the world: rows by their settings, all else as the classes say themselves."""
+"""Needs of a recipe's stages: rows follow from their settings, everything else is said by the classes."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -7,24 +7,24 @@ from typing import Any
 from fedlight.datamodules.task_rows import TaskRows
 from fedlight.evaluation.tasks.task import Task
 from fedlight.federation.needs import Model, Need, Requires, Rows
-from fedlight.preflight.command import Read, class_of, parts_of
+from fedlight.preflight.command import ParsedStage, class_of, parts_of
 
 
-def needs(reads: Sequence[Read]) -> dict[Need, list[str]]:
-    """What is asked for, each once, with the names of the stages that ask; nothing is asked for by a stage that is done."""
+def needs(stages: Sequence[ParsedStage]) -> dict[Need, list[str]]:
+    """Return each need once, with the names of its stages; a stage that is done needs nothing."""
     found: dict[Need, list[str]] = {}
-    for read in reads:
-        for need in [] if read.is_done else dict.fromkeys(_of(read)):
-            found.setdefault(need, []).append(read.stage.name)
+    for one in stages:
+        for need in [] if one.stage.is_done else dict.fromkeys(_needs_of(one)):
+            found.setdefault(need, []).append(one.stage.name)
     return found
 
 
-def _of(read: Read) -> Iterator[Need]:
-    if read.stage.command == "call":
-        yield from _of_call(read.config)
-    for path, arguments in parts_of(read.config):
+def _needs_of(one: ParsedStage) -> Iterator[Need]:
+    if one.stage.command == "call":
+        yield from _needs_of_call(one.config)
+    for path, arguments in parts_of(one.config):
         kind = class_of(path)
-        yield from _rows(arguments, read.stage.command, _task_columns(read.config, arguments))
+        yield from _rows(arguments, one.stage.command, _task_columns(one.config, arguments))
         if isinstance(kind, Requires):
             yield from kind.requires({**_defaults(kind), **arguments})
 
@@ -34,8 +34,8 @@ def _defaults(kind: Any) -> dict[str, Any]:
     return {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
 
 
-def _of_call(arguments: dict[str, Any]) -> Iterator[Need]:
-    """Functions name rows, models and encoders as data modules do."""
+def _needs_of_call(arguments: dict[str, Any]) -> Iterator[Need]:
+    """Yield the needs of a function, whose arguments have the names of a datamodule's settings."""
     yield from _rows(arguments, "call", None)
     if isinstance(arguments.get("model"), str):
         yield Model(arguments["model"], False)
@@ -71,7 +71,7 @@ def _each(source: Any, split: str, columns: Any) -> Iterator[Rows]:
 
 
 def _task_columns(config: Any, arguments: dict[str, Any]) -> dict[str, str] | None:
-    """Where the rows of a benchmark have what its class asks for; None for rows that are no benchmark's."""
+    """Return the columns of a benchmark's rows by the names that its class reads; None for other rows."""
     if not {"share", "where"} <= set(arguments):
         return None
     names: tuple[str, ...] = ()
@@ -81,12 +81,12 @@ def _task_columns(config: Any, arguments: dict[str, Any]) -> dict[str, str] | No
             names = _names(path, task)
     where = {column: column for column in arguments.get("where") or {}}
     columns: dict[str, str] = dict(arguments.get("columns") or {})
-    # A benchmark passes over the columns of names that it does not ask for.
+    # A benchmark ignores the columns of names that it does not read.
     return {name: columns.get(name, name) for name in names or columns} | where
 
 
 def _names(path: str, task: dict[str, Any]) -> tuple[str, ...]:
-    """What a benchmark asks of each row, which may follow from its settings."""
+    """Return the names that a benchmark reads of each row, which may follow from its settings."""
     kind, parts = class_of(path), ("data", "shots")
     if kind is None or not issubclass(kind, Task):
         return ()

@@ -1,4 +1,4 @@
-"""Can every data set be had, with the splits and columns that the settings name?"""
+"""Data checks: can every data set be read, with the splits and columns that the settings name?"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,13 +13,13 @@ from fedlight.preflight.hub import Hub, HubUnreachableError, Repository
 
 
 class RowsReport(NamedTuple):
-    """What was found of all data sets.
+    """Result of the checks of all data sets.
 
     Attributes:
-        findings: one for each.
-        downloads: hub data set -> bytes that have to be fetched, as far as is known.
-        unasked: names that the hub could not be asked about.
-        counts: (source, split) -> number of rows, as far as is known.
+        findings: one for each data set.
+        downloads: hub data set -> bytes to be fetched, as far as they are known.
+        unasked: hub names that could not be looked up.
+        counts: (source, split) -> number of rows, as far as it is known.
     """
 
     findings: list[Finding]
@@ -29,12 +29,12 @@ class RowsReport(NamedTuple):
 
 
 def check_rows(wanted: Mapping[Rows, Sequence[str]], hub: Hub, output: Path) -> RowsReport:
-    """Checks each source once for each split and set of columns.
+    """Check each source once for each split and set of columns.
 
     Args:
-        wanted: what is read, and by which stages.
-        hub: is asked about what is no file here.
-        output: folder of the run; what lies in it is written by a stage.
+        wanted: rows -> names of the stages that read them.
+        hub: is asked about sources that are no file here.
+        output: folder of the run; a file in it is written by a stage.
     """
     report = RowsReport([], {}, [], {})
     for rows in wanted:
@@ -100,7 +100,7 @@ def _shape_finding(what: str, rows: Rows, repository: Repository, shape: Shape) 
             f"it has no split {missing[0]!r}; it has {', '.join(shape.splits)}: set split to one of them",
         )
     if shape.row is None:
-        return unknown(what, "it is there, but its columns cannot be told without fetching it")
+        return unknown(what, "it exists, but its columns are not known without fetching it")
     try:
         check_columns([shape.row], dict(rows.columns), rows.source)
     except RowsError as error:
@@ -117,7 +117,7 @@ def _licensed(repository: Repository) -> str:
 
 
 def _cached(name: str) -> str | None:
-    """Where the package ``datasets`` has kept it, if it has."""
+    """Return the folder where the package ``datasets`` has cached a data set; None where it has not."""
     import datasets
 
     folder = Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___").lower()
