@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedlight.chat_answer import Answer
+from fedlight.chat_server import Answer
 from fedlight.federation.seals import sealed
 from fedlight.federation.whole_files import whole_file
 from fedlight.json_files import read_json

@@ -1,29 +1,64 @@
-"""One request to a server in OpenAI's chat-completions format: sent, waited for, tried again where that helps.
+"""Client of a server in OpenAI's chat-completions format, over the ``openai`` package.
 
-Format: https://platform.openai.com/docs/api-reference/chat. The standard library is enough for it, and sends nothing but
-what is written here: a client of a model hub would add the hub's own token where no key is given.
+Format: https://platform.openai.com/docs/api-reference/chat. The package sends and receives; retries are counted here,
+because an answer that is no chat completion is tried again as well, and because the waits are settings. Of the headers
+only `HEADERS` are sent: the package would add the platform, and keys and accounts that it finds in the environment.
 """
 
-import http.client
+import asyncio
+import concurrent.futures
+import email.utils
 import ipaddress
 import json
 import os
+import random
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from fedlight.chat_answer import Answer, Transient, read_answer, seconds_asked, waiting_time
+from fedlight.datamodules.columns import well_formed
 
-MOST_BYTES = 16 * 2**20
 LONGEST_WAIT_SECONDS = 600.0
+HEADERS = {"host", "content-length", "content-type", "accept", "accept-encoding", "connection"}
+MISSING = "an endpoint is asked through the openai package: pip install 'fedlight[chat]'"
+
+
+class Answer(NamedTuple):
+    """Answer to one prompt.
+
+    Attributes:
+        text: empty where there is none.
+        cut: it reached the most tokens that were asked for.
+        too_long: there is none, as the prompt does not fit into the model.
+        prompt_tokens: of the prompt, by the server's count.
+        completion_tokens: of the answer, likewise.
+        retries: failed tries before it.
+    """
+
+    text: str
+    cut: bool = False
+    too_long: bool = False
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    retries: int = 0
+
+
+class TransientError(Exception):
+    """Failure that may pass.
+
+    Attributes:
+        seconds: the server asks not to be asked again for so long; None where it does not say.
+    """
+
+    def __init__(self, reason: str, seconds: float | None = None) -> None:
+        super().__init__(reason)
+        self.seconds = seconds
 
 
 class ChatServer:
-    """Sends requests to one server; used by several threads at once.
+    """One server, and how patiently it is asked.
 
     Args:
         base_url: what ``/chat/completions`` is put behind.
@@ -64,40 +99,89 @@ class ChatServer:
         self.api_key_variable = api_key_variable
         self.timeout_seconds, self.retries, self.wait_seconds = timeout_seconds, retries, wait_seconds
         self._has_answered = False
-        self._opener = (
-            urllib.request.OpenerDirector()
-        )  # without redirects: they would carry the key elsewhere
-        proxies: dict[str, str] | None = None if self.outside else {}
-        for handler in (
-            urllib.request.ProxyHandler(proxies),
-            urllib.request.HTTPHandler(),
-            urllib.request.HTTPSHandler(),
-        ):
-            self._opener.add_handler(handler)
 
-    def check_key(self) -> None:
-        """Refuses an environment without the key.
+    def check(self) -> None:
+        """Check that the package is installed and that the environment has the key.
 
         Raises:
-            ValueError: there is none.
+            ModuleNotFoundError: there is no ``openai``.
+            ValueError: there is no key.
         """
+        try:
+            import openai  # noqa: F401
+        except ImportError:
+            raise ModuleNotFoundError(MISSING) from None
         self._key()
 
-    def ask(self, body: Mapping[str, Any], stopped: threading.Event) -> Answer:
-        """The answer to one request.
+    def ask(
+        self,
+        requests: Mapping[str, Mapping[str, Any]],
+        at_once: int,
+        keep: Callable[[str, Answer], None],
+    ) -> None:
+        """Send requests side by side; the first failure ends all of them.
 
         Args:
-            body: the request, as JSON takes it.
-            stopped: when it is set, nothing is tried again.
+            requests: name -> body, as JSON takes it.
+            at_once: most requests under way at the same time.
+            keep: is called with each name and answer as they come, in another thread, one call after the other.
 
         Raises:
+            ModuleNotFoundError: there is no ``openai``.
             OSError: the server cannot be reached, refuses, or failed ``retries + 1`` times.
             ValueError: the environment has no key.
         """
+        self.check()
+        _in_own_loop(self._ask_all(requests, at_once, keep))
+
+    async def _ask_all(
+        self,
+        requests: Mapping[str, Mapping[str, Any]],
+        at_once: int,
+        keep: Callable[[str, Answer], None],
+    ) -> None:
+        waiting = iter(requests.items())
+        async with self._client() as client:
+
+            async def serve() -> None:
+                for name, body in waiting:
+                    keep(name, await self._ask(client, body))
+
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(min(at_once, len(requests))):
+                        group.create_task(serve())
+            except BaseExceptionGroup as failed:
+                raise failed.exceptions[0] from None
+
+    def _client(self) -> Any:
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient, Timeout
+
+        key = self._key()
+
+        async def strip(request: Any) -> None:
+            for name in set(request.headers) - HEADERS:
+                del request.headers[name]
+            request.headers["User-Agent"] = "fedlight"
+            if key:
+                request.headers["Authorization"] = f"Bearer {key}"
+
+        http_client = DefaultAsyncHttpxClient(
+            follow_redirects=False,  # they would carry the key elsewhere
+            trust_env=self.outside is not None,  # this machine is asked without a proxy
+            event_hooks={"request": [strip]},
+            # To connect takes less than the whole, so that an absent host is told from a slow one.
+            timeout=Timeout(self.timeout_seconds, connect=0.9 * self.timeout_seconds),
+        )
+        return AsyncOpenAI(
+            base_url=self.base_url, api_key=key or "none", max_retries=0, http_client=http_client
+        )
+
+    async def _ask(self, client: Any, body: Mapping[str, Any]) -> Answer:
         for tries in range(self.retries + 1):
             try:
-                return self._ask_once(body)._replace(retries=tries)
-            except Transient as failure:
+                return (await self._ask_once(client, body))._replace(retries=tries)
+            except TransientError as failure:
                 seconds = waiting_time(tries, self.wait_seconds, failure.seconds)
                 if tries == self.retries or seconds > LONGEST_WAIT_SECONDS:
                     asked = f", and asks to wait {seconds:.0f} s" if seconds > LONGEST_WAIT_SECONDS else ""
@@ -105,56 +189,54 @@ class ChatServer:
                         f"{self.base_url}: {failure}, in try {tries + 1} of {self.retries + 1}{asked}; what was "
                         "answered is kept: give the same command again later, or raise retries or timeout_seconds"
                     ) from None
-                if stopped.wait(seconds):
-                    raise OSError(f"{self.base_url}: {failure}") from None
+                await asyncio.sleep(seconds)
         raise AssertionError("unreachable")
 
-    def _ask_once(self, body: Mapping[str, Any]) -> Answer:
+    async def _ask_once(self, client: Any, body: Mapping[str, Any]) -> Answer:
+        from openai import (
+            APIConnectionError,
+            APIStatusError,
+            APITimeoutError,
+            HttpxBinaryResponseContent,
+        )
+
         try:
-            status, headers, content = self._exchange(body)
-        except urllib.error.URLError as error:
-            raise self._unreachable(error.reason) from None
+            # The limit of the package holds between two bytes, this one for the whole answer, however slowly it drips.
+            async with asyncio.timeout(self.timeout_seconds):
+                reply = await client.post(
+                    "/chat/completions", cast_to=HttpxBinaryResponseContent, body=dict(body)
+                )
+        except APIStatusError as error:
+            self._has_answered = True
+            return self._refused(error.status_code, error.response.headers, error.response.content)
+        except APIConnectionError as error:
+            cause = error.__cause__
+            if type(cause).__name__ in ("ConnectError", "ConnectTimeout"):
+                raise self._unreachable(str(cause) or "no answer") from None
+            if isinstance(error, APITimeoutError):
+                raise self._too_slow() from None
+            raise TransientError(f"the connection broke ({type(cause).__name__})") from None
         except TimeoutError:
-            raise Transient(f"no answer within timeout_seconds={self.timeout_seconds:g}") from None
-        except (OSError, http.client.HTTPException) as error:
-            raise Transient(f"the connection broke ({type(error).__name__})") from None
+            raise self._too_slow() from None
         self._has_answered = True
-        if status == 200:
-            return read_answer(content)
-        return self._refused(status, headers, content)
+        return read_answer(reply.content)
 
-    def _exchange(self, body: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
-        """Status, headers and content; the time limit holds for all of it, however slowly it drips."""
-        headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "fedlight"}
-        if key := self._key():
-            headers["Authorization"] = f"Bearer {key}"
-        data, end = json.dumps(body).encode(), time.monotonic() + self.timeout_seconds
-        request = urllib.request.Request(f"{self.base_url}/chat/completions", data, headers)
-        content = bytearray()
-        with self._opener.open(request, timeout=self.timeout_seconds) as response:
-            while chunk := response.read1(65536):
-                content += chunk
-                if time.monotonic() > end:
-                    raise TimeoutError
-                if len(content) > MOST_BYTES:
-                    raise Transient(f"the answer is longer than {MOST_BYTES // 2**20} MiB")
-            if response.length:  # read1 does not mind an end before the announced one
-                raise http.client.IncompleteRead(bytes(content), response.length)
-            return response.status, response.headers, bytes(content)
+    def _too_slow(self) -> TransientError:
+        return TransientError(f"no answer within timeout_seconds={self.timeout_seconds:g}")
 
-    def _unreachable(self, reason: Any) -> Exception:
-        """A server that has answered before is waited for; one that never has is refused at once."""
+    def _unreachable(self, reason: str) -> Exception:
+        """Return what to raise: a server that has answered before is waited for, another is refused at once."""
         if self._has_answered:
-            return Transient(f"the server cannot be reached any more ({reason})")
+            return TransientError(f"the server cannot be reached any more ({reason})")
         return OSError(f"{self.base_url} cannot be reached ({reason}): check base_url and the network")
 
     def _refused(self, status: int, headers: Mapping[str, str], content: bytes) -> Answer:
-        said = self._said(content)
-        low = said.lower()
+        message = self._message(content)
+        low = message.lower()
         if status in (400, 413, 422) and ("context length" in low or "context_length" in low):
             return Answer("", too_long=True)
         if status in (408, 409, 425) or status >= 500 or (status == 429 and "insufficient_quota" not in low):
-            raise Transient(f"status {status}{said}", seconds_asked(headers.get("Retry-After")))
+            raise TransientError(f"status {status}{message}", seconds_asked(headers.get("Retry-After")))
         remedy = {
             401: f"check the key in {self.api_key_variable}"
             if self.api_key_variable
@@ -165,10 +247,10 @@ class ChatServer:
         }.get(status, "check base_url, model and extra")
         if 300 <= status < 400:
             remedy = f"it points to {headers.get('Location', 'elsewhere')}: set base_url to the server's own address"
-        raise OSError(f"{self.base_url} refuses with status {status}{said}: {remedy}")
+        raise OSError(f"{self.base_url} refuses with status {status}{message}: {remedy}")
 
-    def _said(self, content: bytes) -> str:
-        """The beginning of the server's own words, without the key in case they have it."""
+    def _message(self, content: bytes) -> str:
+        """Return the beginning of the server's message, in brackets, with the key taken out."""
         text = content[:10_000].decode(errors="replace")
         try:
             error = json.loads(content)["error"]
@@ -192,8 +274,89 @@ class ChatServer:
         return key
 
 
+def _in_own_loop(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine to its end in an event loop of another thread.
+
+    The caller may have a running loop itself, as in a notebook. The thread is a daemon and Ctrl-C cancels the coroutine, so
+    that nobody waits for an answer that a server still owes.
+    """
+    loop, done = asyncio.new_event_loop(), concurrent.futures.Future[None]()
+
+    def run() -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(work)
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        done.result()
+    except KeyboardInterrupt:
+        loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
+        raise
+
+
+def read_answer(content: bytes) -> Answer:
+    """Return the answer in a reply of the server.
+
+    Raises:
+        TransientError: the reply is no chat completion.
+
+    Example:
+        >>> read_answer(b'{"choices": [{"message": {"content": "Hi."}, "finish_reason": "length"}]}').cut
+        True
+    """
+    try:
+        reply = json.loads(content)
+        choice = reply["choices"][0]
+        text = choice["message"]["content"] or ""  # null where the server's filter took it
+        cut = choice.get("finish_reason") == "length"
+        used = reply.get("usage") or {}
+        tokens = [int(used.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")]
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        raise TransientError("the answer is no chat completion") from None
+    if not isinstance(text, str):
+        raise TransientError("the answer is no text")
+    return Answer(well_formed(text), cut, False, *tokens)
+
+
+def waiting_time(tries: int, first: float, asked: float | None) -> float:
+    """Return the seconds until the next try: twice as long each time, at most a minute, not less than the server asks for.
+
+    Up to a quarter more is drawn on top, so that many clients do not come back at the same moment.
+
+    Example:
+        >>> [round(waiting_time(tries, 1.0, None) // 1) for tries in (0, 1)], waiting_time(0, 1.0, 30) >= 30
+        ([1, 2], True)
+    """
+    own = min(first * 2**tries, 60.0)
+    return max(own, asked or 0.0) + random.uniform(0, 0.25) * own
+
+
+def seconds_asked(retry_after: str | None) -> float | None:
+    """Return the seconds of a ``Retry-After`` header, a number or a date; None without one or where it is neither.
+
+    Example:
+        >>> seconds_asked("7"), seconds_asked("Thu, 01 Jan 1970 00:00:00 GMT"), seconds_asked("soon")
+        (7.0, 0.0, None)
+    """
+    if retry_after is None:
+        return None
+    try:
+        return max(0.0, float(retry_after))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except ValueError:
+        return None
+
+
 def host_of(base_url: str) -> str:
-    """The host of a server's address.
+    """Return the host of a server's address.
 
     Raises:
         ValueError: it is no address of a server, or has a password or a query in it.
@@ -214,7 +377,7 @@ def host_of(base_url: str) -> str:
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether what is sent to a host stays here.
+    """Tell whether a host is this machine, so that nothing sent to it leaves.
 
     Example:
         >>> is_this_machine("localhost"), is_this_machine("127.0.0.1"), is_this_machine("10.0.0.7")

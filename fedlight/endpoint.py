@@ -4,7 +4,6 @@ One interface, so that neither Self-Instruct nor a judge cares who answers. An e
 format (https://platform.openai.com/docs/api-reference/chat), as do vLLM, llama.cpp, Ollama and most services.
 """
 
-import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,12 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedlight.answer_cache import AnswerCache
-from fedlight.chat_answer import Answer
-from fedlight.chat_server import ChatServer
+from fedlight.chat_server import Answer, ChatServer
 from fedlight.datamodules.augmentation import settings_of
-from fedlight.federation.needs import Need, Server
+from fedlight.federation.needs import Need, Package, Server
 from fedlight.federation.seeding import derive_seed
-from fedlight.in_threads import in_threads
 from fedlight.request_costs import Costs, Limits, Prices, costs_of
 
 
@@ -176,25 +173,33 @@ class ChatEndpoint(TextGenerator):
 
     @classmethod
     def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
-        """The server, and the key to it."""
-        return [Server(settings["base_url"], settings["api_key_variable"])]
+        """Return the server with the key to it, and the package that asks it."""
+        return [
+            Server(settings["base_url"], settings["api_key_variable"]),
+            Package("openai", "'fedlight[chat]'"),
+        ]
 
     def complete(self, prompts: Sequence[str], draw: int = 0) -> list[str]:
         """Answers each prompt; see `TextGenerator`.
 
         Raises:
+            ModuleNotFoundError: the extra ``chat`` is not installed.
             OSError: the server cannot be reached, refuses, or failed too often.
             ValueError: the environment has no key, or a limit would be passed.
         """
         keys, answers, wanted = self._looked_up(prompts, draw)
         if wanted:
             self._checked(keys, wanted)
-            self._server.check_key()
+            self._server.check()
         self.counts.cached += sum(key in answers for key in keys)
-        for (key, _), answer in in_threads(self._ask, list(wanted.items()), self.concurrent):
+
+        def keep(key: str, answer: Answer) -> None:
             self.counts.add(answer)
             self._cache.write(key, answer)
             answers[key] = answer
+
+        if wanted:
+            self._server.ask(wanted, self.concurrent, keep)
         return [self._text(answers[key]) for key in keys]
 
     def costs(self, prompts: Sequence[str], draw: int = 0) -> Costs:
@@ -242,9 +247,6 @@ class ChatEndpoint(TextGenerator):
             **(self.extra or {}),
         }
         return {name: value for name, value in body.items() if value is not None}
-
-    def _ask(self, request: tuple[str, Mapping[str, Any]], stopped: threading.Event) -> Answer:
-        return self._server.ask(request[1], stopped)
 
     def _text(self, answer: Answer) -> str:
         self.counts.cut += answer.cut

@@ -1,23 +1,36 @@
 """One request: what is tried again and what is not, on a server that fails as it is told."""
 
+import asyncio
 import email.utils
 import re
-import threading
+import sys
 import time
 
 import pytest
 from chat_stub import ChatStub, Reply, refuse, say
 
-from fedlight.chat_answer import Transient, read_answer, seconds_asked, waiting_time
-from fedlight.chat_server import ChatServer, host_of, is_this_machine
+from fedlight.chat_server import (
+    ChatServer,
+    TransientError,
+    host_of,
+    is_this_machine,
+    read_answer,
+    seconds_asked,
+    waiting_time,
+)
 
 KEY = "sk-secret-123"
 
 
-def ask(stub, stopped=None, base_url=None, key=None, **options):
+def answer_of(server):
+    answers = {}
+    server.ask({"name": {"model": "m", "messages": []}}, 1, answers.__setitem__)
+    return answers["name"]
+
+
+def ask(stub, base_url=None, key=None, **options):
     options = {"timeout_seconds": 60.0, "retries": 3, "wait_seconds": 0.001, **options}
-    server = ChatServer(base_url or stub.base_url, key, **options)
-    return server.ask({"model": "m", "messages": []}, stopped or threading.Event())
+    return answer_of(ChatServer(base_url or stub.base_url, key, **options))
 
 
 def fails_then_answers(*failures):
@@ -120,12 +133,39 @@ def test_a_wait_of_hours_is_no_wait():
         ask(stub)
 
 
-def test_nobody_waits_for_what_is_no_longer_wanted():
-    stopped = threading.Event()
-    stopped.set()
-    with ChatStub(lambda body, number: refuse(500)) as stub, pytest.raises(OSError, match="500"):
-        ask(stub, stopped, wait_seconds=30.0)
-    assert len(stub.bodies) == 1
+def test_the_first_failure_ends_the_requests_that_wait_or_are_under_way():
+    def script(body, number):
+        if body["which"] == "c":
+            time.sleep(0.3)
+            return refuse(400, "broken")
+        return {"a": refuse(500), "b": Reply(hang=True)}.get(body["which"], say("too much"))
+
+    kept = {}
+    with ChatStub(script) as stub:
+        server, begin = ChatServer(stub.base_url, None, 60.0, 3, 30.0), time.monotonic()
+        with pytest.raises(OSError, match=r"400 \(broken\)"):
+            server.ask({name: {"which": name} for name in "abcd"}, 3, kept.__setitem__)
+        assert time.monotonic() - begin < 20
+        assert sorted(body["which"] for body in stub.bodies) == ["a", "b", "c"]
+    assert not kept
+
+
+def test_a_caller_that_has_an_event_loop_may_ask():
+    async def cell():
+        return ask(stub)
+
+    with ChatStub(lambda body, number: say("fine")) as stub:
+        assert asyncio.run(cell()).text == "fine"
+
+
+def test_without_the_package_nothing_is_sent_and_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with (
+        ChatStub(lambda body, number: say("x")) as stub,
+        pytest.raises(ModuleNotFoundError, match=r"pip install 'fedlight\[chat\]'"),
+    ):
+        ask(stub)
+    assert not stub.bodies
 
 
 def test_a_server_that_is_not_there_is_refused_at_once():
@@ -140,9 +180,9 @@ def test_a_server_that_is_not_there_is_refused_at_once():
 def test_one_that_was_there_before_is_waited_for():
     with ChatStub(lambda body, number: say("x")) as stub:
         server = ChatServer(stub.base_url, None, 60.0, 2, 0.001)
-        assert server.ask({}, threading.Event()).text == "x"
+        assert answer_of(server).text == "x"
     with pytest.raises(OSError, match=r"cannot be reached any more .*, in try 3 of 3"):
-        server.ask({}, threading.Event())
+        answer_of(server)
 
 
 @pytest.mark.parametrize(
@@ -165,13 +205,29 @@ def test_a_key_in_place_of_its_variable_is_refused_and_not_told(given):
     assert KEY not in str(told.value)
 
 
-def test_no_key_is_sent_where_none_is_asked_for(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+@pytest.mark.parametrize("key", [None, "THE_KEY"])
+def test_of_the_environment_the_named_key_alone_is_sent_and_nothing_of_the_machine(key, monkeypatch):
+    for name in ("API_KEY", "ADMIN_KEY", "ORG_ID", "PROJECT_ID", "WEBHOOK_SECRET", "CUSTOM_HEADERS"):
+        monkeypatch.setenv(f"OPENAI_{name}", f"X-Own: {KEY}")
     monkeypatch.setenv("HF_TOKEN", KEY)
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("THE_KEY", "sk-given")
     with ChatStub(lambda body, number: say("x")) as stub:
-        ask(stub)
-    assert "Authorization" not in stub.headers[0]
+        ask(stub, key=key)
+    sent = {name.lower(): value for name, value in stub.headers[0].items()}
     assert KEY not in str(stub.headers)
+    assert sent.pop("authorization", None) == ("Bearer sk-given" if key else None)
+    plain = {
+        "host",
+        "content-type",
+        "content-length",
+        "accept",
+        "accept-encoding",
+        "connection",
+        "user-agent",
+    }
+    assert set(sent) <= plain
+    assert sent["user-agent"] == "fedlight"
 
 
 def test_this_machine_is_asked_without_a_proxy(monkeypatch):
@@ -221,5 +277,5 @@ def test_dates_to_come_back_at():
 
 def test_an_answer_that_a_filter_took_is_empty():
     assert read_answer(b'{"choices": [{"message": {"content": null}}]}').text == ""
-    with pytest.raises(Transient, match="no chat completion"):
+    with pytest.raises(TransientError, match="no chat completion"):
         read_answer(b'{"error": "x"}')

@@ -22,7 +22,7 @@ IMPORT_NAMES = {
     "scikit-learn": "sklearn",
     "sentence-transformers": "sentence_transformers",
 }
-EXTRAS = ("privacy", "hnsw", "harness")  # what the package imports only where it is asked for
+EXTRAS = ("privacy", "hnsw", "harness", "chat")  # what the package imports only where it is asked for
 NOT_IN_DEV = (
     "hnsw",
     "harness",

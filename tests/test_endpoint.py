@@ -12,7 +12,7 @@ import pytest
 from chat_stub import ChatStub, Reply, refuse, say
 
 from fedlight.datamodules.augmentation import settings_of
-from fedlight.endpoint import ChatEndpoint, TextGenerator, in_threads
+from fedlight.endpoint import ChatEndpoint, TextGenerator
 
 KEY = "sk-secret-123"
 
@@ -209,23 +209,6 @@ def test_nothing_asked_nothing_sent(tmp_path):
     with ChatStub(echo) as stub:
         assert endpoint(stub, tmp_path, api_key_variable="NO_SUCH_KEY").complete([]) == []
         assert not stub.bodies
-
-
-def test_the_first_error_ends_the_work_of_all_threads():
-    stops = []
-
-    def work(item, stopped):
-        if item == 0:
-            raise OSError("broken")
-        stops.append(stopped.wait(60))
-        return item
-
-    begin = time.monotonic()
-    with pytest.raises(OSError, match="broken"):
-        list(in_threads(work, [0, 1, 2, 3], concurrent=2))
-    assert time.monotonic() - begin < 30
-    time.sleep(0.05)
-    assert stops in ([], [True])
 
 
 def test_a_generator_of_ones_own_tells_its_settings():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from tiny_world import HELDOUT, VOTES, fedlight
 
-from fedlight.federation.needs import Model, Rows, Server
+from fedlight.federation.needs import Model, Package, Rows, Server
 from fedlight.json_files import write_json
 from fedlight.preflight.command import ParsedStage
 from fedlight.preflight.disk import check_output
@@ -158,6 +158,7 @@ def test_needs_of_settings(tmp_path):
         Rows("o/two", "train", (("instruction", "b"),)): ["a"],
         Model("o/small", True): ["a"],
         Server("http://h/v1", "OPENAI_API_KEY"): ["a"],
+        Package("openai", "'fedlight[chat]'"): ["a"],
     }
 
 

@@ -125,5 +125,8 @@ def test_fedlights_own_classes_say_it_in_the_same_way():
 
     assert isinstance(LESS, Requires)
     assert SelectorModule.requires({"model": "a/b"}) == [Model("a/b")]
-    assert ChatEndpoint.requires({"base_url": "u", "api_key_variable": None}) == [Server("u", None)]
+    assert ChatEndpoint.requires({"base_url": "u", "api_key_variable": None}) == [
+        Server("u", None),
+        Package("openai", "'fedlight[chat]'"),
+    ]
     assert not isinstance(LengthJudge, Requires)
