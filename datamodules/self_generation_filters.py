@@ -7,7 +7,7 @@ those too near to a local one (ROUGE-L above 0.7), so that what the client train
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from fedlight.evaluation.rouge_l import KnownTexts
+from fedlight.evaluation.rouge_l import KnownTexts, tokenize
 
 EMPTY = "empty"
 NO_LETTER = "no_letter"
@@ -68,7 +68,7 @@ class OwnTexts:
         wholes = (
             [text for row in rows for text in (row["instruction"], _whole(row))] if max_rouge_l < 1 else []
         )
-        self._unseen = {_folded(text) for text in wholes if not self._instructions.tokenize(text)}
+        self._unseen = {_folded(text) for text in wholes if not tokenize(text)}
         for instruction in dict.fromkeys(row["instruction"] for row in rows):
             self._instructions.add(instruction)
         for row in rows:

@@ -74,11 +74,21 @@ def rouge_l_of_pairs(texts: Sequence[str], references: Sequence[str]) -> np.ndar
     return np.array([pairwise_rouge_l([text], [reference])[0, 0] for text, reference in pairs])
 
 
-def _tokens(text: str, numbers: dict[str, int]) -> list[int]:
-    """Return rouge-score's tokens as numbers: rapidfuzz would take texts by their hashes, which may collide."""
-    from rouge_score.tokenize import tokenize
+def tokenize(text: str) -> list[str]:
+    """Return rouge-score's tokens of a text.
 
-    return [numbers.setdefault(token, len(numbers)) for token in tokenize(text, None)]
+    Example:
+        >>> tokenize("The a-planet."), tokenize("你好")
+        (['the', 'a', 'planet'], [])
+    """
+    from rouge_score.tokenize import tokenize as split
+
+    return split(text, None)
+
+
+def _tokens(text: str, numbers: dict[str, int]) -> list[int]:
+    """Return the tokens as numbers: rapidfuzz would take texts by their hashes, which may collide."""
+    return [numbers.setdefault(token, len(numbers)) for token in tokenize(text)]
 
 
 def _f1(texts: Sequence[Sequence[int]], references: Sequence[Sequence[int]]) -> np.ndarray:
