@@ -21,7 +21,7 @@ from fedlight.augmentation.self_instruct_record import Try, open_record
 from fedlight.callbacks.attack_records import AttackTable
 from fedlight.callbacks.prediction_writer import PredictionWriter
 from fedlight.callbacks.round_table import RoundTable
-from fedlight.chat_answer import Answer
+from fedlight.chat_server import Answer
 from fedlight.datamodules.augmentation import Added
 from fedlight.datamodules.augmentation_record import AugmentationRecord
 from fedlight.datamodules.embedding_cache import EmbeddingCache

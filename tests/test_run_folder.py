@@ -11,7 +11,7 @@ from tiny_world import fedlight, refused, tiny_selector
 
 from fedlight import contents
 from fedlight.answer_cache import AnswerCache
-from fedlight.chat_answer import Answer
+from fedlight.chat_server import Answer
 from fedlight.contents import local_paths
 from fedlight.run_folder import alone_in
 
