@@ -7,10 +7,13 @@ of (seed, round, client), so that a resumed run meets the same devices.
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 from typing import Any, Protocol
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from fedlight.federation.seeding import derive_seed
 
@@ -189,6 +192,15 @@ def _check_intervals(intervals: Sequence[tuple[float, float]], period: float | N
         )
 
 
+@dataclass
+class Hours:
+    """Arguments of :class:`Trace` as YAML has them."""
+
+    intervals_hours: list[list[float]] = field(default_factory=list)
+    period_hours: float | None = None
+    spread_hours: float = 0.0
+
+
 def parse_availability(value: Any) -> Availability:
     """What a device's YAML says of its availability.
 
@@ -208,17 +220,14 @@ def parse_availability(value: Any) -> Availability:
         return Always()
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return Chance(float(value))
-    if not isinstance(value, dict):
-        raise ValueError(f"availability={value!r}: give always, a probability or intervals_hours")
-    known = ("intervals_hours", "period_hours", "spread_hours")
-    if unknown := [key for key in value if key not in known]:
-        raise ValueError(f"availability.{unknown[0]}: there is no such key; there are {', '.join(known)}")
-    period = value.get("period_hours")
     try:
-        intervals = tuple((float(start), float(end)) for start, end in value.get("intervals_hours") or ())
-        numbers = (None if period is None else float(period), float(value.get("spread_hours", 0)))
-    except (TypeError, ValueError):
+        if not isinstance(value, dict):
+            raise TypeError("it is none of these")
+        hours: Any = OmegaConf.merge(OmegaConf.structured(Hours), value)
+        intervals = tuple((start, end) for start, end in hours.intervals_hours)
+    except (OmegaConfBaseException, TypeError, ValueError) as error:
         raise ValueError(
-            f"availability={value!r}: give intervals_hours: [[start, end], ...], period_hours and spread_hours in numbers"
+            f"availability={value!r} ({str(error).splitlines()[0]}): give always, a probability, or intervals_hours: "
+            "[[start, end], ...], period_hours and spread_hours in numbers"
         ) from None
-    return Trace(intervals, *numbers)
+    return Trace(intervals, hours.period_hours, hours.spread_hours)

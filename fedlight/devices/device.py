@@ -1,43 +1,58 @@
-"""What one device is: its memory, speed, wire, power, and how exactly it can hold a base model.
+"""A device: memory, speed, wire and power of one kind of hardware, and how exactly it can hold a base model.
 
-A profile is a YAML file with the fields of :class:`Device` except ``name``, which is the file's name; those that come
-with fedlight lie in ``conf/devices``.
+A profile is a YAML file with the fields of :class:`Device` except ``name``, which is the file's name. fedlight's are in
+``conf/devices``.
 """
 
 from dataclasses import dataclass, field, fields
 from math import inf
 from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, ValidationError
+from yaml import YAMLError
 
 from fedlight.conf import path as conf_path
 from fedlight.devices.availability import Always, Availability, parse_availability
-from fedlight.devices.yaml_file import read_yaml
 
 WEIGHT_BITS = (16, 8, 4)
-FIGURES = ("memory_gib", "tflops", "download_mbps", "upload_mbps", "watts")
-"""What every profile has to say."""
-
 MEGABIT = 1e6
 TERA = 1e12
 
 
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Numbers of a profile, described at :class:`Device`."""
+
+    memory_gib: float
+    tflops: float
+    download_mbps: float
+    upload_mbps: float
+    watts: float
+    weight_bits: int = 16
+    memory_share: float = 0.5
+    utilisation: float = 0.3
+
+
 @dataclass(frozen=True)
-class Device:
-    """One kind of device. A clock without luck: speeds are constant, and nothing depends on the machine that emulates it.
+class Device(Profile):
+    """One kind of device; its speeds are constant and do not depend on the machine that emulates it.
 
     Args:
-        name: what reports call it.
+        name: name in reports.
         memory_gib: all of its RAM, in GiB, above 0.
         tflops: peak of 10^12 operations a second at the precision computed in (16 bits), a multiply-add counting two.
         download_mbps: megabits a second from the server.
         upload_mbps: megabits a second to the server.
         watts: power drawn while it downloads, computes or uploads.
         weight_bits: of the frozen base: 16 (plain), 8 (int8) or 4 (NF4).
-        memory_share: of the RAM that training gets, in (0, 1]; the system and other apps have the rest.
+        memory_share: share of the RAM that training gets, in (0, 1]; the system and other apps have the rest.
         utilisation: share of the peak that training reaches, in (0, 1].
-        availability: when it is there.
+        availability: times at which it can be asked.
 
     Raises:
-        ValueError: a figure is out of range.
+        ValueError: a number is out of range.
 
     Example:
         >>> phone = Device("phone", memory_gib=8, tflops=2, download_mbps=80, upload_mbps=16, watts=5)
@@ -48,18 +63,10 @@ class Device:
     """
 
     name: str
-    memory_gib: float
-    tflops: float
-    download_mbps: float
-    upload_mbps: float
-    watts: float
-    weight_bits: int = 16
-    memory_share: float = 0.5
-    utilisation: float = 0.3
     availability: Availability = field(default_factory=Always)
 
     def __post_init__(self) -> None:
-        for key in FIGURES:
+        for key in ("memory_gib", "tflops", "download_mbps", "upload_mbps", "watts"):
             self._check(key, inf)
         for key in ("memory_share", "utilisation"):
             self._check(key, 1)
@@ -79,46 +86,53 @@ class Device:
         return int(self.memory_gib * self.memory_share * 2**30)
 
     def download_seconds(self, num_bytes: int) -> float:
-        """Time that so many bytes take from the server."""
+        """Return the seconds that so many bytes take from the server."""
         return num_bytes * 8 / (self.download_mbps * MEGABIT)
 
     def compute_seconds(self, flops: float) -> float:
-        """Time that so many floating point operations take."""
+        """Return the seconds that so many floating point operations take."""
         return flops / (self.tflops * self.utilisation * TERA)
 
     def upload_seconds(self, num_bytes: int) -> float:
-        """Time that so many bytes take to the server."""
+        """Return the seconds that so many bytes take to the server."""
         return num_bytes * 8 / (self.upload_mbps * MEGABIT)
 
 
 def load_device(name_or_file: str) -> Device:
-    """Reads a profile.
+    """Return the device of a profile.
 
     Args:
-        name_or_file: a profile of fedlight such as ``"pixel_8_pro"``, or a YAML file of one's own.
+        name_or_file: a profile of fedlight such as ``"pixel_8_pro"``, or a YAML file of your own.
 
     Raises:
         FileNotFoundError: there is no such profile.
-        ValueError: the file is no profile, or a figure is missing or out of range.
+        ValueError: the file is no profile, or a number is missing or out of range.
 
     Example:
         >>> load_device("raspberry_pi_5").memory_gib
-        8
+        8.0
     """
     file = _find(name_or_file)
-    settings = read_yaml(file)
-    known = [one.name for one in fields(Device) if one.name != "name"]
-    for key in settings:
-        if key not in known:
-            raise ValueError(f"{file}: there is no key {key!r} of a device; there are {', '.join(known)}")
-    for key in FIGURES:
-        if key not in settings:
-            raise ValueError(f"{file}: {key} is missing; a device has {', '.join(FIGURES)}")
+    known = ", ".join(one.name for one in (*fields(Profile), fields(Device)[-1]))
     try:
-        availability = parse_availability(settings.pop("availability", "always"))
+        given: Any = OmegaConf.to_container(OmegaConf.load(file))
+        if not given or not isinstance(given, dict):
+            raise ValueError("this is no device: it has no keys such as memory_gib")
+        availability = parse_availability(given.pop("availability", "always"))
+        numbers: Any = OmegaConf.merge(OmegaConf.structured(Profile), given)
+        return Device(name=file.stem, availability=availability, **numbers)
+    except (YAMLError, OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is no YAML that can be read: {' '.join(str(error).split())}") from None
+    except MissingMandatoryValue as error:
+        raise ValueError(f"{file}: {error.full_key} is missing; a device has {known}") from None
+    except ConfigKeyError as error:
+        raise ValueError(
+            f"{file}: there is no key {error.full_key!r} of a device; there are {known}"
+        ) from None
+    except ValidationError as error:
+        raise ValueError(f"{file}: {error.full_key}: {str(error).splitlines()[0]}") from None
     except ValueError as error:
-        raise ValueError(f"device {file.stem!r}: {error}") from None
-    return Device(name=file.stem, availability=availability, **settings)
+        raise ValueError(f"{file}: {error}") from None
 
 
 def _find(name_or_file: str) -> Path:
@@ -133,5 +147,5 @@ def _find(name_or_file: str) -> Path:
 
 
 def known_devices() -> list[str]:
-    """Names of the profiles that come with fedlight, sorted."""
+    """Return the names of fedlight's profiles, sorted."""
     return sorted(file.stem for file in conf_path("devices").glob("*.yaml"))

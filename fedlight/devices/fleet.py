@@ -3,10 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
+from typing import Any
+
+from omegaconf import OmegaConf
 
 from fedlight.conf import path as conf_path
 from fedlight.devices.device import Device, load_device
-from fedlight.devices.yaml_file import read_yaml
 from fedlight.federation.seeding import derive_seed
 
 
@@ -81,8 +83,8 @@ def _of_fleet(name: str) -> dict[str, float]:
             f"there is no fleet {name!r}: give one of {', '.join(known_fleets())}, or devices with their weights, such as "
             "{pixel_8_pro: 1}"
         )
-    devices: dict[str, float] = read_yaml(conf_path(f"devices/fleets/{name}.yaml"))["init_args"]["devices"]
-    return devices
+    fleet: Any = OmegaConf.load(conf_path(f"devices/fleets/{name}.yaml"))
+    return dict(fleet.init_args.devices)
 
 
 def _scaled(device: Device, scale: float) -> Device:

@@ -66,10 +66,18 @@ def test_a_file_of_ones_own(tmp_path):
         (FIGURES + "ram: 8", "there is no key 'ram' of a device; there are memory_gib, tflops,"),
         (FIGURES + "name: mine", "there is no key 'name'"),
         (FIGURES.replace("watts: 5", ""), "watts is missing; a device has memory_gib"),
-        (FIGURES.replace("watts: 5", "watts: much"), "device 'my_phone': watts='much' must be a number"),
-        (FIGURES + "availability: 2", "device 'my_phone': availability=2.0 is a probability"),
+        (
+            FIGURES.replace("watts: 5", "watts: much"),
+            "watts: Value 'much' of type 'str' could not be converted to Float",
+        ),
+        (FIGURES + "availability: 2", "availability=2.0 is a probability"),
+        (
+            FIGURES + "weight_bits: 4.5",
+            "weight_bits: Value '4.5' of type 'float' could not be converted to Integer",
+        ),
+        (FIGURES + "watts: 6", "found duplicate key watts"),
         ("", "is no device: it has no keys such as memory_gib"),
-        ("- 1\n- 2\n", "is no device"),
+        ("- 1\n- 2\n", "this is no device"),
         ("a: [", "is no YAML that can be read"),
     ],
 )
