@@ -1,48 +1,27 @@
-"""Vectors of texts on disk, found again by the content of the text and the identity of the encoder.
+"""Cache of text vectors on disk, by the content of the text and the identity of the encoder.
 
-A cache is a folder for each encoder, of files that are written once and never changed: the keys (hashes) of up to a
-thousand texts, then their vectors, both with checksums. A file appears whole or not at all, so several processes may share
-a cache without locks, and an interrupted encoding keeps all that was finished. A damaged file is removed and its texts are
-encoded again.
+A cache is a folder for each encoder, of safetensors files that are written once and never changed: the keys (hashes) of up
+to a thousand texts and their vectors, with a checksum of each in the metadata. A file appears whole or not at all. So
+several processes may share a cache without locks, and an interrupted encoding keeps all that was finished. A damaged file
+is removed and its texts are encoded again.
 """
 
 import hashlib
-import os
 import re
-import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from fedlight.federation.whole_files import whole_file
 
-HEADER = struct.Struct("<16sQQII")  # magic, rows, dimension, checksums of keys and of vectors
-MAGIC = b"fedlight vectors"
 KEY_BYTES = 16
-ENDING = ".vectors"
-
-
-class Block(NamedTuple):
-    """One file of a cache, its vectors not read yet.
-
-    Attributes:
-        file: where it lies.
-        keys: of its texts, ``(rows,)`` of 16 bytes.
-        dimension: numbers in a vector.
-        checksum: CRC-32 of the vectors.
-    """
-
-    file: Path
-    keys: np.ndarray
-    dimension: int
-    checksum: int
+ENDING = ".safetensors"
 
 
 class EmbeddingCache:
-    """The vectors that one encoder has made.
+    """Vectors of one encoder.
 
     Args:
         folder: for the caches of all encoders, ``~`` allowed; made when something is written.
@@ -58,14 +37,15 @@ class EmbeddingCache:
         self.folder = Path(folder).expanduser() / f"{readable}-{digest}"
         self.identity = identity
         self.damaged = 0
-        self._opened: dict[Path, Block] = {}
+        self._opened: dict[Path, np.ndarray] = {}
 
     def dimension(self) -> int | None:
-        """Numbers in a vector; None where there is none yet."""
-        return next((block.dimension for block in self._blocks()), None)
+        """Return the numbers in a vector; None where there is none yet."""
+        read = (self._read(file, "vectors") for file, _ in self._blocks())
+        return next((vectors.shape[1] for vectors in read if vectors is not None), None)
 
     def find(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:
-        """What there is of some texts.
+        """Return the vectors that are there of some texts.
 
         Args:
             texts: each once.
@@ -78,22 +58,22 @@ class EmbeddingCache:
         order = np.argsort(keys)
         in_order = keys[order]
         vectors, known = None, np.zeros(len(texts), dtype=bool)
-        for block in self._blocks() if texts else ():
-            places = np.minimum(np.searchsorted(in_order, block.keys), len(texts) - 1)
-            rows = np.flatnonzero(in_order[places] == block.keys)
+        for file, own in self._blocks() if texts else ():
+            places = np.minimum(np.searchsorted(in_order, own), len(texts) - 1)
+            rows = np.flatnonzero(in_order[places] == own)
             texts_here = order[places[rows]]
             if known[texts_here].all():
                 continue
-            values = self._read(block)
-            if values is None or (vectors is not None and vectors.shape[1] != block.dimension):
+            values = self._read(file, "vectors")
+            if values is None or (vectors is not None and vectors.shape[1] != values.shape[1]):
                 continue
             if vectors is None:
-                vectors = np.empty((len(texts), block.dimension), dtype=np.float32)
+                vectors = np.empty((len(texts), values.shape[1]), dtype=np.float32)
             vectors[texts_here], known[texts_here] = values[rows], True
         return None if vectors is None else (vectors, known)
 
     def add(self, texts: Sequence[str], vectors: np.ndarray) -> None:
-        """Keeps the vectors of some texts, in one file.
+        """Write the vectors of some texts, in one file.
 
         Args:
             texts: each once, at least one.
@@ -102,9 +82,14 @@ class EmbeddingCache:
         Raises:
             OSError: the folder cannot be written, or the disk is full; what was added before stays.
         """
+        from safetensors.numpy import save
+
         keys = text_keys(texts)
-        values = np.ascontiguousarray(vectors, dtype="<f4")
-        header = HEADER.pack(MAGIC, *values.shape, zlib.crc32(keys.data), zlib.crc32(values.data))
+        block = {
+            "keys": keys.view(np.uint8).reshape(-1, KEY_BYTES),
+            "vectors": np.ascontiguousarray(vectors, dtype=np.float32),
+        }
+        checksums = {name: str(zlib.crc32(values.data)) for name, values in block.items()}
         # Named by its texts: two processes that encode the same ones write the same file.
         file = self.folder / f"{hashlib.blake2b(keys.data, digest_size=12).hexdigest()}{ENDING}"
         try:
@@ -112,10 +97,8 @@ class EmbeddingCache:
             about = self.folder / "encoder.txt"
             if not about.is_file():
                 about.write_text(self.identity + "\n", encoding="utf-8")
-            with whole_file(file) as unfinished, unfinished.open("wb") as stream:
-                stream.write(header)
-                stream.write(keys.data)
-                stream.write(values.data)
+            with whole_file(file) as unfinished:
+                unfinished.write_bytes(save(block, metadata=checksums))
         except OSError as error:
             raise OSError(
                 error.errno,
@@ -123,44 +106,29 @@ class EmbeddingCache:
                 "encoder's `cache` to another folder; what is there stays, and the same command goes on from it",
             ) from error
 
-    def _blocks(self) -> Iterator[Block]:
-        """Files are looked for each time, as another process may have added some, but opened once."""
+    def _blocks(self) -> Iterator[tuple[Path, np.ndarray]]:
+        """Yield each file with its keys ``(rows,)``; another process may have added some, none is opened twice."""
         for file in sorted(self.folder.glob(f"*{ENDING}")):
-            block = self._opened.get(file) or self._open(file)
-            if block is not None:
-                self._opened[file] = block
-                yield block
+            if file not in self._opened and (keys := self._read(file, "keys")) is not None:
+                self._opened[file] = keys.view(f"S{KEY_BYTES}").ravel()
+            if file in self._opened:
+                yield file, self._opened[file]
 
-    def _open(self, file: Path) -> Block | None:
-        """Header and keys; None for a file that has gone, or is damaged and removed."""
+    def _read(self, file: Path, name: str) -> np.ndarray | None:
+        """Return ``keys`` or ``vectors`` of a file; None for a file that has gone, or is damaged and removed."""
+        from safetensors import SafetensorError, safe_open
+
         try:
-            with file.open("rb") as stream:
-                head = stream.read(HEADER.size)
-                if len(head) == HEADER.size:
-                    magic, rows, dimension, of_keys, of_vectors = HEADER.unpack(head)
-                    size = HEADER.size + rows * (KEY_BYTES + 4 * dimension)
-                    if magic == MAGIC and rows and dimension and size == os.fstat(stream.fileno()).st_size:
-                        keys = np.frombuffer(stream.read(rows * KEY_BYTES), dtype=f"S{KEY_BYTES}")
-                        if zlib.crc32(keys.data) == of_keys:
-                            return Block(file, keys, dimension, of_vectors)
+            with safe_open(file, framework="np") as block:
+                values: np.ndarray = block.get_tensor(name)
+                if str(zlib.crc32(values.data)) == block.metadata()[name]:
+                    return values
         except FileNotFoundError:
             return None
+        except (SafetensorError, KeyError, TypeError):
+            pass
         self._discard(file)
         return None
-
-    def _read(self, block: Block) -> np.ndarray | None:
-        """The vectors of a file ``(rows, dimension)``; None as for :meth:`_open`."""
-        rows = len(block.keys)
-        try:
-            values = np.fromfile(
-                block.file, dtype="<f4", count=rows * block.dimension, offset=HEADER.size + rows * KEY_BYTES
-            )
-        except FileNotFoundError:
-            return None
-        if len(values) != rows * block.dimension or zlib.crc32(values.data) != block.checksum:
-            self._discard(block.file)
-            return None
-        return values.reshape(rows, block.dimension)
 
     def _discard(self, file: Path) -> None:
         self.damaged += 1
@@ -169,7 +137,7 @@ class EmbeddingCache:
 
 
 def text_keys(texts: Sequence[str]) -> np.ndarray:
-    """Sixteen bytes for each text, equal for equal texts alone, ``(texts,)``.
+    """Return sixteen bytes for each text, equal for equal texts alone, ``(texts,)``.
 
     Example:
         >>> one, other, again = text_keys(["x", "y", "x"])

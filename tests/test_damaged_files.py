@@ -267,7 +267,7 @@ class Vectors:
     def make(self, folder):
         cache = EmbeddingCache(folder, "model x")
         cache.add(self.texts, np.arange(20, dtype=np.float32).reshape(5, 4))
-        return next(cache.folder.glob("*.vectors"))
+        return next(cache.folder.glob("*.safetensors"))
 
     def read(self, folder):
         found = EmbeddingCache(folder, "model x").find(self.texts)

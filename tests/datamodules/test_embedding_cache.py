@@ -1,14 +1,16 @@
 """Vectors on disk: what is found, what is not, and what happens to damaged, cut-off and vanished files."""
 
 import errno
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from safetensors.numpy import load, save
 
 from fedlight.datamodules import embedding_cache as cache_file
-from fedlight.datamodules.embedding_cache import HEADER, EmbeddingCache, text_keys
+from fedlight.datamodules.embedding_cache import EmbeddingCache, text_keys
 
 TEXTS = [f"text {number}" for number in range(10)]
 VECTORS = np.random.default_rng(0).normal(size=(10, 4)).astype(np.float32)
@@ -29,7 +31,7 @@ def again(cache):
 
 
 def files(cache):
-    return sorted(cache.folder.glob("*.vectors"), key=lambda file: -file.stat().st_size)
+    return sorted(cache.folder.glob("*.safetensors"), key=lambda file: -file.stat().st_size)
 
 
 def test_what_was_added_is_found_bit_for_bit_in_any_order(cache):
@@ -68,12 +70,18 @@ def test_nothing_is_made_before_something_is_added(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def place(content, name):
+    """Where a tensor of a safetensors file begins."""
+    header = 8 + int.from_bytes(content[:8], "little")
+    return header + json.loads(content[8:header])[name]["data_offsets"][0]
+
+
 def cut_in_vectors(content):
-    return content[:-3]
+    return content[: place(content, "vectors") + 5]
 
 
 def cut_in_keys(content):
-    return content[: HEADER.size + 5]
+    return content[: place(content, "keys") + 5]
 
 
 def cut_in_header(content):
@@ -88,21 +96,38 @@ def longer(content):
     return content + b"\0"
 
 
+def turned(content, at):
+    return content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :]
+
+
 def turned_vector(content):
-    return content[:-7] + bytes([content[-7] ^ 4]) + content[-6:]
+    return turned(content, place(content, "vectors") + 7)
 
 
 def turned_key(content):
-    place = HEADER.size + 3
-    return content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
+    return turned(content, place(content, "keys") + 3)
+
+
+def another_checksum(content):
+    return turned(content, content.index(b'"vectors":"') + 11)
+
+
+def no_checksum(content):
+    tensors = load(content)
+    return save(tensors)
 
 
 def zeros(content):
-    return content[: HEADER.size + 96] + bytes(len(content) - HEADER.size - 96)
+    begin, end = place(content, "vectors"), place(content, "vectors") + 6 * 4 * 4
+    return content[:begin] + bytes(end - begin) + content[end:]
 
 
 @pytest.mark.parametrize(
-    "harm", [cut_in_vectors, cut_in_keys, cut_in_header, empty, longer, turned_vector, turned_key, zeros]
+    "harm",
+    [
+        *(cut_in_vectors, cut_in_keys, cut_in_header, empty, longer),
+        *(turned_vector, turned_key, another_checksum, no_checksum, zeros),
+    ],
 )
 def test_damage_costs_the_texts_of_one_file(cache, harm):
     large, _ = files(cache)

@@ -106,7 +106,7 @@ def test_an_interrupted_encoding_goes_on(make, monkeypatch):
 def test_what_was_damaged_is_said_and_encoded_again(make, encoded):
     encoder = make()
     first = encoder.encode(TEXTS)
-    (file,) = encoder._kept.folder.glob("*.vectors")
+    (file,) = encoder._kept.folder.glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-1])
     encoded.clear()
     with pytest.warns(UserWarning, match=r"1 damaged files .* were removed; their texts are encoded again"):
