@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedlight.conf import path as conf_path
-from fedlight.lightning_cli import ReadSettings, find_config
-from fedlight.plan import workload
+from fedlight.lightning_cli.cli import ReadSettings, find_config
+from fedlight.plan.plan import workload
 
 BITS = (16, 8, 4)
 

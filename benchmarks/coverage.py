@@ -27,20 +27,20 @@ import torch
 from fedlight.augmentation.on_vectors import Server, around_one, same_clusters, send, ways
 from fedlight.augmentation.overlap import overlap
 from fedlight.augmentation.projection import Map, maps
-from fedlight.coverage_plots import draw_similarities
-from fedlight.datamodules.augmentation import instruction_text
-from fedlight.datamodules.clusters import Clusters, pseudo_labels
-from fedlight.datamodules.columns import text_at
-from fedlight.datamodules.encoders import SentenceEncoder
-from fedlight.datamodules.rows import load_rows
-from fedlight.datamodules.selection import select_centers
-from fedlight.datamodules.vector_index import VectorIndex
+from fedlight.datamodules.clients.clusters import Clusters, pseudo_labels
+from fedlight.datamodules.instructions.augmentation import instruction_text
+from fedlight.datamodules.rows.columns import text_at
+from fedlight.datamodules.rows.rows import load_rows
+from fedlight.datamodules.vectors.encoders import SentenceEncoder
+from fedlight.datamodules.vectors.selection import select_centers
+from fedlight.datamodules.vectors.vector_index import VectorIndex
 from fedlight.evaluation.alignment import alignment
 from fedlight.evaluation.coverage import domain_coverage
-from fedlight.federation.seeding import derive_seed
-from fedlight.figures import save
-from fedlight.json_files import write_json
-from fedlight.results import markdown, summary
+from fedlight.report.figures.coverage_plots import draw_similarities
+from fedlight.report.figures.figures import save
+from fedlight.support.json_files import write_json
+from fedlight.support.results import markdown, summary
+from fedlight.support.seeding import derive_seed
 
 NUM_CLIENTS, PRIVATE, XI, ALPHA, PSEUDO_LABELS = 10, 100, 10, 0.7, 100
 HELD_OUT = 2000  # texts that the projector is scored on

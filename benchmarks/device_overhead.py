@@ -29,9 +29,9 @@ from typing import Any
 import lightning as L
 import torch
 
-from fedlight.callbacks.device_emulation import DeviceEmulation
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.preferences import PreferenceDataModule
+from fedlight.callbacks.loop.device_emulation import DeviceEmulation
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.devices.fleet import Fleet
 from fedlight.devices.quantization import QuantizedBase
 from fedlight.modules.selector import SelectorModule

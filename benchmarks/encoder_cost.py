@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlight.datamodules.augmentation import instruction_text
-from fedlight.datamodules.columns import text_at
-from fedlight.datamodules.rows import load_rows
+from fedlight.datamodules.instructions.augmentation import instruction_text
+from fedlight.datamodules.rows.columns import text_at
+from fedlight.datamodules.rows.rows import load_rows
 
 
 def cut(folder: str, layers: int) -> Any:

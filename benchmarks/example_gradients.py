@@ -28,9 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlight.modules.adapters import trained_parameters
-from fedlight.modules.example_gradients import Gradients, example_gradients
-from fedlight.modules.random_projection import RandomProjection
+from fedlight.augmentation.less.example_gradients import Gradients, example_gradients
+from fedlight.augmentation.less.random_projection import RandomProjection
+from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.sft import SFTModule
 
 WAYS = ("loop", "func", "layers", "training")

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from statistics import mean, stdev
 
-from fedlight.recipes import run
+from fedlight.recipes.recipe import run
 
 
 def main() -> None:

@@ -38,10 +38,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
-from fedlight.cli import main as fedlight
-from fedlight.federation.seals import sealed
-from fedlight.json_files import read_json, write_json
-from fedlight.stages import newest_checkpoint
+from fedlight.cli.main import main as fedlight
+from fedlight.recipes.stages import newest_checkpoint
+from fedlight.support.json_files import read_json, write_json
+from fedlight.support.seals import sealed
 
 KILLS_OF_A_RUN = 4
 TIMES = ("seconds",)
@@ -262,7 +262,7 @@ def main(argv: list[str] | None = None) -> int:
     options.folder = options.folder.absolute()
     options.folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # before the forks: a pool of threads does not survive one
-    importlib.import_module("fedlight.lightning_cli")
+    importlib.import_module("fedlight.lightning_cli.cli")
     found = measure(options)
     print(table(found))
     return int(any(run["code"] or run["differing"] for of in found.values() for run in of["runs"]))

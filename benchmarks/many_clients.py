@@ -28,16 +28,16 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import TensorDataset, default_collate
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.callbacks.group_log import GroupLog
-from fedlight.callbacks.visit_log import VisitLog
-from fedlight.datamodules.federated import FederatedDataModule
+from fedlight.callbacks.logs.group_log import GroupLog
+from fedlight.callbacks.logs.visit_log import VisitLog
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.scaffold import OWN, Scaffold
 from fedlight.federation.client import Client
+from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.federation import Federation
-from fedlight.federation.memory import ClientMemories
 
 WIDTH, RANK, LAYERS = 256, 16, 2
 EXAMPLES, COHORT, STEPS, BATCH = 20_000, 4, 5, 16

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlight.datamodules.preferences import PreferenceDataModule
+from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.devices import hardware
 from fedlight.modules.functional import choice_loss
 from fedlight.modules.selector import SelectorModule

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 
 from fedlight.conf import path as conf_path
-from fedlight.datamodules.rows import load_rows
-from fedlight.json_files import write_json
-from fedlight.lightning_cli import lightning_cli
-from fedlight.results import summary
+from fedlight.datamodules.rows.rows import load_rows
+from fedlight.lightning_cli.cli import lightning_cli
+from fedlight.support.json_files import write_json
+from fedlight.support.results import summary
 
 Row = dict[str, Any]
 DEBATES_PER_FOLD = 3

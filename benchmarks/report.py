@@ -25,9 +25,9 @@ CONFIG = """\
 seed_everything: 0
 trainer: {max_epochs: %d}
 model: {class_path: fedlight.modules.selector.SelectorModule, init_args: {model: toy}}
-data: {class_path: fedlight.datamodules.preferences.PreferenceDataModule, init_args: {source: 'toy:votes'}}
+data: {class_path: fedlight.datamodules.preferences.datamodule.PreferenceDataModule, init_args: {source: 'toy:votes'}}
 federated:
-  class_path: fedlight.callbacks.federated_loop.FederatedLoop
+  class_path: fedlight.callbacks.loop.federated_loop.FederatedLoop
   init_args: {clients_per_round: 20, algorithm: {class_path: fedlight.federation.algorithms.fedbiscuit.FedBiscuit}}
 """
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.datamodules.vector_index import VectorIndex
+from fedlight.datamodules.vectors.vector_index import VectorIndex
 
 TOPICS = 1000
 MEMBERS = 10

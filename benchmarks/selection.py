@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.datamodules.clusters import Clusters
-from fedlight.datamodules.selection import choose, select_centers
-from fedlight.federation.seeding import derive_seed
+from fedlight.datamodules.clients.clusters import Clusters
+from fedlight.datamodules.vectors.selection import choose, select_centers
+from fedlight.support.seeding import derive_seed
 
 FITTED_FROM = 100
 Choice = dict[str, int]

@@ -29,13 +29,13 @@ from typing import Any
 import lightning as L
 import torch
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.partition import Partition
-from fedlight.datamodules.self_generation import SelfGeneration
-from fedlight.datamodules.self_generation_prompts import SelfGenerationPrompts
-from fedlight.datamodules.synthetic import SyntheticInstructionDataModule
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.clients.partition import Partition
+from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
+from fedlight.datamodules.synthesis.prompts import SelfGenerationPrompts
+from fedlight.datamodules.synthesis.self_generation import SelfGeneration
 from fedlight.federation.algorithms.fewfedpit import FewFedPIT
-from fedlight.modules.scoring import encode_continuations
+from fedlight.modules.language.scoring import encode_continuations
 from fedlight.modules.sft import SFTModule
 from fedlight.toy.instructions import TEMPLATE
 

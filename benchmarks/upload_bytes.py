@@ -8,8 +8,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedlight.lightning_cli import ReadSettings, find_config
-from fedlight.plan import workload
+from fedlight.lightning_cli.cli import ReadSettings, find_config
+from fedlight.plan.plan import workload
 
 TOP = {"class_path": "TopK", "init_args": {"share": 0.1}}
 WIRES: dict[str, dict[str, object]] = {

@@ -66,10 +66,10 @@ class DigitsModule(L.LightningModule):
 
 def federate(rounds: int = 30, folder: str = "runs/own_devices") -> float:
     """Thirteen clients are asked in a round, the ten fastest count; gives the global model's accuracy, unquantized."""
-    from fedlight.callbacks.federated_loop import FederatedLoop
-    from fedlight.callbacks.visit_log import VisitLog
-    from fedlight.datamodules.federated_wrapper import FederatedWrapper
-    from fedlight.datamodules.partition import dirichlet
+    from fedlight.callbacks.logs.visit_log import VisitLog
+    from fedlight.callbacks.loop.federated_loop import FederatedLoop
+    from fedlight.datamodules.clients.partition import dirichlet
+    from fedlight.datamodules.federated.wrapper import FederatedWrapper
     from fedlight.devices.fleet import Fleet
 
     def clients(train_set: torch.utils.data.Subset) -> dict:

@@ -12,23 +12,24 @@ __version__ = "0.1.0"
 
 _FILES = {
     # A Lightning project of yours, federated: the loop, and whose example is whose.
-    "FederatedLoop": "callbacks.federated_loop",
-    "ByClient": "by_client",
-    "FederatedWrapper": "datamodules.federated_wrapper",
-    "FederatedDataModule": "datamodules.federated",
-    "GivenLoaders": "datamodules.given_loaders",
-    "PartitionByField": "datamodules.partition_by_field",
-    "Partition": "datamodules.partition",
-    "iid": "datamodules.partition",
-    "dirichlet": "datamodules.partition",
-    "by_key": "datamodules.partition",
+    "FederatedLoop": "callbacks.loop.federated_loop",
+    "ByClient": "datamodules.federated.by_client",
+    "FederatedWrapper": "datamodules.federated.wrapper",
+    "FederatedDataModule": "datamodules.federated.datamodule",
+    "GivenLoaders": "datamodules.federated.given_loaders",
+    "PartitionByField": "datamodules.clients.partition_by_field",
+    "Partition": "datamodules.clients.partition",
+    "iid": "datamodules.clients.partition",
+    "dirichlet": "datamodules.clients.partition",
+    "by_key": "datamodules.clients.partition",
     # What is shown and written on the way.
-    "RoundProgress": "callbacks.progress",
-    "VisitLog": "callbacks.visit_log",
-    "GroupLog": "callbacks.group_log",
-    "ClientAccuracy": "callbacks.client_accuracy",
-    "AdapterExport": "callbacks.adapter_export",
-    "PredictionWriter": "callbacks.prediction_writer",
+    "RoundProgress": "callbacks.progress.progress",
+    "VisitLog": "callbacks.logs.visit_log",
+    "ClientData": "callbacks.logs.client_data",
+    "GroupLog": "callbacks.logs.group_log",
+    "ClientAccuracy": "callbacks.logs.client_accuracy",
+    "AdapterExport": "callbacks.export.adapter_export",
+    "PredictionWriter": "callbacks.export.prediction_writer",
     # What clients and server do.
     "FedAvg": "federation.algorithms.fedavg",
     "FedProx": "federation.algorithms.fedprox",
@@ -61,36 +62,41 @@ _FILES = {
     "DPOModule": "modules.dpo",
     "RewardModule": "modules.reward",
     "ProjectorModule": "modules.projector",
-    "PreferenceDataModule": "datamodules.preferences",
-    "InstructionDataModule": "datamodules.instructions",
-    "PromptDataModule": "datamodules.prompts",
-    "CompletionPairDataModule": "datamodules.completions",
-    "EmbeddingDataModule": "datamodules.embeddings",
+    "PreferenceDataModule": "datamodules.preferences.datamodule",
+    "InstructionDataModule": "datamodules.instructions.datamodule",
+    "PromptDataModule": "datamodules.preferences.prompts",
+    "CompletionPairDataModule": "datamodules.preferences.completions",
+    "EmbeddingDataModule": "datamodules.vectors.embeddings",
     # What clients train on besides their own rows: retrieved, or made by themselves.
-    "AugmentedInstructionDataModule": "datamodules.augmented",
+    "AugmentedInstructionDataModule": "datamodules.instructions.augmented",
     "RandomSampling": "augmentation.random_sampling",
     "DirectRetrieval": "augmentation.direct",
     "FedDCA": "augmentation.feddca",
     "FedDCAStar": "augmentation.feddca_star",
-    "LESS": "augmentation.less",
-    "SelfInstruct": "augmentation.self_instruct",
-    "HashedEncoder": "datamodules.encoders",
-    "SentenceEncoder": "datamodules.encoders",
-    "SyntheticInstructionDataModule": "datamodules.synthetic",
-    "SelfGeneration": "datamodules.self_generation",
-    "PseudoResponses": "datamodules.pseudo_responses",
-    "FewShot": "datamodules.few_shot",
+    "LESS": "augmentation.less.less",
+    "SelfInstruct": "augmentation.self_instruct.self_instruct",
+    "HashedEncoder": "datamodules.vectors.encoders",
+    "SentenceEncoder": "datamodules.vectors.encoders",
+    "SyntheticInstructionDataModule": "datamodules.synthesis.datamodule",
+    "SelfGeneration": "datamodules.synthesis.self_generation",
+    "SelfGenerationPrompts": "datamodules.synthesis.prompts",
+    "PseudoResponses": "datamodules.synthesis.pseudo_responses",
+    "FewShot": "datamodules.clients.few_shot",
     # How good it is.
-    "WinRate": "callbacks.win_rate",
+    "WinRate": "callbacks.scores.win_rate",
     "Judge": "evaluation.judge",
-    "OracleJudge": "judges",
-    "FactJudge": "fact_judge",
-    "LengthJudge": "length_judge",
-    "LocalJudge": "local_judge",
-    "ChatJudge": "chat_judge",
-    "SelectorJudge": "judges",
-    "TaskScores": "callbacks.task_scores",
-    "TaskDataModule": "datamodules.task_data",
+    "OracleJudge": "judges.toy_and_selector",
+    "FactJudge": "judges.fact_judge",
+    "LengthJudge": "judges.length_judge",
+    "LocalJudge": "judges.local_judge",
+    "ChatEndpoint": "generators.endpoint",
+    "LocalGenerator": "generators.local_generator",
+    "ToyTeacher": "generators.toy_teacher",
+    "ChatJudge": "judges.chat_judge",
+    "SelectorJudge": "judges.toy_and_selector",
+    "TaskScores": "callbacks.scores.task_scores",
+    "TaskDataModule": "datamodules.instructions.task_data",
+    "TaskRows": "datamodules.rows.task_rows",
     "GSM8K": "evaluation.tasks.gsm8k",
     "MultipleChoice": "evaluation.tasks.multiple_choice",
     "Sentiment": "evaluation.tasks.sentiment",
@@ -98,26 +104,26 @@ _FILES = {
     "ExactMatch": "evaluation.tasks.exact_match",
     "DomainCoverage": "evaluation.coverage",
     # What leaks.
-    "MemoryExtraction": "callbacks.memory_extraction",
-    "DiscoverableMemorization": "callbacks.discoverable_memorization",
-    "MembershipInference": "callbacks.membership_inference",
-    "Canaries": "datamodules.canaries",
+    "MemoryExtraction": "callbacks.attacks.memory_extraction",
+    "DiscoverableMemorization": "callbacks.attacks.discoverable_memorization",
+    "MembershipInference": "callbacks.attacks.membership_inference",
+    "Canaries": "datamodules.rows.canaries",
     # To write a part of one's own: what it derives from, and the words it is said in.
     "Algorithm": "federation.algorithm",
     "ServerOptimizer": "federation.server",
     "Aggregation": "federation.aggregation",
     "Channel": "federation.channel",
     "Codec": "federation.codecs",
-    "Augmentation": "datamodules.augmentation",
-    "Synthesis": "datamodules.synthesis",
+    "Augmentation": "datamodules.instructions.augmentation",
+    "Synthesis": "datamodules.synthesis.synthesis",
     "Task": "evaluation.tasks.task",
-    "Attack": "callbacks.attack",
+    "Attack": "callbacks.attacks.attack",
     "Client": "federation.client",
     "Visit": "federation.client",
     "Work": "federation.client",
     "Update": "federation.client",
     "State": "federation.state",
-    "derive_seed": "federation.seeding",
+    "derive_seed": "support.seeding",
 }
 
 __all__ = ["__version__", *_FILES]
@@ -139,54 +145,58 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.augmentation.direct import DirectRetrieval as DirectRetrieval
     from fedlight.augmentation.feddca import FedDCA as FedDCA
     from fedlight.augmentation.feddca_star import FedDCAStar as FedDCAStar
-    from fedlight.augmentation.less import LESS as LESS
+    from fedlight.augmentation.less.less import LESS as LESS
     from fedlight.augmentation.random_sampling import RandomSampling as RandomSampling
-    from fedlight.augmentation.self_instruct import SelfInstruct as SelfInstruct
-    from fedlight.by_client import ByClient as ByClient
-    from fedlight.callbacks.adapter_export import AdapterExport as AdapterExport
-    from fedlight.callbacks.attack import Attack as Attack
-    from fedlight.callbacks.client_accuracy import ClientAccuracy as ClientAccuracy
-    from fedlight.callbacks.discoverable_memorization import (
+    from fedlight.augmentation.self_instruct.self_instruct import SelfInstruct as SelfInstruct
+    from fedlight.callbacks.attacks.attack import Attack as Attack
+    from fedlight.callbacks.attacks.discoverable_memorization import (
         DiscoverableMemorization as DiscoverableMemorization,
     )
-    from fedlight.callbacks.federated_loop import FederatedLoop as FederatedLoop
-    from fedlight.callbacks.group_log import GroupLog as GroupLog
-    from fedlight.callbacks.membership_inference import MembershipInference as MembershipInference
-    from fedlight.callbacks.memory_extraction import MemoryExtraction as MemoryExtraction
-    from fedlight.callbacks.prediction_writer import PredictionWriter as PredictionWriter
-    from fedlight.callbacks.progress import RoundProgress as RoundProgress
-    from fedlight.callbacks.task_scores import TaskScores as TaskScores
-    from fedlight.callbacks.visit_log import VisitLog as VisitLog
-    from fedlight.callbacks.win_rate import WinRate as WinRate
-    from fedlight.chat_judge import ChatJudge as ChatJudge
-    from fedlight.datamodules.augmentation import Augmentation as Augmentation
-    from fedlight.datamodules.augmented import (
+    from fedlight.callbacks.attacks.membership_inference import MembershipInference as MembershipInference
+    from fedlight.callbacks.attacks.memory_extraction import MemoryExtraction as MemoryExtraction
+    from fedlight.callbacks.export.adapter_export import AdapterExport as AdapterExport
+    from fedlight.callbacks.export.prediction_writer import PredictionWriter as PredictionWriter
+    from fedlight.callbacks.logs.client_accuracy import ClientAccuracy as ClientAccuracy
+    from fedlight.callbacks.logs.client_data import ClientData as ClientData
+    from fedlight.callbacks.logs.group_log import GroupLog as GroupLog
+    from fedlight.callbacks.logs.visit_log import VisitLog as VisitLog
+    from fedlight.callbacks.loop.federated_loop import FederatedLoop as FederatedLoop
+    from fedlight.callbacks.progress.progress import RoundProgress as RoundProgress
+    from fedlight.callbacks.scores.task_scores import TaskScores as TaskScores
+    from fedlight.callbacks.scores.win_rate import WinRate as WinRate
+    from fedlight.datamodules.clients.few_shot import FewShot as FewShot
+    from fedlight.datamodules.clients.partition import Partition as Partition
+    from fedlight.datamodules.clients.partition import by_key as by_key
+    from fedlight.datamodules.clients.partition import dirichlet as dirichlet
+    from fedlight.datamodules.clients.partition import iid as iid
+    from fedlight.datamodules.clients.partition_by_field import PartitionByField as PartitionByField
+    from fedlight.datamodules.federated.by_client import ByClient as ByClient
+    from fedlight.datamodules.federated.datamodule import FederatedDataModule as FederatedDataModule
+    from fedlight.datamodules.federated.given_loaders import GivenLoaders as GivenLoaders
+    from fedlight.datamodules.federated.wrapper import FederatedWrapper as FederatedWrapper
+    from fedlight.datamodules.instructions.augmentation import Augmentation as Augmentation
+    from fedlight.datamodules.instructions.augmented import (
         AugmentedInstructionDataModule as AugmentedInstructionDataModule,
     )
-    from fedlight.datamodules.canaries import Canaries as Canaries
-    from fedlight.datamodules.completions import CompletionPairDataModule as CompletionPairDataModule
-    from fedlight.datamodules.embeddings import EmbeddingDataModule as EmbeddingDataModule
-    from fedlight.datamodules.encoders import HashedEncoder as HashedEncoder
-    from fedlight.datamodules.encoders import SentenceEncoder as SentenceEncoder
-    from fedlight.datamodules.federated import FederatedDataModule as FederatedDataModule
-    from fedlight.datamodules.federated_wrapper import FederatedWrapper as FederatedWrapper
-    from fedlight.datamodules.few_shot import FewShot as FewShot
-    from fedlight.datamodules.given_loaders import GivenLoaders as GivenLoaders
-    from fedlight.datamodules.instructions import InstructionDataModule as InstructionDataModule
-    from fedlight.datamodules.partition import Partition as Partition
-    from fedlight.datamodules.partition import by_key as by_key
-    from fedlight.datamodules.partition import dirichlet as dirichlet
-    from fedlight.datamodules.partition import iid as iid
-    from fedlight.datamodules.partition_by_field import PartitionByField as PartitionByField
-    from fedlight.datamodules.preferences import PreferenceDataModule as PreferenceDataModule
-    from fedlight.datamodules.prompts import PromptDataModule as PromptDataModule
-    from fedlight.datamodules.pseudo_responses import PseudoResponses as PseudoResponses
-    from fedlight.datamodules.self_generation import SelfGeneration as SelfGeneration
-    from fedlight.datamodules.synthesis import Synthesis as Synthesis
-    from fedlight.datamodules.synthetic import (
+    from fedlight.datamodules.instructions.datamodule import InstructionDataModule as InstructionDataModule
+    from fedlight.datamodules.instructions.task_data import TaskDataModule as TaskDataModule
+    from fedlight.datamodules.preferences.completions import (
+        CompletionPairDataModule as CompletionPairDataModule,
+    )
+    from fedlight.datamodules.preferences.datamodule import PreferenceDataModule as PreferenceDataModule
+    from fedlight.datamodules.preferences.prompts import PromptDataModule as PromptDataModule
+    from fedlight.datamodules.rows.canaries import Canaries as Canaries
+    from fedlight.datamodules.rows.task_rows import TaskRows as TaskRows
+    from fedlight.datamodules.synthesis.datamodule import (
         SyntheticInstructionDataModule as SyntheticInstructionDataModule,
     )
-    from fedlight.datamodules.task_data import TaskDataModule as TaskDataModule
+    from fedlight.datamodules.synthesis.prompts import SelfGenerationPrompts as SelfGenerationPrompts
+    from fedlight.datamodules.synthesis.pseudo_responses import PseudoResponses as PseudoResponses
+    from fedlight.datamodules.synthesis.self_generation import SelfGeneration as SelfGeneration
+    from fedlight.datamodules.synthesis.synthesis import Synthesis as Synthesis
+    from fedlight.datamodules.vectors.embeddings import EmbeddingDataModule as EmbeddingDataModule
+    from fedlight.datamodules.vectors.encoders import HashedEncoder as HashedEncoder
+    from fedlight.datamodules.vectors.encoders import SentenceEncoder as SentenceEncoder
     from fedlight.devices.device import Device as Device
     from fedlight.devices.fleet import Fleet as Fleet
     from fedlight.evaluation.coverage import DomainCoverage as DomainCoverage
@@ -197,7 +207,6 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.evaluation.tasks.multiple_choice import MultipleChoice as MultipleChoice
     from fedlight.evaluation.tasks.sentiment import Sentiment as Sentiment
     from fedlight.evaluation.tasks.task import Task as Task
-    from fedlight.fact_judge import FactJudge as FactJudge
     from fedlight.federation.aggregation import Aggregation as Aggregation
     from fedlight.federation.aggregation import CoordinateMedian as CoordinateMedian
     from fedlight.federation.aggregation import TrimmedMean as TrimmedMean
@@ -224,7 +233,6 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.federation.codecs import TopK as TopK
     from fedlight.federation.privacy import ClipAndNoise as ClipAndNoise
     from fedlight.federation.privacy import PrivateMean as PrivateMean
-    from fedlight.federation.seeding import derive_seed as derive_seed
     from fedlight.federation.server import Average as Average
     from fedlight.federation.server import FedAdagrad as FedAdagrad
     from fedlight.federation.server import FedAdam as FedAdam
@@ -233,12 +241,18 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.federation.server import ServerOptimizer as ServerOptimizer
     from fedlight.federation.state import State as State
     from fedlight.federation.wire import Wire as Wire
-    from fedlight.judges import OracleJudge as OracleJudge
-    from fedlight.judges import SelectorJudge as SelectorJudge
-    from fedlight.length_judge import LengthJudge as LengthJudge
-    from fedlight.local_judge import LocalJudge as LocalJudge
+    from fedlight.generators.endpoint import ChatEndpoint as ChatEndpoint
+    from fedlight.generators.local_generator import LocalGenerator as LocalGenerator
+    from fedlight.generators.toy_teacher import ToyTeacher as ToyTeacher
+    from fedlight.judges.chat_judge import ChatJudge as ChatJudge
+    from fedlight.judges.fact_judge import FactJudge as FactJudge
+    from fedlight.judges.length_judge import LengthJudge as LengthJudge
+    from fedlight.judges.local_judge import LocalJudge as LocalJudge
+    from fedlight.judges.toy_and_selector import OracleJudge as OracleJudge
+    from fedlight.judges.toy_and_selector import SelectorJudge as SelectorJudge
     from fedlight.modules.dpo import DPOModule as DPOModule
     from fedlight.modules.projector import ProjectorModule as ProjectorModule
     from fedlight.modules.reward import RewardModule as RewardModule
     from fedlight.modules.selector import SelectorModule as SelectorModule
     from fedlight.modules.sft import SFTModule as SFTModule
+    from fedlight.support.seeding import derive_seed as derive_seed

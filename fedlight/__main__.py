@@ -1,5 +1,5 @@
 """``python -m fedlight``."""
 
-from fedlight.cli import main
+from fedlight.cli.main import main
 
 main()

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from fedlight.devices.quantization import FORMS
 from fedlight.devices.shape import BatchShape
-from fedlight.federation.eval_mode import eval_mode
-from fedlight.modules import skeleton
-from fedlight.modules.adapters import base_alone
 from fedlight.modules.functional import dpo_loss, reward_margin
-from fedlight.modules.language_model import Batch
+from fedlight.modules.language import skeleton
+from fedlight.modules.language.adapters import base_alone
+from fedlight.modules.language.language_model import Batch
+from fedlight.modules.language.readout import response_log_probs
+from fedlight.modules.language.streams import joint_key, text_keys
 from fedlight.modules.pairs import PairModule, join
-from fedlight.modules.readout import response_log_probs
-from fedlight.modules.settings import check_range
-from fedlight.modules.streams import joint_key, text_keys
+from fedlight.support.checks import check_range
+from fedlight.support.eval_mode import eval_mode
 
 REFERENCE_KEY = "reference_log_probs"
 """Key of the reference's log-probabilities in a checkpoint."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fedlight.modules.functional import IGNORED
-from fedlight.modules.language_model import Batch, LanguageModule
+from fedlight.modules.language.language_model import Batch, LanguageModule
 
 
 class PairModule(LanguageModule):

@@ -21,12 +21,12 @@ from torch.nn.functional import normalize
 from torch.optim.lr_scheduler import LambdaLR
 
 from fedlight.evaluation.alignment import alignment
-from fedlight.federation.checkpoint_files import check_readable
-from fedlight.federation.seeding import derive_seed
 from fedlight.modules.functional import info_nce
-from fedlight.modules.optimizers import SCHEDULES, check_optimizer, cosine, make_optimizer
-from fedlight.modules.settings import check_choice, check_range
-from fedlight.modules.streams import own_stream
+from fedlight.modules.language.optimizers import SCHEDULES, check_optimizer, cosine, make_optimizer
+from fedlight.modules.language.streams import own_stream
+from fedlight.support.checkpoint_files import check_readable
+from fedlight.support.checks import check_choice, check_range
+from fedlight.support.seeding import derive_seed
 
 Batch = dict[str, Tensor]
 BLOCK = 65_536

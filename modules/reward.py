@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from fedlight.devices.shape import BatchShape
-from fedlight.modules import skeleton
 from fedlight.modules.functional import bradley_terry_loss
-from fedlight.modules.language_model import Batch
+from fedlight.modules.language import skeleton
+from fedlight.modules.language.language_model import Batch
+from fedlight.modules.language.readout import hidden_states
+from fedlight.modules.language.streams import joint_key, text_keys
 from fedlight.modules.pairs import PairModule, join
-from fedlight.modules.readout import hidden_states
-from fedlight.modules.streams import joint_key, text_keys
 
 
 class RewardModule(PairModule):

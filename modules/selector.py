@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from fedlight.devices.shape import BatchShape
-from fedlight.modules import adapters, readout, skeleton
 from fedlight.modules.functional import choice_loss
-from fedlight.modules.language_model import Batch, LanguageModule
-from fedlight.modules.settings import check_choice
+from fedlight.modules.language import adapters, readout, skeleton
+from fedlight.modules.language.language_model import Batch, LanguageModule
+from fedlight.support.checks import check_choice
 
 STAGES = ("val", "test")
 TEXTS = ("input_ids", "attention_mask", "token_type_ids")

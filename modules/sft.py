@@ -6,10 +6,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedlight.devices.shape import BatchShape
-from fedlight.modules import scoring, skeleton
 from fedlight.modules.functional import sft_loss
-from fedlight.modules.language_model import Batch, LanguageModule
-from fedlight.modules.readout import response_log_probs
+from fedlight.modules.language import scoring, skeleton
+from fedlight.modules.language.language_model import Batch, LanguageModule
+from fedlight.modules.language.readout import response_log_probs
 
 
 class SFTModule(LanguageModule):
@@ -36,7 +36,7 @@ class SFTModule(LanguageModule):
     def free_energies(
         self, prompts: Sequence[str], answers: Sequence[str], temperature: float = 1.0
     ) -> list[float]:
-        """How little at home the model is in each answer; see :func:`fedlight.modules.scoring.free_energies`."""
+        """How little at home the model is in each answer; see :func:`fedlight.modules.language.scoring.free_energies`."""
         self.configure_model()
         return scoring.free_energies(self.causal_lm, self.tokenizer, prompts, answers, temperature)
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tiny_world import fedlight, make_model, refused, tiny_selector, weights, write_rows
 
-from fedlight.callbacks import round_table
-from fedlight.modules.language_model import LanguageModule
+from fedlight.callbacks.loop import round_table
+from fedlight.modules.language.language_model import LanguageModule
 
 
 def vote(i, client="c0", choice=None):
@@ -224,9 +224,9 @@ def no_space_for_safetensors(*args, **kwargs):
 WRITERS = {
     "checkpoints": ("lightning.fabric.plugins.io.torch_io._atomic_save", no_space, "run:"),
     "metrics": ("lightning.fabric.loggers.csv_logs._ExperimentWriter.save", no_space, "run:"),
-    "visits": ("fedlight.callbacks.round_table._csv_text", no_space, "run/visits.csv:"),
+    "visits": ("fedlight.callbacks.loop.round_table._csv_text", no_space, "run/visits.csv:"),
     "adapter": (
-        "fedlight.modules.language_model.LanguageModule.save_adapter",
+        "fedlight.modules.language.language_model.LanguageModule.save_adapter",
         no_space_for_safetensors,
         "run/adapter.tmp:",
     ),
@@ -249,9 +249,9 @@ def test_a_full_disk_is_named_and_the_run_goes_on_later(fit, checkpoint, tmp_pat
 
 def test_a_full_disk_in_a_recipe_keeps_what_is_finished(tmp_path, monkeypatch):
     done = []
-    monkeypatch.setattr("fedlight.steps.note", lambda name: done.append(name), raising=False)
+    monkeypatch.setattr("fedlight.recipes.steps.note", lambda name: done.append(name), raising=False)
     stages = ", ".join(
-        f"{name}: {{call: fedlight.steps.note, with: {{name: {name}}}}}" for name in ("one", "two")
+        f"{name}: {{call: fedlight.recipes.steps.note, with: {{name: {name}}}}}" for name in ("one", "two")
     )
     (tmp_path / "small.yaml").write_text(f"{{seeds: [0], stages: {{{stages}}}}}")
     command = ["run", str(tmp_path / "small.yaml"), f"--output={tmp_path / 'out'}"]

@@ -108,7 +108,7 @@ def test_a_folder_for_memories_that_cannot_be_written(fit, tmp_path, monkeypatch
     )
     access = os.access
     monkeypatch.setattr(
-        "fedlight.federation.memory.os.access",
+        "fedlight.federation.client_state.os.access",
         lambda path, mode, **more: path != tmp_path and access(path, mode, **more),
     )
     line = refused(fit(settings[0], f"--federated.memory.folder={tmp_path / 'locked'}"))
@@ -122,7 +122,7 @@ def test_a_full_disk_while_a_memory_is_written(fit, tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device")
         write(path, data, synced)
 
-    from fedlight.federation import memory
+    from fedlight.federation import client_state as memory
 
     write = memory.write_whole
     with monkeypatch.context() as full:
@@ -173,7 +173,7 @@ def test_groups_of_another_run(tiny_model, tmp_path, rows, message):
     file = tmp_path / "groups.csv"
     if rows is not None:
         file.write_text(rows)
-    accuracy = "--trainer.callbacks+=fedlight.callbacks.client_accuracy.ClientAccuracy"
+    accuracy = "--trainer.callbacks+=fedlight.callbacks.logs.client_accuracy.ClientAccuracy"
     settings = [
         "--federated=null",
         "--model.num_adapters=3",

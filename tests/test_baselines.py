@@ -5,9 +5,9 @@ import json
 import pytest
 from tiny_world import HELDOUT, VOTES, fedlight, table, write_rows
 
-from fedlight import steps
-from fedlight.datamodules.labelling import form_pairs
+from fedlight.datamodules.preferences.labelling import form_pairs
 from fedlight.modules.reward import RewardModule
+from fedlight.recipes import steps
 
 ANSWERS = ["anna paints walls .", "duh ben bakes bread .", "finn reads letters .", "gina builds sheds ."]
 ONE_ROUND = [
@@ -68,7 +68,7 @@ def test_a_reward_model_labels_pairs(tiny_model, tmp_path):
 
 
 def prompt_text(prompt):
-    from fedlight.datamodules.templates import Template
+    from fedlight.datamodules.text.templates import Template
 
     return Template.named("toy_generation").render({"prompt": prompt}).text
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedlight import budget_plots
-from fedlight.stages import Stage
+from fedlight.recipes.stages import Stage
+from fedlight.report.figures import budget_plots
 
 VISITS = "round,client,reason,bytes_down,bytes_up,round_end_seconds"
 METRICS = "epoch,step,train/loss,val/accuracy"
@@ -38,7 +38,7 @@ def test_a_curve_adds_up_what_was_sent_until_each_validated_round(run):
 def test_the_figure_as_a_stage(run, tmp_path):
     output = tmp_path / "plot/quality.svg"
     settings = {"runs": {"phones": str(run), "other": str(run)}, "output": str(output)}
-    spec = {"call": "fedlight.budget_plots.quality_under_budget", "with": settings}
+    spec = {"call": "fedlight.report.figures.budget_plots.quality_under_budget", "with": settings}
     result = Stage("plot", tmp_path / "plot", spec).run()["result"]
     assert result["rows"][0] == {
         "method": "phones",

@@ -8,7 +8,7 @@ from plain_lightning import trainer
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from fedlight import ByClient, FederatedLoop, FederatedWrapper, GivenLoaders
-from fedlight.datamodules.federated import FederatedDataModule
+from fedlight.datamodules.federated.datamodule import FederatedDataModule
 
 X = torch.arange(1.0, 9.0)[:, None]
 Y = 3 * X.flip(0)

@@ -9,7 +9,7 @@ import time
 import pytest
 from chat_stub import ChatStub, Reply, refuse, say
 
-from fedlight.chat_server import (
+from fedlight.generators.chat_server import (
     ChatServer,
     TransientError,
     host_of,

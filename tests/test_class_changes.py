@@ -7,7 +7,7 @@ import pytest
 from jsonargparse import ArgumentParser, Namespace, _typehints
 from tiny_world import fedlight, refused
 
-from fedlight.lightning_cli import OneLineParser, ReadSettings, find_config
+from fedlight.lightning_cli.cli import OneLineParser, ReadSettings, find_config
 
 
 class Thing:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fedlight.class_names import same_class
+from fedlight.lightning_cli.class_names import same_class
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from fedlight.class_names import same_class
         ("FedDCA", "FedDCAStar", False),
         ("FedDCA", "mine.FedDCA", False),
         ("fedlight.FedDCA", "mine.FedDCA", False),
-        ("ClientMemories", "fedlight.federation.memory.ClientMemories", True),  # not public
+        ("ClientMemories", "fedlight.federation.client_state.ClientMemories", True),  # not public
         ("Adam", "torch.optim.Adam", True),
         ("json.JSONDecoder", "json.decoder.JSONDecoder", True),  # one class by two paths
         ("collections.abc.Callable", "typing.Callable", False),
@@ -32,7 +32,7 @@ def test_names_of_a_class(a, b, same):
 
 def test_public_names_need_no_torch():
     code = (
-        "import sys; from fedlight.class_names import same_class;"
+        "import sys; from fedlight.lightning_cli.class_names import same_class;"
         "assert same_class('fedlight.FedDCA', 'fedlight.augmentation.feddca.FedDCA');"
         "assert not same_class('SFTModule', 'DPOModule');"
         "assert 'torch' not in sys.modules and 'lightning' not in sys.modules"

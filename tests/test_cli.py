@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from tiny_world import PROMPTS, VOTES, fedlight, table, tiny_selector, weights
 
 from fedlight import conf
-from fedlight.lightning_cli import lightning_cli
+from fedlight.lightning_cli.cli import lightning_cli
 
 
 def federated(cli):
@@ -29,7 +29,7 @@ def run(tiny_model, tmp_path_factory):
 
 def test_help_needs_no_torch():
     code = (
-        "import sys; from fedlight.cli import main; main(['--help']); "
+        "import sys; from fedlight.cli.main import main; main(['--help']); "
         "sys.exit(str({'torch', 'lightning', 'transformers', 'omegaconf'} & set(sys.modules)))"
     )
     done = subprocess.run(

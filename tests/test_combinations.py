@@ -11,8 +11,8 @@ from scipy.stats import trim_mean
 from tastes import SIGNS, Adapters, Tastes, run
 from tiny_world import VOTES, fedlight, tiny_selector
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.preferences import PreferenceDataModule
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit

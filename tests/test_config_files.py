@@ -3,7 +3,7 @@
 import pytest
 from tiny_world import fedlight, refused, tiny_selector
 
-from fedlight.config_files import check_config
+from fedlight.lightning_cli.config_files import check_config
 
 
 def written(folder, text):

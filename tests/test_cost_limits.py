@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedlight.request_costs import Limits, Prices
+from fedlight.generators.request_costs import Limits, Prices
 
 
 @pytest.mark.parametrize("price", [math.nan, math.inf, -0.1])

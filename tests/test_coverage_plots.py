@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from fedlight import coverage_plots
-from fedlight.stages import Stage
+from fedlight.recipes.stages import Stage
+from fedlight.report.figures import coverage_plots
 
 
 def write(folder, file, rows):
@@ -110,7 +110,7 @@ def test_the_correlation_is_that_of_the_means(tmp_path):
     rows = [{"name": str(i), "a": i, "b": b} for i, b in enumerate((0.0, 2.0, 1.0))]
     arguments = {"tables": result(tmp_path / "t", rows), "x": "a", "y": "b", "label": "name"}
     stage = {
-        "call": "fedlight.coverage_plots.coverage_against_score",
+        "call": "fedlight.report.figures.coverage_plots.coverage_against_score",
         "with": {**arguments, "output": str(tmp_path / "x.png")},
     }
     done = Stage("plot", tmp_path / "plot", stage).run()

@@ -15,24 +15,24 @@ import torch
 from damage import damaged
 from memories import disk, saved
 
-from fedlight.answer_cache import AnswerCache
-from fedlight.augmentation.less_blocks import ScoredBlocks
-from fedlight.augmentation.self_instruct_record import Try, open_record
-from fedlight.callbacks.attack_records import AttackTable
-from fedlight.callbacks.prediction_writer import PredictionWriter
-from fedlight.callbacks.round_table import RoundTable
-from fedlight.chat_server import Answer
-from fedlight.datamodules.augmentation import Added
-from fedlight.datamodules.augmentation_record import AugmentationRecord
-from fedlight.datamodules.embedding_cache import EmbeddingCache
-from fedlight.datamodules.synthesis import Candidate
-from fedlight.datamodules.synthesis_record import Part, SynthesisRecord
-from fedlight.datamodules.vector_index import VectorIndex
-from fedlight.federation.checkpoint_files import check_resumable
-from fedlight.federation.seals import sealed
-from fedlight.json_files import read_json, write_json
-from fedlight.modules.adapter_folders import adapter_folders
+from fedlight.augmentation.less.blocks import ScoredBlocks
+from fedlight.augmentation.self_instruct.record import Try, open_record
+from fedlight.callbacks.attacks.attack_records import AttackTable
+from fedlight.callbacks.export.prediction_writer import PredictionWriter
+from fedlight.callbacks.loop.round_table import RoundTable
+from fedlight.datamodules.instructions.augmentation import Added
+from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
+from fedlight.datamodules.synthesis.record import Part, SynthesisRecord
+from fedlight.datamodules.synthesis.synthesis import Candidate
+from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
+from fedlight.datamodules.vectors.vector_index import VectorIndex
+from fedlight.generators.answer_cache import AnswerCache
+from fedlight.generators.chat_server import Answer
+from fedlight.modules.language.adapter_folders import adapter_folders
 from fedlight.report.runs import Run
+from fedlight.support.checkpoint_files import check_resumable
+from fedlight.support.json_files import read_json, write_json
+from fedlight.support.seals import sealed
 
 FLIPS = 40
 ROWS = [
@@ -79,7 +79,7 @@ class Adapter:
     def make(self, folder):
         from peft import LoraConfig, get_peft_model
 
-        from fedlight.modules.adapter_folders import save_adapters
+        from fedlight.modules.language.adapter_folders import save_adapters
 
         torch.manual_seed(0)
         network = get_peft_model(
@@ -324,7 +324,7 @@ class OnThePage:
         self.name = name
 
     def make(self, folder):
-        from fedlight.run_record import recorded
+        from fedlight.lightning_cli.run_record import recorded
 
         with recorded(folder, "fit", ["fit"], 0):
             for name, text in TABLES.items():

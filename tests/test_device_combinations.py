@@ -11,8 +11,8 @@ from plain_lightning import assert_equal, trainer, weights
 from tastes import Adapters, Tastes
 from tiny_world import VOTES, fedlight, refused, table, tiny_selector
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.preferences import PreferenceDataModule
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.fedprox import FedProx

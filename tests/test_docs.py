@@ -119,9 +119,9 @@ def test_equations_become_mathml_without_leftovers():
 
 def test_links_to_files_lead_to_their_pages():
     turned = hook("sources").on_page_markdown(
-        "[a](../../fedlight/cli.py) [b](../results.md)", page("papers/feddca.md")
+        "[a](../../fedlight/cli/main.py) [b](../results.md)", page("papers/feddca.md")
     )
-    assert turned == "[a](../source/fedlight/cli.py.md) [b](../results.md)"
+    assert turned == "[a](../source/fedlight/cli/main.py.md) [b](../results.md)"
 
 
 def test_every_page_is_in_the_navigation():
@@ -168,7 +168,7 @@ def test_programs_are_there(program):
 @pytest.mark.parametrize("block", YAML_BLOCKS)
 def test_configs_in_the_pages_parse(block, tmp_path, capsys):
     """One that begins with "on top of X" is read after X; of the others every class takes the arguments given."""
-    from fedlight.cli import main
+    from fedlight.cli.main import main
 
     below = re.match(r"# .*on top of (\S+)\n", block)
     if below:

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from fedlight.datamodules.augmentation import Added
-from fedlight.datamodules.augmentation_record import AugmentationRecord
-from fedlight.datamodules.encoders import HashedEncoder
-from fedlight.domain_table import domain_table
+from fedlight.datamodules.instructions.augmentation import Added
+from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
+from fedlight.datamodules.vectors.encoders import HashedEncoder
+from fedlight.recipes.domain_table import domain_table
 
 COLUMNS = {"instruction": "instruction", "input": "input"}
 DOMAIN = ["red apples", "green pears", "blue plums", "yellow quinces"]

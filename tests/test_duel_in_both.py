@@ -3,10 +3,10 @@
 import pytest
 from tiny_world import write_rows
 
-from fedlight.duels import duels
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.evaluation.judge import Judge
 from fedlight.evaluation.length_controlled import Compared, length_controlled
+from fedlight.judges.duels import duels
 
 LENGTHS = [3, 9, 8, 4, 9, 7, 9, 2, 7, 9, 8, 6]
 
@@ -20,7 +20,7 @@ class Hesitant(Judge):
 
 
 def test_the_length_controlled_rate_counts_as_the_others_do(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedlight.duels.made_judge", lambda spec: Hesitant())
+    monkeypatch.setattr("fedlight.judges.duels.made_judge", lambda spec: Hesitant())
     (tmp_path / "run/tasks/test").mkdir(parents=True)
     rows = [
         {"row": index, "prompt": f"Name {index}.", "target": "x" * 6, "answers": ["x" * length], "fields": {}}

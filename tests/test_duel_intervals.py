@@ -7,15 +7,15 @@ import pytest
 from lightning.pytorch.loggers.logger import DummyLogger
 from tiny_world import EVAL_PROMPTS, write_rows
 
-from fedlight.callbacks.win_rate import WinRate
-from fedlight.datamodules.prompts import PromptDataModule
-from fedlight.duels import duels
+from fedlight.callbacks.scores.win_rate import WinRate
+from fedlight.datamodules.preferences.prompts import PromptDataModule
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.evaluation.judge import Judge
 from fedlight.evaluation.length_controlled import Compared, length_controlled
+from fedlight.judges.duels import duels
 from fedlight.modules.dpo import DPOModule
 
-LONGER = {"class_path": "fedlight.length_judge.LengthJudge"}
+LONGER = {"class_path": "fedlight.judges.length_judge.LengthJudge"}
 LENGTHS = [3, 9, 9, 4, 9, 9, 9, 2, 9, 9, 9, 6]
 
 

@@ -7,16 +7,16 @@ import pytest
 from chat_stub import ChatStub, say
 from tiny_world import write_rows
 
-from fedlight.chat_judge import ASPECTS, ChatJudge, judge_prompt, read_ratings
-from fedlight.duels import duels, made_judge
-from fedlight.endpoint import ChatEndpoint
 from fedlight.evaluation.both_positions import BothPositions
-from fedlight.fact_judge import FactJudge
-from fedlight.judges import OracleJudge
-from fedlight.stages import Stage
+from fedlight.generators.endpoint import ChatEndpoint
+from fedlight.judges.chat_judge import ASPECTS, ChatJudge, judge_prompt, read_ratings
+from fedlight.judges.duels import duels, made_judge
+from fedlight.judges.fact_judge import FactJudge
+from fedlight.judges.toy_and_selector import OracleJudge
+from fedlight.recipes.stages import Stage
 from fedlight.toy.instructions import answer, instructions
 
-FACTS = {"class_path": "fedlight.fact_judge.FactJudge", "init_args": {"seed": 3}}
+FACTS = {"class_path": "fedlight.judges.fact_judge.FactJudge", "init_args": {"seed": 3}}
 ROWS = instructions(seed=3, split="test", domain="farm", topic_rows=1)[:6]
 RIGHT = [row["output"] for row in ROWS]
 
@@ -71,7 +71,7 @@ def test_two_runs_are_compared(tmp_path):
     run_folder(tmp_path / "ours", ["no"] * 6, moment="epoch_1")  # not the last ones
     theirs = run_folder(tmp_path / "theirs", ["no"] * 4 + RIGHT[4:], moment="test")
     stage = {
-        "call": "fedlight.duels.duels",
+        "call": "fedlight.judges.duels.duels",
         "with": {
             "methods": {"ours": ours, "theirs": theirs},
             "against": theirs,
@@ -153,7 +153,10 @@ def test_what_does_not_fit_is_named(tmp_path):
         made_judge({"class_path": FACTS["class_path"], "init_args": {"sed": 3}})
     with pytest.raises(ValueError, match="there is no class 'FactJudgee'"):
         made_judge({"class_path": "FactJudgee"})
-    assert made_judge({"class_path": "fedlight.judges.OracleJudge"}).group is OracleJudge().group
+    assert (
+        made_judge({"class_path": "fedlight.judges.toy_and_selector.OracleJudge"}).group
+        is OracleJudge().group
+    )
 
 
 def rated(first, second):
@@ -230,10 +233,10 @@ def test_replies_that_cannot_be_read_are_counted_and_said(tmp_path, caplog):
         ours = run_folder(tmp_path / "ours", ["odd", *["good"] * 5])
         init = {"base_url": stub.base_url, "model": "judge", "temperature": 0, "api_key_variable": None}
         of = {
-            "class_path": "fedlight.endpoint.ChatEndpoint",
+            "class_path": "fedlight.generators.endpoint.ChatEndpoint",
             "init_args": {**init, "cache": str(tmp_path / "c")},
         }
-        spec = {"class_path": "fedlight.chat_judge.ChatJudge", "init_args": {"endpoint": of}}
+        spec = {"class_path": "fedlight.judges.chat_judge.ChatJudge", "init_args": {"endpoint": of}}
         done = duels({"m": ours}, spec, "domain", str(tmp_path / "wins"))
     (row,) = done["rows"]
     assert (row["pairs"], row["unread"], row["tie"], row["order_changed"]) == (5, 1, 1, 1)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from chat_stub import ChatStub, Reply, refuse, say
 
-from fedlight.datamodules.augmentation import settings_of
-from fedlight.endpoint import ChatEndpoint, TextGenerator
+from fedlight.datamodules.instructions.augmentation import settings_of
+from fedlight.generators.endpoint import ChatEndpoint, TextGenerator
 
 KEY = "sk-secret-123"
 
@@ -235,7 +235,7 @@ def test_ctrl_c_does_not_wait_for_a_server_that_hangs(tmp_path):
     with ChatStub(script) as stub:
         code = f"""
 import signal
-from fedlight.endpoint import ChatEndpoint
+from fedlight.generators.endpoint import ChatEndpoint
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 ChatEndpoint({stub.base_url!r}, "m", api_key_variable=None, cache=None).complete(["a"])
 """

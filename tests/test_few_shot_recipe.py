@@ -6,7 +6,7 @@ import pytest
 from tiny_world import fedlight, table
 from trimmed import trimmed
 
-from fedlight import recipes
+from fedlight.recipes import recipe as recipes
 
 FEDERATED = (
     "FedAvg",

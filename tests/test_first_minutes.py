@@ -7,7 +7,7 @@ import sys
 import pytest
 from tiny_world import fedlight, refused, tiny_recipe, tiny_selector
 
-from fedlight.recipes import load
+from fedlight.recipes.recipe import load
 
 WIRE = "--federated.channel=Wire"
 SHARE = "TopK.share=0.0 of a tensor's values is sent and must be in (0, 1]"
@@ -124,9 +124,7 @@ def test_a_second_accelerator_is_left_alone(fit, monkeypatch):
 
 
 def in_a_loop(text: str) -> str:
-    return (
-        f"federated: {{class_path: fedlight.callbacks.federated_loop.FederatedLoop, init_args: {{{text}}}}}"
-    )
+    return f"federated: {{class_path: fedlight.callbacks.loop.federated_loop.FederatedLoop, init_args: {{{text}}}}}"
 
 
 TOP_K = "class_path: TopK, init_args: {share: 0}"

@@ -7,7 +7,7 @@ from tiny_world import make_model
 from fedlight.devices.cost import CostMeter
 from fedlight.devices.memory import moment_bytes_per_weight, parts, resting_footprint
 from fedlight.devices.shape import BatchShape
-from fedlight.modules.adapters import trained_parameters
+from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.sft import SFTModule
 
 pytestmark = pytest.mark.gpu

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlight.callbacks.fitted_step import FittedStep
+from fedlight.callbacks.loop.fitted_step import FittedStep
 from fedlight.devices.quantization import QuantizedBase, quantizable_layers
 from fedlight.modules.selector import SelectorModule
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from tiny_world import write_rows
 
-from fedlight.errors import one_line_errors
-from fedlight.harness import HarnessModel, main, options_of, run_harness
 from fedlight.modules.sft import SFTModule
+from fedlight.recipes.harness import HarnessModel, main, options_of, run_harness
+from fedlight.support.errors import one_line_errors
 
 CHOICE = """task: posts_choice
 dataset_path: json

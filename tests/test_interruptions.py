@@ -12,12 +12,13 @@ from killed import CODES, KILLED, SIGNALS, STOPPED, TERMINATED, Child, at
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tiny_world import fedlight, table, tiny_recipe, tiny_selector
 
-from fedlight import conf, stages
-from fedlight.callbacks.adapter_export import AdapterExport
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.callbacks.prediction_writer import PredictionWriter
-from fedlight.callbacks.progress import RoundProgress
-from fedlight.federation.memory import ClientMemories
+from fedlight import conf
+from fedlight.callbacks.export.adapter_export import AdapterExport
+from fedlight.callbacks.export.prediction_writer import PredictionWriter
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.progress.progress import RoundProgress
+from fedlight.federation.client_state import ClientMemories
+from fedlight.recipes import stages
 
 
 @pytest.fixture(scope="module")

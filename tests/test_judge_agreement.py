@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from tiny_world import write_rows
 
-from fedlight import recipes
-from fedlight.datamodules.rows import RowsError
-from fedlight.judge_agreement import judge_agreement
-from fedlight.voted_pairs import read_pairs
+from fedlight.datamodules.rows.rows import RowsError
+from fedlight.judges.judge_agreement import judge_agreement
+from fedlight.judges.voted_pairs import read_pairs
+from fedlight.recipes import recipe as recipes
 
 COLUMNS = {"prompt": "prompts", "response_a": "answers_a", "response_b": "answers_b", "choice": "winner"}
 COLUMNS |= {"client": "judge", "category": "category"}
 CHOICES = {"a": "model_a", "b": "model_b", "tie": ["tie", "tie (inconsistent)"]}
-LONGER = {"class_path": "fedlight.length_judge.LengthJudge"}
+LONGER = {"class_path": "fedlight.judges.length_judge.LengthJudge"}
 
 
 def vote(question, category, judge, a, b, winner):

@@ -10,11 +10,11 @@ import pytest
 from chat_stub import ChatStub, Reply, say
 from tiny_world import write_rows
 
-from fedlight.chat_judge import ChatJudge
-from fedlight.duels import duels
-from fedlight.endpoint import ChatEndpoint
-from fedlight.pairwise import pairwise_prompt, read_verdict
-from fedlight.request_costs import TOKENS_PER_MESSAGE, Limits, Prices, tokens_of
+from fedlight.generators.endpoint import ChatEndpoint
+from fedlight.generators.request_costs import TOKENS_PER_MESSAGE, Limits, Prices, tokens_of
+from fedlight.judges.chat_judge import ChatJudge
+from fedlight.judges.duels import duels
+from fedlight.judges.pairwise import pairwise_prompt, read_verdict
 
 FIELDS = [{"prompt": f"Name {what}."} for what in ("a colour", "a bird", "a town")]
 OURS, THEIRS = ["blue", "owl", "same"], ["red", "heron", "same"]
@@ -205,9 +205,12 @@ def wins(stub, run, folder):
         "api_key_variable": None,
         "concurrent": 1,
     }
-    of = {"class_path": "fedlight.endpoint.ChatEndpoint", "init_args": {**of, "cache": str(folder / "cache")}}
+    of = {
+        "class_path": "fedlight.generators.endpoint.ChatEndpoint",
+        "init_args": {**of, "cache": str(folder / "cache")},
+    }
     init = {"endpoint": of, "question": "{prompt}", "form": "verdict"}
-    spec = {"class_path": "fedlight.chat_judge.ChatJudge", "init_args": init}
+    spec = {"class_path": "fedlight.judges.chat_judge.ChatJudge", "init_args": init}
     return duels({"ours": run}, spec, "names", str(folder / "wins"))
 
 
@@ -255,11 +258,11 @@ def test_duels_say_the_cost_of_all_methods_before_they_start(tmp_path, caplog):
     with ChatStub(shorter) as stub, caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
         of = {"base_url": stub.base_url, "model": "judge", "temperature": 0, "api_key_variable": None}
         of = {
-            "class_path": "fedlight.endpoint.ChatEndpoint",
+            "class_path": "fedlight.generators.endpoint.ChatEndpoint",
             "init_args": {**of, "max_requests": 13, "cache": None},
         }
         init = {"endpoint": of, "question": "{prompt}", "form": "verdict"}
-        spec = {"class_path": "fedlight.chat_judge.ChatJudge", "init_args": init}
+        spec = {"class_path": "fedlight.judges.chat_judge.ChatJudge", "init_args": init}
         with pytest.raises(
             ValueError, match="max_requests=13, but there are 14 requests"
         ):  # 7 pairs, both orders

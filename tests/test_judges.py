@@ -7,10 +7,10 @@ import pytest
 import torch
 from tiny_world import EVAL_PROMPTS, fedlight, table, write_rows
 
-from fedlight.datamodules.completions import CompletionPairDataModule
-from fedlight.datamodules.labelling import form_pairs, gather, majority
-from fedlight.datamodules.rows import load_rows
-from fedlight.judges import OracleJudge, SelectorJudge
+from fedlight.datamodules.preferences.completions import CompletionPairDataModule
+from fedlight.datamodules.preferences.labelling import form_pairs, gather, majority
+from fedlight.datamodules.rows.rows import load_rows
+from fedlight.judges.toy_and_selector import OracleJudge, SelectorJudge
 from fedlight.modules.selector import SelectorModule
 from fedlight.toy import rows
 from fedlight.toy.oracle import Oracle
@@ -152,13 +152,14 @@ def test_scores_are_plain_numbers(adapter, tiny_model):
 @pytest.mark.parametrize("adapter", [3], indirect=True)
 def test_a_config_names_prompts_and_judges(adapter, tiny_model, tmp_path):
     source = {"source": EVAL_PROMPTS, "tokenizer": tiny_model, "max_tokens": 128}
-    prompts = {"class_path": "fedlight.datamodules.prompts.PromptDataModule", "init_args": source}
+    prompts = {"class_path": "fedlight.datamodules.preferences.prompts.PromptDataModule", "init_args": source}
     options = {"OracleJudge": {"opposition": 1.0}, "SelectorJudge": {"adapter": adapter, "model": tiny_model}}
     judges = {
-        name: {"class_path": f"fedlight.judges.{name}", "init_args": own} for name, own in options.items()
+        name: {"class_path": f"fedlight.judges.toy_and_selector.{name}", "init_args": own}
+        for name, own in options.items()
     }
     callback = {
-        "class_path": "fedlight.callbacks.win_rate.WinRate",
+        "class_path": "fedlight.callbacks.scores.win_rate.WinRate",
         "init_args": {"prompts": prompts, "judges": judges, "max_new_tokens": 6},
     }
     config = tmp_path / "win.yaml"

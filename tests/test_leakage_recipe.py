@@ -6,7 +6,7 @@ import pytest
 from tiny_world import fedlight, table
 from trimmed import trimmed
 
-from fedlight import recipes
+from fedlight.recipes import recipe as recipes
 
 TINY = (
     *("rounds=2", "clients_per_round=2", "local_steps=1", "batch_size=4", "lora_rank=2", "accelerator=cpu"),

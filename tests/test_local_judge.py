@@ -6,13 +6,13 @@ import pytest
 from tiny_world import make_model
 from transformers import AutoTokenizer
 
-from fedlight.duels import made_judge
 from fedlight.evaluation.both_positions import BothPositions
 from fedlight.evaluation.tasks.model import Likelihood
-from fedlight.length_judge import LengthJudge
-from fedlight.local_judge import LocalJudge, likeliest
+from fedlight.judges.duels import made_judge
+from fedlight.judges.length_judge import LengthJudge
+from fedlight.judges.local_judge import LocalJudge, likeliest
+from fedlight.judges.pairwise import WORDS, pairwise_prompt
 from fedlight.modules.sft import SFTModule
-from fedlight.pairwise import WORDS, pairwise_prompt
 
 FIELDS = [{"prompt": f"{name} bakes bread ."} for name in ("anna", "ben", "gina", "finn", "anna", "ben")]
 OURS = ["anna bakes .", "ben reads maps .", "same", "finn", "bread", "maps"]
@@ -100,7 +100,7 @@ def test_what_is_wrong_is_said(tiny_model):
     with pytest.raises(ValueError, match=r"LocalJudge reads \{instruction\}, but the prompts have prompt"):
         LocalJudge(tiny_model).verdicts(FIELDS[:1], OURS[:1], THEIRS[:1])
     spec = {
-        "class_path": "fedlight.local_judge.LocalJudge",
+        "class_path": "fedlight.judges.local_judge.LocalJudge",
         "init_args": {"model": tiny_model, "forced": False},
     }
     assert not made_judge(spec).forced
@@ -116,6 +116,6 @@ def test_equal_probabilities_tie():
 
 
 def test_the_longer_answer_wins():
-    longer = made_judge({"class_path": "fedlight.length_judge.LengthJudge"})
+    longer = made_judge({"class_path": "fedlight.judges.length_judge.LengthJudge"})
     assert isinstance(longer, LengthJudge)
     assert longer.verdicts([{}] * 3, ["ab ", "a", ""], ["ab", "abc", "x"]) == [0.5, 0, 0]

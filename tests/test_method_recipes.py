@@ -9,7 +9,8 @@ from real_rows import SAFERLHF, SHP, TLDR, TLDR_PROMPTS
 from safetensors.torch import save
 from tiny_world import HELDOUT, VOTES, fedlight, table, tiny_recipe, write_rows
 
-from fedlight import conf, recipes
+from fedlight import conf
+from fedlight.recipes import recipe as recipes
 
 MIB = 2**20
 BY_FEDBISCUIT = ["FedBiscuit, U = 3", "FedBiscuit, U = 5"]

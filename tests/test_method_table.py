@@ -6,7 +6,7 @@ import json
 import pytest
 from tiny_world import write_rows
 
-from fedlight.method_table import methods, sent_bytes
+from fedlight.recipes.method_table import methods, sent_bytes
 from fedlight.toy.oracle import Oracle
 
 POST = {"prompt": "anna bakes bread . ben reads maps ."}

@@ -5,8 +5,8 @@ import json
 import pytest
 from tiny_world import fedlight
 
-from fedlight.chosen_stages import chosen_stages
-from fedlight.recipes import load, stages, stages_over_seeds
+from fedlight.recipes.chosen_stages import chosen_stages
+from fedlight.recipes.recipe import load, stages, stages_over_seeds
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def run_small(tmp_path, monkeypatch):
         done.append(name)
         return {"rows": [{"method": name}]}
 
-    monkeypatch.setattr("fedlight.steps.note", note, raising=False)
+    monkeypatch.setattr("fedlight.recipes.steps.note", note, raising=False)
     written = {
         "a": call("a"),
         "b": call("b", adapter="${run}/a/adapter", output="${run}/shared/b"),
@@ -39,7 +39,7 @@ def run_small(tmp_path, monkeypatch):
 
 
 def call(name, **more):
-    return {"call": "fedlight.steps.note", "with": {"name": name, **more}}
+    return {"call": "fedlight.recipes.steps.note", "with": {"name": name, **more}}
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_the_others_are_done_later(run_small, tmp_path):
 )
 def test_the_folder_of_the_run_and_names_with_blanks(tmp_path, argument, wanted):
     written = {
-        "a": {"call": "fedlight.overlay.plain", "with": {"key": "${run}/shared,x"}},
-        "my stage, 1": {"call": "fedlight.overlay.plain", "with": {"key": "x"}},
-        "b": {"call": "fedlight.overlay.plain", "with": argument},
+        "a": {"call": "fedlight.recipes.overlay.plain", "with": {"key": "${run}/shared,x"}},
+        "my stage, 1": {"call": "fedlight.recipes.overlay.plain", "with": {"key": "x"}},
+        "b": {"call": "fedlight.recipes.overlay.plain", "with": argument},
     }
     (chosen,), _ = chosen_stages([stages({"stages": written}, tmp_path / "seed0", 0)], [], ["b"])
     assert [stage.name for stage in chosen] == wanted

@@ -5,7 +5,7 @@ import json
 import pytest
 from tiny_world import fedlight
 
-from fedlight import recipes
+from fedlight.recipes import recipe as recipes
 
 
 def note(**arguments):
@@ -14,7 +14,7 @@ def note(**arguments):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedlight.steps.note", note, raising=False)
+    monkeypatch.setattr("fedlight.recipes.steps.note", note, raising=False)
 
     def run(recipe, *arguments):
         (tmp_path / "small.yaml").write_text(json.dumps(recipe))
@@ -24,7 +24,7 @@ def run(tmp_path, monkeypatch):
 
 
 def call(**arguments):
-    return {"call": "fedlight.steps.note", "with": arguments}
+    return {"call": "fedlight.recipes.steps.note", "with": arguments}
 
 
 RECIPE = {
@@ -75,7 +75,10 @@ def test_what_is_wrong_is_said_before_any_stage(run, tmp_path):
     for wrong, why in (
         ({"figure": call(x="${seed}")}, "the recipe refers to what it does not have"),
         ({"figure": {"like": "train"}}, "stage figure is like 'train', which is no stage before it"),
-        ({"figure": {"call": "fedlight.steps.nothing"}}, "there is no function 'fedlight.steps.nothing'"),
+        (
+            {"figure": {"call": "fedlight.recipes.steps.nothing"}},
+            "there is no function 'fedlight.recipes.steps.nothing'",
+        ),
         (["figure"], "a recipe needs stages"),
     ):
         outcome = run({**RECIPE, "over_seeds": wrong})
@@ -85,7 +88,9 @@ def test_what_is_wrong_is_said_before_any_stage(run, tmp_path):
 
 
 def test_every_is_known_to_a_seeds_own_stages_and_extends_adds_to_them(tmp_path):
-    recipe = {"stages": {"one": {"call": "fedlight.steps.merge_adapter", "with": {"model": "${every:one}"}}}}
+    recipe = {
+        "stages": {"one": {"call": "fedlight.recipes.steps.merge_adapter", "with": {"model": "${every:one}"}}}
+    }
     (stage,) = recipes.stages(recipe, tmp_path, 4)
     assert stage.arguments == {"model": [str(tmp_path / "one")]}
     assert recipes.stages_over_seeds(recipe, tmp_path, [4]) == []

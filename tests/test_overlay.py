@@ -4,8 +4,9 @@ import doctest
 
 import pytest
 
-from fedlight import overlay, recipes
-from fedlight.overlay import over, set_in
+from fedlight.recipes import overlay
+from fedlight.recipes import recipe as recipes
+from fedlight.recipes.overlay import over, set_in
 
 PROX = {"class_path": "FedProx", "init_args": {"mu": 0.5}}
 

@@ -10,13 +10,13 @@ from safetensors.torch import save
 from tiny_world import fedlight, refused, table, tiny_selector
 
 from fedlight.conf import path
-from fedlight.datamodules.rounds import RoundPlan
+from fedlight.datamodules.federated.rounds import RoundPlan
 from fedlight.devices.device import known_devices
 from fedlight.devices.forecast import Remedy
 from fedlight.federation.client import Visit
-from fedlight.modules.adapters import trained_parameters
+from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.selector import SelectorModule
-from fedlight.plan import known_shapes, make_plan
+from fedlight.plan.plan import known_shapes, make_plan
 
 FIGURES = "tflops: 1\ndownload_mbps: 80\nupload_mbps: 16\nwatts: 5\nmemory_share: 1\nutilisation: 1\n"
 BORING = "lightning.pytorch.demos.boring_classes.Boring"

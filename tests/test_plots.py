@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from fedlight import figures, plots
-from fedlight.json_files import read_json
-from fedlight.stages import Stage
+from fedlight.recipes.stages import Stage
+from fedlight.report.figures import figures, plots
+from fedlight.support.json_files import read_json
 
 METRICS = "epoch,step,train/loss,win_rate/oracle,win_rate/selector"
 CLIENTS = "stage,round,client,examples,group,selector,accuracy,own_accuracy"
@@ -191,7 +191,7 @@ def test_it_is_a_stage_of_a_recipe(runs, tmp_path):
     stage = Stage(
         "plot",
         tmp_path / "plot",
-        {"call": "fedlight.plots.reward_hacking", "with": {"runs": runs, "output": figure}},
+        {"call": "fedlight.report.figures.plots.reward_hacking", "with": {"runs": runs, "output": figure}},
     )
     done = stage.run()
     assert read_json(tmp_path / "plot/done.json", "run it again") == done

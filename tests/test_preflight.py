@@ -6,21 +6,21 @@ from types import SimpleNamespace
 import pytest
 from tiny_world import HELDOUT, VOTES, fedlight
 
-from fedlight.federation.needs import Model, Package, Rows, Server
-from fedlight.json_files import write_json
 from fedlight.preflight.command import ParsedStage
 from fedlight.preflight.disk import check_output
 from fedlight.preflight.finding import State, exit_code, ok, problem, unknown
 from fedlight.preflight.memory import check_memory
 from fedlight.preflight.need import needs
 from fedlight.preflight.reference import check_references
-from fedlight.stages import Stage
+from fedlight.recipes.stages import Stage
+from fedlight.support.json_files import write_json
+from fedlight.support.needs import Model, Package, Rows, Server
 
 ENDPOINT = {
-    "class_path": "fedlight.endpoint.ChatEndpoint",
+    "class_path": "fedlight.generators.endpoint.ChatEndpoint",
     "init_args": {"base_url": "http://h/v1", "model": "m"},
 }
-JUDGE = {"class_path": "fedlight.chat_judge.ChatJudge", "init_args": {"endpoint": ENDPOINT}}
+JUDGE = {"class_path": "fedlight.judges.chat_judge.ChatJudge", "init_args": {"endpoint": ENDPOINT}}
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +59,10 @@ def test_a_recipe_that_can_start(recipe, tmp_path):
 def test_every_mistake_is_in_the_table(recipe, tmp_path, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     duel = {
-        "call": "fedlight.duels.duels",
+        "call": "fedlight.judges.duels.duels",
         "with": {"methods": {}, "judge": JUDGE, "task": "x", "output": "${run}/duel"},
     }
-    unbound = {"call": "fedlight.steps.merge_adapter", "with": {"modell": "toy"}}
+    unbound = {"call": "fedlight.recipes.steps.merge_adapter", "with": {"modell": "toy"}}
     file = recipe(
         "bad",
         train={"model.init_args.lr": "fast", "federated.clients_per_round": 2},
@@ -88,7 +88,7 @@ def test_exit_codes():
 
 
 def stage(folder, name, config=None, command="fit", **settings):
-    made = Stage(name, folder / name, {"call": "fedlight.steps.merge_adapter", "with": settings})
+    made = Stage(name, folder / name, {"call": "fedlight.recipes.steps.merge_adapter", "with": settings})
     made.command = command
     return ParsedStage(made, settings if config is None else config)
 
@@ -135,7 +135,7 @@ def test_an_adapter_that_nobody_exports(tmp_path):
 
 def test_needs_of_settings(tmp_path):
     encoder = {
-        "class_path": "fedlight.datamodules.encoders.SentenceEncoder",
+        "class_path": "fedlight.datamodules.vectors.encoders.SentenceEncoder",
         "init_args": {"model": "o/small"},
     }
     data = {

@@ -9,19 +9,19 @@ from fedlight.preflight import machine
 from fedlight.preflight.command import ParsedStage
 from fedlight.preflight.disk import answers_bytes, check_disk
 from fedlight.preflight.finding import State
-from fedlight.stages import Stage
+from fedlight.recipes.stages import Stage
 
 ROWS = {("o/x", "test"): 100, ("o/x", "train"): 50}
 
 
 def read(folder, command, config, name="a"):
-    stage = Stage(name, folder / name, {"call": "fedlight.steps.merge_adapter", "with": {}})
+    stage = Stage(name, folder / name, {"call": "fedlight.recipes.steps.merge_adapter", "with": {}})
     stage.command = command
     return ParsedStage(stage, config)
 
 
 def task(limit=None, source="o/x"):
-    rows = {"class_path": "fedlight.datamodules.task_rows.TaskRows", "init_args": {"source": source}}
+    rows = {"class_path": "fedlight.datamodules.rows.task_rows.TaskRows", "init_args": {"source": source}}
     return {
         "class_path": "fedlight.evaluation.tasks.gsm8k.GSM8K",
         "init_args": {"data": rows, "limit": limit, "max_new_tokens": 6, "samples": 2},
@@ -30,7 +30,7 @@ def task(limit=None, source="o/x"):
 
 def scorer(tasks, **settings):
     return {
-        "class_path": "fedlight.callbacks.task_scores.TaskScores",
+        "class_path": "fedlight.callbacks.scores.task_scores.TaskScores",
         "init_args": {"tasks": tasks, **settings},
     }
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tiny_world import VOTES, fedlight
 
-from fedlight.datamodules.augmentation import Augmentation
+from fedlight.datamodules.instructions.augmentation import Augmentation
 from fedlight.evaluation.judge import Judge
-from fedlight.federation.needs import Memory, Model, Need, Package, Requires, Rows, Server
+from fedlight.support.needs import Memory, Model, Need, Package, Requires, Rows, Server
 
 KEY, NOWHERE = "OWN_JUDGE_KEY", "./nor/this"
 
@@ -71,7 +71,7 @@ def dry_run(tmp_path, **stages):
 def duel(**settings):
     judge = {"class_path": "own_project.OwnJudge", "init_args": settings}
     given = {"methods": {}, "judge": judge, "task": "x", "output": "${run}/duel"}
-    return {"call": "fedlight.duels.duels", "with": given}
+    return {"call": "fedlight.judges.duels.duels", "with": given}
 
 
 def test_all_that_a_judge_needs_is_in_the_table(project, tmp_path, monkeypatch):
@@ -102,7 +102,7 @@ def test_with_all_of_it_there_the_run_can_start(project, tmp_path, monkeypatch):
 
 def test_an_augmentation_inside_a_datamodule(project, tmp_path):
     data = {
-        "class_path": "fedlight.datamodules.augmented.AugmentedInstructionDataModule",
+        "class_path": "fedlight.datamodules.instructions.augmented.AugmentedInstructionDataModule",
         "init_args": {
             "source": "toy:instructions",
             "public_source": "toy:instructions",
@@ -118,9 +118,9 @@ def test_an_augmentation_inside_a_datamodule(project, tmp_path):
 
 
 def test_fedlights_own_classes_say_it_in_the_same_way():
-    from fedlight.augmentation.less import LESS
-    from fedlight.endpoint import ChatEndpoint
-    from fedlight.length_judge import LengthJudge
+    from fedlight.augmentation.less.less import LESS
+    from fedlight.generators.endpoint import ChatEndpoint
+    from fedlight.judges.length_judge import LengthJudge
     from fedlight.modules.selector import SelectorModule
 
     assert isinstance(LESS, Requires)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from matplotlib.text import Annotation
 
-from fedlight.callbacks.attack_records import AttackTable
-from fedlight.labels import spread_out
-from fedlight.privacy_plots import draw_leakage, draw_trade_off, leakage_over_rounds, trade_off
-from fedlight.privacy_table import PRETRAINED
-from fedlight.stages import Stage
+from fedlight.callbacks.attacks.attack_records import AttackTable
+from fedlight.recipes.stages import Stage
+from fedlight.report.figures.labels import spread_out
+from fedlight.report.figures.privacy_plots import draw_leakage, draw_trade_off, leakage_over_rounds, trade_off
+from fedlight.report.figures.privacy_table import PRETRAINED
 
 BETAS = {f"beta = {beta}": f"FewFedPIT, {beta}" for beta in (0, 0.5, 1)}
 
@@ -52,7 +52,7 @@ def run(folder, values, target="global"):
 
 def test_trade_off_shows_the_means_and_joins_the_betas(tables, tmp_path):
     stage = {
-        "call": "fedlight.privacy_plots.trade_off",
+        "call": "fedlight.report.figures.privacy_plots.trade_off",
         "with": {
             "tables": tables,
             "x": "leakage",

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from fedlight.attack_log import metric_of, read_attacks
-from fedlight.callbacks.attack_records import AttackTable
-from fedlight.privacy_table import privacy_table
-from fedlight.stages import Stage
+from fedlight.callbacks.attacks.attack_records import AttackTable
+from fedlight.recipes.stages import Stage
+from fedlight.report.attack_log import metric_of, read_attacks
+from fedlight.report.figures.privacy_table import privacy_table
 
 
 def stage(folder, rows=None, **metrics):
@@ -45,7 +45,9 @@ def runs(tmp_path):
 def test_each_attack_counts_at_its_last_round(runs, tmp_path):
     arguments = {"methods": runs, "task": "domain", "not_attacked": ["LocIT"]}
     done = Stage(
-        "table", tmp_path / "table", {"call": "fedlight.privacy_table.privacy_table", "with": arguments}
+        "table",
+        tmp_path / "table",
+        {"call": "fedlight.report.figures.privacy_table.privacy_table", "with": arguments},
     ).run()["result"]
     assert done["rows"] == [
         {"method": "FedAvg", "utility": 0.5, "memory/rouge_l": 0.375, "membership/auc": 0.75},

@@ -16,7 +16,15 @@ PUBLIC = {
     # whose example is whose
     *("GivenLoaders", "PartitionByField", "Partition", "iid", "dirichlet", "by_key"),
     # what is shown and written
-    *("RoundProgress", "VisitLog", "GroupLog", "ClientAccuracy", "AdapterExport", "PredictionWriter"),
+    *(
+        "RoundProgress",
+        "VisitLog",
+        "ClientData",
+        "GroupLog",
+        "ClientAccuracy",
+        "AdapterExport",
+        "PredictionWriter",
+    ),
     # clients and server
     *("FedAvg", "FedProx", "Scaffold", "FedBiscuit", "FewFedPIT", "FedMIT", "FewFedWeight"),
     *("LocalOnly", "LocalSelfGeneration"),
@@ -31,10 +39,11 @@ PUBLIC = {
     # what clients train on besides their own
     *("AugmentedInstructionDataModule", "RandomSampling", "DirectRetrieval", "FedDCA", "FedDCAStar", "LESS"),
     *("SelfInstruct", "SyntheticInstructionDataModule", "SelfGeneration", "PseudoResponses", "FewShot"),
+    "SelfGenerationPrompts",
     # evaluation
     *("WinRate", "TaskScores", "TaskDataModule", "GSM8K", "MultipleChoice", "Sentiment", "HumanEval"),
     *("ExactMatch", "DomainCoverage", "Judge", "OracleJudge", "FactJudge", "LengthJudge", "LocalJudge"),
-    *("ChatJudge", "SelectorJudge"),
+    *("ChatJudge", "SelectorJudge", "ChatEndpoint", "LocalGenerator", "ToyTeacher", "TaskRows"),
     # attacks
     *("MemoryExtraction", "DiscoverableMemorization", "MembershipInference", "Canaries"),
     # to write a part of one's own
@@ -89,7 +98,7 @@ def test_import_fedlight_loads_nothing_heavy_and_a_name_its_file_alone():
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     at_first, with_a_name = (set(line.split()) for line in printed.splitlines())
     assert at_first & HEAVY == set()
-    assert "fedlight.federation.seeding" in with_a_name
+    assert "fedlight.support.seeding" in with_a_name
     assert with_a_name & HEAVY == set()
 
 

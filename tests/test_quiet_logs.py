@@ -13,8 +13,8 @@ import lightning
 import pytest
 from tiny_world import HELDOUT, VOTES
 
-from fedlight.errors import one_line_errors
-from fedlight.quiet_logs import NOTICES, quiet_logs
+from fedlight.support.errors import one_line_errors
+from fedlight.support.quiet_logs import NOTICES, quiet_logs
 
 LIGHTNING = "lightning.pytorch.utilities.rank_zero"
 KERNEL = (

@@ -72,8 +72,8 @@ def parse_fedlight(arguments: list[str]) -> None:
 
     A report is asked for with what writes it taken out.
     """
-    from fedlight.cli import main
-    from fedlight.recipes import load
+    from fedlight.cli.main import main
+    from fedlight.recipes.recipe import load
 
     if arguments[0] == "run" and arguments[1] != "--help":
         print(load(arguments[1], [item for item in arguments[2:] if "=" in item], "--twin" in arguments))

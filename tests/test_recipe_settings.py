@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
-from fedlight import conf, recipes
-from fedlight.lightning_cli import FedlightCLI
+from fedlight import conf
+from fedlight.lightning_cli.cli import FedlightCLI
+from fedlight.recipes import recipe as recipes
 
 PROMPTS = "vwxyzjn/summarize_from_feedback_tldr_3_filtered"
 TABLES = {
@@ -48,7 +49,7 @@ def parsed(stage):
             pass
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedlight.lightning_cli.lightning_cli", Parsed)
+        patch.setattr("fedlight.lightning_cli.cli.lightning_cli", Parsed)
         stage.run()
     return seen[0]
 

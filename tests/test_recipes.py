@@ -7,9 +7,10 @@ import shutil
 import pytest
 from tiny_world import fedlight, tiny_recipe
 
-from fedlight import recipes, stages, steps
-from fedlight.results import summary
-from fedlight.stages import newest_checkpoint
+from fedlight.recipes import recipe as recipes
+from fedlight.recipes import stages, steps
+from fedlight.recipes.stages import newest_checkpoint
+from fedlight.support.results import summary
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def run_small(tmp_path, monkeypatch):
         done.append(name)
         return {"rows": [{"method": name, **arguments}]}
 
-    monkeypatch.setattr("fedlight.steps.note", note, raising=False)
+    monkeypatch.setattr("fedlight.recipes.steps.note", note, raising=False)
 
     def run(recipe, *arguments, name="small.yaml"):
         (tmp_path / name).write_text(recipe if isinstance(recipe, str) else json.dumps(recipe))
@@ -45,7 +46,7 @@ def run_small(tmp_path, monkeypatch):
 
 
 def call(name, **more):
-    return {"call": "fedlight.steps.note", "with": {"name": name}, **more}
+    return {"call": "fedlight.recipes.steps.note", "with": {"name": name}, **more}
 
 
 def test_the_demo_writes_its_results(demo):
@@ -103,7 +104,7 @@ def test_a_stage_that_was_begun_with_other_settings_is_refused(run_small, monkey
 
     recipe = {"seeds": [0], "x": 1, "stages": {"one": call("one")}}
     recipe["stages"]["one"]["with"]["value"] = "${x}"
-    monkeypatch.setattr("fedlight.steps.note", fail)
+    monkeypatch.setattr("fedlight.recipes.steps.note", fail)
     assert run_small(recipe).code == 1
     outcome = run_small(recipe, "x=2")
     assert "one was made with value=1, now it is 2" in outcome.err
@@ -118,9 +119,9 @@ def test_a_failed_stage_is_done_again_and_the_ones_before_are_not(run_small, mon
             raise OSError("the disk is gone")
         return good(name, **arguments)
 
-    monkeypatch.setattr("fedlight.steps.note", fail_at_two)
+    monkeypatch.setattr("fedlight.recipes.steps.note", fail_at_two)
     assert "fedlight: the disk is gone" in run_small(recipe).err
-    monkeypatch.setattr("fedlight.steps.note", good)
+    monkeypatch.setattr("fedlight.recipes.steps.note", good)
     assert run_small(recipe).code == 0
     assert run_small.done == ["two"]
 
@@ -181,8 +182,8 @@ def test_extends_takes_several_recipes_the_later_on_top(run_small):
         ),
         ({"stages": {"one": {"fit": "selectr.yaml"}}}, "stage one: there is no config 'selectr.yaml'"),
         (
-            {"stages": {"one": {"call": "fedlight.steps.nothing"}}},
-            "stage one: there is no function 'fedlight.steps.nothing'",
+            {"stages": {"one": {"call": "fedlight.recipes.steps.nothing"}}},
+            "stage one: there is no function 'fedlight.recipes.steps.nothing'",
         ),
         (
             {"stages": {"one": {"call": "fedlight.stepps.note"}}},

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from tiny_world import EVAL_PROMPTS, fedlight, refused
 
-from fedlight import conf, recipes
-from fedlight.overlay import over
+from fedlight import conf
+from fedlight.recipes import recipe as recipes
+from fedlight.recipes.overlay import over
 
 TABLES = {
     "fedbiscuit_table1": 44,

@@ -8,8 +8,8 @@ from killed import CODES, KILLED, Child, at
 from safetensors.torch import load_file
 from tiny_world import VOTES, fedlight, refused, table, tiny_selector, weights
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.federation.memory import ClientMemories
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.federation.client_state import ClientMemories
 
 CASES = {
     "federated": [],
@@ -110,8 +110,8 @@ SERVER_SIDE = {  # rounds, in which of them it is killed, and what is set
                 "--data.val_share=0.3",
             ),
             *("--federated.algorithm.regroup_every=2", "--model.num_adapters=3", "--model.lr=0.05"),
-            "--trainer.callbacks+=fedlight.callbacks.group_log.GroupLog",
-            "--trainer.callbacks+=fedlight.callbacks.client_accuracy.ClientAccuracy",
+            "--trainer.callbacks+=fedlight.callbacks.logs.group_log.GroupLog",
+            "--trainer.callbacks+=fedlight.callbacks.logs.client_accuracy.ClientAccuracy",
         ],
     ),
     "scaffold": (

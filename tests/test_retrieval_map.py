@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from fedlight import retrieval_map
+from fedlight.report.figures import retrieval_map
 
 WORDS = {"math": "sum of odd numbers", "poems": "rhyme about rivers", "code": "sort this list"}
 

@@ -9,11 +9,11 @@ import pytest
 from holding import end, in_another_process, stay_in
 from tiny_world import fedlight, refused, tiny_selector
 
-from fedlight import contents
-from fedlight.answer_cache import AnswerCache
-from fedlight.chat_server import Answer
-from fedlight.contents import local_paths
-from fedlight.run_folder import alone_in
+from fedlight.generators.answer_cache import AnswerCache
+from fedlight.generators.chat_server import Answer
+from fedlight.lightning_cli.run_folder import alone_in
+from fedlight.support import contents
+from fedlight.support.contents import local_paths
 
 DAMAGE = {
     "cut": lambda data: data[: len(data) // 2],
@@ -39,12 +39,12 @@ def run(tmp_path, monkeypatch):
             raise ValueError("it fails")
         return {"rows": [{"method": name, "value": 17}]}
 
-    monkeypatch.setattr("fedlight.steps.note", note, raising=False)
+    monkeypatch.setattr("fedlight.recipes.steps.note", note, raising=False)
     monkeypatch.chdir(tmp_path)
 
     def run(**stages):
         specs = {
-            name: {"call": "fedlight.steps.note", "with": {"name": name, **given}}
+            name: {"call": "fedlight.recipes.steps.note", "with": {"name": name, **given}}
             for name, given in stages.items()
         }
         (tmp_path / "small.yaml").write_text(json.dumps({"seeds": [0], "stages": specs}))

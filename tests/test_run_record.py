@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from fedlight.run_record import machine, recorded
+from fedlight.lightning_cli.run_record import machine, recorded
 
 
 def entries(folder):

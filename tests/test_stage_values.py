@@ -6,10 +6,10 @@ import pytest
 from golden_recipes import commands, parsed
 from tiny_world import fedlight
 
-from fedlight import recipes
-from fedlight.federation.seals import DIGEST, sealed
-from fedlight.overlay import set_in
-from fedlight.stages import Stage
+from fedlight.recipes import recipe as recipes
+from fedlight.recipes.overlay import set_in
+from fedlight.recipes.stages import Stage
+from fedlight.support.seals import DIGEST, sealed
 
 TEXTS = [
     "POST : {instruction} {input}\nCHOICE :",

@@ -5,7 +5,7 @@ import json
 import pytest
 from tiny_world import make_model, write_rows
 
-from fedlight import steps
+from fedlight.recipes import steps
 from fedlight.toy.oracle import Oracle
 
 POST = "anna paints walls . ben bakes bread . leo studies birds . ida cooks soup ."

@@ -12,8 +12,8 @@ import pytest
 from real_rows import MTBENCH, UKP
 from tiny_world import fedlight, make_encoder, table, write_rows
 
-from fedlight import recipes
-from fedlight.datamodules.rows import load_rows
+from fedlight.datamodules.rows.rows import load_rows
+from fedlight.recipes import recipe as recipes
 
 VOTERS = [f"w{number}" for number in range(5)]
 ONE, OTHER = (" ".join(f"{word} {number % 10}" for number in range(20)) for word in ("one", "other"))

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 from tiny_world import write_rows
 
-from fedlight.datamodules.rows import RowsError
-from fedlight.voters import sample_voters, snippet_pairs
+from fedlight.datamodules.rows.rows import RowsError
+from fedlight.recipes.voters import sample_voters, snippet_pairs
 
 DECIDED = {  # voter -> decided votes on what is trained on, and on what is held out
     "ann": (5, 3),

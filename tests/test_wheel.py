@@ -90,4 +90,6 @@ def test_installs_and_is_imported_under_its_own_name_only(wheel, tmp_path):
         sys.executable, "-P", "-c", LOOK.format(target=str(target)), cwd=tmp_path, PYTHONPATH=str(target)
     )
     assert f"fedlight-{version.strip()}-" in wheel.name
-    assert "fedlight = fedlight.cli:main" in next((target).glob("*.dist-info/entry_points.txt")).read_text()
+    assert (
+        "fedlight = fedlight.cli.main:main" in next((target).glob("*.dist-info/entry_points.txt")).read_text()
+    )

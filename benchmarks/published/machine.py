@@ -30,7 +30,7 @@ def vendor(cpuinfo: Path) -> str:
 
 def versions() -> dict[str, str]:
     """Of Python and of what the numbers rest on."""
-    from fedlight.results import versions
+    from fedlight.support.results import versions
 
     return {"python": platform.python_version(), **versions()}
 

@@ -1,4 +1,4 @@
-"""Pages of the files that other pages link: a link to ``../fedlight/cli.py`` leads to its text, in the site as on GitHub.
+"""Pages of the files that other pages link: a link to ``../fedlight/cli/main.py`` leads to its text, as on GitHub.
 
 CONTRIBUTING.md and CHANGELOG.md become pages of the site as well.
 """
@@ -24,8 +24,8 @@ def outside(page: str, target: str) -> str | None:
         target: as it is written in the link.
 
     Example:
-        >>> outside("papers/feddca.md", "../../fedlight/cli.py"), outside("papers/feddca.md", "../results.md")
-        ('fedlight/cli.py', None)
+        >>> outside("papers/feddca.md", "../../fedlight/cli/main.py"), outside("papers/feddca.md", "../results.md")
+        ('fedlight/cli/main.py', None)
     """
     found = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), target))
     if found.startswith(("docs/", "..")) or not (ROOT / found).exists():

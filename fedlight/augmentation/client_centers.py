@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedlight.datamodules.augmentation import Fields, instruction_text
-from fedlight.datamodules.clusters import Clusters, cluster
-from fedlight.datamodules.encoders import Encoder
-from fedlight.federation.seeding import derive_seed
+from fedlight.datamodules.clients.clusters import Clusters, cluster
+from fedlight.datamodules.instructions.augmentation import Fields, instruction_text
+from fedlight.datamodules.vectors.encoders import Encoder
+from fedlight.support.seeding import derive_seed
 
 
 def client_centers(

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 
 from fedlight.augmentation.client_centers import check_alpha, check_clusters, client_centers, sent_bytes
 from fedlight.augmentation.public_index import IndexKind, check_index_folder, public_index, rows_of
-from fedlight.datamodules.augmentation import Added, Augmentation, Fields
-from fedlight.datamodules.clusters import Clusters
-from fedlight.datamodules.encoders import Encoder
-from fedlight.datamodules.retrieval import retrieve
-from fedlight.datamodules.selection import Selection, check_selection, select_centers
-from fedlight.datamodules.vector_index import VectorIndex
+from fedlight.datamodules.clients.clusters import Clusters
+from fedlight.datamodules.instructions.augmentation import Added, Augmentation, Fields
+from fedlight.datamodules.vectors.encoders import Encoder
+from fedlight.datamodules.vectors.retrieval import retrieve
+from fedlight.datamodules.vectors.selection import Selection, check_selection, select_centers
+from fedlight.datamodules.vectors.vector_index import VectorIndex
 
 
 class FedDCA(Augmentation):
@@ -30,7 +30,7 @@ class FedDCA(Augmentation):
         index_folder: where the index is kept for later runs; None: nowhere.
         selection: of the i-th further of N clients ``drop_i`` leaves the i centres out that are most similar to those
             chosen, as the paper's text says; ``keep_n_minus_i`` leaves all out but the N - i least similar, as its
-            Algorithm 1 is printed. With ``clusters`` = N both are the same; see `fedlight.datamodules.selection`.
+            Algorithm 1 is printed. With ``clusters`` = N both are the same; see `fedlight.datamodules.vectors.selection`.
 
     Raises:
         ValueError: a setting is out of range.

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from fedlight.augmentation.client_centers import check_alpha, check_clusters, client_centers
 from fedlight.augmentation.feddca import notes, retrieved, too_few
 from fedlight.augmentation.public_index import IndexKind, check_index_folder, public_index
-from fedlight.datamodules.augmentation import Added, Augmentation, Fields
-from fedlight.datamodules.clusters import Clusters
-from fedlight.datamodules.encoders import Encoder
-from fedlight.datamodules.selection import Selection, check_selection, select_centers
+from fedlight.datamodules.clients.clusters import Clusters
+from fedlight.datamodules.instructions.augmentation import Added, Augmentation, Fields
+from fedlight.datamodules.vectors.encoders import Encoder
+from fedlight.datamodules.vectors.selection import Selection, check_selection, select_centers
 
 if TYPE_CHECKING:
     from fedlight.modules.projector import ProjectorModule

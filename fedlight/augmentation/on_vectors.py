@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedlight.datamodules.clusters import Clusters, cluster
-from fedlight.datamodules.retrieval import retrieve, retrieve_direct
-from fedlight.datamodules.selection import select_centers
-from fedlight.datamodules.vector_index import VectorIndex
-from fedlight.federation.seeding import derive_seed
+from fedlight.datamodules.clients.clusters import Clusters, cluster
+from fedlight.datamodules.vectors.retrieval import retrieve, retrieve_direct
+from fedlight.datamodules.vectors.selection import select_centers
+from fedlight.datamodules.vectors.vector_index import VectorIndex
+from fedlight.support.seeding import derive_seed
 
 ByClient = Mapping[str, np.ndarray]
 """Client -> rows."""

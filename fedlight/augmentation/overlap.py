@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedlight.datamodules.augmentation_record import AugmentationRecord
+from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
 
 
 def overlap(

@@ -12,8 +12,8 @@ import lightning as L
 import numpy as np
 from torch.utils.data import DataLoader
 
-from fedlight.datamodules.embeddings import EmbeddingPairs
-from fedlight.datamodules.rounds import PooledSampler
+from fedlight.datamodules.federated.rounds import PooledSampler
+from fedlight.datamodules.vectors.embeddings import EmbeddingPairs
 from fedlight.evaluation.alignment import apply_map, least_squares_map
 from fedlight.modules.projector import ProjectorModule
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from fedlight.datamodules.augmentation import Added, Fields, instruction_text
-from fedlight.datamodules.encoders import Encoder
-from fedlight.datamodules.index_files import has_index
-from fedlight.datamodules.vector_index import Hits, VectorIndex
-from fedlight.federation.folders import refuse_unwritable
+from fedlight.datamodules.instructions.augmentation import Added, Fields, instruction_text
+from fedlight.datamodules.vectors.encoders import Encoder
+from fedlight.datamodules.vectors.index_files import has_index
+from fedlight.datamodules.vectors.vector_index import Hits, VectorIndex
+from fedlight.support.folders import refuse_unwritable
 
 IndexKind = Literal["auto", "exact", "hnsw"]
 

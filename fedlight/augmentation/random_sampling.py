@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedlight.datamodules.augmentation import Added, Augmentation, Fields
-from fedlight.federation.seeding import derive_seed
+from fedlight.datamodules.instructions.augmentation import Added, Augmentation, Fields
+from fedlight.support.seeding import derive_seed
 
 
 class RandomSampling(Augmentation):

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedlight.federation.seeding import derive_seed
+from fedlight.support.seeding import derive_seed
 
 HOUR = 3600.0
 DAY = 24 * HOUR

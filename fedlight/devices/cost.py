@@ -12,11 +12,11 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from fedlight.devices.dry_run import DryRun
 from fedlight.devices.interpolation import anchors
 from fedlight.devices.nesting import tensors, with_parts
 from fedlight.devices.replaced import replaced
 from fedlight.devices.shape import BatchShape
+from fedlight.devices.shape_run import DryRun
 from fedlight.devices.undisturbed import undisturbed
 
 logger = logging.getLogger("fedlight")
@@ -60,7 +60,7 @@ class Checkpointed(Protocol):
 class CostMeter:
     """Counts what a training step of a module costs, as a pure function of the batch's shape.
 
-    Nothing of the weights is read and next to nothing computed: see :mod:`fedlight.devices.dry_run`. Of a
+    Nothing of the weights is read and next to nothing computed: see :mod:`fedlight.devices.shape_run`. Of a
     :class:`Sketched` module a skeleton is counted, whose base is in 16 bits as on a device. Of any other the
     ``training_step`` is run on a copy without weights; where that is not possible, because the step depends on values
     that the weights give or was put on this one object, once per shape on the module itself, which stays as it is, the

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from fedlight.conf import path as conf_path
 from fedlight.devices.device import Device, load_device
-from fedlight.federation.seeding import derive_seed
+from fedlight.support.seeding import derive_seed
 
 
 class Fleet:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedlight.federation.seeding import derive_seed
+from fedlight.support.seeding import derive_seed
 
 CELLS = 2_000_000  # draws x prompts that are held at once
 

@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from fedlight.evaluation.rouge_l import pairwise_rouge_l, rouge_l_of_pairs
-from fedlight.federation.seeding import derive_seed
+from fedlight.support.seeding import derive_seed
 
 Row = TypeVar("Row")
 

@@ -1,12 +1,12 @@
 """The one interface of judges: which of two answers to a prompt is the better one.
 
 =========================================  ===========================================================================
-``fedlight.judges.OracleJudge``            knows every client's taste in the embedded world
-``fedlight.fact_judge.FactJudge``          knows the facts of the embedded instruction domains
-``fedlight.judges.SelectorJudge``          a trained selector, or several, of which the majority decides
-``fedlight.local_judge.LocalJudge``        a language model on this machine: which verdict it finds likeliest
-``fedlight.chat_judge.ChatJudge``          whatever writes text: an endpoint, or a model of this machine, asked in words
-``fedlight.length_judge.LengthJudge``      the longer answer wins: the baseline of every judge
+``fedlight.judges.toy_and_selector.OracleJudge``            knows every client's taste in the embedded world
+``fedlight.judges.fact_judge.FactJudge``          knows the facts of the embedded instruction domains
+``fedlight.judges.toy_and_selector.SelectorJudge``          a trained selector, or several, of which the majority decides
+``fedlight.judges.local_judge.LocalJudge``        a language model on this machine: which verdict it finds likeliest
+``fedlight.judges.chat_judge.ChatJudge``          whatever writes text: an endpoint or a local model, asked in words
+``fedlight.judges.length_judge.LengthJudge``      the longer answer wins: the baseline of every judge
 =========================================  ===========================================================================
 
 A judge gives verdicts, and all else follows: scores here, both orders of a pair in `fedlight.evaluation.both_positions`,

@@ -61,6 +61,19 @@ class Federation(Protocol):
 
 
 @runtime_checkable
+class TrainsRounds(Protocol):
+    """Callback that trains in rounds, such as ``fedlight.FederatedLoop``.
+
+    Attributes:
+        clients_per_round: clients sampled in a round.
+        rounds_done: rounds whose server step is done.
+    """
+
+    clients_per_round: int
+    rounds_done: int
+
+
+@runtime_checkable
 class HoldsAdapters(Protocol):
     """A module with one or several adapters, of which one at a time computes and learns.
 

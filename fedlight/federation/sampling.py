@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedlight.federation.client import Client
-from fedlight.federation.seeding import derive_seed
+from fedlight.support.seeding import derive_seed
 
 
 def uniform_cohort(

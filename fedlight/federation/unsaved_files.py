@@ -22,8 +22,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedlight.federation.file_lock import FileLock
-from fedlight.federation.whole_files import sync
+from fedlight.support.file_lock import FileLock
+from fedlight.support.whole_files import sync
 
 ENDING = ".unsaved"
 _own: set[Path] = set()

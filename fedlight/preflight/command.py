@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from lightning import LightningDataModule, LightningModule
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.lightning_cli import OneLineParser, ReadSettings
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.lightning_cli.cli import OneLineParser, ReadSettings
 from fedlight.preflight.finding import Finding, ok, problem
-from fedlight.stages import Stage
+from fedlight.recipes.stages import Stage
 
 
 class ParsedStage(NamedTuple):

@@ -11,14 +11,14 @@ from typing import Any
 
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from fedlight.callbacks.task_scores import TaskScores
+from fedlight.callbacks.scores.task_scores import TaskScores
 from fedlight.evaluation.tasks.task import Task
 from fedlight.preflight.command import ParsedStage, arguments_of, class_of
 from fedlight.preflight.finding import Finding, ok, problem
 from fedlight.preflight.machine import existing, free_bytes, same_disk, size_text
 from fedlight.preflight.memory import Training
-from fedlight.stages import Stage
-from fedlight.steps import merge_adapter
+from fedlight.recipes.stages import Stage
+from fedlight.recipes.steps import merge_adapter
 
 COPIES = 2  # of a data set: as fetched, and as the package `datasets` maps it into memory
 BYTES_PER_TOKEN = 5  # of written text

@@ -11,8 +11,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedlight import recipes
-from fedlight.federation.needs import Memory, Model, Need, Package, Rows, Server
 from fedlight.preflight.command import parse_stages
 from fedlight.preflight.disk import check_disk, check_output
 from fedlight.preflight.finding import Finding, State, exit_code, ok, problem, show, unknown
@@ -23,6 +21,8 @@ from fedlight.preflight.models import check_models
 from fedlight.preflight.need import needs
 from fedlight.preflight.reference import check_references
 from fedlight.preflight.rows import check_rows
+from fedlight.recipes import recipe as recipes
+from fedlight.support.needs import Memory, Model, Need, Package, Rows, Server
 
 
 def dry_run(
@@ -32,7 +32,7 @@ def dry_run(
     overrides: list[str] | None = None,
     twin: bool = False,
 ) -> int:
-    """Check a recipe, print the findings, and return the exit code; arguments as for `fedlight.recipes.run`.
+    """Check a recipe, print the findings, and return the exit code; arguments as for `fedlight.recipes.recipe.run`.
 
     Stages of the first seed are parsed, as those of the others differ in the seed alone.
 
@@ -51,7 +51,7 @@ def check(recipe: recipes.Recipe, folder: Path, seeds: Sequence[int]) -> list[Fi
     """Run all checks of a recipe.
 
     Args:
-        recipe: result of `fedlight.recipes.load`.
+        recipe: result of `fedlight.recipes.recipe.load`.
         folder: folder of the results.
         seeds: seeds of the runs.
     """

@@ -18,13 +18,13 @@ from fedlight.conf import path as conf_path
 from fedlight.devices import hardware
 from fedlight.devices.forecast import Workload, forecast
 from fedlight.devices.memory import Footprint
-from fedlight.modules.base_model import choose_dtype
-from fedlight.plan import workload
+from fedlight.modules.language.base_model import choose_dtype
+from fedlight.plan.plan import workload
 from fedlight.preflight.command import ParsedStage, class_of
 from fedlight.preflight.finding import Finding, ok, problem, unknown
 from fedlight.preflight.machine import MachineMemory, memory_of, size_text
 from fedlight.preflight.models import is_local
-from fedlight.steps import merge_adapter
+from fedlight.recipes.steps import merge_adapter
 
 SHAPES = {
     "Qwen/Qwen2-0.5B": "qwen2_0.5b",
@@ -186,7 +186,7 @@ def _fleet(training: Training) -> Finding:
 
 
 def _is_language_model(one: ParsedStage) -> bool:
-    from fedlight.modules.language_model import LanguageModule
+    from fedlight.modules.language.language_model import LanguageModule
 
     kind = class_of(one.config["model"]["class_path"])
     return kind is not None and issubclass(kind, LanguageModule)

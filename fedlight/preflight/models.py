@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedlight.federation.needs import Model
-from fedlight.modules.base_model import find_model
+from fedlight.modules.language.base_model import find_model
 from fedlight.preflight.finding import Finding, ok, problem
 from fedlight.preflight.hub import Hub, HubUnreachableError, Repository
 from fedlight.preflight.machine import size_text
+from fedlight.support.needs import Model
 
 SMALL = (".json", ".txt", ".model")
 
@@ -62,7 +62,7 @@ def _local(model: Model) -> Finding:
     what = f"model {model.name}"
     try:
         if model.is_encoder:
-            from fedlight.datamodules.sentence_folder import find_folder
+            from fedlight.datamodules.vectors.sentence_folder import find_folder
 
             folder = find_folder(model.name)
         else:

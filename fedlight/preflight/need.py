@@ -4,10 +4,10 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fedlight.datamodules.task_rows import TaskRows
+from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.evaluation.tasks.task import Task
-from fedlight.federation.needs import Model, Need, Requires, Rows
 from fedlight.preflight.command import ParsedStage, class_of, parts_of
+from fedlight.support.needs import Model, Need, Requires, Rows
 
 
 def needs(stages: Sequence[ParsedStage]) -> dict[Need, list[str]]:

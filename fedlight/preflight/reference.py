@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import fedlight
-from fedlight.chosen_stages import OUTPUTS
-from fedlight.federation.needs import KeepsLog
 from fedlight.preflight.command import ParsedStage, class_of, parts_of, paths_of
 from fedlight.preflight.finding import Finding, ok, problem
+from fedlight.recipes.chosen_stages import OUTPUTS
+from fedlight.support.needs import KeepsLog
 
 
 class Written(NamedTuple):

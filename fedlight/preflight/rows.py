@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedlight.datamodules.columns import check_columns
-from fedlight.datamodules.rows import ENDINGS, HUB_NAME, RowsError, load_rows
-from fedlight.federation.needs import Rows
+from fedlight.datamodules.rows.columns import check_columns
+from fedlight.datamodules.rows.rows import ENDINGS, HUB_NAME, RowsError, load_rows
 from fedlight.preflight.columns import Shape, read_shape
 from fedlight.preflight.finding import Finding, ok, problem, unknown
 from fedlight.preflight.hub import Hub, HubUnreachableError, Repository
+from fedlight.support.needs import Rows
 
 
 class RowsReport(NamedTuple):

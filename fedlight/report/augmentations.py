@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedlight.datamodules.augmentation import Added, instruction_text
-from fedlight.datamodules.augmentation_record import AugmentationRecord
-from fedlight.datamodules.embedding_cache import EmbeddingCache
-from fedlight.datamodules.encoders import HashedEncoder
+from fedlight.datamodules.instructions.augmentation import Added, instruction_text
+from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
+from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
+from fedlight.datamodules.vectors.encoders import HashedEncoder
 from fedlight.report.runs import Run
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedlight.figures import COLORS, STYLE, add_legend
 from fedlight.report.drawing import SIZE, new_chart
+from fedlight.report.figures.figures import COLORS, STYLE, add_legend
 
 Counts = Mapping[str, Mapping[str, float]]
 """Client -> label -> rows."""

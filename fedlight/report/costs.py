@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.devices.words import time_unit
 from fedlight.report.device_charts import POINTS, draw_costs
 from fedlight.report.drawing import MOST_LINES, Line, bands, looks, over_seeds, thinned
 from fedlight.report.parts import Chart
 from fedlight.report.visits import Visits
+from fedlight.support.words import time_unit
 
 ByMethod = dict[str, list[Visits]]
 """Method -> the visits of each seed."""

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from fedlight.figures import COLORS, STYLE, add_legend
 from fedlight.report.drawing import SIZE, Line, draw_lines, key, new_chart
+from fedlight.report.figures.figures import COLORS, STYLE, add_legend
 from fedlight.report.visits import OUTCOMES, PARTS, Peak, binned
 
 POINTS = 100

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedlight.figures import COLORS, add_legend
+from fedlight.report.figures.figures import COLORS, add_legend
 from fedlight.report.tables import number
 
 SIZE = (5.6, 3.5)  # inches; half of a wide screen, and still legible on a phone

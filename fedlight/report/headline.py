@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedlight.figures import COLORS, STYLE
 from fedlight.report.drawing import SIZE
+from fedlight.report.figures.figures import COLORS, STYLE
 from fedlight.report.parts import Chart
 from fedlight.report.tables import number
 

@@ -15,8 +15,7 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedlight.federation.whole_files import whole_file
-from fedlight.figures import STYLE
+from fedlight.report.figures.figures import STYLE
 from fedlight.report.manifest import keep_only
 from fedlight.report.parts import Chart, Section
 from fedlight.report.runs import Run, read_runs
@@ -34,6 +33,7 @@ from fedlight.report.sections import (
     tasks,
 )
 from fedlight.report.svg import inlined
+from fedlight.support.whole_files import whole_file
 
 SECTIONS = (
     *(overview, curves, clients, client_data, devices, groups, coverage, leakage),

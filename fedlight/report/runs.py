@@ -12,10 +12,10 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from fedlight.contents import OWN_FILES, digest_of
-from fedlight.federation.seals import CHANGED, unsealed
 from fedlight.report.folders import SEED, begun, labels, methods, runs_below
 from fedlight.report.tables import Rows, merged, objects, text_can_hold
+from fedlight.support.contents import OWN_FILES, digest_of
+from fedlight.support.seals import CHANGED, unsealed
 
 
 class Run:

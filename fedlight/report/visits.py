@@ -1,7 +1,7 @@
 """Visits of a run, column by column: what each round took, who took part, and what fitted into which device.
 
-Rows are those of ``visits.csv`` (`fedlight.callbacks.visit_log`); hundreds of thousands are summed up in a second. A client
-with several visits in a round takes part once.
+Rows are those of ``visits.csv`` (`fedlight.callbacks.logs.visit_log`); hundreds of thousands are summed up in a second.
+A client with several visits in a round takes part once.
 """
 
 from collections.abc import Callable, Sequence

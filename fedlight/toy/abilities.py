@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedlight.federation.seeding import derive_seed
+from fedlight.support.seeding import derive_seed
 from fedlight.toy import MODEL, world
 from fedlight.toy.exercises import BETTER, QUESTIONS, answers, name_questions
 

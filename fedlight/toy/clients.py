@@ -10,7 +10,7 @@ import math
 import random
 from typing import Literal, NamedTuple
 
-from fedlight.federation.seeding import derive_seed
+from fedlight.support.seeding import derive_seed
 from fedlight.toy.world import Traits, draw_summary, measure
 
 # weights of Traits: covered, invented, polite, filler, words, junk

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from fedlight.federation.seeding import derive_seed
+from fedlight.support.seeding import derive_seed
 from fedlight.toy.options import read_options
 from fedlight.toy.world import FILLERS, NAMES, PEOPLE, POLITE, RUDE, draw_post
 

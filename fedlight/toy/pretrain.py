@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedlight.federation.seeding import derive_seed
+from fedlight.support.seeding import derive_seed
 from fedlight.toy.exercises import JUDGEMENTS, check_text, pair_text, summary_text
 from fedlight.toy.network import make_model, make_tokenizer
 

@@ -7,7 +7,7 @@ person in an area of one of the examples, some about any topic of the domain. Wh
 import random
 from functools import partial
 
-from fedlight.federation.seeding import derive_seed
+from fedlight.support.seeding import derive_seed
 from fedlight.toy.instructions import DOMAINS, JUDGEMENTS, NUMBERS, Topic, answer, draw_rows, question, topics
 from fedlight.toy.world import NAMES
 

@@ -3,7 +3,7 @@
 import random
 from typing import NamedTuple
 
-from fedlight.federation.seeding import derive_seed
+from fedlight.support.seeding import derive_seed
 from fedlight.toy.clients import cast, population
 from fedlight.toy.options import read_options
 from fedlight.toy.world import draw_post

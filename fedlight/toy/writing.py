@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from fedlight.federation.seeding import derive_seed
+from fedlight.support.seeding import derive_seed
 from fedlight.toy.instructions import DOMAINS, TEMPLATE, Row, Topic, draw_rows, question, topics
 from fedlight.toy.options import read_options
 from fedlight.toy.world import NAMES

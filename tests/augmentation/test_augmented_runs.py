@@ -13,15 +13,15 @@ from tiny_world import table, write_rows
 
 from fedlight.augmentation.direct import DirectRetrieval
 from fedlight.augmentation.feddca import FedDCA
-from fedlight.augmentation.less import LESS
+from fedlight.augmentation.less.less import LESS
 from fedlight.augmentation.random_sampling import RandomSampling
-from fedlight.augmentation.self_instruct import SelfInstruct
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.callbacks.visit_log import VisitLog
-from fedlight.datamodules.augmented import AugmentedInstructionDataModule
-from fedlight.datamodules.encoders import HashedEncoder
-from fedlight.datamodules.instructions import InstructionDataModule
-from fedlight.datamodules.partition import Partition
+from fedlight.augmentation.self_instruct.self_instruct import SelfInstruct
+from fedlight.callbacks.logs.visit_log import VisitLog
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.clients.partition import Partition
+from fedlight.datamodules.instructions.augmented import AugmentedInstructionDataModule
+from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight.datamodules.vectors.encoders import HashedEncoder
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.scaffold import Scaffold

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedlight.augmentation import less_scores
-from fedlight.augmentation.less import LESS
+from fedlight.augmentation.less import scores as less_scores
+from fedlight.augmentation.less.less import LESS
 from fedlight.toy import world
 
 SMALL = {"dtype": "fp32", "lora_rank": 2, "lora_alpha": 4, "lora_dropout": 0.0, "lr": 0.01, "dimension": 128}
@@ -41,7 +41,7 @@ def scores_of(added):
 def written_out(model, seed):
     """Scores ``(public, clients)`` by one backward pass for each row and full gradients, without projection."""
     less = LESS(model, 1, **SMALL)
-    from fedlight.datamodules.text import load_tokenizer
+    from fedlight.datamodules.text.tokens import load_tokenizer
 
     tokenizer, device = load_tokenizer(model), torch.device("cpu")
     public = less._read(tokenizer, PUBLIC, device)

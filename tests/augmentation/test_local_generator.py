@@ -6,8 +6,8 @@ import pytest
 import torch
 from tiny_world import make_model
 
-from fedlight.augmentation.local_generator import LocalGenerator
-from fedlight.endpoint import TextGenerator
+from fedlight.generators.endpoint import TextGenerator
+from fedlight.generators.local_generator import LocalGenerator
 from fedlight.modules.sft import SFTModule
 
 PROMPTS = ["anna paints walls .", "ben bakes bread . finn reads", "gina", "anna paints walls ."]

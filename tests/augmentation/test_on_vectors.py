@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from fedlight.augmentation.on_vectors import Server, around_all, around_one, same_clusters, send, ways
-from fedlight.datamodules.clusters import Clusters
-from fedlight.datamodules.selection import select_centers
-from fedlight.datamodules.vector_index import VectorIndex
+from fedlight.datamodules.clients.clusters import Clusters
+from fedlight.datamodules.vectors.selection import select_centers
+from fedlight.datamodules.vectors.vector_index import VectorIndex
 
 DEGREES = np.array([0, 2, 180, 182, *range(10, 100, 10), *range(190, 280, 10)])  # the first four are private
 

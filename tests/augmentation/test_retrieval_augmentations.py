@@ -11,8 +11,8 @@ from fedlight.augmentation.direct import DirectRetrieval
 from fedlight.augmentation.feddca import FedDCA
 from fedlight.augmentation.feddca_star import FedDCAStar
 from fedlight.augmentation.random_sampling import RandomSampling
-from fedlight.datamodules.augmentation import instruction_text
-from fedlight.datamodules.encoders import Encoder, HashedEncoder
+from fedlight.datamodules.instructions.augmentation import instruction_text
+from fedlight.datamodules.vectors.encoders import Encoder, HashedEncoder
 from fedlight.modules.projector import ProjectorModule
 
 TOPICS = ("bread flour oven yeast", "court law judge trial", "goal ball team match", "planet star orbit moon")
@@ -55,7 +55,7 @@ def check(added, number):
 
 def written_out(centers, sizes, seed, public, number, alpha, selection="drop_i"):
     """Algorithm 1 of the paper, lines 6 to 18, as loops, in the order in which ``order`` has the clients."""
-    from fedlight.federation.seeding import derive_seed
+    from fedlight.support.seeding import derive_seed
 
     names = sorted(centers)
     order = np.random.default_rng(derive_seed(seed, "order of centres")).permutation(len(names))

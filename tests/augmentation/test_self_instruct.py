@@ -3,9 +3,9 @@
 import pytest
 from scripted_generator import CLIENTS, Scripted, made, unlike
 
-from fedlight.augmentation.self_instruct import SelfInstruct
-from fedlight.augmentation.self_instruct_client import REASONS, ClientTries, next_tries
-from fedlight.datamodules.augmentation import Added
+from fedlight.augmentation.self_instruct.client import REASONS, ClientTries, next_tries
+from fedlight.augmentation.self_instruct.self_instruct import SelfInstruct
+from fedlight.datamodules.instructions.augmentation import Added
 
 
 def test_every_client_gets_its_number_of_rows_with_responses_and_no_public_row():

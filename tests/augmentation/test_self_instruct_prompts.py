@@ -5,8 +5,8 @@ import re
 import pytest
 from scripted_generator import CLIENTS, Scripted, unlike
 
-from fedlight.augmentation.self_instruct import SelfInstruct
-from fedlight.augmentation.self_instruct_prompts import instruction_in, response_in
+from fedlight.augmentation.self_instruct.prompts import instruction_in, response_in
+from fedlight.augmentation.self_instruct.self_instruct import SelfInstruct
 
 
 def test_the_prompts_are_those_of_figure_7_and_show_a_clients_own_rows_alone():

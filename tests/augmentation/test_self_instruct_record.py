@@ -5,7 +5,7 @@ import json
 import pytest
 from scripted_generator import CLIENTS, Scripted, rows, unlike
 
-from fedlight.augmentation.self_instruct import SelfInstruct
+from fedlight.augmentation.self_instruct.self_instruct import SelfInstruct
 
 
 def test_a_run_that_was_killed_goes_on_and_makes_what_it_would_have_made(tmp_path):

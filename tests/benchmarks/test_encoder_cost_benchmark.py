@@ -9,7 +9,7 @@ import pytest
 import tiny_world
 import torch
 
-from fedlight.datamodules.encoders import SentenceEncoder
+from fedlight.datamodules.vectors.encoders import SentenceEncoder
 from fedlight.evaluation.alignment import unit
 
 ROOT = Path(__file__).resolve().parents[2]

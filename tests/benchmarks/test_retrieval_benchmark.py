@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedlight.datamodules.vector_index import Hits
+from fedlight.datamodules.vectors.vector_index import Hits
 
 ROOT = Path(__file__).resolve().parents[2]
 

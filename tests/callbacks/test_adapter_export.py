@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from fedlight.callbacks.adapter_export import AdapterExport
+from fedlight.callbacks.export.adapter_export import AdapterExport
 
 
 class NoAdapter(L.LightningModule):

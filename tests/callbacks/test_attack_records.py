@@ -5,7 +5,7 @@ import json
 import pytest
 from tiny_world import table
 
-from fedlight.callbacks.attack_records import AttackTable, remove_later, write_lines
+from fedlight.callbacks.attacks.attack_records import AttackTable, remove_later, write_lines
 
 
 def filled(file):

@@ -10,9 +10,9 @@ from attacked import BOTH, attacks, files, fit, found, loop, make_data, random_r
 from lightning.pytorch.loggers import CSVLogger
 from tiny_world import table
 
-from fedlight.callbacks.discoverable_memorization import DiscoverableMemorization
-from fedlight.callbacks.membership_inference import MembershipInference
-from fedlight.callbacks.memory_extraction import MemoryExtraction
+from fedlight.callbacks.attacks.discoverable_memorization import DiscoverableMemorization
+from fedlight.callbacks.attacks.membership_inference import MembershipInference
+from fedlight.callbacks.attacks.memory_extraction import MemoryExtraction
 from fedlight.federation.state import write
 from fedlight.modules.sft import SFTModule
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 from attacked import fit, found, make_data, random_rows
 
-from fedlight.callbacks.discoverable_memorization import DiscoverableMemorization
-from fedlight.callbacks.membership_inference import MembershipInference
-from fedlight.callbacks.memory_extraction import MemoryExtraction
-from fedlight.datamodules.canaries import Canaries
-from fedlight.datamodules.templates import Template
+from fedlight.callbacks.attacks.discoverable_memorization import DiscoverableMemorization
+from fedlight.callbacks.attacks.membership_inference import MembershipInference
+from fedlight.callbacks.attacks.memory_extraction import MemoryExtraction
+from fedlight.datamodules.rows.canaries import Canaries
+from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.extraction import matches, memory_metrics
 from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.modules.sft import SFTModule

@@ -9,9 +9,9 @@ from fleets import make_fleet, rounds_of
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from plain_lightning import Numbers, Regression, assert_equal, module, ten_clients, trainer, weights
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.callbacks.round_schedule import number_asked
-from fedlight.datamodules.federated_wrapper import FederatedWrapper
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.round_schedule import number_asked
+from fedlight.datamodules.federated.wrapper import FederatedWrapper
 
 MOODY = {"moody": {"availability": 0.5}}
 

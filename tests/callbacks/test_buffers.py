@@ -13,9 +13,9 @@ from torch import nn
 from torchmetrics import MeanMetric
 from torchmetrics.classification import BinaryAccuracy
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.callbacks.own_models import outputs_of_own_models
-from fedlight.datamodules.federated_wrapper import FederatedWrapper
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.own_models import outputs_of_own_models
+from fedlight.datamodules.federated.wrapper import FederatedWrapper
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
@@ -23,8 +23,8 @@ from fedlight.federation.algorithms.fewfedpit import FewFedPIT
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Identity, serialized_bytes
+from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.codecs import Quantize
-from fedlight.federation.memory import ClientMemories
 from fedlight.federation.privacy import ClipAndNoise, PrivateMean
 from fedlight.federation.server import FedAvgM
 from fedlight.federation.wire import Wire

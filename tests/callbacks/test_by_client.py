@@ -5,8 +5,8 @@ from tiny_world import fedlight, table, tiny_selector, weights
 
 from fedlight.evaluation.by_client import spread
 
-GROUP_LOG = "--trainer.callbacks+=fedlight.callbacks.group_log.GroupLog"
-ACCURACY = "--trainer.callbacks+=fedlight.callbacks.client_accuracy.ClientAccuracy"
+GROUP_LOG = "--trainer.callbacks+=fedlight.callbacks.logs.group_log.GroupLog"
+ACCURACY = "--trainer.callbacks+=fedlight.callbacks.logs.client_accuracy.ClientAccuracy"
 FEDBISCUIT = (
     *("--model.num_adapters=3", "--model.lr=0.05", "--data.val_share=0.3"),
     "--federated.algorithm=fedlight.federation.algorithms.fedbiscuit.FedBiscuit",

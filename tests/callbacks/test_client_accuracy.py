@@ -7,7 +7,7 @@ import lightning as L
 import pytest
 from judges import MARGINS, Dies, Grouping, Judge, Margins, Saves, fit, trainer
 
-from fedlight.callbacks.client_accuracy import ClientAccuracy
+from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
 from fedlight.federation.algorithms.fedavg import FedAvg
 
 HEADER = "stage,round,client,examples,group,selector,accuracy,own_accuracy\n"

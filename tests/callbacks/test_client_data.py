@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from fedlight.callbacks.client_data import ClientData
-from fedlight.datamodules.federated import FederatedDataModule
+from fedlight.callbacks.logs.client_data import ClientData
+from fedlight.datamodules.federated.datamodule import FederatedDataModule
 
 
 class Line(L.LightningModule):

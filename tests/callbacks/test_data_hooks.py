@@ -9,9 +9,9 @@ from plain_lightning import trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedlight import ByClient, FederatedLoop, FederatedWrapper
-from fedlight.callbacks.client_losses import client_losses
-from fedlight.callbacks.own_models import outputs_of_own_models
-from fedlight.datamodules.federated import FederatedDataModule
+from fedlight.callbacks.loop.client_losses import client_losses
+from fedlight.callbacks.loop.own_models import outputs_of_own_models
+from fedlight.datamodules.federated.datamodule import FederatedDataModule
 
 BYTES = torch.arange(8, dtype=torch.uint8)[:, None]
 HALVES = {"a": np.arange(4), "b": np.arange(4, 8)}

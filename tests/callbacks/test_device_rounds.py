@@ -8,9 +8,9 @@ from fleets import make_fleet, rounds_of, without_wall
 from lightning.pytorch.callbacks import ModelCheckpoint
 from plain_lightning import Numbers, assert_equal, module, ten_clients, trainer, weights
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.callbacks.visit_log import VisitLog
-from fedlight.datamodules.federated_wrapper import FederatedWrapper
+from fedlight.callbacks.logs.visit_log import VisitLog
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.federated.wrapper import FederatedWrapper
 from fedlight.devices.clock import IDLE_SECONDS
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.scaffold import Scaffold

@@ -13,12 +13,12 @@ from synthesizing import Synthesizing
 from tastes import Adapters
 from tastes import run as run_tastes
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.callbacks.fleet_summary import device_totals
-from fedlight.callbacks.run_summary import traffic
-from fedlight.callbacks.visit_log import VisitLog
-from fedlight.datamodules.federated import FederatedDataModule
-from fedlight.datamodules.federated_wrapper import FederatedWrapper
+from fedlight.callbacks.logs.visit_log import VisitLog
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.progress.fleet_summary import device_totals
+from fedlight.callbacks.progress.run_summary import traffic
+from fedlight.datamodules.federated.datamodule import FederatedDataModule
+from fedlight.datamodules.federated.wrapper import FederatedWrapper
 from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
@@ -31,8 +31,8 @@ from fedlight.federation.algorithms.local_self_generation import LocalSelfGenera
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Identity
 from fedlight.federation.client import Update, Visit
+from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.codecs import Quantize, TopK
-from fedlight.federation.memory import ClientMemories
 from fedlight.federation.privacy import PrivateMean
 from fedlight.federation.server import Average, FedAdam, FedAvgM
 from fedlight.federation.wire import Wire

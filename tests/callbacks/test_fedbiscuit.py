@@ -9,7 +9,7 @@ from plain_lightning import assert_equal, trainer, weights
 from tastes import SIGNS, Adapters, Tastes, run
 from torch import nn
 
-from fedlight.callbacks.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit

@@ -9,8 +9,8 @@ from plain_lightning import Numbers, Regression, assert_equal, federate, module,
 from torch import nn
 from torch.utils.data import DataLoader
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.federated_wrapper import FederatedWrapper
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.federated.wrapper import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.server import Average
 

@@ -10,13 +10,13 @@ from torch import nn
 from torch.func import functional_call
 from written_out import LR, assert_close, combined, doubled, recorded
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.callbacks.held_state import HeldState
-from fedlight.datamodules.federated_wrapper import FederatedWrapper
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.held_state import HeldState
+from fedlight.datamodules.federated.wrapper import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.memory import ClientMemories
+from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.server import Average, FedAvgM
 
 

@@ -16,13 +16,13 @@ import lightning as L
 import pytest
 from tiny_world import write_rows
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.encoders import HashedEncoder
-from fedlight.datamodules.few_shot import FewShot
-from fedlight.datamodules.partition import Partition
-from fedlight.datamodules.self_generation import SelfGeneration
-from fedlight.datamodules.self_generation_prompts import FEWFEDPIT_PROMPTS
-from fedlight.datamodules.synthetic import SyntheticInstructionDataModule
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.clients.few_shot import FewShot
+from fedlight.datamodules.clients.partition import Partition
+from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
+from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS
+from fedlight.datamodules.synthesis.self_generation import SelfGeneration
+from fedlight.datamodules.vectors.encoders import HashedEncoder
 from fedlight.federation.algorithms.fewfedpit import FewFedPIT
 from fedlight.modules.sft import SFTModule
 

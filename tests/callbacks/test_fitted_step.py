@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 from torchmetrics import MeanMetric
 
-from fedlight.callbacks.fitted_step import FittedStep
+from fedlight.callbacks.loop.fitted_step import FittedStep
 
 Pair = namedtuple("Pair", "x y")
 

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from fedlight.callbacks.fleet_summary import device_totals, fleet_summary
+from fedlight.callbacks.progress.fleet_summary import device_totals, fleet_summary
 
 COLUMNS = (
     "round client device reason bytes_down bytes_up download_seconds compute_seconds upload_seconds joules"

@@ -4,7 +4,7 @@ import pytest
 from judges import Dies, Margins, Saves, fit
 from lightning.pytorch.callbacks import Callback
 
-from fedlight.callbacks.group_log import GroupLog
+from fedlight.callbacks.logs.group_log import GroupLog
 from fedlight.federation.algorithms.fedavg import FedAvg
 
 ROWS = (

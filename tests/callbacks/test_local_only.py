@@ -5,11 +5,11 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from plain_lightning import Numbers, assert_equal, federate, module, ten_clients, trainer, weights
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.federated_wrapper import FederatedWrapper
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.federated.wrapper import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.federation.memory import ClientMemories
+from fedlight.federation.client_state import ClientMemories
 
 
 def test_the_global_model_stays_and_each_client_has_its_own():

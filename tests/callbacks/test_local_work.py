@@ -10,10 +10,10 @@ from plain_lightning import Numbers, Regression, assert_equal, federate, module,
 from torch import nn
 from written_out import LR, assert_close, combined, doubled, gradients, recorded
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.callbacks.progress import RoundProgress
-from fedlight.callbacks.visit_log import VisitLog
-from fedlight.datamodules.federated_wrapper import FederatedWrapper
+from fedlight.callbacks.logs.visit_log import VisitLog
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.progress.progress import RoundProgress
+from fedlight.datamodules.federated.wrapper import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.scaffold import Scaffold

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedlight.callbacks.memory_extraction import MemoryExtraction
-from fedlight.datamodules.templates import Template
+from fedlight.callbacks.attacks.memory_extraction import MemoryExtraction
+from fedlight.datamodules.text.templates import Template
 
 FIGURE_8 = """Below is an instruction that describes a task. Write a response that appropriately completes the request.
  ###Instruction:"""

@@ -8,10 +8,10 @@ import torch
 from judges import Judge, Margins, Saves, fit, trainer
 from lightning.pytorch.loggers import CSVLogger
 
-from fedlight.callbacks.client_accuracy import ClientAccuracy
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.callbacks.own_models import parameters_of
-from fedlight.callbacks.visit_log import VisitLog
+from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
+from fedlight.callbacks.logs.visit_log import VisitLog
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.own_models import parameters_of
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.local_only import LocalOnly
 

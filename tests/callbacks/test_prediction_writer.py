@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from fedlight.callbacks.prediction_writer import PredictionWriter
+from fedlight.callbacks.export.prediction_writer import PredictionWriter
 
 
 class Prompts(L.LightningDataModule):

@@ -5,8 +5,8 @@ import pytest
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from plain_lightning import Numbers, assert_equal, federate, module, ten_clients, trainer, weights
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.federated_wrapper import FederatedWrapper
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.federated.wrapper import FederatedWrapper
 
 
 @pytest.mark.parametrize(

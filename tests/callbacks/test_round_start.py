@@ -22,13 +22,13 @@ from tastes import Adapters, Tastes
 from tiny_world import table
 from torch import nn
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.callbacks.visit_log import VisitLog
-from fedlight.datamodules.federated_wrapper import FederatedWrapper
+from fedlight.callbacks.logs.visit_log import VisitLog
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.federated.wrapper import FederatedWrapper
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.codecs import TopK
-from fedlight.federation.memory import ClientMemories
 from fedlight.federation.server import FedAdam
 from fedlight.federation.wire import Wire
 

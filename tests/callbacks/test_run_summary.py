@@ -13,9 +13,9 @@ from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 from torch.utils.data import DataLoader
 
-from fedlight.callbacks.progress import RoundProgress
-from fedlight.callbacks.run_summary import as_page, metric_table, places, traffic
-from fedlight.callbacks.time_left import seconds_left
+from fedlight.callbacks.progress.progress import RoundProgress
+from fedlight.callbacks.progress.run_summary import as_page, metric_table, places, traffic
+from fedlight.callbacks.progress.time_left import seconds_left
 
 LOADER = DataLoader(torch.tensor([1.0, 3.0]))
 

@@ -10,20 +10,20 @@ from fleets import make_fleet
 from plain_lightning import Numbers, assert_equal, module, ten_clients, trainer, weights
 from torch.utils.data import DataLoader
 
-from fedlight.by_client import ByClient
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.callbacks.same_federation import MAY_CHANGE
-from fedlight.datamodules.federated_wrapper import FederatedWrapper
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.same_federation import MAY_CHANGE
+from fedlight.datamodules.federated.by_client import ByClient
+from fedlight.datamodules.federated.wrapper import FederatedWrapper
 from fedlight.federation.aggregation import TrimmedMean
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.codecs import Quantize, TopK
-from fedlight.federation.memory import ClientMemories
 from fedlight.federation.server import FedAdam, FedAvgM
-from fedlight.federation.settings_record import constructor_arguments
 from fedlight.federation.wire import Wire
+from fedlight.support.settings_record import constructor_arguments
 
 
 class Trained(L.Callback):

@@ -11,8 +11,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 from written_out import LR, assert_close, combined, gradients, recorded
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.federated_wrapper import FederatedWrapper
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.federated.wrapper import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.scaffold import Scaffold
 

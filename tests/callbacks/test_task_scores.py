@@ -8,11 +8,11 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from tiny_world import table, write_rows
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.callbacks.task_scores import TaskScores
-from fedlight.datamodules.instructions import InstructionDataModule
-from fedlight.datamodules.partition import Partition
-from fedlight.datamodules.task_rows import TaskRows
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.scores.task_scores import TaskScores
+from fedlight.datamodules.clients.partition import Partition
+from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.evaluation.tasks.exact_match import ExactMatch
 from fedlight.evaluation.tasks.result import Verdict
 from fedlight.modules.sft import SFTModule

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 from rich.console import Console
 
-from fedlight.callbacks.progress import RoundProgress
-from fedlight.devices.words import duration
+from fedlight.callbacks.progress.progress import RoundProgress
+from fedlight.support.words import duration
 
 
 def test_a_round_that_has_ended_takes_nothing_more() -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from fedlight.callbacks.visit_log import VisitLog
+from fedlight.callbacks.logs.visit_log import VisitLog
 
 
 class TwoVisitsPerRound(L.Callback):

@@ -11,9 +11,9 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from tiny_world import EVAL_PROMPTS, table, write_rows
 
-from fedlight.callbacks.win_rate import WinRate
-from fedlight.datamodules.preferences import PreferenceDataModule
-from fedlight.datamodules.prompts import PromptDataModule
+from fedlight.callbacks.scores.win_rate import WinRate
+from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.datamodules.preferences.prompts import PromptDataModule
 from fedlight.evaluation.judge import Judge
 from fedlight.modules.dpo import DPOModule
 from fedlight.toy import rows

@@ -1,9 +1,9 @@
 import pytest
 
-from fedlight.datamodules.augmentation import Added, Augmentation, settings_of
-from fedlight.datamodules.augmentation_report import check_added, nothing_public, report
-from fedlight.datamodules.encoders import HashedEncoder
-from fedlight.datamodules.holdout import Holdout
+from fedlight.datamodules.clients.holdout import Holdout
+from fedlight.datamodules.instructions.augmentation import Added, Augmentation, settings_of
+from fedlight.datamodules.instructions.augmentation_report import check_added, nothing_public, report
+from fedlight.datamodules.vectors.encoders import HashedEncoder
 
 
 class Nearest(Augmentation):

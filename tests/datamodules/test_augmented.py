@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from fedlight.datamodules.augmentation import Added, Augmentation
-from fedlight.datamodules.augmented import AugmentedInstructionDataModule
-from fedlight.datamodules.partition import Partition
-from fedlight.datamodules.rows import RowsError
+from fedlight.datamodules.clients.partition import Partition
+from fedlight.datamodules.instructions.augmentation import Added, Augmentation
+from fedlight.datamodules.instructions.augmented import AugmentedInstructionDataModule
+from fedlight.datamodules.rows.rows import RowsError
 
 TEMPLATE = "POST: {instruction} ANSWER:"
 COLUMNS = {"instruction": "instruction", "response": "output"}

@@ -5,8 +5,8 @@ import pytest
 from plain_lightning import Numbers, trainer
 from tiny_world import VOTES
 
-from fedlight.datamodules.loader_by_client import LoaderByClient
-from fedlight.datamodules.preferences import PreferenceDataModule
+from fedlight.datamodules.federated.loader_by_client import LoaderByClient
+from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.client import Visit
 

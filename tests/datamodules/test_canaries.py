@@ -2,9 +2,9 @@
 
 import pytest
 
-from fedlight.datamodules.canaries import Canaries
-from fedlight.datamodules.templates import Template
-from fedlight.datamodules.text import load_tokenizer
+from fedlight.datamodules.rows.canaries import Canaries
+from fedlight.datamodules.text.templates import Template
+from fedlight.datamodules.text.tokens import load_tokenizer
 from fedlight.toy.instructions import TEMPLATE
 
 ROWS = {

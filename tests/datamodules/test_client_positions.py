@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlight.datamodules.client_positions import client_positions
+from fedlight.datamodules.federated.client_positions import client_positions
 
 
 @pytest.mark.parametrize(

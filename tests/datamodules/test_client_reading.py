@@ -17,8 +17,8 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from fedlight.datamodules.client_reading import ClientReading
-from fedlight.federation.seeding import derive_seed
+from fedlight.datamodules.federated.client_reading import ClientReading
+from fedlight.support.seeding import derive_seed
 
 N = 20
 SET = TensorDataset(torch.arange(N))

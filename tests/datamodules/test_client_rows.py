@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from fedlight.datamodules.augmentation import Added, Augmentation
-from fedlight.datamodules.augmented import AugmentedInstructionDataModule
-from fedlight.datamodules.canaries import Canaries
-from fedlight.datamodules.instructions import InstructionDataModule
-from fedlight.datamodules.partition import Partition
+from fedlight.datamodules.clients.partition import Partition
+from fedlight.datamodules.instructions.augmentation import Added, Augmentation
+from fedlight.datamodules.instructions.augmented import AugmentedInstructionDataModule
+from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight.datamodules.rows.canaries import Canaries
 
 ROWS = [
     {"instruction": f"w{i}", "note": "z" if i % 2 else "", "output": "x y", "task": f"u{i % 3}"}

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedlight.datamodules import clusters as clusters_file
-from fedlight.datamodules.clusters import cluster, pseudo_labels
+from fedlight.datamodules.clients import clusters as clusters_file
+from fedlight.datamodules.clients.clusters import cluster, pseudo_labels
 
 SPREAD = 0.05
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedlight.datamodules.columns import text_at
-from fedlight.datamodules.text import load_tokenizer
+from fedlight.datamodules.rows.columns import text_at
+from fedlight.datamodules.text.tokens import load_tokenizer
 
 
 @pytest.mark.parametrize(

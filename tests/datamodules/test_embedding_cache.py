@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from fedlight.datamodules import embedding_cache as cache_file
-from fedlight.datamodules.embedding_cache import EmbeddingCache, text_keys
+from fedlight.datamodules.vectors import embedding_cache as cache_file
+from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache, text_keys
 
 TEXTS = [f"text {number}" for number in range(10)]
 VECTORS = np.random.default_rng(0).normal(size=(10, 4)).astype(np.float32)

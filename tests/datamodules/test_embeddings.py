@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedlight.datamodules.embeddings import EmbeddingDataModule
-from fedlight.datamodules.encoders import HashedEncoder
-from fedlight.datamodules.rows import RowsError
+from fedlight.datamodules.rows.rows import RowsError
+from fedlight.datamodules.vectors.embeddings import EmbeddingDataModule
+from fedlight.datamodules.vectors.encoders import HashedEncoder
 
 NUMBER = 40
 

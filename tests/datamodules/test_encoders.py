@@ -10,8 +10,8 @@ import pytest
 import tiny_world
 import torch
 
-from fedlight.datamodules import encoders as encoders_file
-from fedlight.datamodules.encoders import HashedEncoder, SentenceEncoder
+from fedlight.datamodules.vectors import encoders as encoders_file
+from fedlight.datamodules.vectors.encoders import HashedEncoder, SentenceEncoder
 
 TEXTS = ["one claim 7 b a 3", "one", "one claim or other 5 6 7 8 9", "", "other 4"]
 
@@ -248,7 +248,7 @@ def test_settings_of_the_hash_are_its_identity():
 
 def test_hashes_are_the_same_in_every_process():
     program = (
-        "from fedlight.datamodules.encoders import HashedEncoder;"
+        "from fedlight.datamodules.vectors.encoders import HashedEncoder;"
         "print(HashedEncoder(8).encode(['the cat sat']).round(4).tolist())"
     )
     outputs = {

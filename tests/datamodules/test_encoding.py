@@ -6,10 +6,10 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from fedlight.datamodules.encoding import choice_ids, encode_choice, encode_pair, encode_responses
-from fedlight.datamodules.templates import Parts, Template
-from fedlight.datamodules.text import fit_texts, load_tokenizer, pad_id
-from fedlight.datamodules.votes import Comparison
+from fedlight.datamodules.rows.votes import Comparison
+from fedlight.datamodules.text.encoding import choice_ids, encode_choice, encode_pair, encode_responses
+from fedlight.datamodules.text.templates import Parts, Template
+from fedlight.datamodules.text.tokens import fit_texts, load_tokenizer, pad_id
 
 CHOICE = Template("POST: {post} A: {response_a} B: {response_b} CHOICE:", trim="post")
 ANSWER = Template("POST: {post} ANSWER:", trim="post")

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedlight.datamodules.augmented import AugmentedInstructionDataModule
-from fedlight.datamodules.encoders import HashedEncoder
-from fedlight.datamodules.few_shot import FewShot
-from fedlight.datamodules.holdout import Holdout
-from fedlight.datamodules.instructions import InstructionDataModule
-from fedlight.datamodules.partition import Partition
-from fedlight.datamodules.pseudo_labels import PseudoLabels
-from fedlight.datamodules.public_rows import question
-from fedlight.datamodules.rows import RowsError
+from fedlight.datamodules.clients.few_shot import FewShot
+from fedlight.datamodules.clients.holdout import Holdout
+from fedlight.datamodules.clients.partition import Partition
+from fedlight.datamodules.clients.pseudo_labels import PseudoLabels
+from fedlight.datamodules.instructions.augmented import AugmentedInstructionDataModule
+from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight.datamodules.rows.public_rows import question
+from fedlight.datamodules.rows.rows import RowsError
+from fedlight.datamodules.vectors.encoders import HashedEncoder
 
 KINDS = ("w1 w2 w3 w4", "w11 w12 w13 w14", "w21 w22 w23 w24")
 # Three kinds of instructions: 20 of the first, 20 of the second, 3 of the third.

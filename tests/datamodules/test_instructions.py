@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-from fedlight.datamodules.holdout import Holdout
-from fedlight.datamodules.instructions import InstructionDataModule
-from fedlight.datamodules.partition import Partition
-from fedlight.datamodules.rows import RowsError
+from fedlight.datamodules.clients.holdout import Holdout
+from fedlight.datamodules.clients.partition import Partition
+from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight.datamodules.rows.rows import RowsError
 
 TEMPLATE = "POST: {instruction} ANSWER:"
 

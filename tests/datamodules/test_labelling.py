@@ -3,12 +3,12 @@ import json
 import numpy as np
 import pytest
 
-from fedlight.datamodules.completions import CompletionPairDataModule
-from fedlight.datamodules.labelling import agreement, form_pairs, gather, label, majority
-from fedlight.datamodules.preferences import PreferenceDataModule
-from fedlight.datamodules.prompts import PromptDataModule
-from fedlight.datamodules.rows import RowsError
-from fedlight.datamodules.votes import Comparison
+from fedlight.datamodules.preferences.completions import CompletionPairDataModule
+from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.datamodules.preferences.labelling import agreement, form_pairs, gather, label, majority
+from fedlight.datamodules.preferences.prompts import PromptDataModule
+from fedlight.datamodules.rows.rows import RowsError
+from fedlight.datamodules.rows.votes import Comparison
 
 
 def test_all_pairs_of_different_completions():

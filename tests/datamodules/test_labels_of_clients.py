@@ -2,9 +2,9 @@
 
 import json
 
-from fedlight.datamodules.instructions import InstructionDataModule
-from fedlight.datamodules.partition import Partition
-from fedlight.datamodules.preferences import PreferenceDataModule
+from fedlight.datamodules.clients.partition import Partition
+from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 
 
 def written(folder, rows):

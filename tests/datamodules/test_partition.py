@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from fedlight.datamodules.partition import Partition, by_key, dirichlet, iid
-from fedlight.datamodules.splits import count_single, hold_out, pool, share_out
+from fedlight.datamodules.clients.partition import Partition, by_key, dirichlet, iid
+from fedlight.datamodules.clients.splits import count_single, hold_out, pool, share_out
 
 
 def everything(clients):

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedlight.datamodules.holdout import Holdout
-from fedlight.datamodules.partition import Partition
-from fedlight.datamodules.preferences import PreferenceDataModule
-from fedlight.datamodules.rows import RowsError
+from fedlight.datamodules.clients.holdout import Holdout
+from fedlight.datamodules.clients.partition import Partition
+from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.datamodules.rows.rows import RowsError
 
 CHOICE = "POST: {prompt} A: {response_a} B: {response_b} CHOICE:"
 ANSWER = "POST: {prompt} ANSWER:"

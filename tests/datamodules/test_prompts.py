@@ -6,13 +6,13 @@ from itertools import combinations
 import pytest
 import yaml
 
-from fedlight import recipes
 from fedlight.conf import path as conf_path
-from fedlight.datamodules.exclusion import Excluded, same_text
-from fedlight.datamodules.prompts import PromptDataModule
-from fedlight.datamodules.rows import RowsError, load_rows
-from fedlight.federation.needs import Rows
-from fedlight.lightning_cli import OneLineParser
+from fedlight.datamodules.preferences.prompts import PromptDataModule
+from fedlight.datamodules.rows.exclusion import Excluded, same_text
+from fedlight.datamodules.rows.rows import RowsError, load_rows
+from fedlight.lightning_cli.cli import OneLineParser
+from fedlight.recipes import recipe as recipes
+from fedlight.support.needs import Rows
 from fedlight.toy.votes import NAMES_OF_ROWS
 
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_excluded_is_named(tmp_path, posts, excluded, causal):
 def test_a_config_can_name_them_and_a_dry_run_asks_for_them(posts, excluded):
     entry = {"source": excluded["clients"].source, "column": "info.post", "slot": "post"}
     spec = {
-        "class_path": "fedlight.datamodules.prompts.PromptDataModule",
+        "class_path": "fedlight.datamodules.preferences.prompts.PromptDataModule",
         "init_args": {
             "source": posts,
             "template": "{post}",

@@ -3,10 +3,10 @@ import json
 import numpy as np
 import pytest
 
-from fedlight.datamodules.encoders import HashedEncoder
-from fedlight.datamodules.instructions import InstructionDataModule
-from fedlight.datamodules.partition import Partition
-from fedlight.datamodules.pseudo_labels import PseudoLabels
+from fedlight.datamodules.clients.partition import Partition
+from fedlight.datamodules.clients.pseudo_labels import PseudoLabels
+from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight.datamodules.vectors.encoders import HashedEncoder
 
 KINDS = ("w1 w2 w3 w4", "w11 w12 w13 w14", "w21 w22 w23 w24")
 ROWS = [

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from fedlight.datamodules.pseudo_responses import PseudoResponses
-from fedlight.datamodules.rows import load_rows
-from fedlight.datamodules.synthesis import Candidate
-from fedlight.datamodules.templates import Template
+from fedlight.datamodules.rows.rows import load_rows
+from fedlight.datamodules.synthesis.pseudo_responses import PseudoResponses
+from fedlight.datamodules.synthesis.synthesis import Candidate
+from fedlight.datamodules.text.templates import Template
 from fedlight.modules.sft import SFTModule
 
 Q = Template("Q: {question} {note} A:")

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from fedlight.augmentation.random_sampling import RandomSampling
-from fedlight.datamodules.augmented import AugmentedInstructionDataModule
-from fedlight.datamodules.rows import RowsError
+from fedlight.datamodules.instructions.augmented import AugmentedInstructionDataModule
+from fedlight.datamodules.rows.rows import RowsError
 
 OWN = {"instruction": "question", "response": "output"}
 

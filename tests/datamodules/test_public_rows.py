@@ -1,4 +1,4 @@
-from fedlight.datamodules.public_rows import PublicRows, question, whole
+from fedlight.datamodules.rows.public_rows import PublicRows, question, whole
 
 ROWS = [{"instruction": f"i{n}", "input": "", "response": "r"} for n in range(4)]
 

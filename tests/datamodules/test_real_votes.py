@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fedlight.datamodules.holdout import Holdout
-from fedlight.datamodules.preferences import TOY_COLUMNS, PreferenceDataModule
-from fedlight.datamodules.rows import load_rows
-from fedlight.datamodules.votes import read_votes
+from fedlight.datamodules.clients.holdout import Holdout
+from fedlight.datamodules.preferences.datamodule import TOY_COLUMNS, PreferenceDataModule
+from fedlight.datamodules.rows.rows import load_rows
+from fedlight.datamodules.rows.votes import read_votes
 
 SHARED = os.environ.get("FEDLIGHT_SHARED")
 FOLDER = Path(SHARED or "") / "data" / "ukpconvarg"

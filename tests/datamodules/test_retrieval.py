@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedlight.datamodules.retrieval import retrieve, retrieve_direct
-from fedlight.datamodules.vector_index import VectorIndex
+from fedlight.datamodules.vectors.retrieval import retrieve, retrieve_direct
+from fedlight.datamodules.vectors.vector_index import VectorIndex
 
 ANGLES = np.deg2rad(
     [0, 10, 20, 50, 60, 90]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedlight.datamodules.rounds import PooledSampler, RoundPlan, visit_batches
+from fedlight.datamodules.federated.rounds import PooledSampler, RoundPlan, visit_batches
 from fedlight.federation.client import Visit
 
 

@@ -4,7 +4,7 @@ import json
 import datasets
 import pytest
 
-from fedlight.datamodules.rows import RowsError, load_rows
+from fedlight.datamodules.rows.rows import RowsError, load_rows
 
 ROWS = [{"prompt": "x", "n": 1}, {"prompt": "y\nz", "n": 2}]
 

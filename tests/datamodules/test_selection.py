@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedlight.datamodules.clusters import Clusters
-from fedlight.datamodules.selection import choose, select_centers
+from fedlight.datamodules.clients.clusters import Clusters
+from fedlight.datamodules.vectors.selection import choose, select_centers
 
 
 def made_up(counts, dimension=6, seed=0, largest=9):

@@ -6,9 +6,9 @@ import pytest
 from scripted_model import ScriptedModel
 from self_generating import dropped, made, once, rows
 
-from fedlight.datamodules.self_generation import SelfGeneration
-from fedlight.datamodules.self_generation_filters import OwnTexts
-from fedlight.datamodules.templates import Template
+from fedlight.datamodules.synthesis.filters import OwnTexts
+from fedlight.datamodules.synthesis.self_generation import SelfGeneration
+from fedlight.datamodules.text.templates import Template
 
 
 def test_a_candidate_has_the_new_instruction_and_what_was_answered():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedlight.datamodules.self_generation_prompts import FEWFEDPIT_PROMPTS
+from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS
 
 ROWS = [
     {"instruction": "Add {braces}.", "input": "1 and 2", "response": "3"},

@@ -4,7 +4,7 @@ import pytest
 from scripted_model import ScriptedModel
 from self_generating import dropped, made, rows
 
-from fedlight.datamodules.self_generation import SelfGeneration
+from fedlight.datamodules.synthesis.self_generation import SelfGeneration
 
 
 def of_prompt(bad_of=lambda client_word, number: False):

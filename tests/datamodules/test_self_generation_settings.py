@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedlight.datamodules.self_generation import SelfGeneration
+from fedlight.datamodules.synthesis.self_generation import SelfGeneration
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import torch
 from synthetic_data import OWN, Listed, Scorer, make_data
 from torch import nn
 
-from fedlight.datamodules.synthesis import Candidate
-from fedlight.datamodules.synthesis_record import Part, SynthesisRecord, state_digest
+from fedlight.datamodules.synthesis.record import Part, SynthesisRecord, state_digest
+from fedlight.datamodules.synthesis.synthesis import Candidate
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import torch
 from synthetic_data import Listed, Scorer, make_data
 from torch import nn
 
-from fedlight.datamodules.instructions import InstructionDataModule
-from fedlight.datamodules.self_generation import SelfGeneration
+from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight.datamodules.synthesis.self_generation import SelfGeneration
 from fedlight.federation.client import FederatedData, Visit
 from fedlight.federation.synthesis import SynthesizesData
 

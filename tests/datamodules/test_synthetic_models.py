@@ -6,12 +6,12 @@ import pytest
 import torch
 from tiny_world import make_model
 
-from fedlight.datamodules.partition import Partition
-from fedlight.datamodules.self_generation import SelfGeneration
-from fedlight.datamodules.self_generation_prompts import FEWFEDPIT_PROMPTS
-from fedlight.datamodules.synthesis_choice import score_candidates
-from fedlight.datamodules.synthetic import SyntheticInstructionDataModule
-from fedlight.datamodules.templates import Template
+from fedlight.datamodules.clients.partition import Partition
+from fedlight.datamodules.synthesis.choice import score_candidates
+from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
+from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS
+from fedlight.datamodules.synthesis.self_generation import SelfGeneration
+from fedlight.datamodules.text.templates import Template
 from fedlight.modules.sft import SFTModule
 
 TEMPLATE = "POST : {instruction} {input}\nCHOICE :"

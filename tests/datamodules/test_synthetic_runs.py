@@ -7,10 +7,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from synthetic_data import Listed
 from tiny_world import make_model
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.instructions import InstructionDataModule
-from fedlight.datamodules.partition import Partition
-from fedlight.datamodules.synthetic import SyntheticInstructionDataModule
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.clients.partition import Partition
+from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedmit import FedMIT
 from fedlight.federation.algorithms.fewfedpit import FewFedPIT

@@ -4,10 +4,10 @@ import lightning as L
 import pytest
 from tiny_world import write_rows
 
-from fedlight.callbacks.task_scores import TaskScores
-from fedlight.datamodules.instructions import InstructionDataModule
-from fedlight.datamodules.task_data import TaskDataModule
-from fedlight.datamodules.task_rows import TaskRows
+from fedlight.callbacks.scores.task_scores import TaskScores
+from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight.datamodules.instructions.task_data import TaskDataModule
+from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.evaluation.tasks.exact_match import ExactMatch
 from fedlight.modules.sft import SFTModule
 

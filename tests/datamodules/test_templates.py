@@ -1,6 +1,6 @@
 import pytest
 
-from fedlight.datamodules.templates import TEXTS, Template, check_choice
+from fedlight.datamodules.text.templates import TEXTS, Template, check_choice
 
 # Figure 4 of the FedBiscuit paper, typed from its page line by line.
 FIGURE_4 = {

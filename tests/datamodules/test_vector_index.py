@@ -6,11 +6,11 @@ import re
 import numpy as np
 import pytest
 
-from fedlight.datamodules import exact_search as exact_file
-from fedlight.datamodules import vector_index as index_file
-from fedlight.datamodules.exact_search import exact_search
-from fedlight.datamodules.index_files import vectors_digest
-from fedlight.datamodules.vector_index import VectorIndex
+from fedlight.datamodules.vectors import exact_search as exact_file
+from fedlight.datamodules.vectors import vector_index as index_file
+from fedlight.datamodules.vectors.exact_search import exact_search
+from fedlight.datamodules.vectors.index_files import vectors_digest
+from fedlight.datamodules.vectors.vector_index import VectorIndex
 
 ROWS, DIMENSION = 1500, 12
 

@@ -1,8 +1,8 @@
 import pytest
 
-from fedlight.datamodules.columns import check_columns, text_at, value_at
-from fedlight.datamodules.rows import RowsError
-from fedlight.datamodules.votes import read_votes
+from fedlight.datamodules.rows.columns import check_columns, text_at, value_at
+from fedlight.datamodules.rows.rows import RowsError
+from fedlight.datamodules.rows.votes import read_votes
 
 COLUMNS = {"prompt": "prompt", "response_a": "a", "response_b": "b", "choice": "choice", "client": "who"}
 VALUES = {"a": 0, "b": 1, "tie": "tie"}

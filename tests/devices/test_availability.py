@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedlight.devices.availability import HOUR, Always, Chance, Trace, parse_availability
-from fedlight.federation.seeding import derive_seed
+from fedlight.support.seeding import derive_seed
 
 QUARTER = HOUR / 4
 

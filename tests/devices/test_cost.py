@@ -7,8 +7,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedlight.devices.cost import Checkpointed, CostMeter, Sketched, without_weights
-from fedlight.devices.dry_run import DryRun
 from fedlight.devices.shape import BatchShape
+from fedlight.devices.shape_run import DryRun
 from fedlight.modules.dpo import DPOModule
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule

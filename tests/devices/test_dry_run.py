@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional
 
-from fedlight.devices.dry_run import DryRun
+from fedlight.devices.shape_run import DryRun
 
 
 def test_what_others_put_in_place_of_attention_stays(monkeypatch):

@@ -17,8 +17,8 @@ from fedlight.devices.memory import (
     visit_flops,
 )
 from fedlight.devices.shape import BatchShape
-from fedlight.modules.adapters import trained_parameters
 from fedlight.modules.dpo import DPOModule
+from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule

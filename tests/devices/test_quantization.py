@@ -8,7 +8,7 @@ from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from torch import nn
 
 from fedlight.devices.quantization import HEADS, QuantizedBase, quantizable_layers
-from fedlight.modules import base_model
+from fedlight.modules.language import base_model
 from fedlight.modules.selector import SelectorModule
 
 FORMS = {8: "int8", 4: "nf4"}

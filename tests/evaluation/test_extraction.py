@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from fedlight.datamodules.templates import ALPACA, ALPACA_NO_INPUT, Template
+from fedlight.datamodules.text.templates import ALPACA, ALPACA_NO_INPUT, Template
 from fedlight.evaluation.extraction import (
     exposure,
     matches,

@@ -9,8 +9,8 @@ from plain_lightning import Numbers, assert_equal, federate, module, ten_clients
 from torch import nn
 from written_out import assert_close, combined, local, recorded
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.federated_wrapper import FederatedWrapper
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.federated.wrapper import FederatedWrapper
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.client import Client, Visit
 

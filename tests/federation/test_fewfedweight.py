@@ -10,12 +10,12 @@ from plain_lightning import trainer
 from tiny_world import write_rows
 from torch.nn import functional
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.instructions import InstructionDataModule
-from fedlight.datamodules.partition import Partition
-from fedlight.datamodules.pseudo_responses import PseudoResponses
-from fedlight.datamodules.rows import load_rows
-from fedlight.datamodules.synthetic import SyntheticInstructionDataModule
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.clients.partition import Partition
+from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight.datamodules.rows.rows import load_rows
+from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
+from fedlight.datamodules.synthesis.pseudo_responses import PseudoResponses
 from fedlight.federation.algorithms.fewfedweight import FewFedWeight
 from fedlight.federation.client import Client, Visit, Work
 from fedlight.modules.sft import SFTModule

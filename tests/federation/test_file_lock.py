@@ -8,8 +8,8 @@ import time
 import pytest
 from holding import end, in_another_process
 
-from fedlight.federation import file_lock
-from fedlight.federation.file_lock import FileLock, holder, this_process
+from fedlight.support import file_lock
+from fedlight.support.file_lock import FileLock, holder, this_process
 
 
 def test_a_second_process_does_not_get_it_and_learns_who_has_it(tmp_path):

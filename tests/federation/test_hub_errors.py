@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-from fedlight.federation.hub_errors import hub_errors
+from fedlight.support.hub_errors import hub_errors
 
 ANSWER = SimpleNamespace(headers={}, request=None)  # all that the errors look at
 

@@ -10,10 +10,10 @@ import pytest
 
 SCRIPT = """
 import json, sys, time
-from fedlight.datamodules.rows import load_rows
-from fedlight.datamodules.text import load_tokenizer
-from fedlight.datamodules.sentence_folder import find_folder
-from fedlight.modules.base_model import load_base
+from fedlight.datamodules.rows.rows import load_rows
+from fedlight.datamodules.text.tokens import load_tokenizer
+from fedlight.datamodules.vectors.sentence_folder import find_folder
+from fedlight.modules.language.base_model import load_base
 import datasets, sentence_transformers, transformers  # their imports are not what is timed
 
 def load(name):
@@ -74,7 +74,7 @@ def test_it_is_said_within_seconds(told, what, line):
 
 
 def test_what_is_cached_is_read(told, tiny_model):
-    from fedlight.modules.base_model import load_base, load_tokenizer
+    from fedlight.modules.language.base_model import load_base, load_tokenizer
 
     network, _ = load_base(tiny_model, base="plain", dtype="fp32", trust_remote_code=False)
     assert told[0]["cached model"][1] == network.num_parameters()

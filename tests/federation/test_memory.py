@@ -4,7 +4,7 @@ import pytest
 import torch
 from memories import disk, files, saved, through_a_file, values, w
 
-from fedlight.federation.memory import ClientMemories
+from fedlight.federation.client_state import ClientMemories
 
 MIB = 2**20
 

@@ -3,8 +3,8 @@
 import pytest
 from memories import disk, files, saved, through_a_file, values, w
 
-from fedlight.federation import memory as memory_file
-from fedlight.federation.memory import ClientMemories
+from fedlight.federation import client_state as memory_file
+from fedlight.federation.client_state import ClientMemories
 
 
 def test_versions_that_no_snapshot_names_are_deleted(tmp_path):

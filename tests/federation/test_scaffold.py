@@ -13,13 +13,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from written_out import LR, SHARES, assert_close, combined, local, recorded
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.federated_wrapper import FederatedWrapper
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.federated.wrapper import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Identity
 from fedlight.federation.client import Visit, Work, build_clients
-from fedlight.federation.memory import ClientMemories
+from fedlight.federation.client_state import ClientMemories
 
 
 class ByHand:

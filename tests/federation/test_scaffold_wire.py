@@ -9,8 +9,8 @@ from plain_lightning import Numbers, assert_equal, federate, module, ten_clients
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.federated_wrapper import FederatedWrapper
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.federated.wrapper import FederatedWrapper
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.wire import Wire

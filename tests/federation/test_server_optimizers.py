@@ -11,8 +11,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from plain_lightning import Numbers, assert_equal, federate, module, ten_clients, trainer, weights
 from written_out import assert_close, combined, local, recorded
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.federated_wrapper import FederatedWrapper
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.federated.wrapper import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.server import Average, FedAdagrad, FedAdam, FedAvgM, FedYogi
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlight.federation.settings_record import (
+from fedlight.support.settings_record import (
     constructor_arguments,
     described,
     digest,
@@ -68,7 +68,7 @@ def test_objects_are_their_class_and_what_they_were_given():
 def test_other_values_are_plain_too():
     values = [Path("a/b"), Kind.ONE, Plain, digest, {3, 1}, range(2), np.float32(0.5), torch.tensor(3)]
     assert described(values)[:3] == ["a/b", "Kind.ONE", HERE + "Plain"]
-    assert described(values)[3:] == ["fedlight.federation.settings_record.digest", [1, 3], [0, 1], 0.5, 3]
+    assert described(values)[3:] == ["fedlight.support.settings_record.digest", [1, 3], [0, 1], 0.5, 3]
     assert described(functools.partial(max, 1))["class"] == "functools.partial"
     weights = described(torch.tensor([1.0, 2.0]))
     assert weights == described(torch.tensor([1.0, 2.0]))

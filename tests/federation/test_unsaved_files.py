@@ -8,10 +8,11 @@ import torch
 from holding import end, in_another_process
 from memories import disk, files, saved, through_a_file, values, w
 
-from fedlight.federation import file_lock, unsaved_files
-from fedlight.federation.file_lock import FileLock
-from fedlight.federation.memory import ClientMemories
+from fedlight.federation import unsaved_files
+from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.unsaved_files import UnsavedFiles
+from fedlight.support import file_lock
+from fedlight.support.file_lock import FileLock
 
 kept = []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedlight.modules import base_model
+from fedlight.modules.language import base_model
 from fedlight.modules.sft import SFTModule
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from tiny_world import fedlight, refused, tiny_selector
 
-from fedlight.modules.batch_form import refuse_other_batch
 from fedlight.modules.dpo import DPOModule
+from fedlight.modules.language.batch_form import refuse_other_batch
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from fedlight.federation.eval_mode import eval_mode
-from fedlight.modules.adapters import trained_parameters
-from fedlight.modules.example_gradients import example_gradients
+from fedlight.augmentation.less.example_gradients import example_gradients
+from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.sft import SFTModule
+from fedlight.support.eval_mode import eval_mode
 
 WAYS = ("func", "layers")
 

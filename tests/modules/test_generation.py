@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from fedlight.modules.generation import encode_prompts, pad_left
+from fedlight.modules.language.generation import encode_prompts, pad_left
 from fedlight.modules.sft import SFTModule
 
 PROMPTS = ["the cat", "a dog ran to the park: B day after", "c", "it was a nice"]

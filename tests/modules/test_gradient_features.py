@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
-from fedlight.modules.adapters import trained_parameters
-from fedlight.modules.gradient_features import Moments, adam_direction, gradient_features
-from fedlight.modules.random_projection import RandomProjection
+from fedlight.augmentation.less.gradient_features import Moments, adam_direction, gradient_features
+from fedlight.augmentation.less.random_projection import RandomProjection
+from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.sft import SFTModule
 
 

@@ -11,9 +11,9 @@ from torch import nn
 
 from fedlight.devices import hardware
 from fedlight.devices.quantization import QuantizedBase, quantizable_layers
-from fedlight.modules import base_model
-from fedlight.modules.adapters import trained_parameters
 from fedlight.modules.dpo import DPOModule
+from fedlight.modules.language import base_model
+from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule

@@ -7,7 +7,7 @@ import torch
 import transformers
 from tiny_world import fedlight, make_model, refused, tiny_selector
 
-from fedlight.modules.positions import beyond, is_table, positions, refuse_beyond
+from fedlight.modules.language.positions import beyond, is_table, positions, refuse_beyond
 
 SMALL = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 NARROW = {**SMALL, "intermediate_size": 16, "max_position_embeddings": 12}

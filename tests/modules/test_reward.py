@@ -10,8 +10,8 @@ from peft import PeftModel
 from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.federated import FederatedDataModule
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.modules.reward import RewardModule
 
 HEAD = "network.base_model.model.score.modules_to_save.default.weight"

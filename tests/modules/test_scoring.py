@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from fedlight.modules.scoring import encode_continuations, encode_pairs
+from fedlight.modules.language.scoring import encode_continuations, encode_pairs
 from fedlight.modules.sft import SFTModule
 
 PROMPTS = ["the cat sat on", "a dog ran to the park: B day", "c", "it was a nice mat:"]

@@ -8,11 +8,11 @@ import pytest
 import torch
 from tiny_world import write_rows
 
-from fedlight import steps
-from fedlight.callbacks.prediction_writer import PredictionWriter
-from fedlight.datamodules.completions import CompletionPairDataModule
+from fedlight.callbacks.export.prediction_writer import PredictionWriter
+from fedlight.datamodules.preferences.completions import CompletionPairDataModule
 from fedlight.modules.functional import choice_loss
 from fedlight.modules.selector import SelectorModule
+from fedlight.recipes import steps
 
 
 def settled(model: str, num_adapters: int, **settings) -> SelectorModule:

@@ -5,8 +5,8 @@ import torch
 
 from fedlight.devices.cost import CostMeter
 from fedlight.devices.shape import BatchShape
-from fedlight.modules.adapters import trained_parameters
 from fedlight.modules.dpo import DPOModule
+from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from fedlight.modules.language.stopping import stop_at
 from fedlight.modules.sft import SFTModule
-from fedlight.modules.stopping import stop_at
 
 PROMPTS = ["the cat", "a dog ran to the park: B day after", "c"]
 

@@ -4,9 +4,9 @@ import itertools
 
 import torch
 
-from fedlight.modules.adapters import trained_parameters
+from fedlight.augmentation.less.warm_up import linear_lr, warm_up
+from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.sft import SFTModule
-from fedlight.modules.warm_up import linear_lr, warm_up
 
 
 def make_module(model, **options):

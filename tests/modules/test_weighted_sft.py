@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedlight.callbacks.fitted_step import FittedStep
+from fedlight.callbacks.loop.fitted_step import FittedStep
 from fedlight.modules.sft import SFTModule
 
 PROMPTS = ["the cat sat on", "a dog ran to the park: B day", "the cat sat on", "c"]

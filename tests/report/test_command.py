@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedlight.cli import main
+from fedlight.cli.main import main
 from fedlight.report import page
 from fedlight.report.parts import Section
 from fedlight.report.sections import overview

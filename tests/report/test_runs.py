@@ -20,7 +20,7 @@ def recipe(tmp_path):
             os.utime(folder / "settings.json", (place, place))
     over = tmp_path / "demo" / "seeds_0_1" / "plot"
     over.mkdir(parents=True)
-    (over / "settings.json").write_text(json.dumps({"stage": "call fedlight.plots.clients"}))
+    (over / "settings.json").write_text(json.dumps({"stage": "call fedlight.report.figures.plots.clients"}))
     return tmp_path / "demo"
 
 

@@ -106,7 +106,7 @@ def test_the_same_prompt_by_two_methods_with_what_a_judge_said(tmp_path):
         }
         (folder / "qa.jsonl").write_text(lines([row]))
     duel = {
-        "stage": "call fedlight.duels.duels",
+        "stage": "call fedlight.judges.duels.duels",
         "task": "qa",
         "methods": {"FewFedPIT": "/moved/seed0/fewfedpit"},
     }

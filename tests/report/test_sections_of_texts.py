@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from fedlight.datamodules.augmentation import Added
-from fedlight.datamodules.augmentation_record import AugmentationRecord
-from fedlight.datamodules.embedding_cache import EmbeddingCache
+from fedlight.datamodules.instructions.augmentation import Added
+from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
+from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
 from fedlight.report.augmentations import additions_of, vectors_of
 from fedlight.report.parts import Chart, Table
 from fedlight.report.runs import read_runs

@@ -6,13 +6,13 @@ from pathlib import Path
 import lightning as L
 from tiny_world import table, write_rows
 
-from fedlight.callbacks.discoverable_memorization import DiscoverableMemorization
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.callbacks.membership_inference import MembershipInference
-from fedlight.callbacks.memory_extraction import MemoryExtraction
-from fedlight.datamodules.canaries import Canaries
-from fedlight.datamodules.instructions import InstructionDataModule
-from fedlight.datamodules.partition import Partition
+from fedlight.callbacks.attacks.discoverable_memorization import DiscoverableMemorization
+from fedlight.callbacks.attacks.membership_inference import MembershipInference
+from fedlight.callbacks.attacks.memory_extraction import MemoryExtraction
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.clients.partition import Partition
+from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight.datamodules.rows.canaries import Canaries
 from fedlight.modules.sft import SFTModule
 from fedlight.toy.instructions import JUDGEMENTS, NUMBERS, TEMPLATE
 from fedlight.toy.world import NAMES, OBJECTS, VERBS

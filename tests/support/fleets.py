@@ -2,9 +2,9 @@
 
 from plain_lightning import Numbers, module, ten_clients, trainer
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.callbacks.visit_log import VisitLog
-from fedlight.datamodules.federated_wrapper import FederatedWrapper
+from fedlight.callbacks.logs.visit_log import VisitLog
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.federated.wrapper import FederatedWrapper
 from fedlight.devices.fleet import Fleet
 
 FAST = {

@@ -13,10 +13,10 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from fedlight import recipes
 from fedlight.conf import path as conf_path
-from fedlight.lightning_cli import ReadSettings
-from fedlight.stages import Stage
+from fedlight.lightning_cli.cli import ReadSettings
+from fedlight.recipes import recipe as recipes
+from fedlight.recipes.stages import Stage
 
 FILE = Path(__file__).parent.parent / "golden/recipes.json"
 RUN, CONF = "RUN", "CONF"

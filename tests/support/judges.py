@@ -5,8 +5,8 @@ import numpy as np
 import torch
 from torchmetrics import MeanMetric
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.federated import FederatedDataModule
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.federation.algorithms.fedavg import FedAvg
 
 GROUPS = {"a": "warm", "b": "warm", "c": "terse", "d": "terse"}

@@ -4,7 +4,7 @@ import io
 
 import torch
 
-from fedlight.federation.memory import ClientMemories
+from fedlight.federation.client_state import ClientMemories
 
 
 def disk(folder, **kwargs):

@@ -1,6 +1,6 @@
 """A text generator that says what a test wants, and two clients whose rows it is shown."""
 
-from fedlight.endpoint import TextGenerator
+from fedlight.generators.endpoint import TextGenerator
 
 
 def rows(*topics):

@@ -1,7 +1,7 @@
 """Rows to make more of, and what self-generation made of them, with its counts checked."""
 
-from fedlight.datamodules.self_generation import SelfGeneration
-from fedlight.datamodules.templates import Template
+from fedlight.datamodules.synthesis.self_generation import SelfGeneration
+from fedlight.datamodules.text.templates import Template
 
 ALPACA = Template.named("alpaca")
 

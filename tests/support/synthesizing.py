@@ -9,12 +9,12 @@ from plain_lightning import Numbers, module, ten_clients, trainer
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.federated import FederatedDataModule
-from fedlight.datamodules.rounds import visit_batches
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.federated.datamodule import FederatedDataModule
+from fedlight.datamodules.federated.rounds import visit_batches
 from fedlight.devices.shape import BatchShape
-from fedlight.federation.eval_mode import eval_mode
-from fedlight.federation.seeding import derive_seed
+from fedlight.support.eval_mode import eval_mode
+from fedlight.support.seeding import derive_seed
 
 
 class Synthesizing(FederatedDataModule):

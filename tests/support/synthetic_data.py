@@ -6,9 +6,9 @@ from collections import Counter
 from scripted_model import ScriptedModel
 from torch import nn
 
-from fedlight.datamodules.partition import Partition
-from fedlight.datamodules.synthesis import Candidate, Synthesis
-from fedlight.datamodules.synthetic import SyntheticInstructionDataModule
+from fedlight.datamodules.clients.partition import Partition
+from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
+from fedlight.datamodules.synthesis.synthesis import Candidate, Synthesis
 
 TEMPLATE = "POST: {instruction} ANSWER:"
 COLUMNS = {"instruction": "instruction", "response": "output"}

@@ -8,8 +8,8 @@ from plain_lightning import trainer
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.federated import FederatedDataModule
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.federated.datamodule import FederatedDataModule
 
 SIGNS = {f"c{i}": (-1, 1, 3)[i % 3] for i in range(9)}  # three tastes
 

@@ -92,7 +92,7 @@ class Outcome:
 
 def fedlight(*args: str) -> Outcome:
     """Runs ``fedlight ARGS`` in this process: importing torch anew takes longer than most of these commands."""
-    from fedlight.cli import main
+    from fedlight.cli.main import main
 
     out, err = io.StringIO(), io.StringIO()
     code = 0

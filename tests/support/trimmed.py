@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedlight import recipes
+from fedlight.recipes import recipe as recipes
 
 
 def trimmed(name: str, folder: Path, *left_out: str) -> str:

@@ -6,8 +6,8 @@ from plain_lightning import Numbers, Regression, module, ten_clients, trainer, w
 from torch import nn
 from torch.func import functional_call
 
-from fedlight.callbacks.federated_loop import FederatedLoop
-from fedlight.datamodules.federated_wrapper import FederatedWrapper
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.federated.wrapper import FederatedWrapper
 
 SHARES = {name: len(indices) / 120 for name, indices in ten_clients(None).items()}
 LR = 0.05

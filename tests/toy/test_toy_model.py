@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from fedlight.federation.seeding import derive_seed
+from fedlight.support.seeding import derive_seed
 from fedlight.toy import MODEL
 from fedlight.toy.abilities import reading, writing
 from fedlight.toy.exercises import check_text, pair_text, summary_text

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedlight.augmentation.self_instruct import SelfInstruct
-from fedlight.augmentation.toy_teacher import ToyTeacher
+from fedlight.augmentation.self_instruct.self_instruct import SelfInstruct
+from fedlight.generators.toy_teacher import ToyTeacher
 from fedlight.toy import rows
 from fedlight.toy.instructions import DOMAINS, answer
 from fedlight.toy.teacher import Teacher, topic_of

@@ -1,7 +1,8 @@
 """A task: rows become prompts, a model answers them, each answer is scored.
 
 A task knows its own format: which prompt a row makes, and what a right answer is. Where the rows are and in which
-template the prompts stand is the business of a ``Prompts`` object, such as :class:`fedlight.datamodules.task_rows.TaskRows`;
+template the prompts stand is the business of a ``Prompts`` object, such as
+:class:`fedlight.datamodules.rows.task_rows.TaskRows`;
 give it the template of the training, else another format is measured than was learnt. With few-shot examples the prompt
 is that of each example with its answer, one after the other, a blank line between two.
 """
@@ -16,8 +17,8 @@ import numpy as np
 
 from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
 from fedlight.evaluation.tasks.result import TOO_LONG, Outcome, Result, Verdict
-from fedlight.federation.lower_bounds import refuse_below
-from fedlight.federation.seeding import derive_seed
+from fedlight.support.lower_bounds import refuse_below
+from fedlight.support.seeding import derive_seed
 
 Fields = Mapping[str, str]
 Row = Mapping[str, Any]

@@ -7,9 +7,9 @@ import matplotlib
 import numpy as np
 
 from fedlight.evaluation.by_client import worst_share_mean
-from fedlight.figures import COLORS, STYLE
-from fedlight.plots import WORST, draw_clients
 from fedlight.report.drawing import MOST_POINTS, key, new_chart, short, slug
+from fedlight.report.figures.figures import COLORS, STYLE
+from fedlight.report.figures.plots import WORST, draw_clients
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
 from fedlight.report.tables import Rows, number

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.coverage_plots import draw_scatter, draw_similarities, similarity_table
-from fedlight.datamodules.augmentation import Added, instruction_text
-from fedlight.federation.seeding import derive_seed
+from fedlight.datamodules.instructions.augmentation import Added, instruction_text
 from fedlight.report.augmentations import Addition, additions_of, vectors_of
+from fedlight.report.figures.coverage_plots import draw_scatter, draw_similarities, similarity_table
+from fedlight.report.figures.retrieval_map import draw_groups_of_points, flatten
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
-from fedlight.retrieval_map import draw_groups_of_points, flatten
+from fedlight.support.seeding import derive_seed
 
 POINTS = 800
 """Texts on the map, own and added together: t-SNE of them takes two or three seconds."""

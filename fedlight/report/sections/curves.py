@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import matplotlib
 
-from fedlight.figures import STYLE
 from fedlight.report.curves_data import FAMILIES, Curve, Curves, curves, family, said
 from fedlight.report.drawing import (
     MOST_LINES,
@@ -18,6 +17,7 @@ from fedlight.report.drawing import (
     slug,
     thinned,
 )
+from fedlight.report.figures.figures import STYLE
 from fedlight.report.parts import Chart, Section
 from fedlight.report.runs import Run
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.callbacks.fleet_summary import device_totals
+from fedlight.callbacks.progress.fleet_summary import device_totals
 from fedlight.devices.clock import NO_PART
-from fedlight.devices.words import duration, short
 from fedlight.report.costs import ByMethod, alike, cost_charts
 from fedlight.report.device_charts import (
     draw_memory,
@@ -23,6 +22,7 @@ from fedlight.report.drawing import MOST_LINES, bands, looks, over_seeds
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
 from fedlight.report.visits import OUTCOMES, PARTS, Peak, Visits, peaks, visits_of
+from fedlight.support.words import duration, short
 
 PANELS = 4
 """Runs that have a panel of their own."""

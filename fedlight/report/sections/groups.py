@@ -8,9 +8,9 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from fedlight.evaluation.agreement import agreement
-from fedlight.figures import COLORS, STYLE
-from fedlight.plots import draw_groups, groups_of
 from fedlight.report.drawing import Line, bands, draw_lines, key, looks, new_chart, over_seeds, slug
+from fedlight.report.figures.figures import COLORS, STYLE
+from fedlight.report.figures.plots import draw_groups, groups_of
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
 from fedlight.report.tables import Rows, number

@@ -11,11 +11,11 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from fedlight.attack_log import GLOBAL, UPLOADS, Leakage, read_attacks
-from fedlight.figures import STYLE
-from fedlight.privacy_plots import draw_trade_off
+from fedlight.report.attack_log import GLOBAL, UPLOADS, Leakage, read_attacks
 from fedlight.report.drawing import MOST_LINES, SIZE, Line, bands, draw_lines, looks, over_seeds, slug
 from fedlight.report.drawing import key as add_key
+from fedlight.report.figures.figures import STYLE
+from fedlight.report.figures.privacy_plots import draw_trade_off
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
 from fedlight.report.tables import number

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_world import write_rows
 
-from fedlight.datamodules.task_rows import TaskRows
+from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.evaluation.tasks.gsm8k import GSM8K, final_number
 from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.evaluation.tasks.multiple_choice import MultipleChoice

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tiny_world import write_rows
 
-from fedlight.datamodules.task_rows import TaskRows
+from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.evaluation.sandbox import Limits, SandboxError, missing_protection
 from fedlight.evaluation.tasks.human_eval import CODE_STOPS, INSTRUCTION, HumanEval
 

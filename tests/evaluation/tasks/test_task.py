@@ -5,8 +5,8 @@ import math
 import pytest
 from tiny_world import write_rows
 
-from fedlight.datamodules import task_rows
-from fedlight.datamodules.task_rows import TaskRows
+from fedlight.datamodules.rows import task_rows
+from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.evaluation.tasks.exact_match import ExactMatch
 from fedlight.evaluation.tasks.result import Outcome, Result, Verdict
 

@@ -1,0 +1,1 @@
+"""Privacy attacks on the global model and on uploads."""

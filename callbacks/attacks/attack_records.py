@@ -1,0 +1,132 @@
+"""What attacks leave behind: one table of all of them, and a file of everything that each has seen of a round.
+
+A killed and resumed run leaves the files of an uninterrupted one: rows are put in by round and target, in an order of
+their own, and what an attack found in rounds that are trained again is taken out first.
+
+The files hold clients' own rows beside what the model wrote, word for word: keep them as you keep the rows.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from fedlight.support.whole_files import write_whole
+
+GLOBAL = "global"
+"""The target that is the server's model; every other target is the client whose upload was attacked."""
+
+Metrics = Mapping[str, float]
+Key = tuple[int, str]
+
+
+class AttackTable:
+    """A CSV file with a row for each round and target and a column ``ATTACK/METRIC`` for each metric of each attack.
+
+    Rounds count from 1; round 0 is the model before training. A cell is empty where an attack did not measure.
+
+    Args:
+        file: where the table is; several attacks may write to it in turn.
+        attack: whose columns are written here.
+    """
+
+    def __init__(self, file: Path, attack: str) -> None:
+        self.file, self.prefix = file, f"{attack}/"
+
+    def restart(self, last_round: int, before: str | None = None) -> None:
+        """Keeps what this attack found up to ``last_round``; later rounds are trained again, 0 keeps nothing.
+
+        Args:
+            last_round: counted from 1.
+            before: :meth:`digest` of these rounds when the checkpoint was written; None for no question.
+
+        Raises:
+            ValueError: it is another one now, or the file is no such table.
+        """
+        if None not in (before, found := self.digest(last_round)) and found != before:
+            raise ValueError(
+                f"{self.file} is damaged or of another run: what {self.prefix[:-1]} found up to round {last_round} is not "
+                "what was there when the checkpoint was written. Move it away, and the table goes on without it"
+            )
+        rows = self.rows()
+        for (round_idx, _), row in rows.items():
+            if last_round == 0 or round_idx > last_round:
+                for column in [name for name in row if name.startswith(self.prefix)]:
+                    del row[column]
+        self._write(rows)
+
+    def digest(self, last_round: int) -> str | None:
+        """Of what this attack found up to ``last_round``, by which a change is noticed; None where there is no file."""
+        if not self.file.exists():
+            return None
+        found = {
+            f"{round_idx} {target}": {
+                name: text for name, text in row.items() if name.startswith(self.prefix)
+            }
+            for (round_idx, target), row in self.rows().items()
+            if round_idx <= last_round
+        }
+        return blake2b(json.dumps(found, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    def put(self, round_idx: int, found: Mapping[str, Metrics]) -> None:
+        """Adds what this attack found in a round, by target."""
+        rows = self.rows()
+        for target, metrics in found.items():
+            row = rows.setdefault((round_idx, target), {})
+            row.update({self.prefix + name: str(value) for name, value in metrics.items()})
+        self._write(rows)
+
+    def rows(self) -> dict[Key, dict[str, str]]:
+        """The filled cells of each round and target, as text.
+
+        Raises:
+            ValueError: somebody has changed the file into no such table.
+        """
+        if not self.file.exists():
+            return {}
+        with self.file.open(newline="", encoding="utf-8", errors="replace") as file:
+            try:
+                read = list(csv.DictReader(file))
+                if any(None in row for row in read):
+                    raise ValueError("a row with more cells than columns")
+                return {
+                    (int(row.pop("round")), row.pop("target")): {
+                        name: text for name, text in row.items() if text
+                    }
+                    for row in read
+                }
+            except (KeyError, ValueError, TypeError, csv.Error) as error:
+                raise ValueError(
+                    f"{self.file} is no table of attacks: move it away, or choose another output"
+                ) from error
+
+    def _write(self, rows: Mapping[Key, Mapping[str, str]]) -> None:
+        """All or nothing; a file without any row is removed."""
+        rows = {key: row for key, row in rows.items() if row}
+        if not rows:
+            self.file.unlink(missing_ok=True)
+            return
+        columns = sorted({column for row in rows.values() for column in row})
+        text = io.StringIO()
+        writer = csv.DictWriter(text, ["round", "target", *columns], lineterminator="\n")
+        writer.writeheader()
+        # Clients before the server, as in the course of a round.
+        for round_idx, target in sorted(rows, key=lambda key: (key[0], key[1] == GLOBAL, key[1])):
+            writer.writerow({"round": round_idx, "target": target, **rows[round_idx, target]})
+        write_whole(self.file, text.getvalue())
+
+
+def write_lines(file: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """One line of JSON for each record; the file appears when it is whole."""
+    write_whole(file, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+
+
+def remove_later(folder: Path, name: str, last_round: int) -> None:
+    """Removes files of that name of the rounds after ``last_round``; 0 keeps none, not that of round 0 either."""
+    for file in folder.glob(f"round_*/{name}"):
+        number = file.parent.name.removeprefix("round_")
+        if number.isdigit() and (last_round == 0 or int(number) > last_round):
+            file.unlink()

@@ -1,0 +1,133 @@
+"""Memory extraction: the model is given the beginning of its prompt template and writes instructions, as if from memory.
+
+The attack of Carlini et al., "Extracting Training Data from Large Language Models", USENIX Security 2021,
+https://arxiv.org/abs/2012.07805, on instruction tuning, as Wang et al. (FedDCA, https://arxiv.org/abs/2409.20135, appendix
+A.8) make it: their one prompt, Figure 8, is the beginning of Alpaca's form for rows without an input, "Below is an
+instruction that describes a task. Write ...", up to ``### Instruction:``. Here the beginning of the form for rows with an
+input takes its turn as well, since such rows are trained with that one; ``forms="without_input"`` is Figure 8 alone.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, get_args
+
+from fedlight.callbacks.attacks.attack import Attack, Found
+from fedlight.callbacks.attacks.attack_needs import Fields, HoldsClientRows, prompts_of
+from fedlight.callbacks.attacks.attack_records import GLOBAL
+from fedlight.evaluation.extraction import matches, memory_metrics, opening_of, says
+from fedlight.evaluation.tasks.model import AnswersPrompts
+from fedlight.support.seeding import derive_seed
+
+Forms = Literal["all", "without_input"]
+
+
+class MemoryExtraction(Attack):
+    """Samples instructions and compares each with all instructions of the clients, or of the client whose upload it is.
+
+    What is compared is the text from the template's first slot to where the template goes on: the instruction of Alpaca,
+    the instruction and its input where nothing stands between the two. Metrics: ``rouge_l`` is the mean over all pairs
+    (FedDCA), ``rouge_l_best`` the mean of the best matches, ``exact`` the share of samples that equal an instruction,
+    ``extracted`` the share of different instructions that were sampled, ``canaries`` the share of planted ones whose
+    instruction was sampled; see :mod:`fedlight.evaluation.extraction`.
+
+    Args:
+        samples: texts to sample.
+        temperature: of the samples, above 0.
+        top_p: share of the probability to draw from, in (0, 1].
+        max_new_tokens: most tokens of a sample.
+        batch_size: samples that are written at once.
+        clients: whose instructions the server's model is searched for; None: everybody's.
+        forms: which forms of the template the samples begin with: ``all`` in turn, or ``without_input``, the one for rows
+            without an input alone (FedDCA's Figure 8, with Alpaca). A template of one form, such as ``alpaca_joined``,
+            begins in one way. What the samples are compared with is the same: the instructions of all rows.
+        kwargs: further arguments of :class:`~fedlight.callbacks.attacks.attack.Attack`: ``every_n_rounds``, ``targets``, ...
+
+    Raises:
+        ValueError: a setting is out of range; in ``setup``, what is needed is not there, a client has no rows, or the
+            template begins with a slot.
+    """
+
+    name: ClassVar[str] = "memory_extraction"
+
+    def __init__(
+        self,
+        samples: int = 100,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        max_new_tokens: int = 64,
+        batch_size: int = 50,
+        clients: Sequence[str] | None = None,
+        forms: Forms = "all",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.at_least_one(samples=samples, max_new_tokens=max_new_tokens, batch_size=batch_size)
+        if temperature <= 0 or not 0 < top_p <= 1:
+            raise ValueError(
+                f"MemoryExtraction.temperature={temperature} must be above 0, or all samples are one and the same, and "
+                f"top_p={top_p} must lie in (0, 1]"
+            )
+        if forms not in get_args(Forms):
+            raise ValueError(f"MemoryExtraction.forms={forms!r} must be {' or '.join(get_args(Forms))}")
+        self.samples, self.temperature, self.top_p, self.forms = samples, temperature, top_p, forms
+        self.max_new_tokens, self.batch_size, self.clients = max_new_tokens, batch_size, clients
+
+    def prepare(self, data: HoldsClientRows, module: Any) -> None:
+        if not isinstance(module, AnswersPrompts):
+            raise ValueError(
+                "MemoryExtraction needs a module with generate and log_likelihoods, such as SFTModule, not "
+                f"{type(module).__name__}"
+            )
+        self._template = data.template
+        forms = [data.template.text, *([data.template.without.text] if data.template.without else [])]
+        self._opening = opening_of(forms)
+        self._prefixes = (opening_of(forms[-1:]) if self.forms == "without_input" else self._opening).prefixes
+        self._own = {client: self._bodies(rows) for client, rows in data.client_rows.items()}
+        self._planted = {client: self._bodies(rows) for client, rows in data.planted.items()}
+        wanted = list(self._own if self.clients is None else self.clients)
+        if unknown := [client for client in wanted if not self._own.get(client)]:
+            raise ValueError(
+                f"MemoryExtraction.clients: {unknown[0]!r} has no rows; there are {', '.join(list(self._own)[:5])} ..."
+            )
+        self._everybody = wanted
+
+    def attack(self, module: Any, client: str | None) -> Found:
+        clients = self._everybody if client is None else [client]
+        references = [text for one in clients for text in self._own[one]]
+        planted = [(one, text) for one in clients for text in self._planted.get(one, [])]
+        texts = self._sample(module, client or GLOBAL)
+        found = matches(texts, references)
+        records: list[dict[str, Any]] = [
+            {"text": text, **match._asdict(), "nearest": references[match.nearest]}
+            for text, match in zip(texts, found, strict=True)
+        ]
+        metrics = memory_metrics(texts, references, found)
+        if planted:
+            recovered = [says(texts, text) for _, text in planted]
+            metrics["canaries"] = sum(recovered) / len(planted)
+            records += [
+                {"canary": text, "client": one, "recovered": hit}
+                for (one, text), hit in zip(planted, recovered, strict=True)
+            ]
+        return Found(metrics, records)
+
+    def _sample(self, module: AnswersPrompts, target: str) -> list[str]:
+        """Texts behind the beginnings of the template's forms in turn; the same draws in every round."""
+        texts: list[str] = []
+        for at, prefix in enumerate(self._prefixes):
+            left = len(range(at, self.samples, len(self._prefixes)))
+            for start in range(0, left, self.batch_size):
+                [drawn] = module.generate(
+                    [prefix],
+                    min(self.batch_size, left - start),
+                    self.temperature,
+                    self.top_p,
+                    self.max_new_tokens,
+                    derive_seed(self.seed, self.name, target, at, start),
+                    stop=self._opening.stops,
+                    strip=True,
+                )
+                texts += drawn
+        return texts
+
+    def _bodies(self, rows: Sequence[Fields]) -> list[str]:
+        return [self._opening.body(text) for text in prompts_of(self._template, rows)]

@@ -1,0 +1,1 @@
+"""Adapters and predictions written to files."""

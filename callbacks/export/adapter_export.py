@@ -1,0 +1,65 @@
+"""The trained adapter as a PEFT folder, which ``PeftModel.from_pretrained`` loads, written after training."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import lightning as L
+
+from fedlight.support.full_disk import full_disk_named
+from fedlight.support.whole_files import sync
+
+
+@runtime_checkable
+class SavesAdapter(Protocol):
+    """What the export needs of a module."""
+
+    def save_adapter(self, folder: Path) -> None:
+        """Writes ``adapter_config.json`` and the adapter's weights into ``folder``."""
+
+
+class AdapterExport(L.Callback):
+    """Writes the adapter at the end of ``fit``; a killed run leaves the whole folder or none.
+
+    Args:
+        folder: where the adapter goes; one that exists is replaced.
+
+    Raises:
+        ValueError: before training, for a module without ``save_adapter``.
+        OSError: the disk is full.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage == "fit" and not isinstance(pl_module, SavesAdapter):
+            raise ValueError(
+                f"AdapterExport({str(self.folder)!r}): {type(pl_module).__name__} has no method "
+                "save_adapter(folder): take the callback out or derive the module from LanguageModule"
+            )
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        assert isinstance(pl_module, SavesAdapter)
+        new = self.folder.with_name(self.folder.name + ".tmp")
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        with full_disk_named(new):
+            pl_module.save_adapter(new)
+            for path in (*new.rglob("*"), new):
+                sync(path)
+        _replace_folder(new, self.folder)
+
+
+def _replace_folder(new: Path, folder: Path) -> None:
+    """Moves ``new`` to ``folder``; ``os.replace`` refuses to put a folder where a full one stands."""
+    old = folder.with_name(folder.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        os.replace(folder, old)
+    os.replace(new, folder)
+    sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)

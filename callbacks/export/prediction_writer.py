@@ -1,0 +1,208 @@
+"""Predictions as JSON lines, written batch by batch: an interrupted predict run goes on where it stopped.
+
+While a run is under way the lines stand in ``<path>.partial``, and ``<path>.progress`` says how many batches
+and bytes of it are whole, with a digest of them; ``<path>`` itself appears at the end, complete. A run that finds
+a partial file cuts it back to the last whole batch, has the datamodule skip that many batches, and ends with the
+same file as an uninterrupted run, provided that ``predict_step`` draws its randomness from the batch (its
+``index``), never from ``batch_idx``, which starts at 0 again. Where one of the two files is damaged, all is predicted anew.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from fedlight.support.full_disk import full_disk_named
+from fedlight.support.seals import sealed, unsealed
+from fedlight.support.whole_files import sync, write_whole
+
+LINES = "digest of lines"
+
+
+@runtime_checkable
+class SkipsPredictBatches(Protocol):
+    """What going on needs of a datamodule: its next predict loader leaves out so many first batches."""
+
+    skip_predict_batches: int
+
+
+class PredictionWriter(L.Callback):
+    """Writes one JSON line for each example of ``trainer.predict``.
+
+    Args:
+        path: the file of JSON lines.
+        fields: names of what is predicted: one name for a list with one entry per example (of completions,
+            say), k names for a tensor ``(batch, k)``, or ``(batch, k, U)`` for U numbers in each.
+        copy: keys of the batch whose entry is written in front of the prediction, such as ``prompt``.
+
+    Raises:
+        ValueError: before any work, for several processes, or a partial file of another model or other data.
+        OSError: the disk is full.
+
+    Example:
+        >>> log_probs = torch.tensor([[-0.5, -1.0]])
+        >>> _lines({"index": torch.tensor([4])}, log_probs, ["logp_a", "logp_b"], ["index"])
+        ['{"index": 4, "logp_a": -0.5, "logp_b": -1.0}']
+        >>> _lines({}, torch.tensor([[[-0.5, -1.5], [-1.0, -0.25]]]), ["logp_a", "logp_b"], [])
+        ['{"logp_a": [-0.5, -1.5], "logp_b": [-1.0, -0.25]}']
+        >>> _lines({"prompt": ["Hi"]}, [["a", "b"]], ["completions"], ["prompt"])
+        ['{"prompt": "Hi", "completions": ["a", "b"]}']
+    """
+
+    def __init__(self, path: str, fields: Sequence[str], copy: Sequence[str] = ("index",)) -> None:
+        self.path = Path(path)
+        self.fields = list(fields)
+        self.copy = list(copy)
+        self._partial = self.path.with_name(self.path.name + ".partial")
+        self._progress = self.path.with_name(self.path.name + ".progress")
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Cuts a partial file back to its whole batches and has the datamodule skip them."""
+        if stage != "predict":
+            return
+        if trainer.world_size > 1:
+            raise ValueError(
+                f"PredictionWriter writes {self.path} from one process: set devices=1 and num_nodes=1"
+            )
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        can_skip = isinstance(data, SkipsPredictBatches)
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._state: dict[str, Any] = self._read_progress() if can_skip else {"batches": 0, "bytes": 0}
+        if can_skip:
+            data.skip_predict_batches = self._state["batches"]
+        with full_disk_named(self._partial), self._partial.open("ab") as file:
+            if file.tell() > self._state["bytes"]:
+                file.truncate(self._state["bytes"])
+
+    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Refuses to go on with lines of another model; weights from a checkpoint are loaded by now."""
+        num_batches = self._state["batches"] + sum(trainer.num_predict_batches)
+        who = _fingerprint(pl_module, trainer.datamodule, num_batches)  # type: ignore[attr-defined]
+        if self._state.setdefault("fingerprint", who) != who:
+            raise ValueError(
+                f"{self._partial} was begun with another model, other data or other settings: "
+                "remove it to begin anew, or give another path"
+            )
+
+    def on_predict_batch_start(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Notes that all batches before this one are whole."""
+        if dataloader_idx > 0:
+            raise ValueError(
+                f"PredictionWriter writes {self.path} from one predict loader, the datamodule has several"
+            )
+        self._write_progress()
+
+    def on_predict_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Appends the lines of this batch."""
+        text = "".join(line + "\n" for line in _lines(batch, outputs, self.fields, self.copy)).encode()
+        with full_disk_named(self._partial), self._partial.open("ab") as file:
+            file.write(text)
+        self._state["batches"] += 1
+        self._state["bytes"] += len(text)
+        self._digest.update(text)
+
+    def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Puts the complete file in its place."""
+        sync(self._partial)
+        os.replace(self._partial, self.path)
+        sync(self.path.parent)
+        self._progress.unlink(missing_ok=True)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """The next predict run of the same datamodule skips nothing."""
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        if stage == "predict" and isinstance(data, SkipsPredictBatches):
+            data.skip_predict_batches = 0
+
+    def _read_progress(self) -> dict[str, Any]:
+        """Whole batches of the partial file: none where it is damaged, or the two files do not fit together."""
+        nothing = {"batches": 0, "bytes": 0}
+        if not self._partial.exists() or not self._progress.exists():
+            return nothing
+        try:
+            state: dict[str, Any] = json.loads(self._progress.read_text(encoding="utf-8"))
+            if LINES in state:
+                state = unsealed(state)
+            digest = state.pop(
+                LINES if LINES in state else "digest"
+            )  # the second in files of an earlier version
+            with self._partial.open("rb") as file:
+                self._digest.update(file.read(state["bytes"]))
+            if self._digest.hexdigest() == digest and isinstance(state["batches"], int):
+                return state
+        except (ValueError, KeyError, TypeError, AttributeError):
+            pass
+        rank_zero_warn(f"{self._partial} or {self._progress.name} is damaged: all is predicted anew")
+        self._digest = hashlib.blake2b(digest_size=16)
+        return nothing
+
+    def _write_progress(self) -> None:
+        write_whole(self._progress, json.dumps(sealed({**self._state, LINES: self._digest.hexdigest()})))
+
+
+def _lines(batch: Any, predictions: Any, fields: Sequence[str], copy: Sequence[str]) -> list[str]:
+    """One JSON object per example: the copied entries of the batch, then the prediction."""
+    missing = [key for key in copy if not isinstance(batch, Mapping) or key not in batch]
+    if missing:
+        has = sorted(batch) if isinstance(batch, Mapping) else type(batch).__name__
+        raise ValueError(f"PredictionWriter.copy={list(copy)}: the batch has no {missing[0]!r}, it has {has}")
+    columns = [_plain(batch[key]) for key in copy] + _columns(predictions, fields)
+    names = [*copy, *fields]
+    return [
+        json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, allow_nan=False)
+        for row in zip(*columns, strict=True)
+    ]
+
+
+def _columns(predictions: Any, fields: Sequence[str]) -> list[list[Any]]:
+    """A column for each field, whichever of the two forms a prediction has."""
+    if len(fields) == 1:
+        return [_plain(predictions)]
+    shape = tuple(predictions.shape) if isinstance(predictions, Tensor) else ()
+    if len(shape) not in (2, 3) or shape[1] != len(fields):
+        raise ValueError(
+            f"PredictionWriter.fields={list(fields)} names {len(fields)} numbers per example, but predict_step returns "
+            f"{shape or type(predictions).__name__}: it must be a tensor (batch, {len(fields)}), or "
+            f"(batch, {len(fields)}, U) for U numbers under each name"
+        )
+    return [_plain(column) for column in predictions.unbind(dim=1)]
+
+
+def _plain(column: Any) -> list[Any]:
+    return column.tolist() if isinstance(column, Tensor) else list(column)
+
+
+def _fingerprint(module: L.LightningModule, data: Any, num_batches: float) -> str:
+    """Tells models and data apart by their settings and trained weights; settings name the frozen base."""
+    data_settings = dict(data.hparams) if isinstance(data, L.LightningDataModule) else {}
+    settings = [dict(module.hparams), data_settings, num_batches]
+    text = json.dumps(settings, sort_keys=True, default=lambda o: type(o).__qualname__)
+    digest = hashlib.sha256(text.encode())
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            digest.update(name.encode())
+            digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

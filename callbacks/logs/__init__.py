@@ -1,0 +1,1 @@
+"""Tables of visits, groups and clients that are written during training."""

@@ -1,0 +1,286 @@
+"""Accuracy by client: the mean hides whom a model serves badly.
+
+For modules that choose between two answers. ``validation_step`` and ``test_step`` return ``{"correct": (batch, U) bool,
+"vote": (batch,) bool}``: whether each of U selectors, and their majority, is right.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+
+from fedlight.callbacks.logs.client_groups import grouping_of, known_groups, read_selectors
+from fedlight.callbacks.logs.log_now import log_now
+from fedlight.callbacks.loop.own_models import OwnStates, OwnTestExamples, outputs_of_own_models
+from fedlight.callbacks.loop.round_table import RoundTable, Row
+from fedlight.evaluation.by_client import per_client, spread
+
+Indices = Mapping[str, np.ndarray]
+
+
+@runtime_checkable
+class EvaluatesByClient(Protocol):
+    """What is needed of the datamodule: client id -> positions in the order of the loader; None where not known."""
+
+    val_client_indices: Indices | None
+    test_client_indices: Indices | None
+
+
+class ClientAccuracy(L.Callback):
+    """Logs and writes the accuracy of each client's validation and test examples.
+
+    Logs ``val/client_mean``, ``val/client_worst_tenth`` (mean of the worst tenth of the clients, rounded up),
+    ``val/client_std`` (over the clients), the same under ``test/``, and where clients are grouped the same of the clients'
+    own selectors under ``own_client_mean`` and so on. Writes ``clients.csv``: stage, round (in fit), client, examples,
+    its known group, its selector, accuracy of the vote, and own_accuracy, that of its own selector; what is not known is
+    empty; of an epoch that validates several times the first pass is written. A killed and resumed run leaves the same file
+    as an uninterrupted one. Where the module does not say what is correct, or the datamodule not whose an example is, the
+    callback says so once and does nothing.
+
+    Args:
+        path: the file; ``clients.csv`` in the trainer's ``default_root_dir`` if not given.
+        groups: the ``groups.csv`` of a federated run, whose last round says which selector is whose; for ``test`` and
+            ``validate``. A grouping algorithm in the run itself comes first.
+        worst: share of the clients that are the worst, in (0, 1]. Metrics of another than a tenth are named after it,
+            ``client_worst_0.25``.
+        own_models: at the end of fit, tests each client's own model (what it would go on with alone, as in local-only
+            training) on its own test examples: ``own/client_mean`` and so on, and ``own/accuracy``, pooled over the
+            examples.
+
+    Attributes:
+        summary: what ``own_models`` has found, by the names of its metrics.
+
+    Raises:
+        ValueError: ``worst`` is out of range; in ``setup``, ``groups`` is no such file or one of other clients, or
+            ``own_models`` has no federated loop or no test examples by client.
+    """
+
+    log_name = "clients.csv"
+
+    def __init__(
+        self,
+        path: str | None = None,
+        groups: str | None = None,
+        worst: float = 0.1,
+        own_models: bool = False,
+    ) -> None:
+        if not 0 < worst <= 1:
+            raise ValueError(f"ClientAccuracy.worst={worst} must lie in (0, 1]")
+        self.path, self.groups, self.worst, self.own_models = path, groups, worst, own_models
+        self.summary: dict[str, float] = {}
+        self._outputs: list[Any] = []
+        self._said: set[str] = set()
+        self._last_round = -1
+        self._before: str | None = None
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._table = RoundTable(Path(self.path or Path(trainer.default_root_dir) / self.log_name))
+        self._grouping = grouping_of(trainer)
+        evaluates = stage in ("validate", "test")
+        self._selectors = read_selectors(Path(self.groups)) if self.groups and evaluates else {}
+        if self._selectors:
+            self._check_clients(trainer, "val" if stage == "validate" else "test")
+        if stage == "fit" and trainer.current_epoch == 0:  # a checkpoint is loaded later
+            self._last_round, self._before = -1, None
+        if stage == "fit" and self.own_models:
+            self._loop, self._data = _own_states(trainer), _own_examples(trainer)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._table.restart(self._last_round, self._before)
+
+    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._outputs = []
+
+    def on_test_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._outputs = []
+
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if dataloader_idx == 0:
+            self._outputs.append(outputs)
+
+    def on_test_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if dataloader_idx == 0:
+            self._outputs.append(outputs)
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
+        rows = self._evaluate(trainer, pl_module, "val")
+        if trainer.state.fn != "fit":
+            self._replace("validate", rows)
+            return
+        self._table.append([{"stage": "val", "round": trainer.current_epoch, **row} for row in rows])
+        self._last_round = trainer.current_epoch
+
+    def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._replace("test", self._evaluate(trainer, pl_module, "test"))
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Tests the clients' own models; only now are those of the last round there, also where none was left to train."""
+        if not self.own_models:
+            return
+        correct: dict[str, np.ndarray] = {}
+        for client, outputs in outputs_of_own_models(trainer, pl_module, self._loop, self._data):
+            outcomes = _stacked(outputs)
+            if outcomes is None:
+                return self._say(f"{type(pl_module).__name__}.test_step gives no 'correct' and 'vote'")
+            correct[client] = outcomes[:, :1]
+        accuracies = {client: float(own.mean()) for client, own in correct.items()}
+        of_clients = {f"own/{name}": x for name, x in spread([*accuracies.values()], self.worst).items()}
+        self.summary = {"own/accuracy": float(np.concatenate([*correct.values()]).mean()), **of_clients}
+        known = known_groups(trainer)
+        self._replace(
+            "own",
+            [client_row(c, len(own), own.mean(axis=0).repeat(2), None, known) for c, own in correct.items()],
+        )
+        log_now(trainer, self.summary)
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in self.summary.items())
+        rank_zero_info(f"each of {len(correct)} clients with its own model: {shown}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The last round whose rows are in the file, and a digest of those so far."""
+        return {"last_round": self._last_round, "before": self._table.digest(self._last_round)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._last_round, self._before = state_dict["last_round"], state_dict.get("before")
+
+    def _evaluate(self, trainer: L.Trainer, module: L.LightningModule, stage: str) -> list[Row]:
+        """Logs the accuracies of the pass that has ended and gives a row for each client."""
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        correct, self._outputs = _stacked(self._outputs), []
+        indices = getattr(data, f"{stage}_client_indices") if isinstance(data, EvaluatesByClient) else None
+        if correct is None:
+            self._say(f"the {stage} step of {type(module).__name__} gives no 'correct' and 'vote'")
+        elif indices is None:
+            self._say(f"{type(data).__name__} does not know whose {stage} examples are whose")
+        elif trainer.world_size > 1:
+            self._say("several processes share the examples out among each other")
+        else:
+            return self._log(trainer, module, stage, correct, indices)
+        return []
+
+    def _log(
+        self, trainer: L.Trainer, module: L.LightningModule, stage: str, correct: np.ndarray, indices: Indices
+    ) -> list[Row]:
+        selectors, known = self._whose(correct.shape[1] - 1), known_groups(trainer)
+        shares = per_client(correct, indices)
+        rows = [
+            client_row(
+                client, int((indices[client] < len(correct)).sum()), share, selectors.get(client), known
+            )
+            for client, share in shares.items()
+        ]
+        metrics = spread([float(row["accuracy"]) for row in rows], self.worst)
+        if own := [float(row["own_accuracy"]) for row in rows if row["selector"] != ""]:
+            metrics |= {f"own_{name}": value for name, value in spread(own, self.worst).items()}
+        named = {f"{stage}/{name}": value for name, value in metrics.items()}
+        module.log_dict(named, on_step=False, on_epoch=True, batch_size=1)
+        return rows
+
+    def _check_clients(self, trainer: L.Trainer, stage: str) -> None:
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        indices = getattr(data, f"{stage}_client_indices") if isinstance(data, EvaluatesByClient) else None
+        if indices and not indices.keys() & self._selectors.keys():
+            raise ValueError(
+                f"groups={self.groups} names none of the {len(indices)} clients of the {stage} examples, such as "
+                f"{next(iter(indices))!r}: give the groups.csv of a run on the same clients"
+            )
+
+    def _whose(self, num_selectors: int) -> Mapping[str, int]:
+        found = self._grouping.groups if self._grouping is not None else {}
+        selectors = found or self._selectors
+        if selectors and max(selectors.values()) >= num_selectors:
+            raise ValueError(
+                f"groups={self.groups} names selector {max(selectors.values())}, but the model has {num_selectors}, "
+                "counted from 0: give the groups.csv of the run that trained it"
+            )
+        return selectors
+
+    def _replace(self, stage: str, rows: Sequence[Row]) -> None:
+        if rows:
+            self._table.replace("stage", stage, [{"stage": stage, "round": "", **row} for row in rows])
+
+    def _say(self, why: str) -> None:
+        if why not in self._said:
+            rank_zero_info(f"ClientAccuracy: {why}, so there is no accuracy by client")
+        self._said.add(why)
+
+
+def client_row(
+    client: str, examples: int, shares: np.ndarray, selector: int | None, known: Mapping[str, str]
+) -> Row:
+    """A row of ``clients.csv``.
+
+    Args:
+        client: its id.
+        examples: how many of it were evaluated.
+        shares: how many of these the vote and each of U selectors get right, ``(1 + U,)``, in [0, 1].
+        selector: the client's own, None where clients are not grouped.
+        known: client id -> its known group.
+
+    Example:
+        >>> row = client_row("c1", 4, np.array([0.5, 0.25, 1.0]), selector=1, known={})
+        >>> row["accuracy"], row["own_accuracy"]
+        (0.5, 1.0)
+    """
+    own = 0 if len(shares) == 2 else selector  # a single selector is everybody's
+    return {
+        "client": client,
+        "examples": examples,
+        "group": known.get(client, ""),
+        "selector": "" if selector is None else selector,
+        "accuracy": float(shares[0]),
+        "own_accuracy": "" if own is None else float(shares[1 + own]),
+    }
+
+
+def _stacked(outputs: Sequence[Any]) -> np.ndarray | None:
+    """Outputs of all batches -> the vote and each selector, ``(examples, 1 + U)``; None where a step gave none."""
+    if not outputs or not all(
+        isinstance(own, Mapping) and {"correct", "vote"} <= own.keys() for own in outputs
+    ):
+        return None
+    stacked = [torch.cat([own["vote"][:, None], own["correct"]], dim=1) for own in outputs]
+    return torch.cat(stacked).cpu().numpy()
+
+
+def _own_states(trainer: L.Trainer) -> OwnStates:
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, OwnStates):
+            return callback
+    raise ValueError(
+        "ClientAccuracy.own_models=true needs clients: add a federated loop, or leave it at false"
+    )
+
+
+def _own_examples(trainer: L.Trainer) -> OwnTestExamples:
+    """The datamodule with its test set, which is made before any training: what is missing is missed at once."""
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    if isinstance(data, OwnTestExamples):
+        data.setup("test")
+        if data.test_client_indices:
+            return data
+    raise ValueError(
+        f"ClientAccuracy.own_models=true needs test examples by client, which {type(data).__name__} does not have: "
+        "give data.test_source rows with the column of columns.client, or leave it at false"
+    )

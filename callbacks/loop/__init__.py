@@ -1,0 +1,1 @@
+"""The federated loop and what it does in a round."""

@@ -1,0 +1,331 @@
+"""State of the module that is no parameter: running statistics, power iterations, queues, averages of weights.
+
+An optimizer does not hold it, so it would pass from one client of a round to the next. Buffers are compared before and after
+a visit, by content, which finds those that training really changes: a batch norm in ``eval()`` is none of them.
+
+=============  ==================================================================================================
+``refuse``     a buffer that training changes ends the run, by name
+``average``    every visit starts from the server's buffers, and after the round these are the mean over the clients
+               that took part, weighted by their examples, in fp64; whatever the algorithm's weighting and the
+               server's optimizer, as a variance that is stepped further than its mean could become negative
+``local``      FedBN: buffers, and weights and biases of the layers that own running statistics, stay with each client
+               in its memory and are not sent; the server's own stay as they were at the start
+=============  ==================================================================================================
+
+FedBN: Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021,
+https://arxiv.org/abs/2102.07623, Algorithm 1. Deviation: other buffers that training changes stay with the client as well.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedlight.callbacks.loop.frozen_parameters import FrozenParameters
+from fedlight.federation.aggregation import Aggregation, WeightedSum
+from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.channel import serialized_bytes
+from fedlight.federation.divergence import refuse_not_finite
+from fedlight.federation.exact_sum import ExactSums
+from fedlight.federation.module_buffers import (
+    Buffers,
+    changed,
+    copies,
+    normalization_parameters,
+    persistent,
+    put,
+    put_back,
+    snapshot,
+)
+from fedlight.federation.state import State, read
+
+Policy = Literal["refuse", "average", "local"]
+LOCAL = "local_layers"
+"""In a client's memory: the parameters and buffers that stay with it."""
+MOST_NAMES = 6
+
+
+class BufferPolicy:
+    """Refuses what training changes; what the other policies have in common.
+
+    Attributes:
+        name: of the policy, the value of ``federated.buffers``.
+        round_start: the module's buffers as they were before the first visit of the round under way, by name; a
+            checkpoint that is written inside the round takes them from here. Empty outside of a round's visits.
+        num_bytes: of the buffers that go with the parameters, one way; they are the same each time.
+    """
+
+    name: Policy = "refuse"
+
+    def __init__(self) -> None:
+        self.round_start: Buffers = {}
+        self.num_bytes = 0
+        self._frozen: FrozenParameters | None = None
+        self._looked = False
+
+    def check(self, algorithm: Algorithm, aggregation: Aggregation | None, is_private: bool) -> None:
+        """Before any work: refuses what cannot go with the policy.
+
+        Args:
+            algorithm: of the run.
+            aggregation: that takes the place of the algorithm's own, if any.
+            is_private: whether something of the run promises differential privacy.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        if self.name not in algorithm.buffers:
+            fine = " or ".join(algorithm.buffers)
+            raise ValueError(
+                f"federated.buffers={self.name} has no meaning under {type(algorithm).__name__}: set it to {fine}"
+            )
+
+    def attach(self, module: nn.Module) -> None:
+        """Before the first round: takes the module."""
+        self._module = module
+        self.round_start = {}
+        self._frozen = None
+        self._looked = False
+
+    def shared(self, state: State) -> State:
+        """Those of the federated parameters that are sent and aggregated: here all."""
+        return state
+
+    def enter(self, memory: Mapping[str, Any], state: State, parameters: Mapping[str, Tensor]) -> State:
+        """Before a visit: the module gets the buffers that the client starts from.
+
+        Args:
+            memory: of the client.
+            state: the server's federated parameters.
+            parameters: the module's, of which it is told where they are.
+
+        Returns:
+            Parameters that the client has of its own, whatever it has received.
+        """
+        if self._frozen is None:
+            self.round_start = snapshot(self._module)
+            self._frozen = FrozenParameters(self._module, parameters)
+        return {}
+
+    def after_batch(self) -> None:
+        """After a batch: of the run's first one, refuses at once what cannot be; it would come out only later."""
+        if not self._looked:
+            self._looked = True
+            self._refuse(changed(self._module, self.round_start))
+            self._refuse_moved()
+
+    def trained(self) -> Buffers:
+        """After a visit, before anything of it is used: the buffers that it has changed, as they are now.
+
+        Raises:
+            ValueError: the policy has no place for one of them.
+            Diverged: what was finite is not any more.
+        """
+        names = changed(self._module, self.round_start)
+        self._refuse(names)
+        found = copies(self._module, names)
+        refuse_not_finite({n: v for n, v in found.items() if v is not None and self._was_finite(n)}, "buffer")
+        return found
+
+    def _was_finite(self, name: str) -> bool:
+        before = self.round_start.get(name)
+        return before is None or bool(before.isfinite().all())
+
+    def keep(self, memory: dict[str, Any], buffers: Buffers) -> None:
+        """What stays with the client of what a visit has changed."""
+
+    def add(self, buffers: Buffers, num_examples: int) -> None:
+        """What the server gets of what a visit has changed, where the client took part in the round."""
+
+    def leave(self) -> None:
+        """After a visit: the module has the server's buffers again; here nothing has changed them."""
+
+    def restore(self) -> None:
+        """Where a round was broken off: the module has the server's buffers again."""
+        if self.round_start:
+            put_back(self._module, self.round_start)
+
+    def finish_round(self) -> None:
+        """After the last visit of a round: the module has what are then the server's buffers.
+
+        Raises:
+            ValueError: the round has changed parameters that no optimizer holds.
+        """
+        self._refuse_moved()
+        self.round_start, self._frozen = {}, None
+
+    def own_state(self, memory: Mapping[str, Any], state: State | None) -> State | None:
+        """Parameters and buffers with which a client would go on alone; None where they are the global ones.
+
+        Args:
+            memory: of the client.
+            state: what its algorithm says.
+        """
+        return state
+
+    def _refuse_moved(self) -> None:
+        if self._frozen is not None:
+            self._frozen.refuse_moved()
+
+    def _refuse(self, names: list[str]) -> None:
+        if names:
+            raise ValueError(
+                f"training changes {_listed(names)}: buffers, which no optimizer holds, so they would pass from one client "
+                "to the next. Set federated.buffers=average (the mean over a round's clients) or federated.buffers=local "
+                "(they stay with each client, FedBN), or have these layers in eval() where they are not to learn"
+            )
+
+
+class AveragedBuffers(BufferPolicy):
+    """The mean over the clients that took part in a round, weighted by their examples.
+
+    Of whole numbers (such as the number of batches that a batch norm has seen) and truth values the mean is rounded to the
+    nearest, a half to the even one. With the parameters go all buffers of the module's ``state_dict``, whether they change
+    or not: so it is known beforehand how many bytes that takes. They go as a safetensors file of their own, in their own
+    types, also through a lossy channel, which does not touch them.
+    """
+
+    name: Policy = "average"
+
+    def check(self, algorithm: Algorithm, aggregation: Aggregation | None, is_private: bool) -> None:
+        super().check(algorithm, aggregation, is_private)
+        if is_private:
+            raise ValueError(
+                "federated.buffers=average would send running statistics as they are, past the clipping and the noise of "
+                "differential privacy: set federated.buffers=local"
+            )
+        if aggregation is not None and not isinstance(aggregation, WeightedSum):
+            raise ValueError(
+                f"federated.buffers=average takes the mean of running statistics, which {type(aggregation).__name__} would "
+                "not protect: set federated.buffers=local"
+            )
+
+    def attach(self, module: nn.Module) -> None:
+        super().attach(module)
+        self._travel = frozenset(persistent(module))
+        sent = {name: value for name, value in module.named_buffers() if name in self._travel}
+        self.num_bytes = serialized_bytes(sent)
+        self._sums = ExactSums()
+        self._examples: dict[str, int] = {}
+        self._all_examples = 0
+
+    def enter(self, memory: Mapping[str, Any], state: State, parameters: Mapping[str, Tensor]) -> State:
+        self.restore()  # once more: a callback behind the loop may have changed them after the visit
+        return super().enter(memory, state, parameters)
+
+    def leave(self) -> None:
+        self.restore()
+
+    def add(self, buffers: Buffers, num_examples: int) -> None:
+        self._all_examples += num_examples
+        for name, value in buffers.items():
+            self._sums.add(name, _real(value), num_examples)
+            self._examples[name] = self._examples.get(name, 0) + num_examples
+
+    def finish_round(self) -> None:
+        for name, examples in self._examples.items():
+            if (
+                others := self._all_examples - examples
+            ):  # whose visits have not changed it: they have the server's
+                self._sums.add(name, _real(self.round_start[name]), others)
+        means: Buffers = {}
+        for name, total in self._sums.result().items():
+            before = self.round_start[name]
+            assert before is not None
+            mean = total / self._all_examples
+            if before.is_complex():
+                mean = torch.view_as_complex(mean)
+            whole = not (before.is_floating_point() or before.is_complex())
+            means[name] = (mean.round() if whole else mean).to(before.dtype)
+        self.restore()
+        put(self._module, means)
+        self._examples, self._all_examples = {}, 0
+        super().finish_round()
+
+    def _refuse(self, names: list[str]) -> None:
+        now = dict(self._module.named_buffers())
+        for name in names:
+            before, after = self.round_start.get(name), now.get(name)
+            if before is None or after is None or before.shape != after.shape:
+                sizes = [None if value is None else tuple(value.shape) for value in (before, after)]
+                raise ValueError(
+                    f"federated.buffers=average: training changes the size of {name} from {sizes[0]} to {sizes[1]}, so it "
+                    "has no mean: set federated.buffers=local"
+                )
+        if unsaved := [name for name in names if name not in self._travel]:
+            raise ValueError(
+                f"federated.buffers=average: training changes {_listed(unsaved)}, which the module's state_dict leaves out, "
+                "so it is not sent: register it with persistent=True, or set federated.buffers=local"
+            )
+
+
+class LocalBuffers(BufferPolicy):
+    """They stay with each client, and so do the parameters of the layers that own running statistics."""
+
+    name: Policy = "local"
+
+    def attach(self, module: nn.Module) -> None:
+        super().attach(module)
+        self._names = normalization_parameters(module)
+
+    def shared(self, state: State) -> State:
+        return {name: value for name, value in state.items() if name not in self._names}
+
+    def enter(self, memory: Mapping[str, Any], state: State, parameters: Mapping[str, Tensor]) -> State:
+        self.restore()
+        super().enter(memory, state, parameters)
+        self._parameters = {name: p for name, p in parameters.items() if name in self._names}
+        kept = memory.get(LOCAL, {"parameters": {}, "buffers": {}})
+        put(self._module, kept["buffers"])
+        own = {name: state[name] for name in self._parameters}
+        return own | {name: value for name, value in kept["parameters"].items() if name in own}
+
+    def leave(self) -> None:
+        self.restore()
+
+    def trained(self) -> Buffers:
+        self._trained = read(self._parameters)
+        refuse_not_finite(self._trained, "trained")
+        return super().trained()
+
+    def keep(self, memory: dict[str, Any], buffers: Buffers) -> None:
+        if self._trained or buffers:
+            memory[LOCAL] = {"parameters": self._trained, "buffers": buffers}
+
+    def own_state(self, memory: Mapping[str, Any], state: State | None) -> State | None:
+        if LOCAL not in memory:
+            return state
+        kept = memory[LOCAL]
+        buffers = {name: value for name, value in kept["buffers"].items() if value is not None}
+        return {**(state or {}), **kept["parameters"], **buffers}
+
+    def _refuse(self, names: list[str]) -> None:
+        """All of them have a place."""
+
+
+def buffer_policy(name: Policy) -> BufferPolicy:
+    """The policy of a setting.
+
+    Raises:
+        ValueError: there is none of this name.
+
+    Example:
+        >>> type(buffer_policy("local")).__name__
+        'LocalBuffers'
+    """
+    for policy in (BufferPolicy, AveragedBuffers, LocalBuffers):
+        if policy.name == name:
+            return policy()
+    raise ValueError(f"federated.buffers={name!r} is not one of refuse, average, local")
+
+
+def _real(value: Tensor | None) -> Tensor:
+    """Return the buffer; of a complex one its real and imaginary parts (fp64) in a last dimension of size 2."""
+    assert value is not None  # as trained() has seen to
+    return torch.view_as_real(value.detach().to(torch.complex128)) if value.is_complex() else value.detach()
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

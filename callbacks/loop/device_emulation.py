@@ -1,0 +1,300 @@
+"""What the federated loop does about devices: who of those asked gets through a round, on which base, at what cost.
+
+All of it is decided before a round is trained, from counted operations and bytes and from the devices' hours, so that
+nobody trains in vain and nothing depends on the speed of this machine.
+"""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from fedlight.callbacks.loop.data_hooks import ready
+from fedlight.callbacks.loop.federated_run import Run
+from fedlight.callbacks.loop.fitted_step import FittedStep
+from fedlight.callbacks.loop.payload_sizes import PayloadSizes, Sizes
+from fedlight.callbacks.loop.round_table import Row
+from fedlight.callbacks.loop.same_machine import SameMachine
+from fedlight.devices.clock import REASONS, Job, Outcome, run_round
+from fedlight.devices.cost import CostMeter
+from fedlight.devices.fleet import Fleet
+from fedlight.devices.memory import (
+    Fit,
+    Footprint,
+    fit,
+    moment_bytes_per_weight,
+    resting_footprint,
+    visit_flops,
+)
+from fedlight.devices.quantization import QuantizedBase
+from fedlight.devices.shape import BatchShape
+from fedlight.federation.client import Client, Visit
+
+logger = logging.getLogger("fedlight")
+
+
+@runtime_checkable
+class KnowsBatchShapes(Protocol):
+    """What is needed of the datamodule."""
+
+    def batch_shapes(self, visit: Visit, round_idx: int) -> list[BatchShape]:
+        """How large each batch of a visit is, before it is read."""
+
+    def example_batch(self, examples: int) -> Any:
+        """Some batch of so many examples."""
+
+
+@runtime_checkable
+class KnowsBaseBits(Protocol):
+    """A module that remembers what its base has computed, and so has to know on which it does.
+
+    Attributes:
+        base_bits: of the base in use: 16, 8 or 4.
+    """
+
+    base_bits: int
+
+
+class DeviceEmulation(SameMachine):
+    """The devices of a federated run.
+
+    Args:
+        fleet: who has which device.
+        deadline_seconds: how long the server waits for a round, in virtual time; None waits for all.
+        wanted: clients that a round needs; of more that are asked, the fastest count.
+        seed: of what is drawn in a round, such as who is there.
+        payloads: how much visits send.
+        run: what is trained, and on what.
+
+    Raises:
+        ValueError: the datamodule does not know the size of its batches, or the base cannot serve a device.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        deadline_seconds: float | None,
+        wanted: int,
+        seed: int,
+        payloads: PayloadSizes,
+        run: Run,
+    ) -> None:
+        if not isinstance(run.data, KnowsBatchShapes):
+            raise ValueError(
+                f"federated.fleet: {type(run.data).__name__} does not say how large its batches are: derive it from "
+                "FederatedDataModule or wrap it, FederatedWrapper(datamodule, clients=...)"
+            )
+        self._data: KnowsBatchShapes = run.data
+        self._run = run
+        self._payloads = payloads
+        self._devices = fleet.assign(run.clients)
+        self._deadline_seconds = deadline_seconds
+        self._wanted = wanted
+        self._seed = seed
+        self._said = False
+        module = run.lightning_module
+        self._module = module
+        self._base = QuantizedBase(module)
+        for bits in sorted({device.weight_bits for device in self._devices.values()}):
+            self._base.check(bits)
+        self._step = FittedStep(module)
+        self._meter = CostMeter(module, self._example_batch)
+        self._moment_bytes = max(moment_bytes_per_weight(optimizer) for optimizer in run.optimizers)
+        self._resting: dict[tuple[int, frozenset[str]], Footprint] = {}
+
+    def _example_batch(self, examples: int) -> Any:
+        """As a training step gets it, on the CPU, where it is counted."""
+        return ready(self._module, self._data.example_batch(examples), torch.device("cpu"))
+
+    def device_name(self, client_id: str) -> str:
+        return self._devices[client_id].name
+
+    def present(self, round_idx: int, now_seconds: float, clients: Sequence[Client]) -> list[Client]:
+        def there(client: Client) -> bool:
+            hours, draw = self._devices[client.id].availability, (self._seed, round_idx, client.id)
+            return hours.available_until(now_seconds, *draw) is not None
+
+        return [client for client in clients if there(client)]
+
+    def by_base(self, clients: Sequence[Client]) -> Iterator[list[Client]]:
+        by_bits: dict[int, list[Client]] = {}
+        for client in clients:
+            by_bits.setdefault(self._devices[client.id].weight_bits, []).append(client)
+        try:
+            for bits in sorted(by_bits, reverse=True):
+                self._use_base(bits)
+                yield by_bits[bits]
+        finally:
+            self._use_base(self._base.own_bits)
+
+    @contextmanager
+    def at_server(self) -> Iterator[None]:
+        before = self._base.bits
+        self._use_base(self._base.own_bits)
+        try:
+            yield
+        finally:
+            self._use_base(before)
+
+    def admit(
+        self, round_idx: int, now_seconds: float, visits: Sequence[Visit], parameters: Mapping[str, Tensor]
+    ) -> list[Visit]:
+        """Ordered so that bases are swapped seldom."""
+        self._planned_for = parameters.keys()
+        state = {name: torch.empty(p.shape, device="meta") for name, p in parameters.items()}
+        sizes = {visit: self._payloads.of(visit, state) for visit in visits}
+        self._planned_bytes = {visit: size[1:] for visit, size in sizes.items()}
+        self._fits: dict[Visit, Fit] = {}
+        self._flops: dict[Visit, int] = {}
+        self._largest: dict[Visit, int] = {}
+        self._asked: dict[str, list[Visit]] = {}
+        for visit in visits:
+            shapes = self._data.batch_shapes(visit, round_idx)
+            self._largest[visit] = max(shape.examples for shape in shapes)
+            device = self._devices[visit.client_id]
+            resting = self._at_rest(device.weight_bits, sizes[visit][0])
+            self._fits[visit] = fit(shapes, self._meter, device.budget_bytes, resting)
+            self._flops[visit] = visit_flops(shapes, self._meter, self._fits[visit])
+            self._asked.setdefault(visit.client_id, []).append(visit)
+        jobs = [self._job(client_id, own, sizes) for client_id, own in self._asked.items()]
+        self._outcomes, seconds = run_round(
+            now_seconds, jobs, self._wanted, self._deadline_seconds, (self._seed, round_idx)
+        )
+        self._start, self.round_end_seconds = now_seconds, now_seconds + seconds
+        there = {outcome.client_id for outcome in self._outcomes if not outcome.reason}
+        left = [visit for visit in visits if visit.client_id in there]
+        return sorted(left, key=lambda visit: -self._devices[visit.client_id].weight_bits)
+
+    def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
+        others = sorted(parameters.keys() ^ self._planned_for)
+        if others:
+            raise ValueError(
+                f"federated.fleet: {others[0]} and {len(others) - 1} others joined or left the optimizer after the "
+                "memory and the bytes of the round were planned: let the optimizer hold from the start whatever will be "
+                "trained, or take federated.fleet out"
+            )
+
+    def _at_rest(self, weight_bits: int, trained: frozenset[str]) -> Footprint:
+        key = (weight_bits, trained)
+        if key not in self._resting:
+            self._resting[key] = resting_footprint(
+                self._meter.module, weight_bits, self._moment_bytes, trained
+            )
+        return self._resting[key]
+
+    def _job(self, client_id: str, visits: Sequence[Visit], sizes: Mapping[Visit, Sizes]) -> Job:
+        return Job(
+            client_id,
+            self._devices[client_id],
+            flops=sum(self._flops[visit] for visit in visits),
+            bytes_down=sum(sizes[visit][1] for visit in visits),
+            bytes_up=sum(sizes[visit][2] for visit in visits),
+            fits=all(self._fits[visit].fits for visit in visits),
+        )
+
+    def enter(self, visit: Visit) -> None:
+        fitted = self._fits[visit]
+        self._use_base(self._devices[visit.client_id].weight_bits)
+        is_cut = fitted.micro_batch < self._largest[visit]
+        self._step.enter(fitted.micro_batch if is_cut else None, fitted.checkpointing)
+
+    def restore(self) -> None:
+        self._step.leave()
+        self._use_base(self._base.own_bits)
+
+    def _use_base(self, bits: int) -> None:
+        self._base.use(bits)
+        if isinstance(self._module, KnowsBaseBits):
+            self._module.base_bits = bits
+
+    def visited(self, visit: Visit, row: Row) -> Row:
+        device, flops = self._devices[visit.client_id], self._flops[visit]
+        sent = (row["bytes_down"], row["bytes_up"])
+        if sent != self._planned_bytes[visit] and not row["reason"] and not self._said:
+            self._said = True
+            logger.warning(
+                "%s.payloads says %s bytes down and up, and client %s had %s: the clock of its rounds is off by that",
+                *(type(self._payloads.algorithm).__name__, self._planned_bytes[visit], visit.client_id, sent),
+            )
+        seconds = {
+            "download_seconds": device.download_seconds(int(row["bytes_down"])),
+            "compute_seconds": device.compute_seconds(flops),
+            "upload_seconds": device.upload_seconds(int(row["bytes_up"])),
+        }
+        spent = {"flops": flops, **seconds, "joules": device.watts * sum(seconds.values())}
+        return self._row(visit, row, spent)
+
+    def dropouts(self, round_idx: int) -> list[Row]:
+        rows = []
+        for outcome in self._outcomes:
+            if outcome.reason:
+                visit = max(
+                    self._asked[outcome.client_id], key=lambda own: self._fits[own].footprint.peak_bytes
+                )
+                done: Row = {
+                    "round": round_idx,
+                    "client": visit.client_id,
+                    "split": visit.split,
+                    "steps": 0,
+                    "examples": self._run.num_examples(visit),
+                    "loss": "",
+                    "bytes_down": outcome.bytes_down,
+                    "bytes_up": outcome.bytes_up,
+                    "seconds": 0.0,
+                    "reason": outcome.reason,
+                }
+                rows.append(self._row(visit, done, _spent(outcome)))
+        return rows
+
+    def _row(self, visit: Visit, row: Row, spent: Mapping[str, float]) -> Row:
+        device, fitted = self._devices[visit.client_id], self._fits[visit]
+        return {
+            **row,
+            "device": device.name,
+            "weight_bits": device.weight_bits,
+            "micro_batch": fitted.micro_batch,
+            "checkpointing": int(fitted.checkpointing),
+            **asdict(fitted.footprint),
+            "peak_bytes": fitted.footprint.peak_bytes,
+            "budget_bytes": device.budget_bytes,
+            **spent,
+            "round_start_seconds": self._start,
+            "round_end_seconds": self.round_end_seconds,
+        }
+
+    def metrics(self, rows: Sequence[Row]) -> dict[str, float]:
+        reasons = Counter(outcome.reason for outcome in self._outcomes)
+        return {
+            "hours": self.round_end_seconds / 3600,
+            "round_seconds": self.round_end_seconds - self._start,
+            "joules": math.fsum(float(row["joules"]) for row in rows),
+            "asked": float(len(self._outcomes)),
+            **{reason: float(reasons[reason]) for reason in REASONS},
+        }
+
+
+def _spent(outcome: Outcome) -> dict[str, float]:
+    names = ("flops", "download_seconds", "compute_seconds", "upload_seconds", "joules")
+    return {name: getattr(outcome, name) for name in names}
+
+
+def check_device_settings(fleet: Fleet | None, deadline_seconds: float | None, over_selection: float) -> None:
+    """Raises ``ValueError`` for settings of the loop that are out of range, or mean nothing without a fleet."""
+    if deadline_seconds is not None and not deadline_seconds > 0:
+        raise ValueError(
+            f"federated.deadline_seconds={deadline_seconds} must be above 0, or null to wait for all"
+        )
+    if not 1 <= over_selection < float("inf"):
+        raise ValueError(
+            f"federated.over_selection={over_selection} must be at least 1: so many times clients_per_round"
+        )
+    if fleet is None and (deadline_seconds is not None or over_selection != 1):
+        raise ValueError(
+            "federated.deadline_seconds and over_selection need devices that take their time: set federated.fleet"
+        )

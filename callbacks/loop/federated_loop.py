@@ -1,0 +1,472 @@
+"""The federated loop: a Lightning epoch becomes one communication round.
+
+A round is a list of visits, a visit is one run of local training batches at one client. The datamodule streams the
+round's batches client after client; this callback notices where visits begin and end, swaps parameters there, calls
+the algorithm and, at the round's last batch, lets the server step. The module and the trainer never hear of it:
+``max_epochs`` counts rounds, and checkpoints, schedulers, early stopping and loggers keep their meaning.
+"""
+
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from fedlight.callbacks.loop import next_round, round_guard, round_schedule
+from fedlight.callbacks.loop.buffers import Policy, buffer_policy
+from fedlight.callbacks.loop.checkpoint_watch import check_what_is_loaded, follow_what_is_saved
+from fedlight.callbacks.loop.contributions import Contributions, refuse_lost_model
+from fedlight.callbacks.loop.device_emulation import DeviceEmulation, check_device_settings
+from fedlight.callbacks.loop.end_of_visit import LeftAs, call_again, call_modules_own
+from fedlight.callbacks.loop.exchange import Exchange
+from fedlight.callbacks.loop.federated_parameters import (
+    federated_parameters,
+    refuse_joined,
+    train_again,
+    which_are_trained,
+)
+from fedlight.callbacks.loop.federated_run import (
+    OpensLater,
+    Run,
+    clear_gradients,
+    federated_data,
+    round_metrics,
+    seed_all,
+    visit_row,
+)
+from fedlight.callbacks.loop.fresh_optimizers import FreshOptimizers
+from fedlight.callbacks.loop.local_work import LocalWork
+from fedlight.callbacks.loop.loss_scale import LossScale
+from fedlight.callbacks.loop.payload_sizes import PayloadSizes
+from fedlight.callbacks.loop.privacy_account import PrivacyAccount
+from fedlight.callbacks.loop.round_planner import RoundPlanner
+from fedlight.callbacks.loop.round_start import RoundStart
+from fedlight.callbacks.loop.round_table import Row
+from fedlight.callbacks.loop.same_federation import SameFederation
+from fedlight.callbacks.loop.same_machine import SameMachine
+from fedlight.callbacks.loop.step_loss import step_loss
+from fedlight.callbacks.loop.step_schedules import StepSchedule, StepSchedules
+from fedlight.callbacks.loop.visit_start import tell_of_visit
+from fedlight.devices.fleet import Fleet
+from fedlight.federation.aggregation import Aggregation
+from fedlight.federation.algorithm import Algorithm, changes_gradients
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.channel import Channel, Identity
+from fedlight.federation.client import Client, Upload, Visit, Work, build_clients
+from fedlight.federation.client_state import ClientMemories
+from fedlight.federation.divergence import DIVERGED, Diverged
+from fedlight.federation.server import Average, ServerOptimizer
+from fedlight.federation.state import State, read, write
+from fedlight.support.full_disk import full_disk_named
+from fedlight.support.lower_bounds import refuse_below
+
+
+class FederatedLoop(L.Callback):
+    """Federates whatever the trainer trains, over the clients that the datamodule knows.
+
+    Federated are the parameters that the optimizer holds when a round begins. ``Trainer(max_epochs=R)`` trains R rounds.
+
+    Args:
+        algorithm: what clients and server do; FedAvg (unbiased) if not given.
+        server: the server's optimizer; plain averaging if not given.
+        clients_per_round: clients sampled in a round, at most the number of clients.
+        local_steps: optimizer steps of a visit; None is one pass over the client's data.
+        channel: what the wire does to what is sent; lossless fp32 if not given.
+        aggregation: a robust way to combine movements, such as the coordinate-wise median, or a private one; the
+            algorithm's own, with its weighting, if not given.
+        memory: where clients' memories lie between rounds; in RAM up to 256 MiB, then on disk, if not given.
+        seed: of the sampling of clients and of everything random inside a visit.
+        fleet: the clients' devices, which are emulated; without one every client trains as this machine does.
+        deadline_seconds: of a round, on the devices' virtual clock; who has not finished by then is left out.
+        over_selection: so many times ``clients_per_round`` are asked, and the fastest ``clients_per_round`` count.
+        buffers: what is done about buffers that training changes, such as running statistics of a batch norm: ``refuse``,
+            ``average`` over the clients of a round, or ``local`` (FedBN); see :mod:`fedlight.callbacks.loop.buffers`.
+        step_schedule: of learning-rate schedules that step within a round. Every visit starts them where the round began;
+            the next round begins where the visit that came furthest left them (``continue``), or where this one began
+            (``restart``); see :mod:`fedlight.callbacks.loop.step_schedules`.
+
+    Attributes:
+        rounds_done: rounds whose server step is done.
+        visit_records: one row for each finished visit of the current round, and for each client that dropped out of it.
+        visit: the visit under way, or None.
+        virtual_seconds: what the rounds have taken on the devices' clock; 0 without a fleet.
+
+    Raises:
+        ValueError: in ``setup``, before any work, for settings that would cut a round or clients that do not fit.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm | None = None,
+        server: ServerOptimizer | None = None,
+        clients_per_round: int = 10,
+        local_steps: int | None = None,
+        channel: Channel | None = None,
+        aggregation: Aggregation | None = None,
+        memory: ClientMemories | None = None,
+        seed: int = 0,
+        fleet: Fleet | None = None,
+        deadline_seconds: float | None = None,
+        over_selection: float = 1.0,
+        buffers: Policy = "refuse",
+        step_schedule: StepSchedule = "continue",
+    ) -> None:
+        refuse_below(1, "federated.", clients_per_round=clients_per_round, local_steps=local_steps)
+        check_device_settings(fleet, deadline_seconds, over_selection)
+        self.algorithm = algorithm or FedAvg()
+        self.server = server or Average()
+        self.clients_per_round = clients_per_round
+        self.local_steps = local_steps
+        self.channel = channel or Identity()
+        self.aggregation = aggregation
+        self.memory = memory or ClientMemories()
+        self.seed = seed
+        self.fleet = fleet
+        self.deadline_seconds = deadline_seconds
+        self.over_selection = over_selection
+        self.buffers = buffer_policy(buffers)
+        self.step_schedule = step_schedule
+        self._schedules = StepSchedules(step_schedule)
+        self._loss_scale = LossScale()
+        self._optimizers = FreshOptimizers()
+        self._left: LeftAs | None = None
+        self.virtual_seconds = 0.0
+        self.privacy = PrivacyAccount(aggregation, self.channel)
+        self.rounds_done = 0
+        self.clients: dict[str, Client] = {}
+        self.visit_records: list[Row] = []
+        self.visit: Visit | None = None
+        self._devices = SameMachine()
+        self._exchange = Exchange(self.algorithm, self.channel, seed)
+        self._parameters: dict[str, Tensor] = {}
+        self._trained_before: dict[str, bool] = {}
+        self._inside_round = False
+        self._work = LocalWork([])
+        self._start = RoundStart(self)
+        self._federation = SameFederation(self)
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Refuses what cannot work and builds the clients, or has them built once the training data are there."""
+        self._federation.trains = stage == "fit"
+        check_what_is_loaded(trainer)
+        if stage != "fit":
+            return
+        self._inside_round = False
+        round_guard.refuse_cut_rounds(trainer, self.rounds_done)
+        round_guard.refuse_own_iteration(pl_module)
+        self.buffers.check(self.algorithm, self.aggregation, self.privacy.is_private)
+        self._data = federated_data(trainer)
+        self.memory.open(str(Path(trainer.default_root_dir) / "clients"))
+        follow_what_is_saved(trainer, self.memory, self.state_key)
+        round_guard.refuse_other_data(trainer, isinstance(self._data, OpensLater))
+        self._start.reload_in_each_round(trainer)
+        next_round.plan_behind_checkpoints(trainer, self._plan_round)
+        self._start.watch(trainer)
+        if isinstance(self._data, OpensLater):
+            self._data.when_open(partial(self._meet_clients, trainer))
+        else:
+            self._meet_clients(trainer)
+
+    def _meet_clients(self, trainer: L.Trainer) -> None:
+        self.clients = build_clients(self._data.client_sizes())
+        round_guard.check_cohort(self.clients_per_round, len(self.clients))
+        self.privacy.check(len(self.clients))
+        self._rounds = RoundPlanner(
+            *(self.algorithm, self._data, self.clients, self.clients_per_round, self.over_selection),
+            *(self.local_steps, partial(round_schedule.batches_per_step, trainer), self.seed),
+        )
+        self._rounds.outline(self.rounds_done, trainer.accumulate_grad_batches)
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Takes the optimizer's parameters; a checkpoint is loaded by now, so its round is planned."""
+        if isinstance(self._data, OpensLater):
+            self._data.open()
+        self._federation.meet(trainer, self._data)
+        train_again(pl_module, self._trained_before)
+        self._parameters = federated_parameters(trainer, pl_module)
+        self._run = Run(
+            trainer, pl_module, self.clients, self.channel, self.aggregation is not None, self.own_state
+        )
+        self._optimizers = FreshOptimizers()
+        self.buffers.attach(pl_module)
+        self._exchange.also_bytes = self.buffers.num_bytes
+        self._run.check(self.algorithm)
+        if self.fleet is not None:
+            payloads = PayloadSizes(self.algorithm, self.channel, self.memory, self.clients, self.buffers)
+            self._devices = self._run.devices = DeviceEmulation(
+                self.fleet, self.deadline_seconds, self.clients_per_round, self.seed, payloads, self._run
+            )
+        if self.rounds_done >= (trainer.max_epochs or 0) > 0:
+            rank_zero_info(
+                f"all {self.rounds_done} rounds are done, so nothing is trained: to go on, raise "
+                f"trainer.max_epochs={trainer.max_epochs}"
+            )
+        self._plan_round(trainer)
+        # Where something asked for the number of steps, Lightning has a loader of the visits that setup planned.
+        trainer.fit_loop._combined_loader = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Lets Lightning see that the round of a checkpoint that was taken before its end is over."""
+        if self.rounds_done == trainer.current_epoch + 1:
+            round_schedule.close_epoch(trainer)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Opens the round: the module holds the global state."""
+        round_guard.refuse_other_epoch(trainer.current_epoch, self.rounds_done, self._rounds.planned)
+        seed_all(self.seed, "round", self.rounds_done)
+        self.visit_records = self._devices.dropouts(self.rounds_done)
+        self._parameters = federated_parameters(trainer, pl_module)
+        self._run.check(self.algorithm)
+        self._global, self._inside_round = read(self._parameters), True
+        self._opened = self._global
+        self._shared = self.buffers.shared(self._global)
+        self._exchange.start_round(self.rounds_done)
+        self.algorithm.start_round(self.rounds_done, self._rounds.cohort, self._run)
+        self._contributions = self._no_contributions()
+        if not self._rounds.cohort:
+            round_schedule.skip_batches(pl_module, self.rounds_done)
+
+    def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch_idx: int) -> None:
+        """Opens the visit whose first batch this is, in front of ``on_train_batch_start`` of all callbacks."""
+        if not self._inside_round:
+            round_guard.refuse_middle_of_epoch(trainer.current_epoch, batch_idx)
+        if batch_idx == 0:
+            self._take_in(trainer, module)
+            self._schedules.start_round(trainer, [*self._rounds.schedule.begins])
+            self._loss_scale.start_round(trainer, changes_gradients(self.algorithm))
+        if batch_idx in self._rounds.schedule.begins:
+            self.refuse_changed()
+            self._begin_visit(trainer, module, self._rounds.schedule.begins[batch_idx])
+
+    def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Notes that there are gradients for the next optimizer step."""
+        if self.visit is not None:
+            self._work.backward()
+
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Lets the algorithm change the client's gradients."""
+        if self.visit is None:  # in a round without visits
+            return
+        self._work.announce(optimizer)
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        parameters = {name: p for name, p in self._parameters.items() if id(p) in own}
+        self.algorithm.adjust_gradients(self._client, self._exchange.received, parameters)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Closes the visit, and the round, whose last batch this was."""
+        visit, ends = self.visit, batch_idx + 1 in self._rounds.schedule.ends
+        if visit is not None:
+            self._work.add_loss(step_loss(trainer, outputs))
+            self.buffers.after_batch()
+        if visit is not None and ends:
+            call_modules_own(trainer, pl_module, outputs, batch, batch_idx)
+            if not pl_module.automatic_optimization:
+                self._work.refuse_unused_gradients(visit)
+            refuse_joined(trainer, self._parameters, visit.client_id)
+            self._finish_visit(visit)
+        if batch_idx + 1 == self._rounds.schedule.num_batches:
+            self._finish_round(trainer, pl_module)
+        if visit is not None and ends:
+            self._left = LeftAs(self._parameters, visit.client_id)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Closes the epoch; once it is saved, the next round is planned."""
+        round_schedule.train_batches_again(pl_module)
+        if self._inside_round:
+            round_guard.refuse_cut_short(trainer, self.rounds_done, self._rounds.schedule.num_batches)
+
+    def _plan_round(self, trainer: L.Trainer) -> None:
+        if round_schedule.takes_place(trainer, self.rounds_done):
+            self._rounds.plan(self.rounds_done, self._run, self._parameters, self.virtual_seconds)
+
+    def _take_in(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Takes what the module, and callbacks behind this one, have changed when the epoch started: weights, optimizers."""
+        self._parameters = federated_parameters(trainer, module)
+        self._devices.check_parameters(self._parameters)
+        self._start.also_trained(self._parameters.values())
+        before, self._global = self._global, read(self._parameters)
+        self._opened = {
+            name: value if name not in before or torch.equal(value, before[name]) else before[name]
+            for name, value in self._global.items()
+        }
+        self._shared = self.buffers.shared(self._global)
+        self._contributions = self._no_contributions()
+
+    def _no_contributions(self) -> Contributions:
+        aggregation = self.aggregation or self.algorithm.aggregation(len(self.clients))
+        return Contributions(self.rounds_done, aggregation, self.buffers, self._rounds.schedule)
+
+    def _begin_visit(self, trainer: L.Trainer, module: L.LightningModule, visit: Visit) -> None:
+        round_guard.refuse_other_accumulation(
+            trainer.accumulate_grad_batches, self._rounds.schedule.accumulation
+        )
+        self.visit, self._client = visit, self.clients[visit.client_id]
+        self._client.memory = self.memory.load(visit.client_id)
+        if self._rounds.schedule.is_first(visit):
+            is_only = self._rounds.schedule.is_last(visit)
+            self._memory_before = None if is_only else self.memory.load(visit.client_id)
+        received = self._exchange.down(visit, self._client, self._shared)
+        started_from = self.algorithm.start_visit(visit, self._client, received, module)
+        self._trained = {name: self._parameters[name] for name in started_from}
+        own = self.buffers.enter(self._client.memory, self._global, self._parameters)
+        write(started_from | own, self._parameters)
+        self._optimizers.forget(trainer.optimizers)
+        clear_gradients(module)
+        self._schedules.start_visit()
+        self._loss_scale.start_visit()
+        self._devices.enter(visit)
+        seed_all(self.seed, "visit", self.rounds_done, visit.client_id, visit.split)
+        self._work = LocalWork(trainer.optimizers, changes_gradients(self.algorithm))
+        tell_of_visit(trainer, module, visit.client_id)
+
+    def _finish_visit(self, visit: Visit) -> None:
+        work, num_examples, reason = self._work.done(self._trained), self._run.num_examples(visit), ""
+        # Where a loss scale leaves steps out, those that are left have other rates for each client.
+        self._schedules.finish_visit(visit, {} if self._loss_scale.is_used else self._work.settings)
+        self._loss_scale.finish_visit()
+        try:
+            self._contribute(visit, work, num_examples)
+        except Diverged as why:
+            self._leave_out(visit, why)
+            reason = DIVERGED
+        self._client.memory = {}
+        row = visit_row(self.rounds_done, visit, num_examples, work, *self._exchange.num_bytes, reason)
+        self.visit_records.append(self._devices.visited(visit, row))
+
+    def _contribute(self, visit: Visit, work: Work, num_examples: int) -> None:
+        self._contributions.refuse_left_out(visit.client_id)
+        buffers = self.buffers.trained()
+        update = self._exchange.up(visit, self._client, read(self._trained), work)
+        self._contributions.add(visit, update, buffers, num_examples)
+        self.buffers.keep(self._client.memory, buffers)
+        self.buffers.leave()
+        self._save_memory(self._client.memory)
+
+    def _leave_out(self, visit: Visit, why: Diverged) -> None:
+        """The client's memory stays, or becomes again, what it was before the round."""
+        self.buffers.leave()
+        write(self._global, self._parameters)
+        if visit.client_id in self._contributions.diverged:
+            return
+        self._contributions.leave_out(visit.client_id, why)
+        if self._memory_before is not None:
+            self._save_memory(self._memory_before)
+        for row in self.visit_records:
+            if row["client"] == visit.client_id:
+                row.update(reason=DIVERGED, loss="")
+        self.algorithm.leave_out(visit, self._client)
+
+    def _save_memory(self, memory: dict[str, Any]) -> None:
+        with full_disk_named(self.memory.folder or Path()):
+            self.memory.save(self._client.id, memory, self.rounds_done)
+
+    def _finish_round(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self._devices.restore()
+        seed_all(self.seed, "server", self.rounds_done)
+        hints = {
+            "lr": trainer.optimizers[0].param_groups[0]["lr"],
+            "trainer.gradient_clip_val": trainer.gradient_clip_val,
+        }
+        movement = self.algorithm.finish_round(self._contributions.result(hints))
+        state = self.server.step(self._global, movement)
+        refuse_lost_model(state, self.rounds_done, self.server)
+        write(state, self._parameters)
+        self.buffers.finish_round()
+        self._schedules.finish_round(module)
+        self._loss_scale.finish_round()
+        self._optimizers.forget(trainer.optimizers)  # or a checkpoint would carry the last client's moments
+        del self._opened, self._global, self._shared, self._contributions
+        self.visit, self._inside_round = None, False
+        self.rounds_done += 1
+        metrics = round_metrics(self.visit_records, len(self._rounds.cohort)) | self.algorithm.metrics()
+        metrics |= self.privacy.after_round(self._rounds.num_asked, len(self.clients))
+        metrics |= self._devices.metrics(self.visit_records)
+        self.virtual_seconds = self._devices.round_end_seconds
+        named = {f"fed/{name}": value for name, value in metrics.items()}
+        if not trainer.barebones:  # which logs nothing, and warns where something is
+            module.log_dict(named, on_step=False, on_epoch=True, batch_size=1)
+
+    def refuse_changed(self) -> None:
+        """Behind the last batch of a visit: raises ``ValueError`` where a callback has changed parameters since."""
+        left, self._left = self._left, None
+        if left is not None:
+            left.refuse_changed()
+
+    @property
+    def device_name(self) -> str:
+        """The device of the visit under way; empty between visits and without a fleet."""
+        return self._devices.device_name(self.visit.client_id) if self.visit else ""
+
+    def break_off(self, module: L.LightningModule) -> None:
+        """Leaves the global model where the trainer stops inside a round; the round does not count."""
+        self._work.leave()
+        self._left = None
+        call_again(module)
+        self._devices.restore()
+        round_schedule.train_batches_again(module)
+        if self._inside_round:
+            write(self._opened, self._parameters)
+            self.buffers.restore()
+
+    def own_state(self, client_id: str) -> State | None:
+        """Parameters and buffers with which a client would go on alone; None where they are the global ones."""
+        client = replace(self.clients[client_id], memory=self.memory.load(client_id))
+        return self.buffers.own_state(client.memory, self.algorithm.own_state(client))
+
+    @property
+    def upload(self) -> Upload | None:
+        """What the server has last got of a client; None in a round until the first has come."""
+        return self._exchange.upload
+
+    def holding(self, state: State) -> AbstractContextManager[None]:
+        """Has ``state`` and the server's base in the module while its body runs; then all is as it was, bit for bit."""
+        return self._run.at_server(state)
+
+    def before_round(self) -> AbstractContextManager[None]:
+        """Has the global model of the round's beginning in the module while its body runs."""
+        buffers = {name: b for name, b in self.buffers.round_start.items() if b is not None}
+        return self.holding(self._opened | buffers)
+
+    def remembered(self) -> dict[str, Any]:
+        """Rounds done, and what algorithm and server remember; tensors in it are replaced, never changed in place."""
+        return {
+            "federation": self._federation.settings,
+            "rounds_done": self.rounds_done,
+            "virtual_seconds": self.virtual_seconds,
+            "private_rounds": [*self.privacy.rounds],
+            "trained": which_are_trained(self._parameters),
+            "algorithm": self.algorithm.state_dict(),
+            "server": self.server.state_dict(),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rounds done, and what algorithm, server and clients remember; inside a round, what they did before it."""
+        own = self._start.remembered()
+        return {**own, "memory": self.memory.state_dict(own["rounds_done"])}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on after the last round that was over when the checkpoint was made.
+
+        Raises:
+            ValueError: an earlier version wrote the checkpoint inside a round, with one client's local weights; or the run
+                trains, and the checkpoint is of a federation with other settings.
+        """
+        round_guard.refuse_inside_round(state_dict)
+        self._federation.restore(state_dict.get("federation"))
+        self.rounds_done = state_dict["rounds_done"]
+        self.virtual_seconds = state_dict.get("virtual_seconds", 0.0)
+        self._trained_before = state_dict.get("trained", {})
+        self.privacy.rounds = [*state_dict.get("private_rounds", [])]
+        self.algorithm.load_state_dict(state_dict["algorithm"])
+        self.server.load_state_dict(state_dict["server"])
+        self.memory.load_state_dict(state_dict["memory"])
+        rank_zero_info(f"resuming after round {self.rounds_done}")

@@ -1,0 +1,186 @@
+"""A training step made to fit a small memory: micro-batches one after the other, and activations computed twice.
+
+A batch of n examples is run as micro-batches of n_1 + n_2 + ... = n. Its loss is a mean over examples, so its gradient is
+``sum_i n_i / n * gradient of micro-batch i``, and only one micro-batch's activations exist at a time. Lightning clears
+the gradients after ``training_step`` and only then goes backward, therefore the gradients are worked out inside the step
+and handed over when Lightning asks for them: no forward pass is run twice, and clipping, accumulation over batches,
+optimizer and callbacks see what they always see.
+
+Gradient checkpointing is T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016,
+https://arxiv.org/abs/1604.06174; the module does it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import wraps
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torchmetrics import Metric
+
+from fedlight.callbacks.loop.micro_batches import count_examples, join_results, reduce_parts, take_examples
+from fedlight.devices.cost import Checkpointed
+from fedlight.devices.replaced import replaced
+from fedlight.support.lower_bounds import refuse_below
+
+
+class FittedStep:
+    """Runs a module's ``training_step`` so that it takes less memory, with the same gradients up to rounding.
+
+    Asked of the module: its loss is a mean over the examples of its batch, and every tensor of a batch, in any nesting of
+    mappings, lists and tuples, has one row per example. Lists of other values with one entry per example are cut alike;
+    whatever else is in a batch is given to every micro-batch. The step is called once for each of them, so dropout and
+    in-batch statistics are drawn per micro-batch.
+
+    What the step logs is logged once, put together over the micro-batches; of a torchmetrics object its value over the
+    epoch is right, the one it shows for this step is that of the last micro-batch.
+
+    Args:
+        module: whose step it is.
+    """
+
+    def __init__(self, module: L.LightningModule) -> None:
+        self.module = module
+        self._as_before = ExitStack()
+
+    def enter(self, micro_batch: int | None, checkpointing: bool) -> None:
+        """From now on, until :meth:`leave`.
+
+        Args:
+            micro_batch: examples computed at a time, at least 1; None for whole batches.
+            checkpointing: compute activations twice instead of keeping them.
+
+        Raises:
+            ValueError: the module goes backward by itself, or has no ``checkpoint_gradients``; or the trainer's
+                precision scales the loss.
+        """
+        self.leave()
+        if micro_batch is not None:
+            self._check_cut(micro_batch)
+        if checkpointing:
+            module = self._checkpointing_module()
+            module.checkpoint_gradients(True)
+            self._as_before.callback(module.checkpoint_gradients, False)
+        if micro_batch is not None:
+            step = self.module.training_step
+            in_parts = wraps(step)(self._in_parts(step, micro_batch))
+            self._as_before.enter_context(replaced(self.module, "training_step", in_parts))
+
+    def leave(self) -> None:
+        """The step again that was there before :meth:`enter`."""
+        self._as_before.close()
+
+    def _checkpointing_module(self) -> Checkpointed:
+        if not isinstance(self.module, Checkpointed):
+            raise ValueError(
+                f"{type(self.module).__name__} has no checkpoint_gradients(enabled): add it, or give the device more "
+                "memory_gib"
+            )
+        return self.module
+
+    def _check_cut(self, micro_batch: int) -> None:
+        refuse_below(1, micro_batch=micro_batch)
+        if not self.module.automatic_optimization:
+            raise ValueError(
+                f"micro_batch={micro_batch} cannot cut the steps of {type(self.module).__name__}, whose "
+                "automatic_optimization is off: cut them there, or give the device more memory_gib"
+            )
+        trainer = self.module._trainer
+        if trainer is not None and trainer.precision == "16-mixed":
+            raise ValueError(
+                f"trainer.precision='16-mixed' scales the loss, which micro_batch={micro_batch} works out unscaled: use "
+                "'bf16-mixed' or '32-true'"
+            )
+
+    def _in_parts(self, step: Callable[..., Any], micro_batch: int) -> Callable[..., Any]:
+        def training_step(batch: Any, *args: Any) -> Any:
+            num_examples = count_examples(batch)
+            if num_examples <= micro_batch:
+                return step(batch, *args)
+            weights = [weight for weight in self.module.parameters() if weight.requires_grad]
+            gradients: list[Tensor | None] = [None] * len(weights)
+            total, log, results, shares = torch.zeros(()), _Log(self.module), [], []
+            with log:
+                for start in range(0, num_examples, micro_batch):
+                    part = take_examples(batch, start, start + micro_batch)
+                    log.num_examples = count_examples(part)
+                    result = step(part, *args)
+                    if result is None:  # so a module asks to pass over a batch
+                        return None
+                    loss = result["loss"] if isinstance(result, Mapping) else result
+                    shares.append(log.num_examples / num_examples)
+                    self._add_gradients(gradients, loss * shares[-1], weights)
+                    total = total.to(loss) + shares[-1] * loss.detach()
+                    results.append(_detached(result))
+                    del result, loss  # they hold activations
+            total = _HandOver.apply(total, gradients, *weights)
+            return (
+                {**join_results(results, shares), "loss": total} if isinstance(results[0], Mapping) else total
+            )
+
+        return training_step
+
+    def _add_gradients(self, total: list[Tensor | None], loss: Tensor, weights: Sequence[Tensor]) -> None:
+        with torch.autocast(loss.device.type, enabled=False):  # as backward runs, outside of training_step
+            parts = torch.autograd.grad(loss, weights, allow_unused=True)
+        for i, part in enumerate(parts):
+            if part is not None:
+                before = total[i]
+                # Autograd may give one tensor for two parameters, so it is not added to in place.
+                total[i] = part.clone() if before is None else before.add_(part)
+
+
+class _HandOver(torch.autograd.Function):
+    """A loss whose gradients are known already."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, gradients: list[Tensor | None], *weights: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return loss.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *(None if part is None else factor * part for part in ctx.gradients)
+
+
+class _Log:
+    """Takes the place of a module's ``log`` and, at the end, logs each name once.
+
+    Attributes:
+        num_examples: of the micro-batch that is run now; how much its means count.
+    """
+
+    def __init__(self, module: L.LightningModule) -> None:
+        self.module = module
+        self.num_examples = 0
+        self._own = ExitStack()
+        self._names: dict[str, tuple[list[Any], list[int], tuple[Any, ...], dict[str, Any]]] = {}
+
+    def __enter__(self) -> None:
+        self._own.enter_context(replaced(self.module, "log", self._collect))
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._own.close()
+        if kind is not None:
+            return
+        for name, (values, sizes, args, options) in self._names.items():
+            if isinstance(values[-1], Metric):
+                self.module.log(name, values[-1], *args, **options)
+            else:
+                value = reduce_parts(values, sizes, options.get("reduce_fx", "mean"))
+                self.module.log(name, value, *args, **{**options, "batch_size": sum(sizes)})
+
+    def _collect(self, name: str, value: Any, *args: Any, **options: Any) -> None:
+        values, sizes, *_ = self._names.setdefault(name, ([], [], args, options))
+        values.append(value.detach() if isinstance(value, Tensor) else value)
+        sizes.append(options.get("batch_size") or self.num_examples)
+
+
+def _detached(result: Any) -> Any:
+    if isinstance(result, Mapping):
+        return {key: _detached(value) for key, value in result.items()}
+    return result.detach() if isinstance(result, Tensor) else result

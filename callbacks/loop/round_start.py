@@ -1,0 +1,248 @@
+"""The checkpoint of the moment before a round, which whatever is saved inside the round holds.
+
+Inside a round the module has one client's weights, and Lightning saves there unasked: ``max_time``, ``should_stop``,
+``save_on_exception``, ``every_n_train_steps``, a requeue by SLURM. A run cannot go on from the middle of a round, so such a
+checkpoint holds what an ordinary one held when the round had not begun, and the round is done again, bit for bit.
+
+A round is over when Lightning has validated it, or has come to its end where nothing is validated. A checkpoint of its last
+batch still holds the state from before it: whoever went on from the middle of a validation would have another metric.
+"""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Protocol
+
+import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+
+from fedlight.callbacks.loop.held_state import HeldState
+from fedlight.federation.client_state import ClientMemories
+
+
+class ResumableLoop(Protocol):
+    """What this needs of the federated loop.
+
+    Attributes:
+        rounds_done: rounds whose server step is done.
+        memory: of the clients.
+    """
+
+    rounds_done: int
+    memory: ClientMemories
+
+    @property
+    def state_key(self) -> str:
+        """Its name in a checkpoint."""
+
+    def remembered(self) -> dict[str, Any]:
+        """What it has to remember now, but for the clients' memories."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of it; inside a round, what it held before."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes back what ``state_dict`` gave."""
+
+    def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch_idx: int) -> None:
+        """Opens the visit that begins with this batch, if one does."""
+
+    def refuse_changed(self) -> None:
+        """Raises ``ValueError`` where a callback has changed parameters since the last batch of a visit."""
+
+    def before_round(self) -> AbstractContextManager[None]:
+        """Has the global model of before the round in the module while its body runs."""
+
+    def break_off(self, module: L.LightningModule) -> None:
+        """Leaves the global model of before the round in the module."""
+
+
+class RoundStart(L.Callback):
+    """Holds the checkpoint of before a round until the round is over, and has the trainer save that one.
+
+    It stands in front of all other callbacks, which may change the module and themselves when an epoch starts. What costs
+    time is one copy of what is trained, of buffers and of the callbacks' states for each round; what is large and stays as
+    it is during a round is held by reference (:class:`~fedlight.callbacks.loop.held_state.HeldState`).
+
+    Args:
+        loop: the federated loop.
+    """
+
+    def __init__(self, loop: ResumableLoop) -> None:
+        self.loop = loop
+        self._own: HeldState | None = None
+        self._checkpoint: HeldState | None = None
+        self._data: dict[str, Any] = {}
+        self._frozen: set[int] = set()
+        self._settings: dict[str, Any] = {}
+        self._round_idx = 0
+        self._aside = ExitStack()
+        self._reloads: int | None = None
+
+    def reload_in_each_round(self, trainer: Any) -> None:
+        """Has the trainer ask for its loaders in every round, as each has its own batches, until the run is over."""
+        self._reloads = trainer.reload_dataloaders_every_n_epochs
+        trainer.reload_dataloaders_every_n_epochs = 1
+
+    def _reload_as_given(self, trainer: Any) -> None:
+        if self._reloads is not None:
+            trainer.reload_dataloaders_every_n_epochs, self._reloads = self._reloads, None
+
+    def watch(self, trainer: Any) -> None:
+        """Takes its place among the trainer's callbacks, and sees every checkpoint that the trainer makes."""
+        if self.is_open:  # the same objects go on after an error: what was done of the round does not count
+            self.loop.load_state_dict(self.loop.state_dict())
+        self._release()
+        self._trainer = trainer
+        self._trainer.callbacks = [self, *(one for one in self._trainer.callbacks if one is not self)]
+        # A callback's hooks are not called for checkpoints of the weights alone, and others may come behind them.
+        self._trainer._checkpoint_connector.dump_checkpoint = self.dump
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a round has begun and is not over."""
+        return self._own is not None
+
+    def remembered(self) -> dict[str, Any]:
+        """What the loop remembers; inside a round, what it remembered before it."""
+        held: dict[str, Any] = self._own.value() if self._own else self.loop.remembered()
+        return held
+
+    def dump(self, weights_only: bool | None = None) -> dict[str, Any]:
+        """A checkpoint; in the place of Lightning's method."""
+        goes_on_from = self._trainer._checkpoint_connector._loaded_checkpoint
+        if self._checkpoint is not None and not (weights_only and self._is_aggregated()):
+            held = self._before_round(self._checkpoint)
+        elif self._checkpoint is None and goes_on_from:  # of which the run has not taken over everything yet
+            held = dict(goes_on_from)
+        else:
+            return self._live(weights_only)
+        return {key: held[key] for key in self._live(True) if key in held} if weights_only else held
+
+    def _before_round(self, held: HeldState) -> dict[str, Any]:
+        checkpoint: dict[str, Any] = held.value() | self._settings
+        # Which files there are is no matter of the round.
+        files = (one for one in self._trainer.callbacks if isinstance(one, ModelCheckpoint))
+        checkpoint["callbacks"].update((one.state_key, one.state_dict()) for one in files)
+        checkpoint["callbacks"][self.loop.state_key] = self.loop.state_dict()
+        return checkpoint
+
+    def _live(self, weights_only: bool | None) -> dict[str, Any]:
+        connector = self._trainer._checkpoint_connector
+        checkpoint: dict[str, Any] = type(connector).dump_checkpoint(connector, weights_only)
+        return checkpoint
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Looks at the datamodule before it is asked for a loader."""
+        self._data = self._data_state()
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Holds the checkpoint of this moment, as if the epoch had not begun."""
+        if self.is_open:  # the round was cut short, and the loop will refuse the next one
+            return
+        self.loop.memory.begin_round()
+        everyone = self._trainer.callbacks
+        self._trainer.callbacks = [one for one in everyone if one.state_key != self.loop.state_key]
+        try:
+            checkpoint = self._live(False)
+        finally:
+            self._trainer.callbacks = everyone
+        if self.loop.rounds_done == 0:  # others may take any state for a sign that an epoch is behind them
+            checkpoint["callbacks"] = {}
+        fit_loop = checkpoint["loops"]["fit_loop"]
+        for progress in fit_loop["epoch_progress"].values():
+            progress["ready"] -= 1
+        fit_loop["state_dict"].pop("combined_loader", None)  # of the loader that the round will get anew
+        data = self._trainer.datamodule
+        checkpoint.pop(type(data).__qualname__, None)
+        names = _names_of_settings(pl_module) | (_names_of_settings(data) if data else set())
+        self._settings = {
+            name: checkpoint.pop(name) for name in sorted(names) if name in checkpoint
+        } | self._data
+        frozen = self._frozen = _frozen(trainer, pl_module)
+        self._round_idx = self.loop.rounds_done
+        self._own = HeldState(self.loop.remembered(), may_refer=lambda tensor: True)
+        self._checkpoint = HeldState(checkpoint, lambda tensor: _storage(tensor) in frozen)
+
+    def also_trained(self, parameters: Iterable[Tensor]) -> None:
+        """Before the first visit of the round, whose callbacks may have given the optimizers what was frozen until then."""
+        joined = self._frozen & {_storage(parameter) for parameter in parameters}
+        if joined and self._checkpoint is not None:
+            self._checkpoint.copy_those(lambda tensor: _storage(tensor) in joined)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Has the visit begin: what callbacks do with their first batch, such as setting rates, is within it."""
+        self.loop.begin_batch(trainer, pl_module, batch_idx)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """A batch that is None has an end only."""
+        if batch is None:
+            self.loop.begin_batch(trainer, pl_module, batch_idx)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Where the run is stopped inside a round, the global model is validated and no client's."""
+        self.loop.refuse_changed()
+        if self.is_open and not self._is_aggregated():
+            self._aside.enter_context(self.loop.before_round())
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The round is over, if it was not cut short."""
+        self._aside.close()
+        if self._is_aggregated():
+            self._release()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The round is over; or the run was stopped inside it, and goes on with the global model."""
+        self.loop.refuse_changed()
+        if self._is_aggregated():
+            self._release()
+        elif self.is_open:
+            self.loop.break_off(pl_module)
+        self._data = self._data_state()
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Leaves the global model, in case it is used further."""
+        self._aside.close()
+        self._reload_as_given(trainer)
+        self.loop.break_off(pl_module)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Leaves the trainer's callbacks as they were; what is saved later may still be of a broken round."""
+        self._reload_as_given(trainer)
+        self._trainer.callbacks = [one for one in self._trainer.callbacks if one is not self]
+
+    def _is_aggregated(self) -> bool:
+        return self.is_open and self.loop.rounds_done > self._round_idx
+
+    def _release(self) -> None:
+        self._own = self._checkpoint = None
+        self.loop.memory.end_round()
+
+    def _data_state(self) -> dict[str, Any]:
+        """What Lightning would save of the datamodule, copied."""
+        data = self._trainer.datamodule
+        state = data.state_dict() if data else {}
+        held = HeldState({type(data).__qualname__: state} if state else {}, may_refer=lambda tensor: False)
+        return dict(held.value())
+
+
+def _frozen(trainer: Any, module: L.LightningModule) -> set[int]:
+    """Where the parameters lie that no optimizer holds."""
+    trained = {id(p) for each in trainer.optimizers for group in each.param_groups for p in group["params"]}
+    lies_at = {id(p): _storage(p) for p in module.parameters()}
+    return set(lies_at.values()) - {at for one, at in lies_at.items() if one in trained}
+
+
+def _names_of_settings(of: Any) -> set[str]:
+    """Names under which a checkpoint has the hyperparameters: whatever they are, they stay."""
+    return {of.CHECKPOINT_HYPER_PARAMS_NAME, of.CHECKPOINT_HYPER_PARAMS_KEY, of.CHECKPOINT_HYPER_PARAMS_TYPE}
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

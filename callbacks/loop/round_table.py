@@ -1,0 +1,104 @@
+"""A CSV file that grows by the rows of a round: a killed and resumed run leaves the file of an uninterrupted one.
+
+Rows of rounds that will be trained again are dropped when training starts, and so is the half row that a kill leaves;
+a round's rows are added once, however often Lightning ends its epoch.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+from fedlight.support.full_disk import full_disk_named
+from fedlight.support.whole_files import write_whole
+
+Row = dict[str, int | float | str]
+
+
+class RoundTable:
+    """The rows of one file, the same columns in each and ``round`` among them; empty where a row is of no round.
+
+    Args:
+        file: where they are; the folder is made with the first row.
+
+    Attributes:
+        last_round: the last round whose rows are in the file, -1 before the first; what a checkpoint has to hold.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.last_round = -1
+
+    def restart(self, last_round: int, before: str | None = None) -> None:
+        """Keeps rows up to ``last_round``; later ones and those of no round are dropped, -1 drops all.
+
+        Args:
+            last_round: the last round that is not trained again.
+            before: :meth:`digest` of its rows and those before it when the checkpoint was written; None for no question.
+
+        Raises:
+            ValueError: they are others now.
+        """
+        self.refuse_changed_rows(last_round, before)
+        self.last_round = last_round
+        self._rewrite([row for row in self.rows() if _is_of(row, last_round)])
+
+    def refuse_changed_rows(self, last_round: int, before: str | None) -> None:
+        """Refuses rows up to ``last_round`` of another digest than ``before``; see :meth:`restart`."""
+        if None not in (before, found := self.digest(last_round)) and found != before:
+            raise ValueError(
+                f"{self.file} is damaged or of another run: its rows up to round {last_round + 1} are not those that "
+                "were there when the checkpoint was written. Move it away, and the log goes on without them"
+            )
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """Adds the rows of a round, unless there are none or the round is there already."""
+        if not rows or int(rows[0]["round"]) <= self.last_round:
+            return
+        is_new = not self.file.exists()
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with full_disk_named(self.file), self.file.open("a", newline="", encoding="utf-8") as file:
+            file.write(_csv_text(rows, with_header=is_new))
+        self.last_round = int(rows[0]["round"])
+
+    def replace(self, column: str, value: str, rows: Sequence[Row]) -> None:
+        """Puts ``rows`` at the end, in the place of those with ``value`` in ``column``."""
+        self._rewrite([*(row for row in self.rows() if row[column] != value), *rows])
+
+    def rows(self) -> list[dict[str, str]]:
+        """The whole rows of the file, as text."""
+        if not self.file.exists():
+            return []
+        with self.file.open(newline="", encoding="utf-8", errors="replace") as file:
+            return [row for row in csv.DictReader(file) if None not in row and None not in row.values()]
+
+    def digest(self, last_round: int) -> str | None:
+        """Of the rows up to ``last_round``, by which a change of them is noticed; None where there is no file."""
+        if not self.file.exists():
+            return None
+        known = [row for row in self.rows() if _is_of(row, last_round)]
+        return blake2b(json.dumps(known).encode(), digest_size=16).hexdigest()
+
+    def _rewrite(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """All or nothing; a file without any row is removed."""
+        if not rows:
+            self.file.unlink(missing_ok=True)
+            return
+        with full_disk_named(self.file):
+            write_whole(self.file, _csv_text(rows, with_header=True))
+
+
+def _is_of(row: Mapping[str, str], last_round: int) -> bool:
+    number = row.get("round", "")
+    return number.isdecimal() and int(number) <= last_round
+
+
+def _csv_text(rows: Sequence[Mapping[str, object]], with_header: bool) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    if with_header:
+        writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,1 @@
+"""Win rates and task scores measured during training."""

@@ -1,0 +1,171 @@
+"""Win rate while a model is tuned: after each epoch its answers are compared with those of the raw model.
+
+Tuning on a judge's labels pleases that judge; whether the answers become better, another judge has to say. Where the
+two part, the model has learnt the judge's errors (Gao, Schulman and Hilton, "Scaling Laws for Reward Model
+Overoptimization", ICML 2023, https://arxiv.org/abs/2210.10760).
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import lightning as L
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.seed import isolate_rng
+
+from fedlight.callbacks.logs.log_now import log_now
+from fedlight.evaluation.bootstrap import bootstrap_interval
+from fedlight.evaluation.both_positions import BothPositions
+from fedlight.evaluation.judge import Fields, Judge
+from fedlight.evaluation.length_controlled import Compared, length_controlled
+from fedlight.support.lower_bounds import refuse_below
+from fedlight.support.seeding import derive_seed
+
+
+@runtime_checkable
+class WritesText(Protocol):
+    """What is needed of the module."""
+
+    def generate(
+        self, prompts: Sequence[str], *, temperature: float, max_new_tokens: int, seed: int, raw: bool
+    ) -> list[list[str]]:
+        """Answers each prompt; ``raw`` as the model did before it was tuned, that is, with its adapter off."""
+
+
+class WinRate(L.Callback):
+    """Logs how often each judge prefers the tuned model's answers to the raw model's; a tie counts one half.
+
+    Each pair is shown in both orders where that can matter. Logs ``win_rate/NAME`` for each judge, the ends of its
+    95 % interval as ``win_rate_low/NAME`` and ``win_rate_high/NAME`` (bootstrap over prompts), and
+    ``win_rate_length_controlled/NAME``, what it would be with answers as long as the raw ones
+    (`fedlight.evaluation.length_controlled`); and ``win_rate/words``, the words of all answers over those of the raw ones.
+    All before training, and after each n-th epoch, at the number of optimizer steps made so far. Both models draw with
+    the same seeds, at every epoch the same, so that what changes is the model alone. Training goes on as if nothing
+    had been measured. Checkpoints hold the raw answers: a resumed run is compared with the same ones.
+
+    Args:
+        prompts: its ``predict_dataloader`` gives batches with ``prompt`` (rendered texts) and ``fields``, such as a
+            ``PromptDataModule``; not the prompts of the training pairs.
+        judges: by the names under which they are logged.
+        every_n_epochs: at least 1.
+        temperature: of the answers; 0 is greedy.
+        max_new_tokens: most tokens of an answer.
+        seed: of the answers.
+
+    Raises:
+        ValueError: a setting is out of range; in ``setup``, the module writes no text or there are several processes;
+            before training, a checkpoint was made with other prompts or another way to draw.
+    """
+
+    def __init__(
+        self,
+        prompts: L.LightningDataModule,
+        judges: dict[str, Judge],
+        every_n_epochs: int = 1,
+        temperature: float = 0.7,
+        max_new_tokens: int = 40,
+        seed: int = 0,
+    ) -> None:
+        refuse_below(1, "WinRate.", every_n_epochs=every_n_epochs)
+        if not judges or "words" in judges:
+            raise ValueError(
+                f"WinRate.judges={list(judges)}: name one or more; `words` is the name of a metric already"
+            )
+        self.prompts, self.judges, self.every_n_epochs = prompts, judges, every_n_epochs
+        self.temperature, self.max_new_tokens, self.seed = temperature, max_new_tokens, seed
+        self._raw: list[str] = []
+        self._made_for = 0
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        if trainer.world_size > 1:
+            raise ValueError("WinRate writes its answers in one process: set devices=1 and num_nodes=1")
+        if not isinstance(pl_module, WritesText):
+            raise ValueError(
+                f"WinRate needs a module with generate(prompts, ..., raw), such as DPOModule or SFTModule, not "
+                f"{type(pl_module).__name__}"
+            )
+        with isolate_rng():
+            self.prompts.prepare_data()
+            self.prompts.setup("predict")
+            batches = list(self.prompts.predict_dataloader())
+        self._batches: list[Sequence[str]] = [batch["prompt"] for batch in batches]
+        self._fields: list[Fields] = [fields for batch in batches for fields in batch["fields"]]
+        if trainer.current_epoch == 0:  # a checkpoint is loaded later
+            self._raw = []
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The raw answers and, with them, where the win rate starts; a resumed run has both."""
+        drawn = (str(self.temperature), self.max_new_tokens, self.seed)
+        made_for = derive_seed(*drawn, *(prompt for batch in self._batches for prompt in batch))
+        if self._raw and made_for != self._made_for:
+            raise ValueError(
+                "WinRate: the raw answers in the checkpoint are to other prompts, or were drawn with another temperature, "
+                "max_new_tokens or seed: give those of the run that is resumed, or begin anew"
+            )
+        if not self._raw:
+            self._raw, self._made_for = self._answers(pl_module, raw=True), made_for
+            self._measure(trainer, pl_module, "before training")
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+            self._measure(trainer, pl_module, f"epoch {trainer.current_epoch + 1}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The raw model's answers, and a number for the prompts and the way in which they were drawn."""
+        return {"raw": self._raw, "made_for": self._made_for}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._raw, self._made_for = state_dict["raw"], state_dict["made_for"]
+
+    def _answers(self, module: Any, raw: bool) -> list[str]:
+        drawn = {"temperature": self.temperature, "max_new_tokens": self.max_new_tokens}
+        with isolate_rng():
+            return [
+                completions[0]
+                for prompts in self._batches
+                for completions in module.generate(
+                    prompts, seed=derive_seed(self.seed, "win rate", *prompts), raw=raw, **drawn
+                )
+            ]
+
+    def _measure(self, trainer: L.Trainer, module: L.LightningModule, when: str) -> None:
+        answers = self._answers(module, raw=False)
+        with isolate_rng():  # a judge may load a model, whose weights are drawn before they are read
+            found = {
+                name: BothPositions(judge).scores(self._fields, answers, self._raw)
+                for name, judge in self.judges.items()
+            }
+        rates = {name: self._rates(scores, answers) for name, scores in found.items()}
+        metrics = {f"{metric}/{name}": value for name, own in rates.items() for metric, value in own.items()}
+        metrics["win_rate/words"] = word_ratio(answers, self._raw)
+        log_now(trainer, metrics)
+        shown = "  ".join(
+            f"{name} {value:.4f}" for name, value in metrics.items() if name.startswith("win_rate/")
+        )
+        rank_zero_info(f"{when}, against the raw model on {len(answers)} prompts: {shown}")
+
+    def _rates(self, scores: Sequence[float], answers: Sequence[str]) -> dict[str, float]:
+        """The win rate, its interval and the length-controlled one; what cannot be said of few prompts is left out."""
+        low, high = bootstrap_interval(scores, seed=self.seed)
+        longer = [len(ours.strip()) - len(raw.strip()) for ours, raw in zip(answers, self._raw, strict=True)]
+        compared = Compared(scores, longer, range(len(scores)))
+        found = {
+            "win_rate": math.fsum(scores) / len(scores),
+            "win_rate_low": low,
+            "win_rate_high": high,
+            "win_rate_length_controlled": length_controlled({"tuned": compared})["tuned"].corrected,
+        }
+        return {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+def word_ratio(ours: Sequence[str], theirs: Sequence[str]) -> float:
+    """Words of all our answers over those of theirs; NaN where theirs have none.
+
+    Example:
+        >>> word_ratio(["a b", "c"], ["a b", "c d e f"])
+        0.5
+    """
+    words, others = (sum(len(text.split()) for text in texts) for texts in (ours, theirs))
+    return words / others if others else math.nan

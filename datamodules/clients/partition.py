@@ -1,0 +1,222 @@
+"""Who holds which example: iid, Dirichlet over a category, by key. Pure functions of (data, seed), numpy alone.
+
+Every function returns ``{client id: sorted int64 array of example indices}``; each example has one client at most.
+
+Source of the Dirichlet split: Li, Diao, Chen and He, "Federated Learning on Non-IID Data Silos: An Experimental
+Study", ICDE 2022, https://arxiv.org/abs/2102.02079. For each category k, p_k ~ Dir(alpha * 1_M) says how its
+examples are shared out among M clients; a client that already holds its even share N / M gets no more of the
+next categories. FedBiscuit (Wu et al., ICLR 2025, https://arxiv.org/abs/2407.03038) splits SHP so, with alpha
+0.3 over the post's domain.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedlight.support.seeding import derive_seed
+
+Clients = dict[str, np.ndarray]
+DIRICHLET_TRIES = 100
+
+
+@dataclass(frozen=True)
+class Partition:
+    """How examples are shared out among clients; in YAML ``partition: {by: dirichlet, num_clients: 200, alpha: 0.3}``.
+
+    Args:
+        by: ``"client"`` (the column mapped to ``client``), ``"dirichlet"`` (over the column mapped to ``category``, all
+            examples of one prompt at one client; k-means labels where there is none, `PseudoLabels`) or ``"iid"``.
+        num_clients: number of clients to make, >= 1; not used by ``"client"``.
+        alpha: concentration, > 0; small means that a client holds few categories. Used by ``"dirichlet"``.
+        min_size: fewest examples of a client, >= 1. ``"client"`` drops and counts smaller ones, the others make none.
+    """
+
+    by: Literal["client", "dirichlet", "iid"] = "client"
+    num_clients: int = 10
+    alpha: float = 0.3
+    min_size: int = 1
+
+    def split(
+        self,
+        clients: Sequence[str],
+        categories: Sequence[str],
+        prompts: Sequence[int] | np.ndarray,
+        seed: int,
+    ) -> Clients:
+        """Shares out ``len(prompts)`` examples, given each one's client key, category and prompt number.
+
+        Raises:
+            ValueError: the column that the split needs is not mapped, or the sizes cannot be met.
+        """
+        if self.by == "client":
+            _need_column(clients, "client", self.by)
+            return by_key(clients, self.min_size)
+        if self.by == "dirichlet":
+            _need_column(categories, "category", self.by)
+            return dirichlet(categories, self.num_clients, self.alpha, seed, self.min_size, prompts)
+        split = iid(len(prompts), self.num_clients, seed, prompts)
+        _check_min_size(split, self.min_size, f"iid over {self.num_clients} clients")
+        return split
+
+
+def iid(
+    num_examples: int, num_clients: int, seed: int, groups: Sequence[int] | np.ndarray | None = None
+) -> Clients:
+    """Shuffled and dealt out evenly; numbers of groups differ by at most 1.
+
+    Args:
+        num_examples: N.
+        num_clients: number of clients, >= 1.
+        seed: of the order.
+        groups: the group (prompt) of each example; all examples of a group go to one client, so that no client is scored
+            on a question that another trains on. None: every example is a group.
+
+    Raises:
+        ValueError: there are more clients than groups.
+
+    Example:
+        >>> {client: len(indices) for client, indices in iid(7, 3, seed=0).items()}
+        {'c0': 3, 'c1': 2, 'c2': 2}
+        >>> [indices.tolist() for indices in iid(4, 2, seed=0, groups=[0, 1, 1, 0]).values()]
+        [[0, 3], [1, 2]]
+    """
+    group_of = np.arange(num_examples) if groups is None else np.unique(groups, return_inverse=True)[1]
+    num_groups = int(group_of.max(initial=-1)) + 1
+    if not 1 <= num_clients <= num_groups:
+        what = "examples" if num_groups == num_examples else "prompts"
+        raise ValueError(
+            f"num_clients is {num_clients}, but there are {num_groups} {what}: a client would be empty. "
+            f"Set num_clients between 1 and {num_groups}."
+        )
+    dealt = np.array_split(_rng(seed, "iid").permutation(num_groups), num_clients)
+    return _named([np.flatnonzero(np.isin(group_of, own)) for own in dealt])
+
+
+def dirichlet(
+    labels: Sequence[str] | np.ndarray,
+    num_clients: int,
+    alpha: float,
+    seed: int,
+    min_size: int = 1,
+    groups: Sequence[int] | np.ndarray | None = None,
+) -> Clients:
+    """Each category is shared out by a draw from Dir(alpha); drawn anew until every client has ``min_size`` examples.
+
+    Args:
+        labels: the category of each example.
+        num_clients: number of clients, >= 1.
+        alpha: concentration, > 0.
+        seed: the draw is a function of it.
+        min_size: fewest examples that a client may hold.
+        groups: the group (prompt) of each example; all examples of a group go to one client, under the category of
+            the group's first example.
+
+    Raises:
+        ValueError: ``alpha`` <= 0, only one category, or ``min_size`` not reached in 100 draws.
+
+    Example:
+        >>> split = dirichlet(["x"] * 6 + ["y"] * 6, num_clients=2, alpha=0.05, seed=1, min_size=3)
+        >>> sorted(len(indices) for indices in split.values())
+        [6, 6]
+    """
+    labels = np.asarray(labels)
+    _check_dirichlet(labels, num_clients, alpha, min_size)
+    group_of = (
+        np.arange(len(labels)) if groups is None else np.unique(groups, return_inverse=True)[1].reshape(-1)
+    )
+    _, first = np.unique(group_of, return_index=True)
+    sizes = np.bincount(group_of)
+    for attempt in range(DIRICHLET_TRIES):
+        owner = _draw_owners(labels[first], sizes, num_clients, alpha, _rng(seed, "dirichlet", attempt))
+        if np.bincount(owner, weights=sizes, minlength=num_clients).min() >= min_size:
+            return _named([np.flatnonzero(owner[group_of] == client) for client in range(num_clients)])
+    raise ValueError(
+        f"Dirichlet(alpha={alpha}) left a client with fewer than min_size={min_size} of {len(labels)} "
+        "examples in each of "
+        f"{DIRICHLET_TRIES} draws. Lower num_clients (now {num_clients}) or min_size, or raise alpha."
+    )
+
+
+def by_key(keys: Sequence[str] | np.ndarray, min_size: int = 1) -> Clients:
+    """One client per key (a worker's id); keys with fewer than ``min_size`` examples are left out.
+
+    Raises:
+        ValueError: no key has ``min_size`` examples.
+
+    Example:
+        >>> {client: indices.tolist() for client, indices in by_key(["u", "v", "u"], min_size=2).items()}
+        {'u': [0, 2]}
+    """
+    names, key_of, counts = np.unique(np.asarray(keys, dtype=str), return_inverse=True, return_counts=True)
+    starts = np.split(np.argsort(key_of, kind="stable"), np.cumsum(counts)[:-1])
+    split = {str(name): part for name, part in zip(names, starts, strict=True) if len(part) >= min_size}
+    if not split:
+        largest = counts.max(initial=0)
+        raise ValueError(
+            f"min_size is {min_size}, but the largest client has {largest} examples. Lower min_size."
+        )
+    return split
+
+
+def _draw_owners(
+    labels: np.ndarray, sizes: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator
+) -> np.ndarray:
+    """The client of every group, ``(groups,)``."""
+    owner = np.zeros(len(labels), dtype=np.int64)
+    held = np.zeros(num_clients)
+    even_share = sizes.sum() / num_clients
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        shares = rng.dirichlet(np.full(num_clients, alpha)) * (held < even_share)
+        # A tiny alpha can put all mass on full clients, or underflow to 0 / 0: then those with room share evenly.
+        if not np.isfinite(shares).all() or shares.sum() <= 0:
+            shares = (held < even_share).astype(float)
+        cuts = np.cumsum(shares / shares.sum())
+        # A group belongs where the middle of its span of examples falls.
+        middles = (np.cumsum(sizes[members]) - sizes[members] / 2) / sizes[members].sum()
+        owner[members] = np.minimum(np.searchsorted(cuts, middles), num_clients - 1)
+        held += np.bincount(owner[members], weights=sizes[members], minlength=num_clients)
+    return owner
+
+
+def _check_dirichlet(labels: np.ndarray, num_clients: int, alpha: float, min_size: int) -> None:
+    if alpha <= 0:
+        raise ValueError(f"alpha is {alpha}, but a Dirichlet distribution needs alpha > 0, for example 0.3.")
+    if not 1 <= num_clients * max(min_size, 1) <= len(labels):
+        raise ValueError(
+            f"{num_clients} clients with min_size={min_size} need {num_clients * max(min_size, 1)} examples, "
+            "but there are "
+            f"{len(labels)}. Lower num_clients or min_size."
+        )
+    if len(np.unique(labels)) == 1:
+        raise ValueError(
+            f"every example has the category '{labels[0]}', so a Dirichlet split by category says nothing. "
+            "Map `category` to another column, or use partition.by=iid."
+        )
+
+
+def _check_min_size(split: Clients, min_size: int, what: str) -> None:
+    smallest = min(len(indices) for indices in split.values())
+    if smallest < min_size:
+        raise ValueError(
+            f"{what} gives a client {smallest} examples, below min_size={min_size}. Lower one of them."
+        )
+
+
+def _need_column(values: Sequence[str], name: str, by: str) -> None:
+    if not values:
+        other = ", or pseudo_labels to make categories" if name == "category" else ""
+        raise ValueError(
+            f"partition.by={by} needs the column map to name `{name}`, for example columns.{name}: worker{other}."
+        )
+
+
+def _named(parts: Sequence[np.ndarray]) -> Clients:
+    width = len(str(len(parts) - 1))
+    return {f"c{client:0{width}d}": np.sort(part) for client, part in enumerate(parts)}
+
+
+def _rng(seed: int, *purpose: int | str) -> np.random.Generator:
+    return np.random.default_rng(derive_seed(seed, "partition", *purpose))

@@ -1,0 +1,1 @@
+"""Training data by client, batch by batch."""

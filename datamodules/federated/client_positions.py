@@ -1,0 +1,111 @@
+"""The answer of a user's function, training set -> whose example is whose: read and checked."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedlight.datamodules.clients.partition import Clients
+
+
+def client_positions(given: Any, num_examples: int) -> Clients:
+    """Each client's positions in the training set, whatever sequences they were given as.
+
+    Args:
+        given: client id (a text or a whole number) -> positions: whole numbers from 0 in a list, tuple, range, numpy array
+            or tensor, or a mask of ``num_examples`` truth values.
+        num_examples: of the training set.
+
+    Returns:
+        Client id as text -> positions in the order given, int64.
+
+    Raises:
+        ValueError: names the client, the position and the remedy. An example at two clients, or twice at one, is an error:
+            clients are weighted by their numbers of examples, and what is one client's is nobody else's.
+
+    Example:
+        >>> clients = client_positions({7: range(2), "b": [3, 2]}, num_examples=4)
+        >>> {client: own.tolist() for client, own in clients.items()}
+        {'7': [0, 1], 'b': [3, 2]}
+    """
+    if not isinstance(given, Mapping):
+        raise ValueError(
+            f"clients gave a {type(given).__name__}: give a dict, client id -> positions in the training set"
+        )
+    clients: Clients = {}
+    for client_id, own in given.items():
+        name = _name(client_id)
+        if name in clients:
+            raise ValueError(f"clients has the client {name!r} twice, as a text and as a number: rename one")
+        clients[name] = _positions(name, own, num_examples)
+    _refuse_shared(clients, num_examples)
+    return clients
+
+
+def _name(client_id: Any) -> str:
+    if isinstance(client_id, str) or (
+        isinstance(client_id, (int, np.integer)) and not isinstance(client_id, bool)
+    ):
+        return str(client_id)
+    raise ValueError(
+        f"client id {client_id!r} is a {type(client_id).__name__}: give a text or a whole number"
+    )
+
+
+def _positions(client: str, own: Any, num_examples: int) -> np.ndarray:
+    if isinstance(own, Tensor):
+        own = own.cpu().numpy()
+    if not isinstance(own, (Sequence, np.ndarray)) or isinstance(own, (str, bytes)):
+        raise ValueError(
+            f"client {client!r} has a {type(own).__name__} as positions: give a list, range, array or tensor of "
+            "whole numbers"
+        )
+    try:
+        found = np.asarray(own)
+    except ValueError:  # rows of unequal length
+        found = np.empty((0, 0))
+    if found.ndim != 1:
+        raise ValueError(f"client {client!r}: positions must be one row of whole numbers, not nested ones")
+    if found.dtype == bool:
+        if len(found) != num_examples:
+            raise ValueError(
+                f"client {client!r} has a mask of {len(found)} truth values, but the training set has {num_examples} "
+                "examples: give one for each of them, or positions"
+            )
+        return np.flatnonzero(found)
+    if len(found) and not np.issubdtype(found.dtype, np.integer):
+        raise ValueError(
+            f"client {client!r} has the position {_first_other(found.tolist())!r}, which is no whole number: give whole "
+            "numbers from 0 (numpy: .astype(int))"
+        )
+    outside = found[(found < 0) | (found >= num_examples)]
+    if len(outside):
+        raise ValueError(
+            f"client {client!r} has the position {outside[0]}, but the training set has {num_examples} examples, "
+            f"0 to {num_examples - 1}"
+        )
+    return found.astype(np.int64)
+
+
+def _first_other(values: list[Any]) -> Any:
+    return next((value for value in values if not isinstance(value, int)), values[0])
+
+
+def _refuse_shared(clients: Clients, num_examples: int) -> None:
+    owner = np.full(num_examples, -1)
+    for number, (client, own) in enumerate(clients.items()):
+        taken = own[owner[own] >= 0]
+        if len(taken):
+            other = list(clients)[owner[taken[0]]]
+            raise ValueError(
+                f"position {taken[0]} is at client {other!r} and at client {client!r}: give each example to one client, or "
+                "put it into the data set twice"
+            )
+        owner[own] = number
+        values, counts = np.unique(own, return_counts=True)
+        if (counts > 1).any():
+            raise ValueError(
+                f"client {client!r} has the position {values[counts > 1][0]} twice: give it once. A WeightedRandomSampler "
+                "in the loader reads some examples more often"
+            )

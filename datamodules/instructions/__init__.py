@@ -1,0 +1,1 @@
+"""Instruction data, with or without public rows added to them."""

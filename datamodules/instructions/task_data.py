@@ -1,0 +1,106 @@
+"""The rows of tasks as a test set: ``fedlight test`` then scores a model in them and tells its loss on the right answers.
+
+The scores come from the callback ``TaskScores``, which takes its tasks from here where it has none of its own. The loss
+says more than a score where a model gets nothing right yet, or everything.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from lightning.pytorch.utilities import rank_zero_info
+
+from fedlight.datamodules.federated.datamodule import FederatedDataModule
+from fedlight.datamodules.rows.rows import RowsError
+from fedlight.datamodules.text.encoding import Encoded
+from fedlight.datamodules.text.examples import ResponseExamples, collate_responses
+from fedlight.datamodules.text.templates import Parts
+from fedlight.datamodules.text.tokens import (
+    TokenTable,
+    end_id,
+    fit_texts,
+    leading_ids,
+    load_tokenizer,
+    pad_id,
+)
+from fedlight.evaluation.tasks.task import Task, joined
+
+
+class TaskDataModule(FederatedDataModule):
+    """Prompts of tasks with the answers that their rows give; for ``trainer.test``.
+
+    Args:
+        tasks: by the names under which their scores are logged.
+        tokenizer: hub name or folder, or ``"toy"``.
+        max_tokens: most tokens of prompt and answer together; longer ones are left out of the loss, and counted, but
+            not of the scores.
+        eval_batch_size, seed, num_workers: see `FederatedDataModule`.
+
+    Raises:
+        ValueError: there is no task.
+    """
+
+    def __init__(
+        self,
+        tasks: dict[str, Task],
+        tokenizer: str = "toy",
+        max_tokens: int = 2048,
+        eval_batch_size: int = 16,
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(eval_batch_size=eval_batch_size, seed=seed, num_workers=num_workers)
+        if not tasks:
+            raise ValueError("tasks={}: name one or more")
+        self.tasks, self.tokenizer_name, self.max_tokens = tasks, tokenizer, max_tokens
+
+    def setup(self, stage: str) -> None:
+        """Reads and tokenises the rows, once.
+
+        Raises:
+            ValueError: the stage is another than ``test``.
+        """
+        if stage != "test":
+            raise ValueError(
+                "TaskDataModule has rows to test on alone: use `fedlight test`, or give the tasks to the callback "
+                "TaskScores beside other data"
+            )
+        if self.test_set is not None:
+            return
+        self.tokenizer = load_tokenizer(self.tokenizer_name)
+        pairs = [
+            (prompt, joined(prompt, example.shown))
+            for task in self.tasks.values()
+            for _, example, prompt in zip(*task.read(), strict=True)
+        ]
+        encoded = encode_answers(self.tokenizer, pairs, self.max_tokens)
+        fits = np.flatnonzero(encoded.kept)
+        names = ", ".join(self.tasks)
+        rank_zero_info(f"{names}: {len(fits):,} examples; {len(pairs) - len(fits):,} too long for the loss")
+        if not len(fits):
+            raise RowsError(f"{names}: no example fits into max_tokens={self.max_tokens}. Raise it.")
+        examples = ResponseExamples(encoded, fits)
+        self.test_set = examples.take(np.argsort(examples.lengths, kind="stable"))
+
+    def collate(self, examples: list[Any]) -> dict[str, Any]:
+        """An sft batch."""
+        return collate_responses(examples, pad_id(self.tokenizer))
+
+
+def encode_answers(tokenizer: Any, pairs: Sequence[tuple[str, str]], max_tokens: int) -> Encoded:
+    """Texts of a prompt and its answer, as :func:`~fedlight.datamodules.text.encoding.encode_responses` has them.
+
+    Args:
+        tokenizer: a fast tokenizer.
+        pairs: a prompt, and the prompt with its answer behind it.
+        max_tokens: most tokens of a text, the end token included.
+    """
+    leading, end = leading_ids(tokenizer), np.array([end_id(tokenizer)], dtype=np.int32)
+    texts = [Parts(text, "", "") for _, text in pairs]
+    sequences, marks = [], []
+    fitted = fit_texts(tokenizer, texts, max_tokens - len(leading) - 1)
+    for (prompt, _), text in zip(pairs, fitted, strict=True):
+        sequences.append(np.empty(0, np.int32) if text is None else np.concatenate([leading, text.ids, end]))
+        marks.append(0 if text is None else len(leading) + text.first_token_from(len(prompt)))
+    table = TokenTable(sequences)
+    return Encoded(table, np.array(marks, dtype=np.int64), table.lengths > 0, trimmed=0)

@@ -1,0 +1,1 @@
+"""Preference pairs, prompts and completions."""

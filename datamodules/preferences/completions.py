@@ -1,0 +1,144 @@
+"""Pairs of completions, to be compared by a selector or scored by a reward model in ``trainer.predict``.
+
+What becomes of the answers: see `fedlight.datamodules.preferences.labelling`.
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch.utils.data import Dataset
+
+from fedlight.datamodules.federated.datamodule import FederatedDataModule
+from fedlight.datamodules.preferences.labelling import Orders, form_pairs
+from fedlight.datamodules.rows.rows import RowsError, load_rows
+from fedlight.datamodules.rows.votes import Comparison
+from fedlight.datamodules.text.encoding import Encoded, encode_choice, encode_pair, encode_responses
+from fedlight.datamodules.text.examples import Choice, PreferredExamples, collate_choices, collate_preferred
+from fedlight.datamodules.text.templates import Template, check_choice
+from fedlight.datamodules.text.tokens import load_tokenizer, pad_id
+
+
+class ShownPairs(Dataset):
+    """Pairs in one order or both, those of similar length next to each other.
+
+    Args:
+        encoded: two sequences per pair.
+        rows: the sequences to show: 2p is pair p in its own order, 2p + 1 swapped.
+    """
+
+    def __init__(self, encoded: Encoded, rows: np.ndarray) -> None:
+        self.encoded = encoded
+        self.rows = rows[np.argsort(encoded.table.lengths[rows], kind="stable")]
+
+    def __len__(self) -> int:
+        """Number of sequences to read."""
+        return len(self.rows)
+
+    def __getitem__(self, item: int) -> tuple[Choice, int, int]:
+        """A comparison, the index of its pair, and its order."""
+        row = int(self.rows[item])
+        choice: Choice = {
+            "ids": self.encoded.table[row],
+            "second_segment": int(self.encoded.marks[row]),
+            "label": 0,
+        }
+        return choice, row // 2, row % 2
+
+
+class CompletionPairDataModule(FederatedDataModule):
+    """All pairs of each prompt's completions.
+
+    Args:
+        source: rows with ``completions`` and ``fields`` (or ``prompt``), as a predict run over `PromptDataModule`
+            writes them.
+        orders: show every pair in both orders, or in one.
+        form: ``"choice"`` and ``"pair"`` as in `PreferenceDataModule`; ``"responses"`` for a `RewardModule`: the pair's
+            first completion as ``chosen``, its second as ``rejected``. Either is read by itself, so there is no order,
+            and ``orders`` must be ``"one"``, here and where the pairs are labelled.
+        choices, choice_template, pair_template, truncate_answers, tokenizer, max_tokens: as in `PreferenceDataModule`,
+            with the values that the selector was trained with.
+        generation_template: of the form responses, likewise.
+        eval_batch_size, seed, num_workers: see `FederatedDataModule`.
+
+    Raises:
+        ValueError: ``form="responses"`` with ``orders="both"``.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        orders: Orders = "both",
+        form: Literal["choice", "pair", "responses"] = "choice",
+        choices: tuple[str, str] = ("A", "B"),
+        choice_template: str = "toy_choice",
+        pair_template: str = "{prompt}",
+        truncate_answers: bool = False,
+        tokenizer: str = "toy",
+        max_tokens: int = 512,
+        eval_batch_size: int = 64,
+        seed: int = 0,
+        num_workers: int = 0,
+        generation_template: str = "toy_generation",
+    ) -> None:
+        super().__init__(eval_batch_size=eval_batch_size, seed=seed, num_workers=num_workers)
+        self.source, self.orders, self.form, self.choices = source, orders, form, choices
+        if form == "responses" and orders != "one":
+            raise ValueError(
+                f"form='responses' has no order in which answers are shown, but orders={orders!r}: set orders to one, here "
+                "and for the labelling"
+            )
+        name = {"choice": choice_template, "pair": pair_template, "responses": generation_template}[form]
+        self.template = Template.named(name) if name else Template("")
+        if form == "choice":
+            check_choice(self.template)
+        self.truncate_answers, self.tokenizer_name, self.max_tokens = truncate_answers, tokenizer, max_tokens
+
+    def setup(self, stage: str) -> None:
+        """Reads the completions, forms and tokenises the pairs, once."""
+        if stage != "predict" or self.predict_set is not None:
+            return
+        pairs, skipped = form_pairs(load_rows(self.source), self.source)
+        if missing := [slot for slot in self.template.slots if slot not in pairs[0].fields]:
+            raise RowsError(
+                f"{self.source}: the template has a slot {{{missing[0]}}}; fields has {', '.join(pairs[0].fields)}."
+            )
+        self.tokenizer = load_tokenizer(self.tokenizer_name)
+        encoded = self._encode(pairs)
+        fits = np.flatnonzero(encoded.both_kept())
+        rank_zero_info(
+            f"{self.source}: {len(pairs):,} pairs, {skipped:,} equal or empty ones skipped; "
+            f"{len(pairs) - len(fits):,} too long, {encoded.trimmed:,} inputs cut"
+        )
+        if not len(fits):
+            raise RowsError(f"{self.source}: no pair fits into max_tokens={self.max_tokens}. Raise it.")
+        if self.form == "responses":
+            examples = PreferredExamples(encoded, fits, winner=np.zeros_like(fits), index=fits)
+            self.predict_set = examples.take(np.argsort(examples.lengths, kind="stable"))
+            return
+        rows = 2 * fits if self.orders == "one" else (2 * fits[:, None] + [0, 1]).reshape(-1)
+        self.predict_set = ShownPairs(encoded, rows)
+
+    def _encode(self, pairs: list[Comparison]) -> Encoded:
+        if self.form == "choice":
+            return encode_choice(self.tokenizer, self.template, pairs, self.max_tokens, self.choices)
+        if self.form == "pair":
+            return encode_pair(self.tokenizer, self.template, pairs, self.max_tokens, self.truncate_answers)
+        fields = [pair.fields for pair in pairs for _ in range(2)]
+        answers = [answer for pair in pairs for answer in (pair.first, pair.second)]
+        return encode_responses(self.tokenizer, self.template, fields, answers, self.max_tokens, pairs=True)
+
+    def collate(self, examples: list[Any]) -> dict[str, Any]:
+        """A batch of the form, without labels of a choice, with the pair's ``index`` and ``order``, ``(batch,)`` each."""
+        if self.form == "responses":
+            batch = collate_preferred(examples, pad_id(self.tokenizer))
+            return {**batch, "order": torch.zeros_like(batch["index"])}
+        has_types = self.form == "pair" and "token_type_ids" in self.tokenizer.model_input_names
+        batch = collate_choices([choice for choice, _, _ in examples], pad_id(self.tokenizer), has_types)
+        del batch["labels"]
+        return {
+            **batch,
+            "index": torch.tensor([index for _, index, _ in examples]),
+            "order": torch.tensor([order for _, _, order in examples]),
+        }

@@ -1,0 +1,160 @@
+"""Prompts to be answered: rendered texts and nothing else, for ``trainer.predict``."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch.utils.data import Dataset
+
+from fedlight.datamodules.federated.datamodule import FederatedDataModule
+from fedlight.datamodules.rows.columns import check_columns, text_at
+from fedlight.datamodules.rows.exclusion import Excluded, without
+from fedlight.datamodules.rows.rows import RowsError, load_rows
+from fedlight.datamodules.text.templates import Template
+from fedlight.datamodules.text.tokens import fit_texts, leading_ids, load_tokenizer
+from fedlight.support.needs import Need
+from fedlight.support.needs import Rows as NeededRows
+
+
+class Prompts(Dataset):
+    """Prompts in the order of the rows.
+
+    Args:
+        texts: rendered prompts.
+        fields: per prompt the slots' texts it was made of, not cut.
+    """
+
+    def __init__(self, texts: list[str], fields: list[dict[str, str]]) -> None:
+        self.texts = texts
+        self.fields = fields
+
+    def __len__(self) -> int:
+        """Number of prompts."""
+        return len(self.texts)
+
+    def __getitem__(self, item: int) -> dict[str, Any]:
+        """One prompt."""
+        return {"prompt": self.texts[item], "fields": self.fields[item], "index": item}
+
+
+class PromptDataModule(FederatedDataModule):
+    """Prompts without answers; equal ones are answered once.
+
+    Args:
+        source: where the rows are; see `fedlight.datamodules.rows.rows`.
+        split: split of a hub dataset.
+        columns: where the rows have the template's slots. None: each slot in the column of its name.
+        template: a name or a text with slots; see `fedlight.datamodules.text.templates`.
+        tokenizer: hub name or folder, or ``"toy"``.
+        max_tokens: most tokens of a prompt; longer ones lose text, what still does not fit is left out and counted.
+        limit: at most so many prompts, the first ones; None: all.
+        exclude: name -> rows whose texts no prompt may have, such as the posts that clients have voted on or that a test
+            asks; see `fedlight.datamodules.rows.exclusion`. What each name excludes is counted and said.
+        eval_batch_size, seed, num_workers: see `FederatedDataModule`.
+
+    Attributes:
+        counts: what became of the rows, after ``setup``: ``prompts``, ``empty``, ``repeated``, ``excluded``,
+            ``beyond_limit`` and ``too_long`` are all of them.
+
+    Raises:
+        ValueError: the template or ``exclude`` has a slot without a column, or ``limit`` is below 1.
+    """
+
+    def __init__(
+        self,
+        source: str = "toy:prompts",
+        split: str = "train",
+        columns: dict[str, str] | None = None,
+        template: str = "toy_generation",
+        tokenizer: str = "toy",
+        max_tokens: int = 512,
+        limit: int | None = None,
+        exclude: dict[str, Excluded | None] | None = None,
+        eval_batch_size: int = 64,
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(eval_batch_size=eval_batch_size, seed=seed, num_workers=num_workers)
+        if limit is not None and limit < 1:
+            raise ValueError(f"limit={limit} must be at least 1, or null for all prompts.")
+        self.source, self.split = source, split
+        self.template = Template.named(template)
+        self.columns = columns or {slot: slot for slot in self.template.slots}
+        self.tokenizer_name, self.max_tokens, self.limit = tokenizer, max_tokens, limit
+        if missing := [slot for slot in self.template.slots if slot not in self.columns]:
+            raise ValueError(
+                f"the template has a slot {{{missing[0]}}}: set columns.{missing[0]} to the column that holds it."
+            )
+        self.exclude = exclude or {}
+        for name, rows in self.exclude.items():
+            if rows is not None and rows.slot not in self.columns:
+                raise ValueError(
+                    f"exclude.{name}.slot={rows.slot!r} is none of the prompts' slots ({', '.join(self.columns)}): name one "
+                    f"of them, or set exclude.{name} to null"
+                )
+        self.counts: dict[str, int] = {}
+
+    @classmethod
+    def requires(cls, settings: Mapping[str, Any]) -> Iterable[Need]:
+        """The rows of ``exclude``; those of ``source`` are asked for as every data module's are."""
+        for name, rows in (settings.get("exclude") or {}).items():
+            if rows:
+                yield NeededRows(rows["source"], rows.get("split") or "train", ((name, rows["column"]),))
+
+    def setup(self, stage: str) -> None:
+        """Reads, renders and, where they are too long, cuts the prompts, once."""
+        if stage != "predict" or self.predict_set is not None:
+            return
+        fields, left_out = self._read()
+        tokenizer = load_tokenizer(self.tokenizer_name)
+        parts = [self.template.render(slots) for slots in fields]
+        fitted = list(fit_texts(tokenizer, parts, self.max_tokens - len(leading_ids(tokenizer))))
+        kept = [(fit.parts.text, slots) for fit, slots in zip(fitted, fields, strict=True) if fit is not None]
+        cut = sum(fit is not None and fit.parts is not part for fit, part in zip(fitted, parts, strict=True))
+        self.counts |= {"prompts": len(kept), "too_long": len(fields) - len(kept)}
+        rank_zero_info(
+            f"{self.source}: {len(kept):,} prompts; {self.counts['too_long']:,} too long, {cut:,} cut; {left_out}"
+        )
+        if not kept:
+            raise RowsError(f"{self.source}: no prompt fits into max_tokens={self.max_tokens}. Raise it.")
+        self.predict_set = Prompts([text for text, _ in kept], [slots for _, slots in kept])
+
+    def collate(self, examples: list[Any]) -> dict[str, Any]:
+        """A prompts batch: ``prompt`` and ``fields`` as lists, ``index`` ``(batch,)``."""
+        return {
+            "prompt": [example["prompt"] for example in examples],
+            "fields": [example["fields"] for example in examples],
+            "index": torch.tensor([example["index"] for example in examples]),
+        }
+
+    def _read(self) -> tuple[list[dict[str, str]], str]:
+        """Slots' texts of each prompt, and what was left out, in words."""
+        rows = load_rows(self.source, self.split)
+        check_columns(rows, self.columns, self.source)
+        read = [{name: text_at(row, path) for name, path in self.columns.items()} for row in rows]
+        whole = [row for row in read if all(row[name] for name in self.template.required)]
+        unique = list({tuple(row.values()): row for row in whole}.values())
+        if not unique:
+            raise RowsError(
+                f"{self.source}: every row has an empty {', '.join(self.template.required)}. Check the columns."
+            )
+        free, held = without(unique, self.exclude)
+        by_name = ", ".join(f"{count:,} in {name}" for name, count in held.items())
+        if not free:
+            raise RowsError(
+                f"{self.source}: exclude leaves none of {len(unique):,} prompts ({by_name}). Give other prompts, or set the "
+                "entry of exclude that need not hold to null."
+            )
+        self.counts = {
+            "empty": len(read) - len(whole),
+            "repeated": len(whole) - len(unique),
+            "excluded": len(unique) - len(free),
+            "beyond_limit": len(free) - len(free[: self.limit]),
+        }
+        left_out = (
+            f"of {len(rows):,} rows {self.counts['empty']:,} lack a text, {self.counts['repeated']:,} repeat a prompt, "
+            f"{self.counts['excluded']:,} are excluded{f' ({by_name})' if by_name else ''}, "
+            f"{self.counts['beyond_limit']:,} are beyond the limit"
+        )
+        return free[: self.limit], left_out

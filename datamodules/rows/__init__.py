@@ -1,0 +1,1 @@
+"""Rows of data sets and what is read of them."""

@@ -1,0 +1,254 @@
+"""Rows from anywhere: local files, folders of them, datasets of the Hugging Face hub, the embedded toy world.
+
+Local files are read here, line by line, and not by ``datasets``: an error can then name the file and the line,
+nothing is written to a cache, and no heavy import is paid for. Every row is a plain dictionary.
+
+====================================================  ==================================================================
+source                                                 what it is
+====================================================  ==================================================================
+``votes.jsonl``, ``.json``, ``.csv``, ``.tsv``, ``.parquet``  a file; text formats also with ``.gz``
+``votes/``                                             all such files of a folder, in the order of their names
+``openai/summarize_from_feedback:comparisons``         a dataset of the hub, with its configuration after the colon
+``toy:votes?seed=1``                                   rows of the embedded world, with options
+====================================================  ==================================================================
+"""
+
+import csv
+import gzip
+import json
+import re
+import sys
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import parse_qsl
+
+from fedlight.support.hub_errors import hub_asked_once
+from fedlight.support.whole_files import write_whole
+
+Rows = Sequence[Mapping[str, Any]]
+TEXT_ENDINGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+ENDINGS = (*TEXT_ENDINGS, *(ending + ".gz" for ending in TEXT_ENDINGS), ".parquet")
+WANTED = (
+    f"give the path of a {', '.join(ENDINGS[:5])} or .parquet file (gzip allowed), a hub name such as owner/name, "
+    "or toy:votes."
+)
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
+
+
+class RowsError(ValueError):
+    """Rows cannot be had from a source; the message names the source, the place in it and the remedy."""
+
+
+def load_rows(source: str, split: str | None = None) -> Rows:
+    """The rows of a source, each a mapping from column to value.
+
+    Args:
+        source: see the table at the top of this file.
+        split: split of a hub dataset, ``"train"`` where None; files and the toy world have none and do not look at it.
+
+    Raises:
+        RowsError: a missing, empty or damaged file, a name that is neither file nor dataset, an unreachable hub.
+    """
+    if not source.strip():
+        raise RowsError(f"the source is empty: {WANTED}")
+    if source.startswith("toy:"):
+        return _toy_rows(source)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return [row for file in _files_of(path) for row in _read_file(file)]
+    if path.is_file():
+        return _read_file(path)
+    if HUB_NAME.fullmatch(source) and not source.endswith(ENDINGS):
+        return _hub_rows(source, split or "train")
+    raise RowsError(f"{source}: no such file. {WANTED[0].upper()}{WANTED[1:]}")
+
+
+def write_rows(rows: Rows, file: Path) -> None:
+    """Writes JSON lines, which `load_rows` reads."""
+    write_whole(file, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _files_of(folder: Path) -> list[Path]:
+    files = sorted(file for file in folder.iterdir() if file.name.endswith(ENDINGS))
+    if not files:
+        raise RowsError(f"{folder}: the folder has no file that ends in one of {', '.join(ENDINGS)}.")
+    return files
+
+
+def _read_file(path: Path) -> list[dict[str, Any]]:
+    if not path.name.endswith(ENDINGS):
+        raise RowsError(f"{path}: the ending is not one of {', '.join(ENDINGS)}; rename or convert the file.")
+    rows = _read_parquet(path) if path.suffix == ".parquet" else _read_text(path)
+    if not rows:
+        raise RowsError(f"{path}: the file has no rows. Was its download or its writer cut short?")
+    return rows
+
+
+def _read_parquet(path: Path) -> list[dict[str, Any]]:
+    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
+    try:
+        return pyarrow.parquet.read_table(path).to_pylist()
+    except (OSError, pyarrow.ArrowInvalid) as error:
+        raise RowsError(
+            f"{path}: not a readable Parquet file ({_first_line(error)}). Fetch or write it again."
+        ) from None
+
+
+def _read_text(path: Path) -> list[dict[str, Any]]:
+    name = path.name.removesuffix(".gz")
+    reader = _read_table if name.endswith((".csv", ".tsv")) else _read_json
+    place = _Lines()
+    try:
+        with _open(path) as file:
+            return reader(path, place.count(file), place)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise RowsError(
+            f"{path}: damaged gzip data after line {place.number} ({_first_line(error)}). Fetch the file again."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise RowsError(
+            f"{path}, line {_first_not_utf8(path)}: not UTF-8 ({error.reason}). Save the file as UTF-8."
+        ) from None
+    except csv.Error as error:
+        raise RowsError(f"{path}, line {place.number}: {error}. Save the file as plain CSV.") from None
+
+
+def _first_not_utf8(path: Path) -> int:
+    """The number of the first line that is not UTF-8; text is decoded in larger pieces, so its reader does not know."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError:
+                return number
+    return number  # cut inside a character
+
+
+def _open(path: Path) -> IO[str]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    # utf-8-sig: spreadsheets put a byte order mark before the first column's name; newline="": cells hold line breaks.
+    newline = "" if ".csv" in path.suffixes or ".tsv" in path.suffixes else None
+    return opener(path, "rt", encoding="utf-8-sig", newline=newline)
+
+
+class _Lines:
+    """Iterates over lines and knows the number of the last one, for error messages."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def count(self, lines: Iterable[str]) -> Iterator[str]:
+        for line in lines:
+            self.number += 1
+            yield line
+
+
+def _read_json(path: Path, lines: Iterator[str], place: _Lines) -> list[dict[str, Any]]:
+    first = next((line for line in lines if line.strip()), "")
+    if first.lstrip().startswith("["):
+        return _read_json_list(path, first + "".join(lines))
+    return [_parse_object(path, place.number, line) for line in chain([first], lines) if line.strip()]
+
+
+def _read_json_list(path: Path, text: str) -> list[dict[str, Any]]:
+    try:
+        rows = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RowsError(f"{path}, line {error.lineno}: not valid JSON ({error.msg}).") from None
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise RowsError(f"{path}: entry {number} of the list is {type(row).__name__}, not an object.")
+    return rows
+
+
+def _parse_object(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise RowsError(
+            f"{path}, line {number}: not valid JSON ({error.msg}, column {error.colno})."
+        ) from None
+    if not isinstance(row, dict):
+        raise RowsError(
+            f"{path}, line {number}: {type(row).__name__} instead of an object with named columns."
+        )
+    return row
+
+
+def _read_table(path: Path, lines: Iterator[str], place: _Lines) -> list[dict[str, Any]]:
+    csv.field_size_limit(sys.maxsize)  # forum posts are longer than the 131,072 characters of the default
+    reader = csv.DictReader(lines, delimiter="\t" if ".tsv" in path.suffixes else ",", strict=True)
+    rows = []
+    for row in reader:
+        if None in row or None in row.values():
+            raise RowsError(
+                f"{path}, line {place.number}: another number of cells than the "
+                f"{len(reader.fieldnames or [])} columns of "
+                "the first line. Quote cells that contain the separator."
+            )
+        rows.append(row)
+    return rows
+
+
+def _toy_rows(source: str) -> Rows:
+    from fedlight import toy
+
+    name, _, query = source.removeprefix("toy:").partition("?")
+    options = {key: int(value) if value.lstrip("-").isdigit() else value for key, value in parse_qsl(query)}
+    return toy.rows(name, **options)
+
+
+def _hub_rows(source: str, split: str) -> Rows:
+    import datasets
+
+    name, _, config = source.partition(":")
+    bars_were_on = datasets.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        with hub_asked_once(name):
+            return _load_dataset(name, config, split)
+    except datasets.exceptions.DatasetNotFoundError:
+        raise RowsError(
+            f"{source}: no such file here, and no such dataset to be had from the hub. Check the name; for a "
+            "private one log in."
+        ) from None
+    except (OSError, ConnectionError) as error:
+        raise RowsError(_unreachable(source, error)) from None
+    except (ValueError, RuntimeError) as error:
+        if "offline" in str(error).lower() or "connect" in str(error).lower():
+            raise RowsError(_unreachable(source, error)) from None
+        raise RowsError(f"{source}, split {split}: {_first_line(error)}") from None
+    finally:
+        if bars_were_on:
+            datasets.enable_progress_bars()
+
+
+def _load_dataset(name: str, config: str, split: str) -> Rows:
+    """Loads a dataset; one that is defined by a script (never run) comes from the hub's own Parquet copy of it."""
+    import datasets
+
+    try:
+        return datasets.load_dataset(name, config or None, split=split)
+    except RuntimeError as error:
+        if "scripts are no longer supported" not in str(error):
+            raise
+        return datasets.load_dataset(
+            name, data_dir=config or "default", revision="refs/convert/parquet", split=split
+        )
+
+
+def _unreachable(source: str, error: BaseException) -> str:
+    return (
+        f"{source}: the hub cannot be reached ({type(error).__name__}). Set HF_ENDPOINT to a mirror, or give "
+        "the path of a "
+        "local .jsonl, .csv or .parquet file instead of the name; what is in the cache is used with HF_HUB_OFFLINE=1."
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

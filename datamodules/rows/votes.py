@@ -1,0 +1,285 @@
+"""Rows -> decided votes on comparisons: ties, gaps and repetitions counted, the orientation tested against scores."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedlight.datamodules.rows.columns import Columns, check_columns, text_at
+from fedlight.datamodules.rows.rows import Rows, RowsError
+
+ChoiceValues = Mapping[str, Any]
+SPECIAL = (
+    "response_a",
+    "response_b",
+    "choice",
+    "chosen",
+    "rejected",
+    "score_a",
+    "score_b",
+    "client",
+    "category",
+    "group",
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two different answers to one prompt; which is called first is without meaning."""
+
+    fields: Mapping[str, str]
+    first: str
+    second: str
+
+
+@dataclass
+class RowCounts:
+    """What became of the rows of a source; ``str`` gives it in one line.
+
+    Example:
+        >>> print(RowCounts("v", rows=5, ties=1, missing=1, votes=3, comparisons=2))
+        v: 5 rows, 3 votes on 2 comparisons; left out: 1 ties, 1 missing, 0 identical, 0 duplicates; 0 conflicts kept
+    """
+
+    source: str
+    rows: int = 0
+    ties: int = 0
+    missing: int = 0
+    identical: int = 0
+    duplicates: int = 0
+    conflicts: int = 0
+    votes: int = 0
+    comparisons: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.source}: {self.rows:,} rows, {self.votes:,} votes on {self.comparisons:,} comparisons; left out: "
+            f"{self.ties:,} ties, {self.missing:,} missing, {self.identical:,} identical, {self.duplicates:,} "
+            "duplicates; "
+            f"{self.conflicts:,} conflicts kept"
+        )
+
+
+@dataclass
+class Votes:
+    """Decided votes, in the order of the rows.
+
+    Attributes:
+        comparisons: what was voted on, each once.
+        comparison: per vote the index into ``comparisons``.
+        winner: per vote 0 if the first answer won, 1 if the second.
+        clients: per vote whose it is; empty without a column for it.
+        categories: per vote its category; empty without a column for it.
+        groups: client -> its known group; empty without a column for it. Never part of what a model reads.
+        counts: what became of the rows.
+    """
+
+    comparisons: list[Comparison] = field(default_factory=list)
+    comparison: list[int] = field(default_factory=list)
+    winner: list[int] = field(default_factory=list)
+    clients: list[str] = field(default_factory=list)
+    categories: list[str] = field(default_factory=list)
+    groups: dict[str, str] = field(default_factory=dict)
+    counts: RowCounts = field(default_factory=lambda: RowCounts(""))
+
+    def prompt_numbers(self) -> np.ndarray:
+        """Per vote the number of its prompt, ``(votes,)``: equal where all slots are equal."""
+        numbers: dict[tuple, int] = {}
+        per_comparison = [
+            numbers.setdefault(tuple(sorted(comparison.fields.items())), len(numbers))
+            for comparison in self.comparisons
+        ]
+        return np.array(per_comparison, dtype=np.int64)[self.comparison]
+
+
+def read_votes(
+    rows: Rows, columns: Columns, choice_values: ChoiceValues, required: Sequence[str], source: str
+) -> Votes:
+    """Rows -> votes. Ties, rows with a missing value, identical answers and repeated votes are left out and counted.
+
+    A repeated vote is the same client's same choice between the same two answers to the same prompt, in either order;
+    without a ``client`` column all rows are one client's. A client's opposite votes on one comparison are kept and
+    counted as a conflict.
+
+    Args:
+        rows: raw rows.
+        columns: the column map.
+        choice_values: which raw values (one, or a list) mean ``a``, ``b`` and ``tie``.
+        required: slots that may not be empty.
+        source: name of the rows in messages.
+
+    Raises:
+        RowsError: a mapped column does not exist, a choice has an unknown value, the choices contradict the scores, a
+            client has two groups, or no vote is left.
+    """
+    _check_map(columns, source)
+    check_columns(rows, columns, source)
+    meaning = _meanings(choice_values)
+    _check_scores(rows, columns, meaning, source)
+    votes = Votes(groups=_groups(rows, columns, source), counts=RowCounts(source, rows=len(rows)))
+    index: dict[tuple, int] = {}
+    seen: set[tuple[str, int, int]] = set()
+    for number, row in enumerate(rows):
+        _add_vote(votes, row, number, columns, meaning, required, index, seen)
+    votes.counts.votes, votes.counts.comparisons = len(votes.winner), len(votes.comparisons)
+    if not votes.winner:
+        raise RowsError(f"{votes.counts}. No vote is left: check the column map and choice_values.")
+    return votes
+
+
+def _add_vote(
+    votes: Votes,
+    row: Mapping[str, Any],
+    number: int,
+    columns: Columns,
+    meaning: Mapping[str, str],
+    required: Sequence[str],
+    index: dict[tuple, int],
+    seen: set[tuple[str, int, int]],
+) -> None:
+    counts = votes.counts
+    values = {name: text_at(row, path) for name, path in columns.items()}
+    a, b, choice = _answers(values, meaning, number, counts.source)
+    client, category = values.get("client", ""), values.get("category", "")
+    needed = [values[name] for name in (*required, "client", "category") if name in values]
+    if not (a and b and choice and all(needed)):
+        counts.missing += 1
+    elif choice == "tie":
+        counts.ties += 1
+    elif a == b:
+        counts.identical += 1
+    else:
+        fields = {name: value for name, value in values.items() if name not in SPECIAL}
+        comparison, swapped = _comparison(votes, fields, a, b, index)
+        winner = int(choice == "b") ^ swapped
+        if (client, comparison, winner) in seen:
+            counts.duplicates += 1
+            return
+        counts.conflicts += (client, comparison, 1 - winner) in seen
+        seen.add((client, comparison, winner))
+        votes.comparison.append(comparison)
+        votes.winner.append(winner)
+        votes.clients += [client] * ("client" in columns)
+        votes.categories += [category] * ("category" in columns)
+
+
+def _answers(
+    values: Mapping[str, str], meaning: Mapping[str, str], number: int, source: str
+) -> tuple[str, str, str]:
+    """Answer A, answer B and ``"a"``, ``"b"``, ``"tie"`` or ``""`` (missing)."""
+    if "chosen" in values:
+        return values["chosen"], values["rejected"], "a"
+    raw = values["choice"]
+    if raw and raw not in meaning:
+        raise RowsError(
+            f"{source}, row {number + 1}: the choice {raw!r} is none of choice_values ({', '.join(meaning)}). "
+            "Set choice_values.a, .b and .tie to the values of the data."
+        )
+    return values["response_a"], values["response_b"], meaning.get(raw, "")
+
+
+def _comparison(
+    votes: Votes, fields: Mapping[str, str], a: str, b: str, index: dict[tuple, int]
+) -> tuple[int, int]:
+    """The index of the comparison and whether this row shows it in the other order."""
+    first, second = min(a, b), max(a, b)
+    key = (tuple(sorted(fields.items())), first, second)
+    if key not in index:
+        index[key] = len(votes.comparisons)
+        votes.comparisons.append(Comparison(fields, a, b))
+    known = index[key]
+    return known, int(votes.comparisons[known].first != a)
+
+
+def _check_map(columns: Columns, source: str) -> None:
+    needed = ("chosen", "rejected") if "chosen" in columns else ("response_a", "response_b", "choice")
+    if missing := [name for name in needed if name not in columns]:
+        raise RowsError(
+            f"{source}: the column map has no {missing[0]!r}. It needs response_a, response_b and choice, or "
+            "chosen and "
+            "rejected."
+        )
+    if ("score_a" in columns) != ("score_b" in columns):
+        raise RowsError(f"{source}: map both score_a and score_b, or none of them.")
+
+
+def one_group_each(pairs: Iterable[tuple[str, str]], source: str) -> dict[str, str]:
+    """Client -> its known group, from pairs of the two; pairs in which one is empty say nothing.
+
+    Raises:
+        RowsError: a client has two groups.
+
+    Example:
+        >>> one_group_each([("u", "warm"), ("v", ""), ("u", "warm")], "rows")
+        {'u': 'warm'}
+    """
+    groups: dict[str, str] = {}
+    for client, group in pairs:
+        if client and group and groups.setdefault(client, group) != group:
+            raise RowsError(
+                f"{source}: the client {client!r} has two groups, {groups[client]!r} and {group!r}. Map columns.group to "
+                "a column that says one thing of a client, or leave it out."
+            )
+    return groups
+
+
+def _groups(rows: Rows, columns: Columns, source: str) -> dict[str, str]:
+    if not {"client", "group"} <= set(columns):
+        return {}
+    pairs = ((text_at(row, columns["client"]), text_at(row, columns["group"])) for row in rows)
+    return one_group_each(pairs, source)
+
+
+def _meanings(choice_values: ChoiceValues) -> dict[str, str]:
+    """Raw value as text -> a, b or tie.
+
+    Example:
+        >>> _meanings({"a": 1, "b": 0, "tie": ["tie", "both"]})
+        {'1': 'a', '0': 'b', 'tie': 'tie', 'both': 'tie'}
+    """
+    meaning: dict[str, str] = {}
+    for name, raw in choice_values.items():
+        if name not in ("a", "b", "tie"):
+            raise ValueError(
+                f"choice_values has the key {name!r}; it takes a, b and tie, each with its raw value."
+            )
+        for value in raw if isinstance(raw, list | tuple) else [raw]:
+            if str(value) in meaning:
+                raise ValueError(
+                    f"choice_values gives {value!r} two meanings, {meaning[str(value)]} and {name}."
+                )
+            meaning[str(value)] = name
+    return meaning
+
+
+def _check_scores(rows: Rows, columns: Columns, meaning: Mapping[str, str], source: str) -> None:
+    """The better score must have won.
+
+    SHP's ``labels`` is 1 where *A* has the higher score, which is easily read the other way round.
+    """
+    if "score_a" not in columns:
+        return
+    against, decided = 0, 0
+    for row in rows:
+        margin = _number(text_at(row, columns["score_a"])) - _number(text_at(row, columns["score_b"]))
+        choice = "a" if "chosen" in columns else meaning.get(text_at(row, columns["choice"]))
+        if np.isfinite(margin) and margin != 0 and choice in ("a", "b"):
+            decided += 1
+            against += (margin > 0) != (choice == "a")
+    if against:
+        values = {name: [raw for raw, named in meaning.items() if named == name] for name in ("a", "b")}
+        raise RowsError(
+            f"{source}: in {against:,} of {decided:,} rows the choice contradicts the scores. If the choice "
+            "is read the "
+            f"wrong way round, set choice_values.a: {values['b']} and choice_values.b: {values['a']}; if the "
+            "scores mean "
+            "something else, leave score_a and score_b out of the column map."
+        )
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")

@@ -1,0 +1,1 @@
+"""Synthetic training data that clients make."""

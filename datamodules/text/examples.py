@@ -1,0 +1,204 @@
+"""Map-style data sets of token ids, and how each kind of example becomes a batch.
+
+The examples of one set share a `TokenTable`: a set itself holds only row numbers and labels, so a client costs
+nothing but its indices, and a comparison on which a hundred workers voted is stored once. Of each example a set knows
+its ``lengths`` in tokens and how many of them are ``labelled``, that is, scored one by one.
+"""
+
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from fedlight.datamodules.text.encoding import Encoded
+from fedlight.datamodules.text.tokens import TokenTable, pad, pad_inputs, pad_responses
+
+
+class Choice(TypedDict):
+    """One comparison in one order; ``label`` is 0 where A, the answer shown first, is better."""
+
+    ids: np.ndarray
+    second_segment: int
+    label: int
+
+
+class ChoiceExamples(Dataset):
+    """Comparisons for a selector: two examples per vote, vote v as 2v in the comparison's order and 2v + 1 swapped.
+
+    Args:
+        encoded: two sequences per comparison.
+        rows: per example the sequence, ``(examples,)``.
+        labels: per example 0 or 1, ``(examples,)``.
+    """
+
+    def __init__(self, encoded: Encoded, rows: np.ndarray, labels: np.ndarray) -> None:
+        self.encoded = encoded
+        self.rows = rows
+        self.labels = labels
+        self.lengths = encoded.table.lengths[rows]
+        self.labelled = np.zeros_like(self.lengths)
+
+    @classmethod
+    def of_votes(cls, encoded: Encoded, comparison: np.ndarray, winner: np.ndarray) -> "ChoiceExamples":
+        """Both orders of every vote.
+
+        Args:
+            encoded: two sequences per comparison.
+            comparison: what each vote is on, ``(votes,)``.
+            winner: 0 if the comparison's first answer won, 1 if the second, ``(votes,)``.
+        """
+        rows = (2 * comparison[:, None] + [0, 1]).reshape(-1)
+        labels = np.stack([winner, 1 - winner], axis=1).reshape(-1)
+        return cls(encoded, rows, labels)
+
+    def take(self, indices: np.ndarray) -> "ChoiceExamples":
+        """The same examples, only these and in this order."""
+        return ChoiceExamples(self.encoded, self.rows[indices], self.labels[indices])
+
+    def __len__(self) -> int:
+        """Number of examples, two per vote."""
+        return len(self.rows)
+
+    def __getitem__(self, item: int) -> Choice:
+        """One comparison in one order."""
+        row = self.rows[item]
+        return {
+            "ids": self.encoded.table[row],
+            "second_segment": int(self.encoded.marks[row]),
+            "label": int(self.labels[item]),
+        }
+
+
+class Response(TypedDict):
+    """A prompt with a response; the first ``prompt_length`` tokens are the prompt."""
+
+    ids: np.ndarray
+    prompt_length: int
+
+
+class ResponseExamples(Dataset):
+    """Prompts with responses, for a loss on the response alone.
+
+    Args:
+        encoded: the sequences.
+        rows: per example the sequence, ``(examples,)``.
+    """
+
+    def __init__(self, encoded: Encoded, rows: np.ndarray) -> None:
+        self.encoded = encoded
+        self.rows = rows
+        self.lengths = encoded.table.lengths[rows]
+        self.labelled = self.lengths - encoded.marks[rows]
+
+    def take(self, indices: np.ndarray) -> "ResponseExamples":
+        """The same examples, only these and in this order."""
+        return ResponseExamples(self.encoded, self.rows[indices])
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        return len(self.rows)
+
+    def __getitem__(self, item: int) -> Response:
+        """One prompt with its response."""
+        return response(self.encoded, self.rows[item])
+
+
+def joined(first: ResponseExamples, second: ResponseExamples) -> ResponseExamples:
+    """The examples of both in one set: those of ``second`` follow those of ``first``."""
+    parts = (first, second)
+    table = TokenTable([part.encoded.table[row] for part in parts for row in part.rows])
+    marks = np.concatenate([part.encoded.marks[part.rows] for part in parts])
+    kept = np.ones(len(marks), dtype=bool)
+    return ResponseExamples(Encoded(table, marks, kept, 0), np.arange(len(marks)))
+
+
+class Preferred(TypedDict):
+    """A chosen and a rejected response to one prompt; ``index`` names the pair in the whole data."""
+
+    chosen: Response
+    rejected: Response
+    index: int
+
+
+class PreferredExamples(Dataset):
+    """Chosen and rejected responses, one example per vote.
+
+    Args:
+        encoded: two sequences per comparison.
+        comparison: what each vote is on, ``(votes,)``.
+        winner: 0 if the comparison's first answer won, 1 if the second, ``(votes,)``.
+        index: a number per vote that no other vote of the datamodule has, ``(votes,)``.
+    """
+
+    def __init__(
+        self, encoded: Encoded, comparison: np.ndarray, winner: np.ndarray, index: np.ndarray
+    ) -> None:
+        self.encoded = encoded
+        self.comparison = comparison
+        self.winner = winner
+        self.index = index
+        both = 2 * comparison[:, None] + [0, 1]
+        self.lengths = encoded.table.lengths[both].max(axis=1)
+        self.labelled = (encoded.table.lengths[both] - encoded.marks[both]).sum(axis=1)
+
+    def take(self, indices: np.ndarray) -> "PreferredExamples":
+        """The same examples, only these and in this order."""
+        return PreferredExamples(
+            self.encoded, self.comparison[indices], self.winner[indices], self.index[indices]
+        )
+
+    def __len__(self) -> int:
+        """Number of examples, one per vote."""
+        return len(self.comparison)
+
+    def __getitem__(self, item: int) -> Preferred:
+        """One pair."""
+        row, winner = 2 * int(self.comparison[item]), int(self.winner[item])
+        return {
+            "chosen": response(self.encoded, row + winner),
+            "rejected": response(self.encoded, row + 1 - winner),
+            "index": int(self.index[item]),
+        }
+
+
+Examples = ChoiceExamples | ResponseExamples | PreferredExamples
+
+
+def response(encoded: Encoded, row: int) -> Response:
+    """One encoded response."""
+    return {"ids": encoded.table[row], "prompt_length": int(encoded.marks[row])}
+
+
+def collate_choices(examples: list[Choice], padding: int, with_types: bool) -> dict[str, torch.Tensor]:
+    """A selector batch: ``input_ids``, ``attention_mask`` ``(batch, tokens)``, ``labels`` ``(batch,)``.
+
+    Args:
+        examples: comparisons.
+        padding: padding token.
+        with_types: adds ``token_type_ids`` ``(batch, tokens)``: 1 on segment B.
+    """
+    ids = [example["ids"] for example in examples]
+    batch = pad_inputs(ids, padding)
+    if with_types:
+        borders = [example["second_segment"] for example in examples]
+        types = [
+            (np.arange(len(own)) >= border).astype(int) for own, border in zip(ids, borders, strict=True)
+        ]
+        batch["token_type_ids"] = pad(types, 0)
+    return {**batch, "labels": torch.tensor([example["label"] for example in examples])}
+
+
+def collate_responses(examples: list[Response], padding: int) -> dict[str, torch.Tensor]:
+    """An sft batch: ``input_ids``, ``attention_mask``, ``labels``, all ``(batch, tokens)``."""
+    lengths = [example["prompt_length"] for example in examples]
+    return pad_responses([example["ids"] for example in examples], lengths, padding)
+
+
+def collate_preferred(examples: list[Preferred], padding: int) -> dict[str, Any]:
+    """A dpo batch: two sft batches, ``chosen`` and ``rejected``, and ``index`` ``(batch,)``."""
+    return {
+        "chosen": collate_responses([example["chosen"] for example in examples], padding),
+        "rejected": collate_responses([example["rejected"] for example in examples], padding),
+        "index": torch.tensor([example["index"] for example in examples]),
+    }

@@ -1,0 +1,220 @@
+"""Text to token ids: fitting a prompt into a length, tokenising in batches, padding, compact storage.
+
+A prompt that is too long loses text from the end of its trimmable slot (the post), never from an answer or from
+the slot of the choice; what still does not fit is given up and counted by the caller. Needs a *fast* tokenizer:
+only that says which characters a token stands for.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedlight.datamodules.text.templates import Parts
+from fedlight.support.hub_errors import check_hub_name, hub_asked_once
+
+CHUNK = 1000
+IGNORED = -100
+"""Label of a position that has no loss."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A text that fits.
+
+    Attributes:
+        ids: token ids without special tokens, ``(tokens,)``.
+        encoding: what the tokenizer knows of them, such as which character is in which token.
+        parts: the text, cut where it had to be.
+        kept: characters of the trimmable part that are left.
+    """
+
+    ids: np.ndarray
+    encoding: Any
+    parts: Parts
+    kept: int
+
+    def first_token_from(self, character: int) -> int:
+        """The first token that holds that character of the text, or the next one that is in a token at all."""
+        places = (self.encoding.char_to_token(at) for at in range(character, len(self.parts.text)))
+        return next((place for place in places if place is not None), len(self.ids))
+
+
+class TokenTable:
+    """Many token sequences in one flat int32 array.
+
+    Example:
+        >>> table = TokenTable([np.array([5, 6]), np.array([7])])
+        >>> table[1].tolist(), table.lengths.tolist()
+        ([7], [2, 1])
+    """
+
+    def __init__(self, sequences: Sequence[np.ndarray]) -> None:
+        self.lengths = np.array([len(ids) for ids in sequences], dtype=np.int64)
+        self._starts = np.concatenate([[0], np.cumsum(self.lengths)])
+        self._flat = np.concatenate([np.empty(0, np.int32), *sequences]).astype(np.int32)
+
+    def __len__(self) -> int:
+        """Number of sequences."""
+        return len(self.lengths)
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        """The token ids of one sequence, ``(tokens,)``; a view."""
+        return self._flat[self._starts[row] : self._starts[row + 1]]
+
+
+def load_tokenizer(name: str) -> Any:
+    """A fast tokenizer by hub name or folder; ``"toy"`` is that of the embedded model.
+
+    Raises:
+        FileNotFoundError: it looks like a path, and nothing is there.
+        OSError: there is none of that name, or the hub cannot be reached.
+        ValueError: the tokenizer is not a fast one.
+    """
+    from transformers import AutoTokenizer
+
+    folder = str(Path(name).expanduser())
+    if name == "toy":
+        from fedlight.toy import MODEL
+
+        folder = str(MODEL)
+    elif not Path(folder).is_dir():
+        check_hub_name(name, "tokenizer")
+        folder = name
+    try:
+        with hub_asked_once(folder):
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise OSError(
+            f"tokenizer {name!r} cannot be loaded ({reason}). Give the folder of a downloaded model, check the name, "
+            "or set HF_ENDPOINT to a mirror that can be reached."
+        ) from None
+    if not tokenizer.is_fast:
+        raise ValueError(
+            f"tokenizer {name!r} is not a fast one; save it with a tokenizer.json next to the model."
+        )
+    return tokenizer
+
+
+def fit_texts(tokenizer: Any, texts: Sequence[Parts], max_tokens: int) -> Iterator[Fitted | None]:
+    """Tokenises texts, cutting the trimmable part of those that are too long.
+
+    Args:
+        tokenizer: a fast tokenizer.
+        texts: in three parts.
+        max_tokens: most tokens of one text, special tokens not counted.
+
+    Yields:
+        Per text, in order: the fitted text, or None where it cannot fit. A part that had text keeps some of it.
+    """
+    for start in range(0, len(texts), CHUNK):
+        chunk = list(texts[start : start + CHUNK])
+        fitted: list[Fitted | None] = [None] * len(chunk)
+        pending = list(range(len(chunk)))
+        while pending:
+            again = []
+            for i, encoding in zip(pending, encode(tokenizer, [chunk[i].text for i in pending]), strict=True):
+                excess = len(encoding) - max_tokens
+                if excess <= 0:
+                    ids = np.array(encoding.ids, dtype=np.int32)
+                    fitted[i] = Fitted(ids, encoding, chunk[i], len(chunk[i].trimmable))
+                elif (shorter := _cut(chunk[i], encoding.offsets, excess)) is not None:
+                    chunk[i] = shorter
+                    again.append(i)
+            pending = again
+        yield from fitted
+
+
+def encode(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
+    """A ``tokenizers.Encoding`` of each text, without special tokens."""
+    return tokenizer(list(texts), add_special_tokens=False, verbose=False).encodings
+
+
+def _cut(parts: Parts, offsets: Sequence[tuple[int, int]], excess: int) -> Parts | None:
+    """The parts without the last ``excess`` tokens of the trimmable one; None if nothing of it would be left."""
+    start, end = len(parts.before), len(parts.before) + len(parts.trimmable)
+    inside = [first for first, last in offsets if first >= start and last <= end]
+    if len(inside) <= excess:
+        return None
+    shorter = parts.cut(inside[-excess] - start)
+    # Blanks, or several tokens of one character: what is left must be text, and less than before.
+    return shorter if 0 < len(shorter.trimmable) < len(parts.trimmable) else None
+
+
+def leading_ids(tokenizer: Any) -> np.ndarray:
+    """The token that opens a causal model's text, if its tokenizer puts one there: ``(0,)`` or ``(1,)``."""
+    first = tokenizer("x", return_attention_mask=False)["input_ids"][:1]
+    opens = tokenizer.bos_token_id is not None and first == [tokenizer.bos_token_id]
+    return np.array(first if opens else [], dtype=np.int32)
+
+
+def end_id(tokenizer: Any) -> int:
+    """The token that ends a response.
+
+    Raises:
+        ValueError: the tokenizer has no end-of-sequence token.
+    """
+    if tokenizer.eos_token_id is None:
+        raise ValueError(
+            f"tokenizer {tokenizer.name_or_path!r} has no eos_token, so a response has no end. Set eos_token in its "
+            "tokenizer_config.json."
+        )
+    return int(tokenizer.eos_token_id)
+
+
+def pad_id(tokenizer: Any) -> int:
+    """The padding token, or the end-of-sequence token where there is none; it is masked either way."""
+    return int(tokenizer.pad_token_id) if tokenizer.pad_token_id is not None else end_id(tokenizer)
+
+
+def pad(sequences: Sequence[np.ndarray], value: int) -> torch.Tensor:
+    """Pads on the right to the longest: ``(batch, tokens)`` long.
+
+    Example:
+        >>> pad([np.array([1, 2]), np.array([3])], value=0).tolist()
+        [[1, 2], [3, 0]]
+    """
+    width = max(len(ids) for ids in sequences)
+    out = np.full((len(sequences), width), value, dtype=np.int64)
+    for row, ids in enumerate(sequences):
+        out[row, : len(ids)] = ids
+    return torch.from_numpy(out)
+
+
+def pad_inputs(sequences: Sequence[np.ndarray], padding: int) -> dict[str, torch.Tensor]:
+    """``input_ids`` and ``attention_mask``, both ``(batch, tokens)`` long, padded on the right."""
+    return {
+        "input_ids": pad(sequences, padding),
+        "attention_mask": pad([np.ones_like(ids) for ids in sequences], 0),
+    }
+
+
+def pad_responses(
+    sequences: Sequence[np.ndarray], prompt_lengths: Sequence[int], padding: int
+) -> dict[str, torch.Tensor]:
+    """A batch for a loss on the response alone: ``labels`` are -100 on the prompt and on padding.
+
+    Example:
+        >>> pad_responses([np.array([1, 2, 3])], prompt_lengths=[2], padding=0)["labels"].tolist()
+        [[-100, -100, 3]]
+    """
+    labels = [
+        np.concatenate([np.full(length, IGNORED), ids[length:]])
+        for ids, length in zip(sequences, prompt_lengths, strict=True)
+    ]
+    return {**pad_inputs(sequences, padding), "labels": pad(labels, IGNORED)}
+
+
+def padded_share(lengths: np.ndarray, batches: Sequence[Sequence[int]]) -> float:
+    """Share of padding among all positions of the batches, in [0, 1).
+
+    Example:
+        >>> padded_share(np.array([4, 2, 5, 5]), [[0, 1], [2, 3]])
+        0.11111111111111116
+    """
+    used = sum(int(lengths[list(batch)].sum()) for batch in batches)
+    return 1 - used / sum(len(batch) * int(lengths[list(batch)].max()) for batch in batches)

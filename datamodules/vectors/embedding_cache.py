@@ -1,0 +1,150 @@
+"""Cache of text vectors on disk, by the content of the text and the identity of the encoder.
+
+A cache is a folder for each encoder, of safetensors files that are written once and never changed: the keys (hashes) of up
+to a thousand texts and their vectors, with a checksum of each in the metadata. A file appears whole or not at all. So
+several processes may share a cache without locks, and an interrupted encoding keeps all that was finished. A damaged file
+is removed and its texts are encoded again.
+"""
+
+import hashlib
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedlight.support.whole_files import whole_file
+
+KEY_BYTES = 16
+ENDING = ".safetensors"
+
+
+class EmbeddingCache:
+    """Vectors of one encoder.
+
+    Args:
+        folder: for the caches of all encoders, ``~`` allowed; made when something is written.
+        identity: of the encoder; another identity never sees these vectors.
+
+    Attributes:
+        damaged: files that were found damaged and removed.
+    """
+
+    def __init__(self, folder: str | Path, identity: str) -> None:
+        readable = re.sub(r"[^A-Za-z0-9.-]+", "-", identity)[:40].strip("-.")
+        digest = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
+        self.folder = Path(folder).expanduser() / f"{readable}-{digest}"
+        self.identity = identity
+        self.damaged = 0
+        self._opened: dict[Path, np.ndarray] = {}
+
+    def dimension(self) -> int | None:
+        """Return the numbers in a vector; None where there is none yet."""
+        read = (self._read(file, "vectors") for file, _ in self._blocks())
+        return next((vectors.shape[1] for vectors in read if vectors is not None), None)
+
+    def find(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the vectors that are there of some texts.
+
+        Args:
+            texts: each once.
+
+        Returns:
+            Vectors ``(texts, dimension)`` float32, and for each text whether it was found ``(texts,)``; the rows of
+            others are not filled. None where no text was found.
+        """
+        keys = text_keys(texts)
+        order = np.argsort(keys)
+        in_order = keys[order]
+        vectors, known = None, np.zeros(len(texts), dtype=bool)
+        for file, own in self._blocks() if texts else ():
+            places = np.minimum(np.searchsorted(in_order, own), len(texts) - 1)
+            rows = np.flatnonzero(in_order[places] == own)
+            texts_here = order[places[rows]]
+            if known[texts_here].all():
+                continue
+            values = self._read(file, "vectors")
+            if values is None or (vectors is not None and vectors.shape[1] != values.shape[1]):
+                continue
+            if vectors is None:
+                vectors = np.empty((len(texts), values.shape[1]), dtype=np.float32)
+            vectors[texts_here], known[texts_here] = values[rows], True
+        return None if vectors is None else (vectors, known)
+
+    def add(self, texts: Sequence[str], vectors: np.ndarray) -> None:
+        """Write the vectors of some texts, in one file.
+
+        Args:
+            texts: each once, at least one.
+            vectors: ``(texts, dimension)``.
+
+        Raises:
+            OSError: the folder cannot be written, or the disk is full; what was added before stays.
+        """
+        from safetensors.numpy import save
+
+        keys = text_keys(texts)
+        block = {
+            "keys": keys.view(np.uint8).reshape(-1, KEY_BYTES),
+            "vectors": np.ascontiguousarray(vectors, dtype=np.float32),
+        }
+        checksums = {name: str(zlib.crc32(values.data)) for name, values in block.items()}
+        # Named by its texts: two processes that encode the same ones write the same file.
+        file = self.folder / f"{hashlib.blake2b(keys.data, digest_size=12).hexdigest()}{ENDING}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            about = self.folder / "encoder.txt"
+            if not about.is_file():
+                about.write_text(self.identity + "\n", encoding="utf-8")
+            with whole_file(file) as unfinished:
+                unfinished.write_bytes(save(block, metadata=checksums))
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{file} of the embedding cache cannot be written ({error.strerror}): free some space, or set the "
+                "encoder's `cache` to another folder; what is there stays, and the same command goes on from it",
+            ) from error
+
+    def _blocks(self) -> Iterator[tuple[Path, np.ndarray]]:
+        """Yield each file with its keys ``(rows,)``; another process may have added some, none is opened twice."""
+        for file in sorted(self.folder.glob(f"*{ENDING}")):
+            if file not in self._opened and (keys := self._read(file, "keys")) is not None:
+                self._opened[file] = keys.view(f"S{KEY_BYTES}").ravel()
+            if file in self._opened:
+                yield file, self._opened[file]
+
+    def _read(self, file: Path, name: str) -> np.ndarray | None:
+        """Return ``keys`` or ``vectors`` of a file; None for a file that has gone, or is damaged and removed."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(file, framework="np") as block:
+                values: np.ndarray = block.get_tensor(name)
+                if str(zlib.crc32(values.data)) == block.metadata()[name]:
+                    return values
+        except FileNotFoundError:
+            return None
+        except (SafetensorError, KeyError, TypeError):
+            pass
+        self._discard(file)
+        return None
+
+    def _discard(self, file: Path) -> None:
+        self.damaged += 1
+        self._opened.pop(file, None)
+        file.unlink(missing_ok=True)
+
+
+def text_keys(texts: Sequence[str]) -> np.ndarray:
+    """Return sixteen bytes for each text, equal for equal texts alone, ``(texts,)``.
+
+    Example:
+        >>> one, other, again = text_keys(["x", "y", "x"])
+        >>> bool(one == again), bool(one == other)
+        (True, False)
+    """
+    digests = (
+        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES) for text in texts
+    )
+    return np.frombuffer(b"".join(digest.digest() for digest in digests), dtype=f"S{KEY_BYTES}")

@@ -1,0 +1,172 @@
+"""Vectors of the same texts by two encoders: what the projector of FedDCA* is trained on.
+
+Z. Wang et al. (FedDCA), 2024, https://arxiv.org/abs/2409.20135, section 4.3: the server trains the projector on its public
+instructions, which it encodes with the clients' small encoder and with its own large one. What is encoded of a row is what
+retrieval encodes: the template's slots but the response.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from fedlight.datamodules.clients.splits import check_validation
+from fedlight.datamodules.federated.datamodule import FederatedDataModule
+from fedlight.datamodules.federated.rounds import RoundSampler
+from fedlight.datamodules.instructions.augmentation import NO_SLOTS, instruction_text
+from fedlight.datamodules.rows.columns import check_columns, text_at
+from fedlight.datamodules.rows.rows import RowsError, load_rows
+from fedlight.datamodules.vectors.encoders import Encoder
+from fedlight.support.seeding import derive_seed
+
+Pair = dict[str, Tensor]
+
+
+@runtime_checkable
+class MapsDimensions(Protocol):
+    """What a projector says of itself: the dimension that it maps from, and the one that it maps to."""
+
+    dimensions: tuple[int, int]
+
+
+class EmbeddingPairs(Dataset[Pair]):
+    """Vectors ``small`` and ``large`` of each text.
+
+    Args:
+        small: ``(texts, small dimension)`` float32.
+        large: ``(texts, large dimension)`` float32.
+    """
+
+    def __init__(self, small: np.ndarray, large: np.ndarray) -> None:
+        self.small, self.large = torch.from_numpy(small), torch.from_numpy(large)
+
+    def __len__(self) -> int:
+        """The number of texts."""
+        return len(self.small)
+
+    def __getitem__(self, index: int) -> Pair:
+        """The two vectors of a text."""
+        return {"small": self.small[index], "large": self.large[index]}
+
+
+class EmbeddingDataModule(FederatedDataModule):
+    """Public texts, encoded twice; to a federated loop they are one client's, the server's.
+
+    Args:
+        small: the clients' encoder.
+        large: the server's.
+        source: where the rows are, one source or several; see `fedlight.datamodules.rows.rows`.
+        split: split of a hub dataset.
+        columns: where the rows have the slots that are encoded, in their order; ``response``, ``client`` and ``category``
+            are passed over. One map for all sources, or a list with one for each.
+        max_texts: so many texts are drawn where there are more; None: all.
+        val_share: share of the texts that is held out, in [0, 1); 0: no validation.
+        val_max: most texts that are held out; validation finds each among all of them.
+        batch_size: texts per training batch, which eq. 4 tells from each other: at least 2.
+        eval_batch_size: texts per validation batch, at least; as many, if ``val/loss`` is to be like ``train/loss``.
+        seed, num_workers: see `FederatedDataModule`.
+
+    Raises:
+        ValueError: a setting is out of range.
+    """
+
+    def __init__(
+        self,
+        small: Encoder,
+        large: Encoder,
+        source: str | list[str],
+        split: str = "train",
+        columns: dict[str, str] | list[dict[str, str]] | None = None,
+        max_texts: int | None = None,
+        val_share: float = 0.05,
+        val_max: int = 2000,
+        batch_size: int = 256,
+        eval_batch_size: int = 256,
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(batch_size, eval_batch_size, seed, bucket=False, num_workers=num_workers)
+        if min(batch_size, eval_batch_size) < 2:
+            raise ValueError(
+                f"batch_size={batch_size} and eval_batch_size={eval_batch_size} must be at least 2: eq. 4 tells a text from "
+                "the others of its batch"
+            )
+        check_validation(val_share, val_max, least=2)
+        if max_texts is not None and max_texts < 2:
+            raise ValueError(f"max_texts={max_texts} must be at least 2, or null for all")
+        self.small, self.large = small, large
+        self.ready = False
+        self.sources = [source] if isinstance(source, str) else source
+        self.split, self.max_texts, self.val_share, self.val_max = split, max_texts, val_share, val_max
+        columns = columns or {"instruction": "instruction", "input": "input"}
+        self.columns = [columns] * len(self.sources) if isinstance(columns, dict) else columns
+        if not self.sources or len(self.columns) != len(self.sources):
+            raise ValueError(
+                f"columns has {len(self.columns)} maps for {len(self.sources)} sources: give one for all, or one for each"
+            )
+
+    def setup(self, stage: str) -> None:
+        """Reads, draws and encodes, once."""
+        if self.ready:
+            return
+        self._check_dimensions()
+        texts = self._texts()
+        held_out = min(round(self.val_share * len(texts)), self.val_max)
+        if len(texts) - held_out < 2 or (held_out < 2 and self.val_share):
+            raise ValueError(
+                f"{len(texts)} texts with val_share={self.val_share} leave {len(texts) - held_out} for training and "
+                f"{held_out} for validation, and each needs 2: give more rows, or val_share=0"
+            )
+        small, large = self.small.encode(texts), self.large.encode(texts)
+        self.ready = True
+        self.train_set = EmbeddingPairs(small[held_out:], large[held_out:])
+        self.val_set = EmbeddingPairs(small[:held_out], large[:held_out]) if held_out else None
+        self.client_indices = {"server": np.arange(len(texts) - held_out)}
+
+    def collate(self, examples: list[Any]) -> Any:
+        """``small`` and ``large``, ``(batch, dimension)`` each."""
+        return default_collate(examples)
+
+    def val_dataloader(self) -> DataLoader | list:
+        """The held-out texts, in batches of equal size: a last one with one text would have nothing to compare it with."""
+        if self.val_set is None:
+            return []
+        number = len(self.val_set)  # type: ignore[arg-type]
+        parts = np.array_split(np.arange(number), max(1, number // self.eval_batch_size))
+        return self._loader(self.val_set, RoundSampler([part.tolist() for part in parts]))
+
+    def _check_dimensions(self) -> None:
+        """Refuses a projector of other dimensions before anything is encoded."""
+        module = self.trainer.lightning_module if self.trainer else None
+        has = (self.small.dimension, self.large.dimension)
+        if isinstance(module, MapsDimensions) and (wanted := module.dimensions) != has:
+            raise ValueError(
+                f"the projector maps {wanted[0]} dimensions to {wanted[1]}, the encoders give {has[0]} and {has[1]}: set "
+                f"model.small_dimension={has[0]} and model.large_dimension={has[1]}"
+            )
+
+    def _texts(self) -> list[str]:
+        """Distinct texts of all sources, in an order that follows from the seed."""
+        found: list[str] = []
+        for source, columns in zip(self.sources, self.columns, strict=True):
+            found += _source_texts(source, self.split, columns)
+        texts = sorted({text for text in found if text})
+        drawn = np.random.default_rng(derive_seed(self.seed, "embeddings")).permutation(len(texts))
+        kept = [texts[index] for index in drawn[: self.max_texts]]
+        rank_zero_info(
+            f"{', '.join(self.sources)}: {len(found):,} rows, {len(texts):,} distinct texts, {len(kept):,} of them used"
+        )
+        return kept
+
+
+def _source_texts(source: str, split: str, columns: dict[str, str]) -> Sequence[str]:
+    slots = {name: path for name, path in columns.items() if name not in NO_SLOTS}
+    if not slots:
+        raise RowsError(f"{source}: columns names nothing to encode. Set columns.instruction to a column.")
+    rows = load_rows(source, split)
+    check_columns(rows, slots, source)
+    return [instruction_text({name: text_at(row, path) for name, path in slots.items()}) for row in rows]

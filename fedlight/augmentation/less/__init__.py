@@ -1,0 +1,1 @@
+"""LESS: public rows chosen by their gradients."""

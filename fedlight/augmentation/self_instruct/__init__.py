@@ -1,0 +1,1 @@
+"""Self-Instruct: new instructions written by a generator."""

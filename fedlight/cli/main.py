@@ -1,0 +1,74 @@
+"""The command line: ``fedlight fit|validate|test|predict`` is a LightningCLI, and ``run``, ``plan``, ``report``.
+
+The key ``federated:`` holds the federated loop; without it the same config trains centrally. It stands beside
+``trainer:`` rather than in ``trainer.callbacks``, because only there can the command line override a single value of it
+(``--federated.clients_per_round 8``). Configs may refer to each other's values with ``${...}``.
+"""
+
+import sys
+
+from fedlight.support.errors import one_line_errors, quiet_when_unread
+
+USAGE = """usage: fedlight COMMAND ...
+
+Federated fine-tuning of language models inside PyTorch Lightning.
+
+  fit, validate, test, predict   train or use one module: fedlight fit --config FILE [--KEY VALUE ...]
+                                 all keys: fedlight fit --help; a complete file: add --print_config
+  run NAME                       a recipe from first stage to results: fedlight run demo
+                                 all recipes: fedlight run --help; only check everything: --dry-run; small: --twin
+  plan                           which devices could take part, from a config alone: fedlight plan --help
+  report RUN ...                 a page about runs, for a browser: fedlight report runs/demo --open
+
+A second call of the same run does nothing that is done, and goes on where it was stopped."""
+
+
+COMMANDS = ("fit", "validate", "test", "predict", "run", "plan", "report")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point of ``fedlight`` and ``python -m fedlight``."""
+    with quiet_when_unread():
+        _main(sys.argv[1:] if argv is None else argv)
+
+
+def _main(argv: list[str]) -> None:
+    command = argv[0] if argv else "--help"
+    if command in ("-h", "--help"):
+        print(USAGE)
+    elif command == "--version":
+        from fedlight import __version__
+
+        print(f"fedlight {__version__}")
+    elif command == "run":
+        with one_line_errors():
+            from fedlight.cli.run_command import main as run_recipe
+
+            run_recipe(argv[1:])
+    elif command == "plan":
+        with one_line_errors():
+            from fedlight.plan.plan import main as plan_run
+
+            plan_run(argv[1:])
+    elif command == "report":
+        with one_line_errors():
+            from fedlight.report.command import main as report_runs
+
+            report_runs(argv[1:])
+    elif command in COMMANDS:
+        with one_line_errors():
+            from fedlight.lightning_cli.cli import lightning_cli
+
+            lightning_cli(argv)
+    else:
+        sys.exit(f"fedlight: {_no_command(command)}\n(fedlight --help says what they do)")
+
+
+def _no_command(given: str) -> str:
+    if given.startswith("-"):
+        return f"{given} comes after a command, as in fedlight fit {given}; the commands are {', '.join(COMMANDS)}"
+    from fedlight.lightning_cli.parser_words import near
+
+    return (
+        f"there is no command {given!r}{near(given, COMMANDS) or '; the commands are ' + ', '.join(COMMANDS)}"
+    )

@@ -1,0 +1,56 @@
+"""``fedlight run NAME``: a recipe, or with ``--dry-run`` the checks before it."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from fedlight.conf import path as conf_path
+from fedlight.support.errors import OneLineArguments
+
+
+def main(argv: list[str]) -> None:
+    """``fedlight run NAME [--seeds 0 1 2] [--output DIR] [--only STAGE ...] [KEY=VALUE ...]``."""
+    parser = OneLineArguments(
+        "fedlight run", description=_listing(), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("name", help="a recipe's name or the path of a recipe's YAML file")
+    parser.add_argument("--seeds", type=int, nargs="+", help="one run for each; default: the recipe's")
+    parser.add_argument("--output", type=Path, help="folder of the results; default: runs/NAME")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="STAGE",
+        help="these stages and those that they read from; results.json is not written",
+    )
+    parser.add_argument("--twin", action="store_true", help="the recipe's small copy on the embedded world")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check settings, data, models, memory, disk and keys, and do nothing; ends with 0 if all is well, 1 at a "
+        "problem, 2 if something could not be checked",
+    )
+    parser.add_argument(
+        "set", nargs="*", default=[], metavar="KEY=VALUE", help="change a value of the recipe: rounds=3"
+    )
+    # Taken out first: argparse would read those behind --seeds as seeds.
+    changes = [word for word in argv if "=" in word and not word.startswith("-")]
+    options = parser.parse_intermixed_args([word for word in argv if word not in changes])
+    if options.dry_run and options.only:
+        raise ValueError("--dry-run checks all stages: leave out --only, or --dry-run")
+    if options.dry_run:
+        from fedlight.preflight.dry_run import dry_run
+
+        sys.exit(dry_run(options.name, options.seeds, options.output, changes + options.set, options.twin))
+    from fedlight.recipes.recipe import run
+
+    run(options.name, options.seeds, options.output, changes + options.set, options.twin, options.only)
+
+
+def _listing() -> str:
+    files = sorted(conf_path("recipes").glob("*.yaml"))
+    width = max(len(file.stem) for file in files)
+    return "Recipes:\n" + "\n".join(f"  {file.stem:<{width}}  {_first_comment(file)}" for file in files)
+
+
+def _first_comment(file: Path) -> str:
+    return file.read_text().partition("\n")[0].lstrip("# ")

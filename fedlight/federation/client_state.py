@@ -1,0 +1,371 @@
+"""What clients remember between rounds: in RAM while it is little, in files of a folder once it is much.
+
+A checkpoint stays exact either way. In RAM, it carries the memories themselves. On disk, every save of a client is a new
+file, its version, and a checkpoint names the versions of its round; so it is whole only together with the folder. Versions
+that neither the run, nor the beginning of its round, nor one of the last snapshots names are removed once a checkpoint
+without them lies on the disk. What a killed run wrote after its last checkpoint, or did not get to remove, goes when the
+next run opens the folder (:mod:`fedlight.federation.unsaved_files`). A file's
+name has a hash of the client's id, the round, a mark of the process, so that two runs in one folder never share a file,
+and a digest of the bytes, by which damage is found.
+"""
+
+import io
+import os
+import re
+import secrets
+import sys
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedlight.federation.unsaved_files import Checkpoint, UnsavedFiles, remove_unsaved
+from fedlight.support.whole_files import write_whole
+
+Memory = dict[str, Any]
+"""Tensors, numbers, strings, None, and lists and dicts of them."""
+
+
+_VERSION = re.compile(r"[0-9a-f]{16}-[0-9]+-[0-9a-f]{8}-[0-9a-f]{16}\.pt")
+
+
+@dataclass(frozen=True)
+class _BeforeRound:
+    """What was remembered when a round began."""
+
+    held: dict[str, Memory]
+    versions: dict[str, str]
+    on_disk: bool
+
+
+class ClientMemories:
+    """The memories of all clients, of which at most ``limit_mib`` are held in RAM.
+
+    Above the limit all of them move to the disk and stay there. RAM then holds one file name for each client.
+
+    Args:
+        folder: where files go; None takes what :meth:`open` gives, ``clients`` in the run's folder.
+        limit_mib: of RAM for all clients together, at least 0; 0 keeps every memory on disk.
+        keep: rounds whose snapshots are kept on disk, at least 1; as many as the run keeps checkpoints.
+
+    Raises:
+        ValueError: ``limit_mib`` or ``keep`` is out of its range.
+
+    Example:
+        >>> memories = ClientMemories()
+        >>> memories.save("a", {"seen": 3}, round_idx=0)
+        >>> memories.load("a"), memories.load("b")
+        ({'seen': 3}, {})
+    """
+
+    def __init__(self, folder: str | None = None, limit_mib: float = 256, keep: int = 2) -> None:
+        if not limit_mib >= 0:
+            raise ValueError(
+                f"federated.memory.limit_mib={limit_mib} must be at least 0; 0 keeps all on disk"
+            )
+        if keep < 1:
+            raise ValueError(
+                f"federated.memory.keep={keep} must be at least 1: as many as the run keeps checkpoints"
+            )
+        self.limit_mib, self.keep = limit_mib, keep
+        self._folder = None if folder is None else Path(folder).absolute()
+        self._process = uuid.uuid4().hex[:8]
+        self._held: dict[str, Memory] = {}
+        self._sizes: dict[str, int] = {}
+        self._versions: dict[str, str] = {}
+        self._snapshots: dict[int, set[str]] = {}
+        self._obsolete: set[str] = set()
+        self._begun: list[Checkpoint] = []
+        self._before: _BeforeRound | None = None
+        self._origin: Path | None = None
+        self._unsaved: UnsavedFiles | None = None
+        self._on_disk = self._opened = False
+
+    @property
+    def folder(self) -> Path | None:
+        """Where files go; None before it is known."""
+        return self._folder
+
+    @property
+    def bytes_in_ram(self) -> int:
+        """Of the memories that are held in RAM."""
+        return sum(self._sizes.values())
+
+    def open(self, folder: str) -> None:
+        """Before training: takes ``folder`` if none was given; it is made when the first file is written.
+
+        Raises:
+            ValueError: nothing can be written there, or files of a checkpoint that was loaded are gone.
+        """
+        self._folder = self._folder or Path(folder).absolute()
+        _check_writable(self._folder)
+        self._opened = True
+        if self._folder.is_dir():
+            remove_unsaved(self._folder, _VERSION)
+        self._settle()
+
+    def load(self, client_id: str) -> Memory:
+        """The client's memory, a copy of its own; empty where nothing was saved.
+
+        Raises:
+            ValueError: its file is gone or damaged.
+        """
+        if self._on_disk:
+            name = self._versions.get(client_id)
+            return {} if name is None else _read(self._find(name), client_id)
+        return {key: _own(value) for key, value in self._held.get(client_id, {}).items()}
+
+    def save(self, client_id: str, memory: Memory, round_idx: int) -> None:
+        """Keeps a copy of the client's memory as it is after a visit of round ``round_idx``.
+
+        Raises:
+            ValueError: the memory holds something that a checkpoint cannot, or there is no folder to write to.
+        """
+        owned = {key: _own(value) for key, value in memory.items()}
+        size = _num_bytes(owned) if owned else 0
+        others = self.bytes_in_ram - self._sizes.get(client_id, 0)
+        if not self._on_disk and others + size > self.limit_mib * 2**20:
+            self._move_to_disk(round_idx)
+        if self._on_disk:
+            self._write(client_id, owned, round_idx)
+        elif owned:
+            self._held[client_id], self._sizes[client_id] = owned, size
+        else:
+            self._held.pop(client_id, None)
+            self._sizes.pop(client_id, None)
+
+    def begin_round(self) -> None:
+        """Until :meth:`end_round` a checkpoint gets what is remembered now, and none of its files goes."""
+        # Memories and versions are replaced by every save and never changed, so their names are enough.
+        self._before = _BeforeRound(dict(self._held), dict(self._versions), self._on_disk)
+
+    def end_round(self) -> None:
+        """From here on a checkpoint gets what is remembered when it is made."""
+        before, self._before = self._before, None
+        if before is not None:
+            self._unlink({*before.versions.values()} - self._named() - self._obsolete)
+
+    def state_dict(self, round_idx: int) -> dict[str, Any]:
+        """The memories or the names of their versions; remembers them as the snapshot of ``round_idx``.
+
+        No file goes before this is on the disk, which :meth:`being_saved` sees to.
+
+        Args:
+            round_idx: rounds that are done; after :meth:`begin_round`, that were done then.
+        """
+        now = self._before or _BeforeRound(self._held, self._versions, self._on_disk)
+        if not now.on_disk:
+            return {"memories": dict(now.held)}
+        # Without begin_round a snapshot only grows: an earlier checkpoint of the same round must stay whole.
+        self._snapshots.setdefault(round_idx, set()).update(now.versions.values())
+        for idx in sorted(self._snapshots)[: -self.keep]:
+            self._obsolete |= self._snapshots.pop(idx)
+        return {
+            "folder": str(self._folder),
+            "versions": dict(now.versions),
+            "snapshots": {idx: sorted(names) for idx, names in self._snapshots.items()},
+            "mark": secrets.token_hex(8),
+        }
+
+    @contextmanager
+    def being_saved(self, state: dict[str, Any], path: str | Path) -> Iterator[None]:
+        """While its block writes a checkpoint; what that makes needless is removed when it is written.
+
+        Args:
+            state: of :meth:`state_dict`, as it stands in the checkpoint; empty where that has none.
+            path: of the checkpoint.
+
+        Raises:
+            OSError: the disk fails.
+        """
+        if "mark" not in state:
+            yield
+            return
+        self._remove_obsolete()
+        named = {*state["versions"].values()}.union(*state["snapshots"].values())
+        begun = Checkpoint.at(path, state["mark"], named, self._obsolete - named - self._named())
+        self._notes().begin(begun)
+        self._begun.append(begun)
+        try:
+            yield
+        except BaseException:
+            self._begun.remove(begun)
+            raise
+        self._remove_obsolete()
+
+    def _remove_obsolete(self) -> None:
+        """Goes through the checkpoints that are written by now; one that is written in the background may not be yet."""
+        for begun in [one for one in self._begun if one.is_there() is not False]:
+            obsolete = begun.obsolete - self._named()
+            self._unlink(obsolete)
+            self._obsolete -= obsolete
+            self._notes().end(begun)
+            self._begun.remove(begun)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what ``state_dict`` gave.
+
+        A run that trains, and so has called :meth:`open`, makes files of another folder its own, by links or copies. One
+        that only evaluates reads them where they are.
+
+        Raises:
+            ValueError: files of the checkpoint are gone, or it names files that are none of ours.
+        """
+        self._held = dict(state.get("memories", {}))
+        self._sizes = {client_id: _num_bytes(memory) for client_id, memory in self._held.items()}
+        self._on_disk = "versions" in state
+        self._versions = dict(state.get("versions", {}))
+        self._snapshots = {idx: set(names) for idx, names in state.get("snapshots", {}).items()}
+        self._before = None
+        self._origin = Path(state["folder"]) if self._on_disk else None
+        for name in {*self._versions.values()}.union(*self._snapshots.values()):
+            if not _VERSION.fullmatch(name):
+                raise ValueError(f"the checkpoint names {name!r}, which is no file of clients' memories")
+        if self._opened:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Brings what a checkpoint gave to where this run keeps it."""
+        gone = [name for name in self._versions.values() if not self._find(name).exists()]
+        if gone:
+            raise ValueError(
+                f"{len(gone)} of the {len(self._versions)} clients' memories of this checkpoint are not in "
+                f"{self._origin}: the folder was moved or emptied, or later rounds took their place. Resume from a later "
+                f"checkpoint, or run again with federated.memory.keep above {self.keep}, as many as there are checkpoints"
+            )
+        for name in self._versions.values():
+            if not self._path(name).exists():
+                self._notes().add(name)
+                _link_or_copy(self._find(name), self._path(name))
+        if self.bytes_in_ram > self.limit_mib * 2**20:
+            self._move_to_disk(round_idx=0)
+
+    def _find(self, name: str) -> Path:
+        """Where a version is: in the run's own folder, or where its checkpoint says."""
+        if self._folder is not None and (self._folder / name).exists():
+            return self._folder / name
+        return (self._origin or self._path(name).parent) / name
+
+    def _move_to_disk(self, round_idx: int) -> None:
+        self._on_disk = True
+        for client_id in list(self._held):
+            self._write(client_id, self._held[client_id], round_idx)
+            del self._held[client_id], self._sizes[client_id]
+
+    def _write(self, client_id: str, memory: Memory, round_idx: int) -> None:
+        before = self._versions.get(client_id)
+        if memory:
+            data = _serialized(memory)
+            client = blake2b(client_id.encode(), digest_size=8).hexdigest()
+            name = f"{client}-{round_idx}-{self._process}-{_digest(data)}.pt"
+            self._notes().add(name)
+            write_whole(self._path(name), data, synced=False)  # that is done before a checkpoint names it
+            self._versions[client_id] = name
+        else:
+            self._versions.pop(client_id, None)
+        if before is not None and not self._is_named(client_id, before):
+            self._path(before).unlink(missing_ok=True)
+
+    def _notes(self) -> UnsavedFiles:
+        """What is to be removed later, should this process be killed."""
+        folder = self._path("note").parent
+        if self._unsaved is None or self._unsaved.folder != folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._unsaved = UnsavedFiles(folder, self._process)
+        return self._unsaved
+
+    def _is_named(self, client_id: str, version: str) -> bool:
+        """Whether the client's version may still be asked for."""
+        now = [self._versions.get(client_id), self._before and self._before.versions.get(client_id)]
+        return version in now or any(
+            version in names for names in (self._obsolete, *self._snapshots.values())
+        )
+
+    def _named(self) -> set[str]:
+        """Versions that the run, the round's beginning or a snapshot names."""
+        before = self._before.versions.values() if self._before else ()
+        return {*self._versions.values()}.union(before, *self._snapshots.values())
+
+    def _unlink(self, versions: Iterable[str]) -> None:
+        for name in versions:
+            self._path(name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        if self._folder is None:
+            raise ValueError(
+                f"the clients' memories are more than federated.memory.limit_mib={self.limit_mib} and there is no "
+                "folder for them: set federated.memory.folder"
+            )
+        return self._folder / name
+
+
+def _own(value: Any) -> Any:
+    """A copy that shares no memory with ``value``, on the CPU."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if type(value) is dict:
+        return {key: _own(item) for key, item in value.items()}
+    if type(value) is list:
+        return [_own(item) for item in value]
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise ValueError(
+        f"a client's memory holds a {type(value).__name__}, which a checkpoint cannot: keep tensors, numbers, strings, "
+        "None, and lists and dicts of them"
+    )
+
+
+def _num_bytes(value: Any) -> int:
+    """Bytes that ``value`` takes, containers left out."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, (dict, list)):
+        return sum(_num_bytes(item) for item in (value.values() if isinstance(value, dict) else value))
+    return sys.getsizeof(value)
+
+
+def _serialized(memory: Memory) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(memory, buffer)
+    return buffer.getvalue()
+
+
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=8).hexdigest()
+
+
+def _check_writable(folder: Path) -> None:
+    """The first file may come after hundreds of rounds; that it cannot be written is known before the first."""
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"federated.memory.folder={folder}: nothing can be written in {there}. Set another folder"
+        )
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or one without links
+        write_whole(target, source.read_bytes())
+
+
+def _read(path: Path, client_id: str) -> Memory:
+    if not path.exists():
+        raise ValueError(
+            f"{path}, the memory of client {client_id!r}, is gone: resume from an earlier checkpoint"
+        )
+    data = path.read_bytes()
+    if _digest(data) != path.stem.rpartition("-")[2]:
+        raise ValueError(
+            f"{path}, the memory of client {client_id!r}, is damaged: resume from an earlier checkpoint"
+        )
+    memory: Memory = torch.load(io.BytesIO(data), weights_only=True)
+    return memory

@@ -1,0 +1,1 @@
+"""Generators of text: endpoints, local models and saved answers."""

@@ -1,0 +1,71 @@
+"""Answers of an endpoint on disk, one small file each under a hash of its request.
+
+A file has the answer and what it cost, neither prompt nor key. It is written whole or not at all, with a digest;
+one that is damaged is asked for again.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedlight.generators.chat_server import Answer
+from fedlight.support.json_files import read_json
+from fedlight.support.seals import sealed
+from fedlight.support.whole_files import whole_file
+
+
+class AnswerCache:
+    """Keeps answers; several processes may share a folder.
+
+    Args:
+        folder: where, readable by its owner alone; None keeps nothing.
+    """
+
+    def __init__(self, folder: str | None) -> None:
+        self.folder = Path(folder).expanduser() if folder else None
+
+    @staticmethod
+    def key(base_url: str, body: Mapping[str, Any], which: str) -> str:
+        """Thirty-two hex digits for a request.
+
+        Args:
+            base_url: of the server.
+            body: what it is sent.
+            which: draw of the same request.
+
+        Example:
+            >>> AnswerCache.key("http://a", {"model": "m"}, "0.0") == AnswerCache.key("http://a", {"model": "m"}, "0.1")
+            False
+        """
+        text = json.dumps([base_url, body, which], sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def read(self, keys: Iterable[str]) -> dict[str, Answer]:
+        """What is there of these keys."""
+        if self.folder is None:
+            return {}
+        found = {key: self._read_one(key) for key in set(keys)}
+        return {key: answer for key, answer in found.items() if answer is not None}
+
+    def write(self, key: str, answer: Answer) -> None:
+        """Keeps an answer."""
+        if self.folder is None:
+            return
+        file = self._file(key)
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with whole_file(file) as new:
+            new.touch(mode=0o600)  # readable by its owner alone
+            new.write_text(json.dumps(sealed(answer._asdict())), encoding="utf-8")
+
+    def _read_one(self, key: str) -> Answer | None:
+        try:
+            answer = Answer(**read_json(self._file(key), "it is asked for again"))
+        except (FileNotFoundError, TypeError, ValueError):  # absent, or damaged
+            return None
+        return answer if isinstance(answer.text, str) else None
+
+    def _file(self, key: str) -> Path:
+        assert self.folder is not None
+        return self.folder / key[:2] / f"{key}.json"

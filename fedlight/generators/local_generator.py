@@ -1,0 +1,196 @@
+"""A language model on this machine as the generator of Self-Instruct: no row leaves it."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedlight.datamodules.text.templates import Template
+from fedlight.datamodules.vectors.sentence_folder import content_digest
+from fedlight.devices import hardware
+from fedlight.generators.endpoint import TextGenerator
+from fedlight.modules.language.adapter_folders import adapter_checksum
+from fedlight.modules.language.generation import encode_prompts
+from fedlight.modules.language.language_model import LanguageModule
+from fedlight.modules.sft import SFTModule
+from fedlight.support.needs import Model, Need
+from fedlight.support.seeding import derive_seed
+
+CHAT = "chat"
+STOP = ("\nInstruction 4", "\nExample 2", "\n### Instruction")
+
+CUT_SHARE = 0.98
+"""Of ``max_new_tokens``: from there on an answer counts as cut off. Its tokens are counted anew, which may be fewer."""
+
+
+class LocalGenerator(TextGenerator):
+    """Answers prompts with a model, and an adapter on it, of this machine; it is loaded at the first prompt.
+
+    Args:
+        model: hub name, folder, or ``"toy"``.
+        adapter: folder of an adapter on it, if any.
+        base: ``plain``, ``int8`` or ``nf4``: the number form of its weights.
+        template: what the prompt is put into: a name or a text with one slot, such as ``alpaca_no_input``; ``chat``: the
+            tokenizer's own chat template; None: nothing, as a base model without instruction tuning wants it.
+        temperature: 0 for greedy decoding.
+        top_p: share of the probability to draw from, in (0, 1].
+        max_new_tokens: most tokens of an answer.
+        stop: an answer ends before any of these texts. None: what a base model goes on with after an answer to
+            Self-Instruct's prompts.
+        keep_cut: return what was cut off at ``max_new_tokens``, too; else it counts as no answer.
+        batch_size: prompts at once.
+        dtype: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
+        device: ``auto`` is the GPU where there is one.
+        seed: of the draws; they depend on it, the batch and the number of the draw.
+        trust_remote_code: run code that comes with the model.
+
+    Raises:
+        ValueError: a setting is misspelt or out of range.
+    """
+
+    without_effect = ("device",)
+
+    def __init__(
+        self,
+        model: str,
+        adapter: str | None = None,
+        base: str = "plain",
+        template: str | None = None,
+        temperature: float = 0.7,
+        top_p: float = 1.0,
+        max_new_tokens: int = 512,
+        stop: list[str] | None = None,
+        keep_cut: bool = False,
+        batch_size: int = 16,
+        dtype: str = "auto",
+        device: str = "auto",
+        seed: int = 0,
+        trust_remote_code: bool = False,
+    ) -> None:
+        if temperature < 0 or not 0 < top_p <= 1 or max_new_tokens < 1 or batch_size < 1:
+            raise ValueError(
+                f"temperature={temperature} must be at least 0, top_p={top_p} lie in (0, 1], "
+                f"max_new_tokens={max_new_tokens} and batch_size={batch_size} be at least 1"
+            )
+        self.model, self.adapter, self.base, self.dtype = model, adapter, base, dtype
+        self.template, self.temperature, self.top_p = template, temperature, top_p
+        self.max_new_tokens, self.keep_cut = max_new_tokens, keep_cut
+        self.stop = list(STOP) if stop is None else stop
+        if not all(self.stop):
+            raise ValueError(f"stop={self.stop}: an empty text would end every answer at once")
+        self.batch_size, self.device, self.seed = batch_size, device, seed
+        self.trust_remote_code = trust_remote_code
+        self._template = Template.named(template) if template not in (None, CHAT) else None
+        if self._template and len(set(self._template.slots)) != 1:
+            slots = ", ".join(self._template.slots)
+            raise ValueError(f"template={template!r} has the slots {slots}, but a prompt fills one")
+        self._counts = Counter(answers=0, cut=0, too_long=0)
+        self._module = self._new()
+        if len(self._module.adapter_names) > 1:  # also looks into the folder now, not at the first prompt
+            raise ValueError(
+                f"adapter={adapter!r} has several adapters: give one of its folders, such as adapter0 in it"
+            )
+
+    @classmethod
+    def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
+        """The model."""
+        return [Model(settings["model"])]
+
+    def complete(self, prompts: Sequence[str], draw: int = 0) -> list[str]:
+        """Answers each prompt; see `TextGenerator`. One that does not fit into the model has no answer.
+
+        Raises:
+            OSError: there is no such model.
+            ValueError: ``template`` is ``chat``, and the tokenizer has none.
+        """
+        module = self._loaded()
+        texts = [self._filled(prompt) for prompt in prompts]
+        lengths = [len(row) for row in encode_prompts(module.tokenizer, texts)]
+        limit = getattr(module.causal_lm.config, "max_position_embeddings", None) or float("inf")
+        fits = [index for index, length in enumerate(lengths) if length + self.max_new_tokens <= limit]
+        fits.sort(key=lambda index: lengths[index])  # a batch is as wide as its longest
+        answers = [""] * len(texts)
+        for start in range(0, len(fits), self.batch_size):
+            rows = fits[start : start + self.batch_size]
+            for row, answer in zip(rows, self._answer([texts[row] for row in rows], draw), strict=True):
+                answers[row] = answer
+        self._counts.update(answers=len(fits), too_long=len(texts) - len(fits))
+        return answers
+
+    def settings(self) -> dict[str, object]:
+        """See `TextGenerator`; a folder counts by what is in it."""
+        return {**super().settings(), **self._contents}
+
+    def usage(self) -> dict[str, int]:
+        """Answers given, those of them that were cut off at ``max_new_tokens``, and prompts that were too long."""
+        return dict(self._counts)
+
+    def release(self) -> None:
+        """Frees the model."""
+        self._module = self._new()
+
+    @cached_property
+    def _contents(self) -> dict[str, object]:
+        folder = Path(self.model).expanduser()
+        model = {"model": content_digest(folder)} if folder.is_dir() else {}
+        return {**model, **({"adapter": adapter_checksum(self.adapter)} if self.adapter else {})}
+
+    def _new(self) -> SFTModule:
+        return SFTModule(
+            self.model,
+            base=self.base,
+            dtype=self.dtype,
+            adapter=self.adapter,
+            trust_remote_code=self.trust_remote_code,
+        )
+
+    def _loaded(self) -> SFTModule:
+        if self._module.network is None:
+            make_ready(self._module, self.device)
+            if self.template == CHAT and not self._module.tokenizer.chat_template:
+                raise ValueError(
+                    f"template='chat', but the tokenizer of model={self.model!r} has no chat template: "
+                    "set template to alpaca_no_input, or leave it out"
+                )
+        return self._module
+
+    def _filled(self, prompt: str) -> str:
+        """The prompt in its template, without the opening token: every prompt gets that when it is encoded."""
+        if self._template is not None:
+            return self._template.render({self._template.slots[0]: prompt}).text
+        if self.template != CHAT:
+            return prompt
+        tokenizer = self._module.tokenizer
+        messages = [{"role": "user", "content": prompt}]
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return text.removeprefix(tokenizer.bos_token or "")
+
+    def _answer(self, texts: list[str], draw: int) -> list[str]:
+        found = self._module.generate(
+            texts,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            max_new_tokens=self.max_new_tokens,
+            seed=derive_seed(self.seed, "local generator", draw, *texts),
+            stop=self.stop,
+        )
+        answers = [one for (one,) in found]
+        lengths = [len(row) for row in encode_prompts(self._module.tokenizer, answers)]
+        cut = [length >= CUT_SHARE * self.max_new_tokens for length in lengths]
+        self._counts["cut"] += sum(cut)
+        return [
+            answer if self.keep_cut or not is_cut else "" for answer, is_cut in zip(answers, cut, strict=True)
+        ]
+
+
+def make_ready(module: LanguageModule, device: str) -> None:
+    """Loads a module's model to ask it, not to train it.
+
+    Args:
+        module: whose model is not loaded yet.
+        device: ``auto`` is the GPU where there is one.
+    """
+    with hardware.choose_device(device):  # decides the number type, too
+        module.configure_model()
+    module.eval()

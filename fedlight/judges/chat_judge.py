@@ -1,0 +1,173 @@
+"""Whatever writes text as the judge: it rates both answers in four respects, or gives its verdict in a word.
+
+Ratings: the answer with the higher mean is the better one.
+Z. Zhang et al., "FewFedPIT: Towards Privacy-preserving and Few-shot Federated Instruction Tuning",
+https://arxiv.org/abs/2403.06131, section 4.1 and appendix B, after Zheng et al., "Judging LLM-as-a-Judge with MT-Bench and
+Chatbot Arena", NeurIPS 2023, https://arxiv.org/abs/2306.05685. The prompt is in our own words. A reply is read strictly: two
+lines of a fixed form, once each; all else could not be read, and is counted. Verdicts: see `fedlight.judges.pairwise`.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Literal
+
+from lightning.pytorch.utilities import rank_zero_info
+
+from fedlight.datamodules.text.templates import Template
+from fedlight.evaluation.judge import Fields, Judge, check_slots
+from fedlight.evaluation.win_rate import win_rate
+from fedlight.generators.endpoint import TextGenerator
+from fedlight.judges.pairwise import TASK, pairwise_prompt, read_verdict
+
+ASPECTS = ("helpfulness", "relevance", "correctness", "coherence")
+LOWEST, HIGHEST = 1, 10
+
+INSTRUCTIONS = (
+    TASK
+    + """\
+<answer_1>
+{first}
+</answer_1>
+
+<answer_2>
+{second}
+</answer_2>
+
+Rate both answers from {lowest} (worst) to {highest} (best) in each of these respects: {aspects}. \
+Equal ratings are allowed. You may think first, in a few sentences. Then end with exactly these two lines, with numbers in \
+place of N:
+ANSWER 1: {form}
+ANSWER 2: {form}"""
+)
+
+
+class ChatJudge(Judge):
+    """Asks a text generator: a `fedlight.generators.endpoint.ChatEndpoint` with ``temperature: 0``, or a local model.
+
+    Answers that are equal are not shown. What was asked before comes out of the endpoint's cache, so a judgement that was
+    stopped goes on where it was. What an endpoint will cost is said before it is asked.
+
+    Args:
+        endpoint: who is asked; its ``max_tokens`` must leave room for a few sentences and what is asked for behind them.
+        question: what the judge sees of a prompt, a text with slots; ``{prompt}`` is all that the judged models saw.
+        form: ``ratings`` of both answers, or a ``verdict`` in a word.
+
+    Attributes:
+        unread: replies so far that could not be read.
+
+    Raises:
+        ValueError: ``form`` is misspelt.
+    """
+
+    def __init__(
+        self,
+        endpoint: TextGenerator,
+        question: str = "{instruction}\n\n{input}",
+        form: Literal["ratings", "verdict"] = "ratings",
+    ) -> None:
+        if form not in ("ratings", "verdict"):
+            raise ValueError(f"ChatJudge.form={form!r} must be ratings or verdict")
+        self.endpoint, self.question, self.form = endpoint, Template.named(question), form
+        self.unread = 0
+        self._announced = False
+
+    def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
+        """What is said of our answers, shown first; see `fedlight.evaluation.judge`.
+
+        Raises:
+            ValueError: a slot of ``question`` is not among the fields, or a limit of the endpoint would be passed.
+            OSError: the endpoint cannot be reached, or failed too often.
+        """
+        if not self._announced:
+            self.announce(fields, ours, theirs)
+        prompts = self._prompts(fields, ours, theirs)
+        replies = self.endpoint.complete(list(prompts.values()))
+        found = [0.5] * len(ours)
+        for index, reply in zip(prompts, replies, strict=True):
+            verdict = read_rated(reply) if self.form == "ratings" else read_verdict(reply)
+            found[index] = math.nan if verdict is None else verdict
+        self._count_unread(
+            [r for i, r in zip(prompts, replies, strict=True) if math.isnan(found[i])], len(prompts)
+        )
+        return found
+
+    def announce(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> None:
+        """Says once where prompts and answers go and what that costs; see `fedlight.evaluation.judge`.
+
+        Raises:
+            ValueError: a slot of ``question`` is not among the fields, or a limit of the endpoint would be passed.
+        """
+        costs = self.endpoint.costs(list(self._prompts(fields, ours, theirs).values()))
+        if self._announced:
+            return
+        self._announced = True
+        if self.endpoint.sends_to:
+            rank_zero_info(f"ChatJudge: the prompts and answers to be judged go to {self.endpoint.sends_to}")
+        if costs is not None and costs.requests:
+            rank_zero_info(f"ChatJudge: {costs}")
+
+    def _prompts(
+        self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]
+    ) -> dict[int, str]:
+        """What is asked about the pairs whose answers differ, by their places."""
+        check_slots(self.question.slots, fields, "ChatJudge")
+        write = judge_prompt if self.form == "ratings" else pairwise_prompt
+        return {
+            index: write(self.question.render(own).text.strip(), a.strip(), b.strip())
+            for index, (own, a, b) in enumerate(zip(fields, ours, theirs, strict=True))
+            if a.strip() != b.strip()
+        }
+
+    def _count_unread(self, replies: Sequence[str], asked: int) -> None:
+        self.unread += len(replies)
+        if replies:
+            rank_zero_info(
+                f"ChatJudge: {len(replies)} of {asked} replies could not be read, such as one that ends "
+                f"{replies[0][-80:]!r}; an empty one was cut off at the endpoint's max_tokens or refused"
+            )
+
+
+def judge_prompt(question: str, first: str, second: str) -> str:
+    """What the judge is asked; texts are put in as they are."""
+    form = ", ".join(f"{aspect}=N" for aspect in ASPECTS)
+    return INSTRUCTIONS.format(
+        question=question,
+        first=first,
+        second=second,
+        lowest=LOWEST,
+        highest=HIGHEST,
+        aspects=", ".join(ASPECTS),
+        form=form,
+    )
+
+
+def read_ratings(reply: str) -> tuple[float, float] | None:
+    r"""The mean ratings of the answers shown first and second, each in [1, 10]; None where they are not stated as asked.
+
+    Each answer needs its line once, every respect once and in order, every rating in the range.
+
+    Example:
+        >>> line = "helpfulness={}, relevance=8, correctness=8, coherence=10"
+        >>> read_ratings(f"Both are short.\nANSWER 1: {line.format(6)}\nANSWER 2: {line.format(2)}")
+        (8.0, 7.0)
+        >>> read_ratings(f"ANSWER 1: {line.format(6)}\nANSWER 2: {line.format(11)}")
+        >>> read_ratings("The first one is better.")
+    """
+    number = r"(\d{1,2}(?:\.\d+)?)"
+    form = ",[ \t]*".join(rf"{aspect}[ \t]*=[ \t]*{number}" for aspect in ASPECTS)
+    means = []
+    for which in (1, 2):
+        lines = re.findall(rf"^[ \t]*ANSWER {which}:[ \t]*{form}[ \t]*$", reply, re.IGNORECASE | re.MULTILINE)
+        ratings = [float(rating) for rating in lines[0]] if len(lines) == 1 else []
+        if not ratings or not all(LOWEST <= rating <= HIGHEST for rating in ratings):
+            return None
+        means.append(fmean(ratings))
+    return means[0], means[1]
+
+
+def read_rated(reply: str) -> float | None:
+    """What the ratings in a reply make of the answer shown first: 1, 0.5 or 0; None where they cannot be read."""
+    ratings = read_ratings(reply)
+    return None if ratings is None else win_rate([ratings[0]], [ratings[1]])

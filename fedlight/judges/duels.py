@@ -1,0 +1,178 @@
+"""Two models' answers to the same prompts before a judge, each pair in both orders: a stage of recipes.
+
+The answers are those that ``TaskScores`` keeps. Verdicts stay in the judge's own cache (`fedlight.judges.chat_judge`), so a
+stopped stage asks nothing twice. Its costs are printed, and held against the judge's limits, before it starts.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedlight.datamodules.rows.rows import write_rows
+from fedlight.evaluation.both_positions import BothPositions
+from fedlight.evaluation.judge import Judge
+from fedlight.evaluation.length_controlled import Compared, length_controlled
+from fedlight.evaluation.win_tie_lose import WinTieLose, outcomes, win_tie_lose
+from fedlight.recipes.task_answers import TaskAnswer, read_answers
+from fedlight.support.results import rich_text
+
+REFERENCE = "reference"
+COLUMNS = {
+    **{name: name for name in ("win", "tie", "lose", "wt", "win_rate")},
+    **{"interval": "95 % interval", "length_controlled": "length-controlled"},
+    **{name: name.replace("_", " ") for name in ("order_changed", "prefers_first", "pairs", "unread")},
+}
+
+
+def duels(
+    methods: dict[str, str],
+    judge: dict[str, Any],
+    task: str,
+    output: str,
+    against: str | None = None,
+    moment: str | None = None,
+    in_both: bool = False,
+) -> dict[str, Any]:
+    """Win, tie and lose of each method's answers against another's, or against the answers in the rows.
+
+    The win rate is ``win + tie / 2``, with its 95 % interval by the bootstrap over prompts; the length-controlled one is
+    what it would be if answers were equally long (`fedlight.evaluation.length_controlled`).
+
+    Args:
+        methods: method -> folder of a run with the callback ``TaskScores``. Of a run that scored its clients' own models,
+            each client's answers are judged, and all of them count.
+        judge: ``class_path`` and ``init_args`` of a judge, such as ``fedlight.judges.fact_judge.FactJudge``.
+        task: whose answers.
+        output: a folder for ``verdicts.jsonl``, every pair with both its verdicts.
+        against: the folder of the run whose answers they are compared with; None: the right answer of each row.
+        moment: which answers: ``epoch_3``, ``test`` and so on; None: those of the run's end.
+        in_both: see `fedlight.evaluation.win_tie_lose`.
+
+    Returns:
+        ``rows`` with ``method``, the fields of `fedlight.evaluation.win_tie_lose.WinTieLose` and ``length_controlled``; a
+        ``report``.
+
+    Raises:
+        ValueError: there is no such judge; a folder has no such answers, or two have answers to different prompts; asking
+            would pass a limit of the judge.
+    """
+    asked = BothPositions(made_judge(judge))
+    theirs = None if against is None else read_answers(against, task, moment)
+    pairs = {
+        method: _paired(method, read_answers(folder, task, moment), theirs, against)
+        for method, folder in methods.items()
+    }
+    asked.announce(*_shown([pair for own in pairs.values() for pair in own]))
+    rows, records, judged = [], [], {}
+    for method, own in pairs.items():
+        fields, texts, others = _shown(own)
+        verdicts = asked.verdicts(fields, texts, others)
+        prompts = [answer.row for answer, _ in own]
+        longer = [len(text.strip()) - len(other.strip()) for text, other in zip(texts, others, strict=True)]
+        judged[method] = Compared(outcomes(*verdicts, in_both=in_both), longer, prompts)
+        rows.append({"method": method, **_plain(win_tie_lose(*verdicts, in_both=in_both, prompts=prompts))})
+        records += [
+            _record(method, answer, other, *both)
+            for (answer, other), *both in zip(own, *verdicts, strict=True)
+        ]
+    for row, found in zip(rows, length_controlled(judged).values(), strict=True):
+        row |= {} if math.isnan(found.corrected) else {"length_controlled": found.corrected}
+    write_rows(records, Path(output) / "verdicts.jsonl")
+    title = f"{task}, against {REFERENCE if against is None else Path(against).name}"
+    return {"rows": rows, "report": report(title, rows)}
+
+
+def made_judge(spec: dict[str, Any]) -> Judge:
+    """The judge that a recipe names.
+
+    Args:
+        spec: ``class_path`` and, where needed, ``init_args``.
+
+    Raises:
+        ValueError: there is no such class, or it does not have these arguments.
+
+    Example:
+        >>> made_judge({"class_path": "fedlight.judges.fact_judge.FactJudge", "init_args": {"seed": 3}}).seed
+        3
+    """
+    from argparse import ArgumentError
+
+    from fedlight.lightning_cli.cli import OneLineParser
+    from fedlight.lightning_cli.parser_words import tell
+
+    parser = OneLineParser(exit_on_error=False)
+    parser.add_argument("--judge", type=Judge)
+    try:
+        parsed = parser.parse_args([f"--judge={json.dumps(spec)}"])
+    except ArgumentError as error:
+        raise ValueError(tell(str(error))) from None
+    made: Judge = parser.instantiate(parsed).judge
+    return made
+
+
+def report(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as a table: shares with three decimals, counts as they are."""
+    shown = [{**row, **_interval(row)} for row in rows]
+    names = [name for name in COLUMNS if any(name in row for row in shown)]
+    lines = [[str(row["method"]), *(_text(row.get(name)) for name in names)] for row in shown]
+    return rich_text(title, ["method", *(COLUMNS[name].replace("_", " ") for name in names)], lines)
+
+
+def _interval(row: Mapping[str, Any]) -> dict[str, str]:
+    if "win_rate_low" not in row:
+        return {}
+    return {"interval": f"{row['win_rate_low']:.3f} to {row['win_rate_high']:.3f}"}
+
+
+def _text(value: float | str | None) -> str:
+    if value is None or isinstance(value, str):
+        return value or "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
+
+
+def _plain(found: WinTieLose) -> dict[str, float]:
+    """Without what is not known, as JSON has no NaN."""
+    return {name: value for name, value in found._asdict().items() if not math.isnan(value)}
+
+
+def _paired(
+    method: str, ours: Sequence[TaskAnswer], theirs: Sequence[TaskAnswer] | None, against: str | None
+) -> list[tuple[TaskAnswer, str]]:
+    """Each of our answers with the other one to the same prompt; two clients' own models with that of the same client."""
+    if theirs is None:
+        return [(answer, answer.target) for answer in ours]
+    by_client = any(answer.client is not None for answer in theirs)
+    others = {(answer.client, answer.row): answer for answer in theirs}
+    keys = [(answer.client if by_client else None, answer.row) for answer in ours]
+    if set(keys) != others.keys() or any(
+        answer.prompt != others[key].prompt for answer, key in zip(ours, keys, strict=True)
+    ):
+        raise ValueError(
+            f"{method} and {against} have answered different prompts: compare runs that were scored with the same task, its "
+            "source, template, limit and seed; what clients' own models have answered can be `against` those of the same "
+            "clients alone"
+        )
+    return [(answer, others[key].text) for answer, key in zip(ours, keys, strict=True)]
+
+
+def _shown(pairs: Sequence[tuple[TaskAnswer, str]]) -> tuple[list[dict[str, str]], list[str], list[str]]:
+    """What a judge gets to see: fields of the prompts, our answers and the others."""
+    return (
+        [answer.shown_to_judges() for answer, _ in pairs],
+        [answer.text for answer, _ in pairs],
+        [other for _, other in pairs],
+    )
+
+
+def _record(method: str, answer: TaskAnswer, other: str, first: float, second: float) -> dict[str, Any]:
+    return {
+        "method": method,
+        **({"client": answer.client} if answer.client is not None else {}),
+        "row": answer.row,
+        "ours": answer.text,
+        "theirs": other,
+        "ours_first": None if math.isnan(first) else first,
+        "ours_second": None if math.isnan(second) else second,
+    }

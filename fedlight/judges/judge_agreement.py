@@ -1,0 +1,195 @@
+"""Judges against people: how far their verdicts are those of human votes, by category. A stage of recipes.
+
+Every pair of answers that somebody has voted on is shown to the judge in both orders. What becomes of the rows, and which
+votes and pairs are left out: `fedlight.judges.voted_pairs`. What is counted of the rest, and on how many pairs:
+`fedlight.evaluation.human_agreement`.
+"""
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fedlight.datamodules.rows.rows import write_rows
+from fedlight.evaluation.both_positions import BothPositions
+from fedlight.evaluation.human_agreement import Agreement, Judged, agreement
+from fedlight.evaluation.win_tie_lose import outcomes, win_tie_lose
+from fedlight.judges.duels import made_judge
+from fedlight.judges.voted_pairs import Pair, VoteCounts, read_pairs
+from fedlight.support.json_files import write_json
+from fedlight.support.results import rich_text
+
+ALL, WITHOUT_CATEGORY = "all", "(none)"
+SHARES = (
+    *("majority", "vote", "people", "majority_decided", "vote_decided", "people_decided"),
+    *("order_changed", "prefers_first", "unread"),
+)
+"""What the table of results has of each judge, of all pairs."""
+
+PAIRS = {"pairs": "compared", "unread_pairs": "unread", "no_majority": "no majority"}
+TIED = {"no_verdict": "judge ties", "no_vote": "people tie"}
+VOTES = {"votes": "votes", "several": "by several"}
+WITH_TIES = PAIRS | VOTES
+WITHOUT = PAIRS | TIED | VOTES | {"ties": "tied votes"}
+"""Counts of the report's second table: field of `Agreement` -> heading."""
+
+
+def judge_agreement(
+    votes: str,
+    judges: dict[str, dict[str, Any] | None],
+    columns: dict[str, str],
+    choice_values: dict[str, Any],
+    output: str,
+    question: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Asks judges about pairs of answers that people have voted on.
+
+    Args:
+        votes: rows, one for each vote.
+        judges: name -> ``class_path`` and ``init_args`` of a judge; null: it is not asked.
+        columns: where a row has ``response_a``, ``response_b``, ``choice``, ``client`` (who has voted) and, if there is one,
+            ``category``; all others are slots that judges may read, such as ``prompt``.
+        choice_values: which values of the choice, one or a list, mean ``a``, ``b`` and ``tie``.
+        output: a folder for ``agreement.csv``, ``verdicts.jsonl`` and ``counts.json``.
+        question: column that tells which rows are of one question, over which intervals are bootstrapped; None: the slots.
+        limit: judge so many pairs, drawn from all; None: all.
+        seed: of that draw and of the bootstrap.
+
+    Returns:
+        ``rows``, one for each judge, with its agreement with the majority and with single votes, with ties and without
+        (``_decided``), how far people agree with each other, its taste for positions, and how many votes on how many pairs
+        it was held against and how many were left out; a ``report`` by category, and ``counts`` of what became of the rows.
+
+    Raises:
+        ValueError: there is no such judge, or none at all, or a vote has a value that ``choice_values`` does not know.
+    """
+    made = {name: BothPositions(made_judge(spec)) for name, spec in judges.items() if spec}
+    if not made:
+        raise ValueError(f"judges={judges} names nobody: give class_path and init_args of a judge")
+    pairs, counts = read_pairs(votes, columns, choice_values, question, limit, seed)
+    shown = [pair.fields for pair in pairs], [pair.first for pair in pairs], [pair.second for pair in pairs]
+    for judge in made.values():
+        judge.announce(*shown)
+    rows, lines, records = [], [], []
+    for name, judge in made.items():
+        verdicts = judge.verdicts(*shown)
+        own = _by_category(pairs, verdicts, seed)
+        lines += [{"judge": name, **line} for line in own]
+        rows.append({"method": name, **{key: own[0][key] for key in SHARES}, **_numbers(counts)})
+        records += [_record(name, *one) for one in zip(pairs, *verdicts, strict=True)]
+    write_rows(records, Path(output) / "verdicts.jsonl")
+    _write_table(lines, Path(output) / "agreement.csv")
+    write_json(Path(output) / "counts.json", asdict(counts))
+    return {
+        "rows": [_known(row) for row in rows],
+        "report": f"{counts}\n{report(lines)}",
+        "counts": asdict(counts),
+    }
+
+
+def _numbers(counts: VoteCounts) -> dict[str, int]:
+    return {"pairs": counts.pairs, "votes": counts.votes, "votes_left_out": counts.rows - counts.votes}
+
+
+def report(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Two tables for each judge, a line for each category: its shares, and what they rest on."""
+    tables = []
+    for judge in dict.fromkeys(line["judge"] for line in lines):
+        own = [line for line in lines if line["judge"] == judge]
+        tables += [_shares(judge, own), _counted(judge, own)]
+    return "\n".join(tables)
+
+
+def _shares(judge: str, lines: Sequence[Mapping[str, Any]]) -> str:
+    header = ["category", "order changed", "prefers first", "unread"]
+    for setting in ("with ties", "without"):
+        header += [f"{setting}: pairs", "majority", "95 % interval", "one vote", "two people"]
+    cells = [
+        [
+            str(line["category"]),
+            *(_share(line[name]) for name in ("order_changed", "prefers_first", "unread")),
+            *(text for ending in ("", "_decided") for text in _setting(line, ending)),
+        ]
+        for line in lines
+    ]
+    return rich_text(f"{judge}, against people", header, cells)
+
+
+def _counted(judge: str, lines: Sequence[Mapping[str, Any]]) -> str:
+    """In each setting the pairs that are compared and those that are not, by reason, are all that were shown."""
+    header = ["category", "pairs shown"]
+    for setting, names in (("with ties", WITH_TIES), ("without", WITHOUT)):
+        first, *others = names.values()
+        header += [f"{setting}: {first}", *others]
+    cells = [
+        [
+            str(line["category"]),
+            f"{line['shown']:,}",
+            *(f"{line[name]:,}" for name in WITH_TIES),
+            *(f"{line[f'{name}_decided']:,}" for name in WITHOUT),
+        ]
+        for line in lines
+    ]
+    return rich_text(f"{judge}: on how many pairs and votes", header, cells)
+
+
+def _setting(line: Mapping[str, Any], ending: str) -> list[str]:
+    at = {name: line[f"{name}{ending}"] for name in Agreement._fields}
+    low, high = _share(at["majority_low"]), _share(at["majority_high"])
+    shares = [_share(at[name]) for name in ("majority", "vote", "people")]
+    return [str(at["pairs"]), shares[0], "-" if low == "-" else f"{low} to {high}", *shares[1:]]
+
+
+def _share(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
+
+
+def _by_category(
+    pairs: Sequence[Pair], verdicts: tuple[list[float], list[float]], seed: int
+) -> list[dict[str, Any]]:
+    """A line for all pairs, and one for each category; pairs without one have their own line, if others have one."""
+    both = outcomes(*verdicts)
+    categories = sorted({pair.category for pair in pairs})
+    lines = []
+    for category in [None, *(categories if any(categories) else [])]:
+        at = [index for index, pair in enumerate(pairs) if category in (None, pair.category)]
+        judged = [Judged(pairs[index].votes, both[index], pairs[index].question) for index in at]
+        first, second = ([own[index] for index in at] for own in verdicts)
+        bias = win_tie_lose(first, second)
+        decided = agreement(judged, ties=False, seed=seed)._asdict()
+        lines.append(
+            {
+                "category": ALL if category is None else category or WITHOUT_CATEGORY,
+                "shown": len(at),
+                **agreement(judged, ties=True, seed=seed)._asdict(),
+                **{f"{key}_decided": x for key, x in decided.items()},
+                **{name: getattr(bias, name) for name in ("order_changed", "prefers_first")},
+                "unread": bias.unread / len(at),
+            }
+        )
+    return lines
+
+
+def _record(judge: str, pair: Pair, first: float, second: float) -> dict[str, Any]:
+    said = {"ours_first": first, "ours_second": second}
+    return {
+        **{"judge": judge, "category": pair.category, "question": pair.question},
+        **{"first": pair.first, "second": pair.second, "votes": pair.votes},
+        **{name: None if math.isnan(verdict) else verdict for name, verdict in said.items()},
+    }
+
+
+def _known(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is not known, as JSON has no NaN."""
+    return {key: x for key, x in row.items() if not (isinstance(x, float) and math.isnan(x))}
+
+
+def _write_table(lines: Sequence[Mapping[str, Any]], file: Path) -> None:
+    with file.open("w", newline="", encoding="utf-8") as opened:
+        writer = csv.DictWriter(opened, list(lines[0]))
+        writer.writeheader()
+        writer.writerows([{**dict.fromkeys(lines[0], ""), **_known(line)} for line in lines])

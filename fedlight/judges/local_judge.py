@@ -1,0 +1,163 @@
+"""A language model on this machine as the judge: the verdict that it finds likeliest, so nothing leaves the machine.
+
+The question is that of `fedlight.judges.pairwise`, and the model goes on with ``A``, ``B`` or ``tie``. For a model that
+should think before it answers, give `fedlight.ChatJudge` a `fedlight.LocalGenerator`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_info
+
+from fedlight.datamodules.text.templates import Template
+from fedlight.evaluation.judge import Fields, Judge, check_slots
+from fedlight.evaluation.tasks.model import Likelihood
+from fedlight.generators.local_generator import make_ready
+from fedlight.judges.pairwise import AT_ONCE, WORDS, pairwise_prompt
+from fedlight.modules.sft import SFTModule
+from fedlight.support.needs import Model, Need
+
+VERDICT = AT_ONCE.rpartition("\n")[2]
+CONTINUATIONS = [f" {word}" for word in WORDS]
+
+
+class LocalJudge(Judge):
+    """Compares how likely the three verdicts are. The model is loaded at the first pair that has to be read.
+
+    A pair that does not fit into the model is not read; nor, unless ``forced``, is one to which the model would rather have
+    said something else than a verdict. How many of each there are is said once.
+
+    Args:
+        model: hub name, folder, or ``"toy"``.
+        adapter: folder of an adapter on it, if any.
+        base: ``plain``, ``int8`` or ``nf4``: the number form of its weights.
+        question: what the judge sees of a prompt, a text with slots; ``{prompt}`` is all that the judged models saw.
+        chat: put the question into the tokenizer's own chat template, as an instruction-tuned model wants it.
+        forced: take the likeliest of the three verdicts, whatever else would be likelier.
+        most_words: show so many words of each answer, for models that read little; None: all.
+        batch_size: pairs that are handed over at once.
+        dtype: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
+        device: ``auto`` is the GPU where there is one.
+        trust_remote_code: run code that comes with the model.
+
+    Attributes:
+        too_long: pairs so far that did not fit.
+        unread: pairs so far to which the model would rather have said something else.
+
+    Raises:
+        ValueError: a setting is misspelt or out of range.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        adapter: str | None = None,
+        base: str = "plain",
+        question: str = "{instruction}\n\n{input}",
+        chat: bool = False,
+        forced: bool = True,
+        most_words: int | None = None,
+        batch_size: int = 64,
+        dtype: str = "auto",
+        device: str = "auto",
+        trust_remote_code: bool = False,
+    ) -> None:
+        if batch_size < 1 or (most_words is not None and most_words < 1):
+            raise ValueError(
+                f"LocalJudge: batch_size={batch_size} must be at least 1, and most_words={most_words} at least 1 or null"
+            )
+        self.model, self.chat, self.forced, self.device = model, chat, forced, device
+        self.question, self.most_words, self.batch_size = Template.named(question), most_words, batch_size
+        self.too_long = self.unread = 0
+        self._module = SFTModule(
+            model, base=base, dtype=dtype, adapter=adapter, trust_remote_code=trust_remote_code
+        )
+
+    @classmethod
+    def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
+        """The model."""
+        return [Model(settings["model"])]
+
+    def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
+        """What the model says of our answers, shown first; see `fedlight.evaluation.judge`.
+
+        Raises:
+            OSError: there is no such model.
+            ValueError: a slot of ``question`` is not among the fields, or there is no chat template.
+        """
+        check_slots(self.question.slots, fields, "LocalJudge")
+        pairs = list(zip(fields, ours, theirs, strict=True))
+        asked = [index for index, (_, a, b) in enumerate(pairs) if a.strip() != b.strip()]
+        found = [0.5] * len(pairs)
+        for start in range(0, len(asked), self.batch_size):
+            rows = asked[start : start + self.batch_size]
+            for row, verdict in zip(rows, self._read([pairs[row] for row in rows]), strict=True):
+                found[row] = verdict
+        return found
+
+    def _read(self, pairs: Sequence[tuple[Fields, str, str]]) -> list[float]:
+        module = self._loaded()
+        prompts = [self._prompt(*pair) for pair in pairs]
+        fits = module.fits(prompts, new_tokens=8)
+        kept = [prompt for prompt, does in zip(prompts, fits, strict=True) if does]
+        said = iter(module.log_likelihoods(kept, [CONTINUATIONS] * len(kept)) if kept else [])
+        found = [self._verdict(next(said)) if does else math.nan for does in fits]
+        unread = sum(math.isnan(verdict) for verdict in found)
+        self._count(unread - fits.count(False), fits.count(False))
+        return found
+
+    def _verdict(self, said: Sequence[Likelihood]) -> float:
+        verdict = likeliest([one.log_prob for one in said])
+        return verdict if self.forced or any(one.greedy for one in said) else math.nan
+
+    def _prompt(self, fields: Fields, first: str, second: str) -> str:
+        question = self.question.render(fields).text.strip()
+        text = pairwise_prompt(question, self._shown(first), self._shown(second), at_once=True)
+        if not self.chat:
+            return text
+        tokenizer = self._module.tokenizer
+        messages = [{"role": "user", "content": text.removesuffix(VERDICT).rstrip()}]
+        asked: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return (
+            asked.removeprefix(tokenizer.bos_token or "") + VERDICT
+        )  # every text gets that when it is encoded
+
+    def _shown(self, answer: str) -> str:
+        return answer.strip() if self.most_words is None else " ".join(answer.split()[: self.most_words])
+
+    def _loaded(self) -> SFTModule:
+        if self._module.network is None:
+            make_ready(self._module, self.device)
+            if self.chat and not self._module.tokenizer.chat_template:
+                raise ValueError(
+                    f"LocalJudge.chat=true, but the tokenizer of model={self.model!r} has no chat template: set it to false"
+                )
+        return self._module
+
+    def _count(self, unread: int, too_long: int) -> None:
+        if too_long and not self.too_long:
+            rank_zero_info(
+                "LocalJudge: there are pairs that do not fit into the model; they are not read: set most_words"
+            )
+        if unread and not self.unread:
+            rank_zero_info("LocalJudge: there are pairs to which the model would not answer A, B or tie")
+        self.too_long += too_long
+        self.unread += unread
+
+
+def likeliest(log_probs: Sequence[float]) -> float:
+    """The verdict with the highest probability, a tie where two have it.
+
+    Args:
+        log_probs: of ``A``, ``B`` and ``tie``.
+
+    Returns:
+        1, 0 or 0.5, for the answer that is called A.
+
+    Example:
+        >>> likeliest([-1.0, -2.0, -3.0]), likeliest([-2.0, -1.0, -1.5]), likeliest([-1.0, -1.0, -4.0])
+        (1.0, 0.0, 0.5)
+    """
+    best = [worth for worth, own in zip(WORDS.values(), log_probs, strict=True) if own == max(log_probs)]
+    return best[0] if len(best) == 1 else 0.5

@@ -1,0 +1,197 @@
+"""Judges of pairs of answers: the embedded world's oracle, and a trained selector. See `fedlight.evaluation.judge`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+
+from fedlight.datamodules.preferences.completions import ShownPairs
+from fedlight.datamodules.preferences.labelling import Orders, gather, majority
+from fedlight.datamodules.rows.votes import Comparison
+from fedlight.datamodules.text.encoding import encode_choice
+from fedlight.datamodules.text.examples import collate_choices
+from fedlight.datamodules.text.templates import Template, check_choice
+from fedlight.datamodules.text.tokens import load_tokenizer, pad_id
+from fedlight.evaluation.judge import Fields, Judge, check_slots
+from fedlight.evaluation.win_rate import win_rate
+from fedlight.generators.local_generator import make_ready
+from fedlight.modules.selector import SelectorModule, check_odd
+from fedlight.support.needs import Model, Need
+from fedlight.toy.oracle import Oracle
+
+
+class OracleJudge(Judge):
+    """Knows every client's taste: the answer with the higher mean utility is better.
+
+    Args:
+        seed: of the embedded world; this and the next three have to be those of the votes.
+        opposition: how far the clients' groups contradict each other, in [0, 1].
+        num_clients: of the world.
+        votes_per_client: the median number of training votes of a client.
+        group: whose mean taste counts; None: that of all clients.
+
+    Raises:
+        ValueError: a setting is out of range, or nobody is in the group.
+
+    Example:
+        >>> post = {"prompt": "anna bakes bread . ben reads maps ."}
+        >>> OracleJudge().scores([post] * 2, ["anna bakes bread .", "same"], ["anna bakes pies .", "same"])
+        [1.0, 0.5]
+    """
+
+    sees_order = False
+
+    def __init__(
+        self,
+        seed: int = 0,
+        opposition: float = 0.2,
+        num_clients: int = 40,
+        votes_per_client: float = 120.0,
+        group: str | None = None,
+    ) -> None:
+        self.group = group
+        self._oracle = Oracle(
+            seed, opposition=opposition, num_clients=num_clients, votes_per_client=votes_per_client
+        )
+        self._oracle.utility("", "", group)  # refuses a group of nobody now, not at the first pair
+
+    def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
+        """Who is better, pair by pair; see `fedlight.evaluation.judge`.
+
+        Args:
+            fields: per prompt its ``prompt``, the post.
+            ours: an answer to each.
+            theirs: another answer to each.
+
+        Raises:
+            ValueError: there is no ``prompt`` among the fields.
+        """
+        check_slots(["prompt"], fields, "OracleJudge")
+        return [
+            win_rate([self._utility(own, a)], [self._utility(own, b)]) if a.strip() != b.strip() else 0.5
+            for own, a, b in zip(fields, ours, theirs, strict=True)
+        ]
+
+    def _utility(self, fields: Fields, answer: str) -> float:
+        return self._oracle.utility(fields["prompt"], answer, self.group)
+
+
+class SelectorJudge(Judge):
+    """Asks a trained selector, or several adapters, of which the majority decides.
+
+    The pairs are shown as ``CompletionPairDataModule`` shows them, and the votes are counted as for the labels. A pair
+    that does not fit into ``max_tokens`` is not read; how many there are is said once. The model is loaded at the first
+    pair that has to be read.
+
+    Args:
+        adapter: folder of one adapter, or of several.
+        model: the selector's base: hub name, folder, or ``"toy"``.
+        base: ``plain``, ``int8`` or ``nf4``.
+        choice_template: a name or a text, as in the selector's training.
+        choices: likewise.
+        max_tokens: most tokens of a pair, likewise.
+        orders: show each pair in both orders, so that a taste for the first position cancels, or in one.
+        dtype: of the base: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
+        batch_size: sequences per forward pass.
+        device: ``auto`` is the GPU where there is one.
+
+    Attributes:
+        too_long: pairs so far that did not fit.
+
+    Raises:
+        FileNotFoundError: there is no such adapter.
+        ValueError: a setting is misspelt or out of range, or the number of adapters is even.
+    """
+
+    def __init__(
+        self,
+        adapter: str,
+        model: str = "toy",
+        base: str = "plain",
+        choice_template: str = "toy_choice",
+        choices: tuple[str, str] = ("A", "B"),
+        max_tokens: int = 128,
+        orders: Orders = "both",
+        dtype: str = "auto",
+        batch_size: int = 256,
+        device: str = "auto",
+    ) -> None:
+        self.template = Template.named(choice_template)
+        check_choice(self.template)
+        if orders not in ("one", "both"):
+            raise ValueError(f"orders={orders!r} must be one or both")
+        self.model, self.choices, self.orders = model, choices, orders
+        self.sees_order = orders == "one"
+        self.max_tokens, self.batch_size, self.device = max_tokens, batch_size, device
+        self.too_long = 0
+        self._selector = SelectorModule(model, base=base, choices=choices, adapter=adapter, dtype=dtype)
+        self._tokenizer: Any = None
+        check_odd(len(self._selector.adapter_names))  # looks into the folder now, not at the first pair
+
+    @classmethod
+    def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
+        """The model."""
+        return [Model(settings["model"])]
+
+    def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
+        """Who is better, pair by pair; see `fedlight.evaluation.judge`.
+
+        Args:
+            fields: per prompt the texts of the template's slots.
+            ours: an answer to each.
+            theirs: another answer to each.
+
+        Raises:
+            ValueError: a slot is not among the fields.
+        """
+        check_slots(self.template.slots, fields, "SelectorJudge")
+        pairs = [
+            Comparison(dict(own), a.strip(), b.strip())
+            for own, a, b in zip(fields, ours, theirs, strict=True)
+        ]
+        different = [index for index, pair in enumerate(pairs) if pair.first != pair.second]
+        found = np.full(len(pairs), 0.5)
+        if different:
+            log_probs = self._log_probs([pairs[index] for index in different])
+            winners = majority(log_probs)
+            said = np.where(winners == 0, 1.0, np.where(winners == 1, 0.0, 0.5))
+            found[different] = np.where(np.isnan(log_probs).any(axis=(0, 2)), np.nan, said)
+        return [float(verdict) for verdict in found]
+
+    def _log_probs(self, pairs: list[Comparison]) -> np.ndarray:
+        """``(selectors, pairs, 2)``, as `fedlight.datamodules.preferences.labelling.gather` has them; NaN where too long."""
+        selector = self._loaded()
+        encoded = encode_choice(self._tokenizer, self.template, pairs, self.max_tokens, self.choices)
+        fits = np.flatnonzero(encoded.both_kept())
+        self._count_too_long(len(pairs) - len(fits), len(pairs))
+        rows = 2 * fits if self.orders == "one" else (2 * fits[:, None] + [0, 1]).reshape(-1)
+        return gather(self._votes(selector, ShownPairs(encoded, rows)), len(pairs), self.orders)
+
+    def _votes(self, selector: SelectorModule, shown: ShownPairs) -> Iterator[dict[str, Any]]:
+        """What the selector says of each sequence, in the form of the rows that ``votes.yaml`` writes."""
+        for start in range(0, len(shown), self.batch_size):
+            sequences = [shown[i] for i in range(start, min(start + self.batch_size, len(shown)))]
+            batch = collate_choices(
+                [choice for choice, _, _ in sequences], pad_id(self._tokenizer), with_types=False
+            )
+            with torch.no_grad():
+                said = selector.predict_step(
+                    {k: part.to(selector.causal_lm.device) for k, part in batch.items()}, 0
+                )
+            for (_, index, order), log_probs in zip(sequences, said.tolist(), strict=True):
+                yield {"index": index, "order": order, "logp_a": log_probs[0], "logp_b": log_probs[1]}
+
+    def _loaded(self) -> SelectorModule:
+        if self._selector.network is None:
+            self._tokenizer = load_tokenizer(self.model)
+            make_ready(self._selector, self.device)
+        return self._selector
+
+    def _count_too_long(self, found: int, of: int) -> None:
+        if found and not self.too_long:
+            rank_zero_info(
+                f"SelectorJudge: {found} of {of} pairs are longer than max_tokens={self.max_tokens} and count one half"
+            )
+        self.too_long += found

@@ -1,0 +1,180 @@
+"""Rows with one person's vote each -> pairs of answers with the votes of different people, and what became of every row."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedlight.datamodules.rows.columns import check_columns, text_at
+from fedlight.datamodules.rows.rows import RowsError, load_rows
+from fedlight.datamodules.rows.votes import SPECIAL
+from fedlight.support.seeding import derive_seed
+
+WORTH = {"a": 1.0, "b": 0.0, "tie": 0.5}
+NEEDED = ("response_a", "response_b", "choice", "client")
+
+
+class Pair(NamedTuple):
+    """Two answers to a prompt, with the votes of people on them: 1 for the first, 0 for the second, 0.5 for a tie."""
+
+    fields: dict[str, str]
+    first: str
+    second: str
+    category: str
+    question: str
+    votes: list[float]
+
+
+@dataclass
+class VoteCounts:
+    """What became of the rows; ``str`` gives it in words.
+
+    Every row is a vote that counts, or one that is left out for one reason:
+    ``rows == votes + identical + second_votes + not_drawn``. And every row is the first one of its pair, or not:
+    ``rows == pairs + pairs_not_drawn + repeated + identical``.
+
+    Attributes:
+        source: of the rows.
+        rows: read, one vote each.
+        votes: that judges are held against.
+        pairs: different pairs of answers that these are on.
+        repeated: rows with a pair that an earlier row has had, most of them of another person.
+        identical: votes on two answers of the same text, which may be empty: there is nothing to compare.
+        second_votes: further votes of a person on a pair. The first one counts, as agreement is that of different people.
+        changed: of these, the ones that say something else than the first.
+        not_drawn: votes on pairs that ``limit`` leaves out.
+        pairs_not_drawn: how many pairs these are on.
+        on_empty: of ``votes``, those on a pair with one empty answer; it is judged like any other.
+        unnamed: of ``votes``, those that name nobody; each is taken for another person's.
+    """
+
+    source: str
+    rows: int = 0
+    votes: int = 0
+    pairs: int = 0
+    repeated: int = 0
+    identical: int = 0
+    second_votes: int = 0
+    changed: int = 0
+    not_drawn: int = 0
+    pairs_not_drawn: int = 0
+    on_empty: int = 0
+    unnamed: int = 0
+
+    def __str__(self) -> str:
+        return "\n".join(
+            (
+                f"{self.source}: {self.rows:,} rows, {self.repeated:,} of which repeat the pair of an earlier one",
+                f"judged: {self.pairs:,} pairs with {self.votes:,} votes; "
+                f"{self.on_empty:,} of these votes are on a pair with an empty answer, {self.unnamed:,} name nobody",
+                f"left out: {self.identical:,} votes on two identical answers; "
+                f"{self.second_votes:,} second votes of a person on a pair ({self.changed:,} differ from the first); "
+                f"{self.not_drawn:,} votes on {self.pairs_not_drawn:,} pairs beyond the limit",
+            )
+        )
+
+
+class _Voted(NamedTuple):
+    """A pair while rows are read: its votes by person, those that name nobody by the number of their row."""
+
+    pair: Pair
+    votes: dict[str | int, float]
+
+
+def read_pairs(
+    source: str,
+    columns: Mapping[str, str],
+    choice_values: Mapping[str, Any],
+    question: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+) -> tuple[list[Pair], VoteCounts]:
+    """Votes -> what was voted on, each pair of answers once, whatever order a row has it in; and the counts.
+
+    The same answers to another prompt, or under another question or category, are another pair.
+
+    Args:
+        source: rows, one for each vote.
+        columns: see `fedlight.judges.judge_agreement.judge_agreement`.
+        choice_values: likewise.
+        question: column that says which pairs are of one question; None: their slots do.
+        limit: so many pairs, drawn from all; None: all.
+        seed: of that draw.
+
+    Raises:
+        RowsError: a column is missing, a choice has an unknown value, a value means two things, or no row has two
+            different answers.
+    """
+    if missing := [name for name in NEEDED if name not in columns]:
+        raise RowsError(f"{source}: columns has no {missing[0]!r}; it needs {', '.join(NEEDED)}")
+    rows = load_rows(source)
+    check_columns(rows, {**columns, **({"question": question} if question else {})}, source)
+    worth = _worth(choice_values)
+    counts = VoteCounts(source, rows=len(rows))
+    found: dict[tuple[str, ...], _Voted] = {}
+    for number, row in enumerate(rows):
+        at = {name: text_at(row, path) for name, path in columns.items()}
+        if at["choice"] not in worth:
+            raise RowsError(
+                f"{source}, row {number + 1}: the choice {at['choice']!r} is none of choice_values ({', '.join(worth)})"
+            )
+        shown = _pair(at, text_at(row, question) if question else None)
+        if shown.first == shown.second:
+            counts.identical += 1
+            continue
+        answers = sorted((shown.first, shown.second))
+        key = (shown.category, shown.question, *shown.fields.values(), *answers)
+        counts.repeated += key in found
+        pair, votes = found.setdefault(key, _Voted(shown, {}))
+        vote = worth[at["choice"]] if shown.first == pair.first else 1 - worth[at["choice"]]
+        person = at["client"] or number
+        if person in votes:
+            counts.second_votes += 1
+            counts.changed += vote != votes[person]
+        else:
+            votes[person] = vote
+    if not found:
+        raise RowsError(f"{source}: no row has two different answers")
+    return _drawn(list(found.values()), limit, seed, counts)
+
+
+def _worth(choice_values: Mapping[str, Any]) -> dict[str, float]:
+    """Value of the choice -> the vote that it means."""
+    worth: dict[str, float] = {}
+    for name, values in choice_values.items():
+        if name not in WORTH:
+            raise RowsError(f"choice_values.{name} is none of {', '.join(WORTH)}")
+        for value in values if isinstance(values, list) else [values]:
+            if worth.setdefault(str(value), WORTH[name]) != WORTH[name]:
+                raise RowsError(
+                    f"choice_values: {value!r} means two things; write it under one of {', '.join(WORTH)}"
+                )
+    return worth
+
+
+def _pair(at: Mapping[str, str], question: str | None) -> Pair:
+    slots = {name: text for name, text in at.items() if name not in SPECIAL}
+    of = "\n".join(slots.values()) if question is None else question
+    return Pair(slots, at["response_a"], at["response_b"], at.get("category", ""), of, [])
+
+
+def _drawn(
+    found: list[_Voted], limit: int | None, seed: int, counts: VoteCounts
+) -> tuple[list[Pair], VoteCounts]:
+    """The pairs that are judged, in the order of the rows, with their votes; and ``counts``, filled up."""
+    kept = set(range(len(found)))
+    if limit is not None and limit < len(found):
+        order = np.random.default_rng(derive_seed(seed, "judged pairs")).permutation(len(found))
+        kept = set(order[:limit].tolist())
+    pairs = []
+    for index, (pair, votes) in enumerate(found):
+        if index not in kept:
+            counts.not_drawn += len(votes)
+            continue
+        pairs.append(pair._replace(votes=list(votes.values())))
+        counts.on_empty += len(votes) * (not pair.first or not pair.second)
+        counts.unnamed += sum(isinstance(person, int) for person in votes)
+    counts.pairs, counts.pairs_not_drawn = len(pairs), len(found) - len(pairs)
+    counts.votes = sum(len(pair.votes) for pair in pairs)
+    return pairs, counts

@@ -1,0 +1,1 @@
+"""The Lightning CLI with the key `federated:`."""

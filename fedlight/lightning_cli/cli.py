@@ -1,0 +1,261 @@
+"""The LightningCLI behind ``fedlight fit|validate|test|predict``; apart from cli.py, since torch loads for seconds."""
+
+import importlib
+import os
+import re
+import sys
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NoReturn
+
+import lightning as L
+from jsonargparse import Namespace, set_parsing_settings
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from omegaconf.errors import OmegaConfBaseException
+
+from fedlight import _FILES
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.round_guard import refuse_cut_rounds
+from fedlight.callbacks.loop.trainer_values import refuse_senseless
+from fedlight.conf import path as conf_path
+from fedlight.lightning_cli.class_changes import arguments_go_with_their_class, dropped_so_far
+from fedlight.lightning_cli.config_files import check_config, configs_of
+from fedlight.lightning_cli.parser_words import tell, tell_reference
+from fedlight.lightning_cli.run_folder import alone_in
+from fedlight.lightning_cli.run_record import recorded
+from fedlight.support.checkpoint_files import check_readable, check_resumable
+from fedlight.support.full_disk import full_disk_named
+
+ELSEWHERE = re.compile(r"best|last|hpc|registry(:.*)?|\w+://.*")
+"""What Lightning itself looks up: its words for a checkpoint, and addresses."""
+
+
+class OneLineParser(LightningArgumentParser):
+    """Says in one line what is wrong, not in a page of everything that could have been given."""
+
+    def parse_args(self, args: Any = None, *others: Any, **options: Any) -> Any:
+        """Drops the arguments of a class where another one is named, and has ``null`` mean nothing inside a class, too.
+
+        On its way there jsonargparse 4.53 makes the text None of it.
+
+        Raises:
+            ValueError: a config cannot be read.
+        """
+        given = sys.argv[1:] if args is None else args
+        args = [re.sub(r"^(--[^=]+)=None$", r"\1=null", argument) for argument in given]
+        for config in configs_of(args):
+            check_config(config)
+        try:
+            with arguments_go_with_their_class():
+                return super().parse_args(args, *others, **options)
+        except OmegaConfBaseException as error:
+            raise ValueError(tell_reference(error.full_key, str(error))) from error
+
+    def instantiate(self, *args: Any, **options: Any) -> Any:
+        """Raises what a constructor has raised, at any depth, as it is.
+
+        The parser itself catches it, since another type that the value may have could still take the value, and ends with
+        what all of these types say.
+
+        Raises:
+            ValueError: a value that no type takes; the parser's words in one line.
+        """
+        refusals: list[Exception] = []
+
+        def make(class_type: Any, *args: Any, **options: Any) -> Any:
+            try:
+                return class_type(*args, **options)
+            except Exception as error:
+                refusals.append(error)
+                raise
+
+        try:
+            return super().instantiate(*args, **{"instantiators": [(make, object, True)], **options})
+        except Exception as error:
+            if refusals:
+                raise refusals[-1] from None
+            raise ValueError(tell(str(error))) from error
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Ends the program with exit code 2; ``FEDLIGHT_TRACEBACK=1`` shows the parser's whole message."""
+        if os.environ.get("FEDLIGHT_TRACEBACK") or not self.exit_on_error:  # parsers of nested classes raise
+            super().error(message, ex)
+        print(
+            f"fedlight: {tell(message, self._keys(), dropped_so_far())}\n(FEDLIGHT_TRACEBACK=1 shows more)",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+
+    def _keys(self) -> set[str]:
+        """All keys, those of the command included."""
+        parsers = [self, *(parser for action in self._actions for parser in _parsers_of(action))]
+        return {action.dest for parser in parsers for action in parser._actions if action.option_strings}
+
+
+def _parsers_of(action: Any) -> list[Any]:
+    return list(action.choices.values()) if isinstance(action.choices, dict) else []
+
+
+def know_short_names() -> None:
+    """Import the files of all public classes: the parser finds a class by its bare name only once it is imported."""
+    for file in sorted(set(_FILES.values())):
+        importlib.import_module(f"fedlight.{file}")
+
+
+class FedlightCLI(LightningCLI):
+    """Any LightningModule with any LightningDataModule, federated where ``federated:`` is given.
+
+    Args:
+        args: the command and its arguments.
+    """
+
+    def __init__(self, args: list[str]) -> None:
+        # Lightning's own call of a function that torch is about to rename.
+        warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+        know_short_names()
+        set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
+        self.command, self.given = args[0], args
+        super().__init__(
+            L.LightningModule,
+            L.LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,
+            seed_everything_default=0,
+            save_config_kwargs={"overwrite": True},
+            trainer_defaults={
+                "devices": 1
+            },  # a federation is one process; Lightning's `auto` would take every GPU
+            parser_class=OneLineParser,
+            parser_kwargs={"parser_mode": "omegaconf+"},
+            args=args,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds ``federated:``, whose absence means centralised training."""
+        parser.add_lightning_class_args(FederatedLoop, "federated", subclass_mode=True, required=False)
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """The one that is wanted: a parser takes half a second to build."""
+        return {self.command: super().subcommands()[self.command]}
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parses ``args`` alone; Lightning's own method warns that the process has arguments as well."""
+        self.config = parser.parse_args(args)
+
+    def instantiate_classes(self) -> None:
+        """Refuses a trainer that is no map of settings."""
+        trainer = self.config[self.command].trainer
+        if not isinstance(trainer, Namespace):
+            raise ValueError(f"trainer: expected settings such as --trainer.max_epochs 3, given {trainer!r}")
+        super().instantiate_classes()
+
+    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> L.Trainer:
+        """Refuses values of the trainer before it starts other processes or a module reads anything."""
+        try:
+            trainer = super()._instantiate_trainer(config, [c for c in callbacks if c is not None])
+        except (TypeError, ValueError, MisconfigurationException) as error:
+            names = ("accelerator", "devices", "strategy", "precision")
+            given = ", ".join(
+                f"{name}={config[name]}" for name in names if config.get(name) not in (None, "auto")
+            )
+            other = config.get("accelerator") not in (None, "auto", "cpu")
+            way = "; --trainer.accelerator auto takes what is there" if other else ""
+            raise ValueError(f"trainer with {given or 'these settings'}: {error}{way}") from error
+        refuse_senseless(trainer)
+        if self.command == "fit" and any(isinstance(callback, FederatedLoop) for callback in callbacks):
+            refuse_cut_rounds(trainer, rounds_done=0)
+        return trainer
+
+    def _set_seed(self) -> None:
+        seed = self.config[self.command].seed_everything
+        if not isinstance(seed, bool) and not 0 <= seed < 2**32:
+            raise ValueError(f"seed_everything={seed} must be at least 0 and below 2**32")
+        super()._set_seed()
+
+    def _parse_ckpt_path(self) -> None:
+        """Refuses a damaged checkpoint before any work.
+
+        Lightning's own method has the settings in the checkpoint replace those in the config, unasked.
+        """
+        path = self.config[self.command].get("ckpt_path")
+        if path and not ELSEWHERE.fullmatch(str(path)) and not Path(path).is_dir():  # a folder: a sharded one
+            if self.command == "fit":
+                check_resumable(path, federated=self.config[self.command].get("federated") is not None)
+            else:
+                check_readable(path)
+        if path:  # that is what going on means
+            warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        try:
+            with full_disk_named(Path(self.trainer.default_root_dir)), self._alone(), self._recorded():
+                super()._run_subcommand(subcommand)
+        except SystemExit as stop:  # what Lightning makes of a Ctrl-C
+            if isinstance(stop.__context__, KeyboardInterrupt):
+                raise KeyboardInterrupt(self._way_on()) from None
+            raise
+
+    def _has_folder(self) -> bool:
+        """Was a folder given for what the command leaves, and is this the process that writes there?"""
+        config, trainer = self.config[self.command], self.trainer
+        return bool(
+            config.trainer.default_root_dir and not trainer.fast_dev_run and trainer.is_global_zero  # type: ignore[attr-defined]
+        )
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """Keeps other commands out of the folder."""
+        if not self._has_folder():
+            return nullcontext()
+        return alone_in(Path(self.trainer.default_root_dir), "--trainer.default_root_dir")
+
+    def _recorded(self) -> AbstractContextManager[None]:
+        """Says in ``run.json`` what is done."""
+        if not self._has_folder():
+            return nullcontext()
+        seed = self.config[self.command].seed_everything
+        return recorded(Path(self.trainer.default_root_dir), self.command, self.given, seed)
+
+    def _way_on(self) -> str:
+        newest = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
+        return f"after a checkpoint: --ckpt_path {newest} goes on from there" if newest else ""
+
+
+class ReadSettings(FedlightCLI):
+    """Settings of a command, parsed as ``fedlight fit`` does, of which nothing is made."""
+
+    def instantiate_classes(self) -> None:
+        """Leaves the data unread and the trainer unmade."""
+
+    def _set_seed(self) -> None:
+        pass
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        pass
+
+
+def lightning_cli(argv: list[str]) -> FedlightCLI:
+    """Parse and run one Lightning command.
+
+    Args:
+        argv: the command and its arguments, such as ``["fit", "--config", "fedbis.yaml"]``.
+
+    Returns:
+        The command line's objects: ``trainer``, ``model`` and ``datamodule``.
+    """
+    return FedlightCLI(args=[find_config(argument) for argument in argv])
+
+
+def find_config(argument: str) -> str:
+    """Replace the name of one of fedlight's own configs by its path, unless there is such a file here.
+
+    Example:
+        >>> find_config("--data=data/alpaca.yaml") == f"--data={conf_path('data/alpaca.yaml')}"
+        True
+    """
+    option, equals, value = argument.rpartition("=")
+    if value.endswith(".yaml") and not Path(value).is_file() and conf_path(value).is_file():
+        return f"{option}{equals}{conf_path(value)}"
+    return argument

@@ -1,0 +1,1 @@
+"""Forecast of memory, time and bytes of a run."""

@@ -1,0 +1,194 @@
+"""``fedlight plan``: which devices could take part in a run, and what a visit would cost them, from its config alone.
+
+Nothing is downloaded, read or trained: the module is built without weights and a training step of it is counted, for a
+full batch of the longest texts that the config allows. So what fits here fits the run.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import LightningModule
+from torch import nn
+
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.round_schedule import visit_lengths
+from fedlight.conf import path as conf_path
+from fedlight.devices.cost import CostMeter
+from fedlight.devices.device import Device, known_devices, load_device
+from fedlight.devices.forecast import Plan, Workload, forecast, remedies
+from fedlight.devices.memory import moment_bytes_per_weight
+from fedlight.devices.shape import BatchShape
+from fedlight.federation.client import Client, Visit
+from fedlight.lightning_cli.cli import OneLineParser, ReadSettings, find_config
+from fedlight.modules.dpo import DPOModule
+from fedlight.modules.language.adapters import trained_parameters
+from fedlight.modules.language.language_model import LanguageModule
+from fedlight.modules.language.optimizers import make_optimizer
+from fedlight.support.errors import OneLineArguments
+
+ABOUT = """Which devices could take part in a run, and what a visit would cost them; from the config alone, without weights.
+
+  fedlight plan --config selector.yaml --federated.fleet devices/fleets/phones.yaml --shape gemma_2b
+
+Keys of the config are set as for `fedlight fit`. Without a fleet, all devices that come with fedlight are looked at."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs ``fedlight plan``."""
+    from fedlight.plan.table import as_json, show
+
+    parser = OneLineArguments(
+        "fedlight plan",
+        usage="fedlight plan --config FILE [--shape NAME] [--examples N] [--json FILE] [--KEY VALUE ...]",
+        description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--shape", metavar="NAME", help=f"a public architecture for the model: {', '.join(known_shapes())}"
+    )
+    parser.add_argument(
+        "--examples", type=int, metavar="N", help="of a client; needed where federated.local_steps is not set"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found there as well")
+    own, settings = parser.parse_known_args(argv)
+    plan = make_plan(settings, own.shape, own.examples)
+    if own.json is not None:
+        own.json.write_text(json.dumps(as_json(plan), indent=2) + "\n", encoding="utf-8")
+    show(plan)
+
+
+def known_shapes() -> list[str]:
+    """Names of the architectures in ``conf/shapes``, sorted."""
+    return sorted(file.parent.name for file in conf_path("shapes").glob("*/config.json"))
+
+
+def make_plan(arguments: Sequence[str], shape: str | None = None, examples: int | None = None) -> Plan:
+    """Plans the visits of a run.
+
+    Args:
+        arguments: of ``fedlight fit``.
+        shape: name of a folder of ``conf/shapes``, whose architecture replaces the model.
+        examples: of a client, where a visit is one pass over its data.
+
+    Raises:
+        ValueError: a setting is missing or out of range, or the module is none of fedlight's.
+    """
+    if examples is not None and examples < 1:
+        raise ValueError(f"--examples {examples}: a client has one or more")
+    if shape is not None and shape not in known_shapes():
+        raise ValueError(
+            f"--shape {shape}: there is no such architecture; there are {', '.join(known_shapes())}"
+        )
+    if shape is not None:  # an adapter in the config is of another model
+        other = {"model": conf_path(f"shapes/{shape}"), "adapter": "null", "merge_adapter": "false"}
+        arguments = [*arguments, *(f"--model.{key}={value}" for key, value in other.items())]
+    config = ReadSettings(["fit", *map(find_config, arguments)]).config["fit"]
+    loop, work, settings = workload(config, examples)
+    settings = {**settings, "model": shape or settings["model"]}
+    devices, shares = _devices(loop)
+    forecasts = [forecast(device, work, loop.deadline_seconds) for device in devices]
+    helped = {f.device.name: remedies(f.device, work) for f in forecasts if f.reason == "out_of_memory"}
+    return Plan(settings, shares, forecasts, helped, work.resting(4).base_bytes)
+
+
+def workload(config: Any, examples: int | None = None) -> tuple[FederatedLoop, Workload, dict[str, Any]]:
+    """What a visit of a run asks of a device, counted without weights.
+
+    Args:
+        config: of ``fedlight fit``, parsed.
+        examples: of a client, where a visit is one pass over its data.
+
+    Returns:
+        The loop; the work; the settings that it follows from.
+
+    Raises:
+        ValueError: a setting is missing, or the module is none of fedlight's.
+    """
+    module, loop = _build(config)
+    if not isinstance(module, LanguageModule):
+        raise ValueError(
+            f"model={type(module).__name__}: a plan needs a module of which a skeleton can be made: derive it from "
+            "LanguageModule"
+        )
+    work, settings = _workload(config, module, loop, examples)
+    return loop, work, {"model": module.options.model, **settings}
+
+
+def _build(config: Any) -> tuple[LightningModule, FederatedLoop]:
+    """The module, not loaded, and the loop; without ``federated`` in the config, the loop's defaults."""
+    parser = OneLineParser(parser_mode="omegaconf+")
+    parser.add_lightning_class_args(LightningModule, "model", subclass_mode=True)
+    parser.add_lightning_class_args(FederatedLoop, "federated", subclass_mode=True, required=False)
+    parts = {key: config[key] for key in ("model", "federated") if config.get(key) is not None}
+    made = parser.instantiate(parser.parse_object(parts))
+    return made["model"], made.get("federated") or FederatedLoop()
+
+
+def _devices(loop: FederatedLoop) -> tuple[list[Device], dict[str, float]]:
+    if loop.fleet is None:
+        return [load_device(name) for name in known_devices()], {}
+    return list(loop.fleet.devices.values()), loop.fleet.weights
+
+
+def _workload(
+    config: Any, module: LanguageModule, loop: FederatedLoop, examples: int | None
+) -> tuple[Workload, dict[str, Any]]:
+    tokens, batch_size = (_setting(config, key) for key in ("max_tokens", "batch_size"))
+    if loop.local_steps is None:
+        if examples is None:
+            raise ValueError(
+                "federated.local_steps is not set, so a visit is one pass over a client's data: say how many examples "
+                "that are, --examples N"
+            )
+        batch_size = min(batch_size, examples)
+    one_pass = (examples or 0) // batch_size  # what is left over is no batch
+    accumulation = config.trainer.accumulate_grad_batches
+    num_batches = visit_lengths(loop.local_steps, accumulation, lambda _, split="train": one_pass)("client")
+    texts = 2 if isinstance(module, DPOModule) else 1
+    shape = BatchShape(batch_size, tokens, texts * batch_size * (tokens - 1))
+    meter = CostMeter(module)
+    state = _one_adapter(meter.module)
+    down, up = loop.algorithm.payloads(Visit("client", num_batches), Client("client", 1, 1.0), state)
+    options = module.options
+    optimizer = make_optimizer(
+        options.optimizer, [nn.Parameter(torch.zeros(1))], options.lr, options.optimizer_args or {}
+    )
+    work = Workload(
+        meter,
+        set(state),
+        moment_bytes_per_weight(optimizer),
+        shape,
+        num_batches,
+        loop.channel.down_bytes(down),
+        loop.channel.up_bytes(up),
+    )
+    settings = {
+        "module": type(module).__name__,
+        "batch_size": batch_size,
+        "max_tokens": tokens,
+        "batches": num_batches,
+        "optimizer": options.optimizer,
+        "trained_parameters": sum(weight.numel() for weight in state.values()),
+        "frozen_parameters": sum(w.numel() for w in meter.module.parameters() if not w.requires_grad),
+        "deadline_seconds": loop.deadline_seconds,
+    }
+    return work, settings
+
+
+def _setting(config: Any, key: str) -> int:
+    value = config.get(f"data.init_args.{key}")
+    if not isinstance(value, int):
+        raise ValueError(f"data.{key} is not set: a plan needs it, since it is made without the data")
+    return value
+
+
+def _one_adapter(module: Any) -> dict[str, torch.Tensor]:
+    """What one visit trains: of several adapters one, which are equally large."""
+    others = set(module.adapter_names[1:])
+    trained = trained_parameters(module)
+    return {name: weight for name, weight in trained.items() if not others & set(name.split("."))}

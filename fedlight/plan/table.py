@@ -1,0 +1,156 @@
+"""A plan as two tables and a word on each device that would not take part; and the same for programs."""
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedlight.devices.forecast import Forecast, Plan
+from fedlight.support.words import short
+
+GIB = 2**30
+FITS = {"out_of_memory": "out of memory", "late": "yes, but late", "left": "yes, but leaves"}
+BATCH = "batches of {batch_size} texts of {max_tokens} tokens"
+
+
+def show(plan: Plan) -> None:
+    """Prints what was found."""
+    console = Console()
+    if not console.is_terminal:  # a file has no width, and a narrow table cuts its words
+        console = Console(width=250)
+    _say(console, headline(plan.settings))
+    for table in (memory_table(plan), visit_table(plan)):
+        console.print(table)
+    for line in advice(plan):
+        _say(console, line)
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def headline(settings: dict[str, Any]) -> str:
+    """What a visit was taken to be.
+
+    Example:
+        >>> headline({"model": "toy", "module": "SFTModule", "frozen_parameters": 110e6, "trained_parameters": 2.2e5,
+        ...           "batches": 5, "batch_size": 32, "max_tokens": 128, "optimizer": "AdamW", "deadline_seconds": None})
+        'SFTModule on toy: 110 M weights frozen, 0.22 M trained by AdamW; a visit is 5 batches of 32 texts of 128 tokens'
+    """
+    millions = [f"{short(settings[f'{part}_parameters'] / 1e6)} M" for part in ("frozen", "trained")]
+    deadline = settings["deadline_seconds"]
+    return (
+        f"{settings['module']} on {settings['model']}: {millions[0]} weights frozen, {millions[1]} trained by "
+        f"{settings['optimizer']}; a visit is {settings['batches']} {BATCH.format(**settings)}"
+        + ("" if deadline is None else f", to be done in {short(deadline)} s")
+    )
+
+
+def memory_table(plan: Plan) -> Table:
+    """Device by device: does it fit, how, and what takes the memory."""
+    table = Table(title="Memory of a visit at its peak, in GiB")
+    kinds = ("fits", "base bits", "micro-batch", "checkpointing")
+    for name in ("device", *(["share"] if plan.shares else []), *kinds):
+        table.add_column(name, justify="left" if name in ("device", "fits") else "right")
+    for name in ("base", "adapter", "gradients", "moments", "activations", "peak", "budget"):
+        table.add_column(name, justify="right")
+    for found in plan.forecasts:
+        device, fit = found.device, found.fit
+        share = [f"{plan.shares[device.name]:.0%}"] if plan.shares else []
+        parts = [*asdict(fit.footprint).values(), fit.footprint.peak_bytes, device.budget_bytes]
+        table.add_row(
+            *(device.name, *share, FITS.get(found.reason, "yes"), str(device.weight_bits)),
+            *(str(fit.micro_batch), "yes" if fit.checkpointing else "no"),
+            *(short(part / GIB) for part in parts),
+        )
+    return table
+
+
+def visit_table(plan: Plan) -> Table:
+    """Device by device: how long a visit is, what goes over the wire, and how many a day has room for."""
+    table = Table(title="A visit")
+    table.add_column("device")
+    for name in ("download s", "compute s", "upload s", "MB down", "MB up", "kJ", "rounds a day"):
+        table.add_column(name, justify="right")
+    for found in plan.forecasts:
+        job = found.job
+        cells = [
+            *job.phases,
+            job.bytes_down / 1e6,
+            job.bytes_up / 1e6,
+            found.joules / 1000,
+            found.rounds_per_day,
+        ]
+        table.add_row(
+            found.device.name,
+            *(["-"] * len(cells) if not found.fit.fits else [short(cell) for cell in cells]),
+        )
+    return table
+
+
+def advice(plan: Plan) -> list[str]:
+    """One line for each device that would not take part: why, and with what it would."""
+    return [line for found in plan.forecasts if (line := _advice(plan, found))]
+
+
+def _advice(plan: Plan, found: Forecast) -> str:
+    name, seconds = found.device.name, short(found.job.seconds)
+    if found.reason == "late":
+        return f"{name}: a visit takes {seconds} s, the round {short(plan.settings['deadline_seconds'])} s"
+    if found.reason == "left":
+        return f"{name}: a visit takes {seconds} s, it is never there for so long"
+    if found.reason != "out_of_memory":
+        return ""
+    needs, has = short(found.fit.footprint.peak_bytes / GIB), short(found.device.budget_bytes / GIB)
+    ways = []
+    for remedy in plan.remedies[name]:
+        changes = []
+        if remedy.weight_bits < found.device.weight_bits:
+            changes.append(f"a base of {remedy.weight_bits} bits (weight_bits: {remedy.weight_bits})")
+        if remedy.tokens < plan.settings["max_tokens"]:
+            changes.append(f"texts of {remedy.tokens} tokens (--data.max_tokens {remedy.tokens})")
+        ways.append(" and ".join(changes))
+    if ways:
+        return f"{name}: needs {needs} GiB and has {has}; it could join with {', or with '.join(ways)}"
+    least = short(plan.least_base_bytes / GIB)
+    share = found.fit.footprint.peak_bytes / (found.device.memory_gib * GIB)
+    more = f", or more of the RAM (memory_share: {math.ceil(share * 100) / 100})" if share <= 1 else ""
+    return (
+        f"{name}: needs {needs} GiB and has {has}; nothing helps but a smaller model, as at 4 bits the base takes "
+        f"{least}{more}"
+    )
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """Everything that was found, in bytes and seconds; what a device out of memory would spend is null.
+
+    Fields are named as in the log of visits.
+    """
+    return {"settings": plan.settings, "devices": [_device(plan, found) for found in plan.forecasts]}
+
+
+def _device(plan: Plan, found: Forecast) -> dict[str, Any]:
+    device, fit, job = found.device, found.fit, found.job
+    spent = {
+        "bytes_down": job.bytes_down,
+        "bytes_up": job.bytes_up,
+        **dict(zip(("download_seconds", "compute_seconds", "upload_seconds"), job.phases, strict=True)),
+        "flops": job.flops,
+        "joules": found.joules,
+    }
+    return {
+        "device": device.name,
+        "share": plan.shares.get(device.name),
+        "reason": found.reason,
+        "weight_bits": device.weight_bits,
+        "micro_batch": fit.micro_batch,
+        "checkpointing": fit.checkpointing,
+        **asdict(fit.footprint),
+        "peak_bytes": fit.footprint.peak_bytes,
+        "budget_bytes": device.budget_bytes,
+        **(spent if fit.fits else dict.fromkeys(spent)),
+        "rounds_per_day": found.rounds_per_day,
+        "remedies": [asdict(remedy) for remedy in plan.remedies.get(device.name, [])],
+    }

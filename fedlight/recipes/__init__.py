@@ -1,0 +1,1 @@
+"""Recipes: stages, steps and tables of results."""

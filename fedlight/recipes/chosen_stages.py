@@ -1,0 +1,115 @@
+"""``fedlight run NAME --only STAGE``: some stages of a recipe, and those that they read from.
+
+A stage reads from another if one of its arguments names a place in the other's folder, or a place of their run that the
+other writes, such as an augmentation that several share; and from all stages before it if one names the run's folder.
+Where a Lightning command names such a place as its own output, it makes what is missing there itself.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedlight.lightning_cli.parser_words import near
+from fedlight.recipes.stages import Stage
+
+OUTPUTS = (
+    "output",
+    "augmentation_folder",
+    "synthesis_folder",
+    "index_folder",
+    "folder",
+    "dirpath",
+    "save_dir",
+    "path",
+    "results",
+)
+"""Settings whose value a stage may write to, wherever it is."""
+
+BEHIND_A_PATH = "?&\"',{}[] \t\n"
+IN_A_PATH = re.compile(f"[^{re.escape(BEHIND_A_PATH)}]+")
+
+
+def chosen_stages(
+    runs: Sequence[Sequence[Stage]], together: Sequence[Stage], only: Sequence[str]
+) -> tuple[list[list[Stage]], list[Stage]]:
+    """The stages that were asked for and those that they read from, in their order.
+
+    Args:
+        runs: the stages of each seed.
+        together: those that look at the runs of all seeds.
+        only: names of stages.
+
+    Returns:
+        Those of each seed, and of all.
+
+    Raises:
+        ValueError: one of the names is no stage.
+    """
+    known = dict.fromkeys(stage.name for stages in (*runs, together) for stage in stages)
+    for name in only:
+        if name not in known:
+            hint = near(name, known) or f"; its stages are {', '.join(known)}"
+            raise ValueError(f"--only {name}: the recipe has no stage {name!r}{hint}")
+    behind = _with_sources(together, set(only))
+    return [_with_sources(stages, {*only, *_read_by(behind, stages)}) for stages in runs], behind
+
+
+def _with_sources(stages: Sequence[Stage], wanted: set[str]) -> list[Stage]:
+    """Of one folder, the last first: what a stage reads from stands before it."""
+    needed = set(wanted)
+    for place in reversed(range(len(stages))):
+        if stages[place].name in needed:
+            needed |= _sources(stages[place], stages[:place])
+    return [stage for stage in stages if stage.name in needed]
+
+
+def _read_by(behind: Sequence[Stage], stages: Sequence[Stage]) -> set[str]:
+    return {name for stage in behind for name in _sources(stage, stages)}
+
+
+def _sources(stage: Stage, earlier: Sequence[Stage]) -> set[str]:
+    """Names of the stages, all of one folder, that a later one reads from."""
+    names = {one.name for one in earlier}
+    found: set[str] = set()
+    for key, path in _places(stage.arguments, earlier[0].folder.parent) if earlier else ():
+        first = max((name for name in names if _within(path, name)), key=len, default=None)
+        own = ("output",) if stage.command == "call" else OUTPUTS
+        if not path:
+            found |= set() if key.rpartition(".")[2] in own else names
+        elif first is not None:
+            found.add(first)
+        elif stage.command == "call" or key.rpartition(".")[2] not in OUTPUTS:
+            found |= set(_writers(path, earlier)[:1])  # the others find it there
+    return found
+
+
+def _writers(path: str, stages: Sequence[Stage]) -> list[str]:
+    def holds(text: str) -> bool:
+        folder = IN_A_PATH.match(text)
+        return folder is not None and _within(path, folder[0].rstrip("/"))
+
+    return [
+        one.name for one in stages if any(holds(of) for _, of in _places(one.arguments, one.folder.parent))
+    ]
+
+
+def _within(path: str, folder: str) -> bool:
+    """Names of folders may have blanks and commas, as those of stages may."""
+    return path.startswith(folder) and path[len(folder) : len(folder) + 1] in ("", "/", *BEHIND_A_PATH)
+
+
+def _places(value: Any, folder: Path, key: str = "") -> Iterator[tuple[str, str]]:
+    """What arguments name in a run's folder: the key, and the text behind it, empty for the folder itself."""
+    if isinstance(value, dict):
+        for name, of in value.items():
+            yield from _places(of, folder, str(name))
+    elif isinstance(value, list):
+        for of in value:
+            yield from _places(of, folder, key)
+    elif isinstance(value, str):
+        for text in value.split(str(folder))[1:]:
+            if text.strip("/") == "" or text[0] in BEHIND_A_PATH:
+                yield key, ""
+            elif text[0] == "/":
+                yield key, text.lstrip("/")

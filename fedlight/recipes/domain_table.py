@@ -1,0 +1,98 @@
+"""The table that compares augmentations: what the tuned model scores, and what of the domain the clients' rows cover.
+
+A stage of recipes; it reads what earlier stages have left in their folders.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlight.augmentation.overlap import retrieval_overlap
+from fedlight.datamodules.instructions.augmentation import instruction_text
+from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
+from fedlight.datamodules.rows.columns import check_columns, text_at
+from fedlight.datamodules.rows.rows import load_rows
+from fedlight.datamodules.vectors.encoders import Encoder, HashedEncoder, SentenceEncoder
+from fedlight.evaluation.coverage import domain_coverage
+from fedlight.support.json_files import result_of
+
+
+def domain_table(
+    methods: dict[str, dict[str, Any]],
+    source: str,
+    columns: dict[str, str],
+    zero_shot: str | None = None,
+    metric: str = "score/domain",
+    encoder: str = "hashed",
+    reference: str | None = None,
+) -> dict[str, Any]:
+    """One row for each augmentation.
+
+    Args:
+        methods: augmentation -> ``augmentation``, its ``augmentation_folder``, and ``runs``: name of a column -> folder of
+            the run whose score stands there.
+        source: all texts of the domain; see `fedlight.datamodules.rows.rows`.
+        columns: the slots of its rows, in their order; ``response`` is passed over.
+        zero_shot: folder of the stage that tested the model before any client was asked; a row of its own.
+        metric: what the runs have logged.
+        encoder: folder or hub name of a sentence encoder, or ``hashed``; for the coverage.
+        reference: the ``augmentation_folder`` of a run whose rows the others should find; see `retrieval_overlap`.
+
+    Returns:
+        ``rows`` with ``method``, a score for each run, ``coverage`` of the domain by the clients' own and added rows,
+        and, where rows were added, ``in_domain``, the share of them that are of the domain. Generated rows count as such.
+        With a reference, ``overlap``: the share of its rows for a client that are added here as well, mean over clients.
+
+    Raises:
+        ValueError: a folder has no record, or a run has not logged the metric.
+    """
+    rows = load_rows(source)
+    check_columns(rows, columns, source)
+    texts = {instruction_text({name: text_at(row, path) for name, path in columns.items()}) for row in rows}
+    domain = sorted(texts)
+    of: Encoder = HashedEncoder() if encoder == "hashed" else SentenceEncoder(encoder)
+    points = torch.from_numpy(of.encode(domain))
+    place = {text: number for number, text in enumerate(domain)}
+    found = []
+    for method, folders in methods.items():
+        scores = {name: _metric(Path(folder), metric) for name, folder in folders["runs"].items()}
+        held, shares = _held(Path(folders["augmentation"]), texts)
+        new = [text for text in held if text not in place]
+        vectors = torch.cat([points[[place[text] for text in held if text in place]], _encoded(of, new)])
+        row = {"method": method, **scores, "coverage": domain_coverage(points, vectors), **shares}
+        if reference is not None and shares:
+            overlaps = retrieval_overlap({method: folders["augmentation"]}, reference)["rows"]
+            row["overlap"] = overlaps[0]["mean"]
+        found.append(row)
+    if zero_shot is not None:
+        score = _metric(Path(zero_shot), metric)
+        names = dict.fromkeys(name for folders in methods.values() for name in folders["runs"])
+        found.insert(0, {"method": "zero-shot", **dict.fromkeys(names, score)})
+    return {"rows": found}
+
+
+def _held(folder: Path, domain: set[str]) -> tuple[list[str], dict[str, float]]:
+    """The clients' texts of the domain, each once, and the share of the added rows that are of it."""
+    record = AugmentationRecord(folder)
+    if not record.added.is_file():
+        raise ValueError(f"{record.added}: there is no such file: give the augmentation_folder of a run")
+    record.refuse_damaged()
+    own = [instruction_text(row["fields"]) for row in load_rows(str(record.private))]
+    added = [(instruction_text(row.fields), row.row is None) for of in record.read().values() for row in of]
+    inside = [text for text, generated in added if generated or text in domain]
+    shares = {"in_domain": len(inside) / len(added)} if added else {}
+    return list(dict.fromkeys([*own, *inside])), shares
+
+
+def _encoded(encoder: Encoder, texts: list[str]) -> torch.Tensor:
+    return torch.from_numpy(encoder.encode(texts)) if texts else torch.empty(0, encoder.dimension)
+
+
+def _metric(folder: Path, name: str) -> float:
+    metrics = result_of(folder)["metrics"] if (folder / "done.json").is_file() else {}
+    if name not in metrics:
+        known = ", ".join(metrics) or "nothing: is it done?"
+        raise ValueError(f"{folder} has no metric {name!r}; it has {known}")
+    value: float = metrics[name]
+    return value

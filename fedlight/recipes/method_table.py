@@ -1,0 +1,136 @@
+"""The table that compares methods: what each one's selector knows of the clients, what its answers are worth, what it sent.
+
+A stage of recipes; it reads what earlier stages have left in their folders.
+"""
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedlight.datamodules.rows.rows import Rows, load_rows
+from fedlight.evaluation.judge import Fields
+from fedlight.judges.toy_and_selector import OracleJudge, SelectorJudge
+from fedlight.support.json_files import result_of
+from fedlight.toy.oracle import Oracle
+
+Scores = Callable[[Sequence[Fields], Sequence[str], Sequence[str]], list[float]]
+"""`Judge.scores`, or a mean of it over several judges."""
+
+METRICS = {
+    "accuracy": ("test/accuracy", "test/reward_accuracy"),
+    "clients": ("test/client_mean",),
+    "worst_tenth": ("test/client_worst_tenth",),
+    "own": ("test/own_client_mean", "own/client_mean", "test/client_mean"),
+    "own_worst_tenth": ("test/own_client_worst_tenth", "own/client_worst_tenth", "test/client_worst_tenth"),
+    "own_spread": ("test/own_client_std", "own/client_std", "test/client_std"),
+    "groups_ari": ("fed/group_ari",),
+}
+"""Column -> the metrics that may stand in it; the first that was logged does.
+
+``own`` is the accuracy of what a client itself would use: its group's selector, its own model, or the global one.
+"""
+
+
+def methods(
+    methods: dict[str, dict[str, str]],
+    judge: str | None = None,
+    model: str = "toy",
+    choice_template: str = "toy_choice",
+    max_tokens: int = 128,
+    oracle: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """One row for each method.
+
+    Args:
+        methods: method -> the folders of its stages, each of them optional: ``train``, ``test`` and ``answers`` (with
+            ``completions.jsonl``). Answers are compared with those of the method ``raw``.
+        judge: adapter of a selector, or folder of several, that compares the answers by majority.
+        model: the judge's base.
+        choice_template: of the judge.
+        max_tokens: of the judge.
+        oracle: options of the toy world, whose oracle compares the answers: by the mean taste of all clients
+            (``win_rate``), and by each client's group, averaged over the clients (``win_rate_by_group``).
+
+    Returns:
+        ``rows`` with ``method``, the columns of ``METRICS``, win rates, and ``sent_mib``: what went down and up in training,
+        groupings included.
+    """
+    answers = {
+        name: load_rows(str(Path(stages["answers"]) / "completions.jsonl"))
+        for name, stages in methods.items()
+        if "answers" in stages
+    }
+    judges: dict[str, Scores] = {}
+    if oracle is not None:
+        judges |= _oracles(oracle)
+    if judge is not None:
+        judges["win_rate"] = SelectorJudge(
+            judge, model, choice_template=choice_template, max_tokens=max_tokens
+        ).scores
+    rows = []
+    for name, stages in methods.items():
+        row: dict[str, Any] = {"method": name, **_metrics(stages)}
+        if name in answers:
+            row |= {
+                column: _compared(scores, answers[name], answers["raw"]) for column, scores in judges.items()
+            }
+        if "train" in stages:
+            row["sent_mib"] = sent_bytes(Path(stages["train"])) / 2**20
+        rows.append(row)
+    return {"rows": rows}
+
+
+def _oracles(options: dict[str, Any]) -> dict[str, Scores]:
+    """By the mean taste of all clients, and by that of each client's group, averaged over the clients."""
+    shares = Oracle(**options).shares
+    by_group = [OracleJudge(**options, group=group) for group in shares]
+
+    def of_own_group(fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
+        scores = np.array([judge.scores(fields, ours, theirs) for judge in by_group])
+        mean: list[float] = (np.array([*shares.values()]) @ scores).tolist()
+        return mean
+
+    return {"win_rate": OracleJudge(**options).scores, "win_rate_by_group": of_own_group}
+
+
+def _compared(scores: Scores, ours: Rows, raw: Rows) -> float:
+    fields, texts = (
+        [row["fields"] for row in ours],
+        [[row["completions"][0] for row in rows] for rows in (ours, raw)],
+    )
+    return float(np.mean(scores(fields, *texts)))
+
+
+def _metrics(stages: Mapping[str, str]) -> dict[str, float]:
+    logged: dict[str, float] = {}
+    for stage in ("train", "test"):
+        if stage in stages:
+            logged |= result_of(stages[stage])["metrics"]
+    found = {column: [logged[name] for name in names if name in logged] for column, names in METRICS.items()}
+    return {column: values[0] for column, values in found.items() if values}
+
+
+def sent_bytes(folder: Path) -> float:
+    """Bytes down and up of a federated run: its visits, and its groupings.
+
+    Args:
+        folder: of the run, with ``visits.csv`` and the metrics of a ``CSVLogger``; 0 without visits.
+    """
+    visits = folder / "visits.csv"
+    if not visits.is_file():
+        return 0.0
+    with visits.open(newline="", encoding="utf-8") as file:
+        sent = sum(float(row["bytes_down"]) + float(row["bytes_up"]) for row in csv.DictReader(file))
+    return sent + sum(sum(_logged(folder, f"fed/grouping_bytes_{way}").values()) for way in ("down", "up"))
+
+
+def _logged(folder: Path, name: str) -> dict[str, float]:
+    """Epoch -> value of a metric; a resumed run has several files, and the later one is right."""
+    values: dict[str, float] = {}
+    for file in sorted(folder.glob("metrics/version_*/metrics.csv"), key=lambda f: int(f.parent.name[8:])):
+        with file.open(newline="", encoding="utf-8") as opened:
+            values |= {row["epoch"]: float(row[name]) for row in csv.DictReader(opened) if row.get(name)}
+    return values

@@ -1,0 +1,222 @@
+"""Values laid over settings.
+
+Those of a recipe over another's (`over`), of a stage over the one it is like (`laid_on`) and over its config (`set_in`).
+
+Settings of another class replace those of the old one whole: what the old class was given means something else in the new
+one, or would pass for a choice that nobody made.
+"""
+
+import re
+from typing import Any, TypeGuard
+
+import yaml
+
+from fedlight.lightning_cli.class_names import same_class
+
+OF_A_CLASS = ("class_path", "init_args", "dict_kwargs")
+OF_MAPS = ("trainer", "init_args", "dict_kwargs")
+"""Keys whose maps are arguments, each with a value of its own."""
+PLAIN_TEXT = re.compile(r"(?!(?:null|true|false|yes|no|on|off|y|n)$)[A-Za-z_/][\w/.-]*", re.IGNORECASE)
+"""Texts that mean the same without quotes, whoever reads them."""
+
+
+def over(below: Any, above: Any) -> Any:
+    """One recipe's values on top of another's: maps are joined; settings of another class, and all else, replaced.
+
+    Example:
+        >>> over({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"c": 3}, "d": [2]})
+        {'a': {'b': 1, 'c': 3}, 'd': [2]}
+        >>> over({"class_path": "A", "init_args": {"x": 1}}, {"class_path": "B"})
+        {'class_path': 'B'}
+    """
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return above
+    if is_class(above) and is_class(below) and not same_class(below["class_path"], above["class_path"]):
+        return above
+    joined = {
+        key: over(_still_meant(below[key], value, joins=True) if key == "with" else below[key], value)
+        if key in below
+        else value
+        for key, value in above.items()
+    }
+    return {**below, **joined}
+
+
+def set_in(settings: Any, key: str, value: Any) -> Any:
+    """A config with a value under a key with dots, as the command line would set it.
+
+    ``init_args`` may be left out of the key where a class is set. Arguments of the same class are joined; a map that is
+    itself an argument, such as ``columns``, is replaced. ``callbacks+`` adds to the list that is there.
+
+    Example:
+        >>> config = {"data": {"class_path": "A", "init_args": {"x": 1, "columns": {"a": "b"}}}}
+        >>> set_in(config, "data.x", 2)
+        {'data': {'class_path': 'A', 'init_args': {'x': 2, 'columns': {'a': 'b'}}}}
+        >>> set_in(config, "data", {"class_path": "A", "init_args": {"columns": {"c": "d"}}})
+        {'data': {'class_path': 'A', 'init_args': {'x': 1, 'columns': {'c': 'd'}}}}
+        >>> set_in(config, "data.class_path", "B")
+        {'data': {'class_path': 'B'}}
+        >>> set_in({"model": None}, "model.a.b", [3])
+        {'model': {'a': {'b': [3]}}}
+
+    Raises:
+        ValueError: the key goes into a list, or into what has nothing inside of it.
+    """
+    if not key:
+        return _instead_of(settings, value)
+    below: Any = {"class_path": settings} if isinstance(settings, str) else settings or {}
+    first, _, rest = key.partition(".")
+    if not isinstance(below, dict):
+        kind = "a list" if isinstance(below, list) else f"{below!r}"
+        raise ValueError(f"{first!r} stands inside of nothing, as the config has {kind} there: give it whole")
+    if is_class(below) and first not in OF_A_CLASS:
+        first, rest = "init_args", key
+    if is_class(below) and first == "class_path":
+        return _instead_of(below, {"class_path": value})
+    if not rest and first.endswith("+"):
+        first, more = first.removesuffix("+"), value if isinstance(value, list) else [value]
+        return {**below, first: [*(below.get(first) or []), *more]}
+    if not rest and first in OF_MAPS and isinstance(value, dict):
+        return {**below, first: _joined(below.get(first), value)}
+    return {**below, first: set_in(below.get(first), rest, value)}
+
+
+def _instead_of(old: Any, new: Any) -> Any:
+    if is_class(old) and isinstance(new, str) and not _is_file(new):  # a class by its name alone
+        new = {"class_path": new}
+    if is_class(old) and isinstance(new, dict) and "class_path" not in new:  # arguments of the same class
+        new = {"class_path": old["class_path"], **(new if {*new} <= {*OF_A_CLASS} else {"init_args": new})}
+    if not (is_class(old) and is_class(new) and same_class(old["class_path"], new["class_path"])):
+        return new
+    return {**old, **new, **{key: _joined(old.get(key), new[key]) for key in OF_MAPS if key in new}}
+
+
+def _joined(old: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[str, Any]:
+    return {
+        **(old or {}),
+        **{key: _instead_of((old or {}).get(key), value) for key, value in (new or {}).items()},
+    }
+
+
+def laid_on(below: dict[str, Any] | None, above: dict[str, Any] | None) -> dict[str, Any]:
+    """Keys with dots, and their values, of a stage over those of the stage that it is like.
+
+    What stood inside of a class goes where ``above`` has that class or another one, or nothing, in its place. It stays where
+    ``above`` names a file of a part, which says everything, so that what a recipe says holds.
+
+    Example:
+        >>> laid_on({"a": "A", "a.x": 1, "b": 2}, {"a": "B"})
+        {'b': 2, 'a': 'B'}
+        >>> laid_on({"a.x": 1, "b": 2}, {"a": None})
+        {'b': 2, 'a': None}
+        >>> laid_on({"data": "one.yaml", "data.x": 1}, {"data": "other.yaml"})
+        {'data.x': 1, 'data': 'other.yaml'}
+    """
+    below, above = below or {}, above or {}
+    kept = _still_meant(below, above)
+    joined = {
+        key: {**kept[key], **value}
+        for key, value in above.items()
+        if key.rpartition(".")[2] in OF_MAPS and isinstance(value, dict) and isinstance(kept.get(key), dict)
+    }
+    return {**{key: value for key, value in kept.items() if key not in above}, **above, **joined}
+
+
+def _still_meant(below: Any, above: Any, joins: bool = False) -> Any:
+    """The keys with dots that ``above`` does not set again, in other words or as a part of something around them.
+
+    ``joins``: ``above`` is another recipe's, which changes the arguments that it has of the same class; and what a reference
+    means is not known yet.
+    """
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return below
+    around = {}
+    for other, value in above.items():
+        old = below.get(other)
+        if joins and (value == old or (isinstance(value, str) and "${" in value)):
+            continue
+        if joins and is_class(value) and is_class(old) and same_class(old["class_path"], value["class_path"]):
+            value = {key: of for key, of in value.items() if key != "class_path"}
+        around[other] = value
+    return {
+        key: value
+        for key, value in below.items()
+        if key in above or not any(_decides(*one, key) for one in around.items())
+    }
+
+
+def _decides(other: str, value: Any, key: str) -> bool:
+    """Does a value at one key say what stands at another one?"""
+    own, around = plain(key).removesuffix("+").split("."), plain(other).split(".")
+    if around[-1] == "class_path":
+        return len(own) >= len(around) and own[: len(around) - 1] == around[:-1]
+    inside = own[: len(around)] == around
+    return inside and _says(value, own[len(around) :], len(around) == 1 or around[-1] in OF_MAPS)
+
+
+def _says(value: Any, parts: list[str], of_arguments: bool) -> bool:
+    """Does a value decide what stands at these parts inside of it?"""
+    if not parts or not isinstance(value, dict) or is_class(value):
+        return not parts or not (isinstance(value, str) and _is_file(value))
+    if not of_arguments and not {*value} <= {*OF_A_CLASS}:
+        return True  # a map that is itself an argument
+    inside = {**value, **(value.get("init_args") or {})}
+    return parts[0] in inside and _says(inside[parts[0]], parts[1:], parts[0] in OF_MAPS)
+
+
+def _is_file(text: str) -> bool:
+    return text.endswith((".yaml", ".yml"))
+
+
+def plain(key: str) -> str:
+    """A key without ``init_args``, which may be left out of it.
+
+    Example:
+        >>> plain("federated.init_args.algorithm.init_args.mu")
+        'federated.algorithm.mu'
+    """
+    return ".".join(part for part in key.split(".") if part != "init_args") or key
+
+
+def depth(key: str) -> tuple[int, bool, bool]:
+    """By which the keys of a stage are in order: a class before what stands inside of it, a list before what is added.
+
+    Example:
+        >>> sorted(["data.x", "data", "data.class_path"], key=depth)
+        ['data', 'data.class_path', 'data.x']
+        >>> sorted(["data.init_args.part", "data.part.x"], key=depth)
+        ['data.init_args.part', 'data.part.x']
+    """
+    return plain(key).count("."), not key.endswith(".class_path"), key.endswith("+")
+
+
+def is_class(value: Any) -> TypeGuard[dict[str, Any]]:
+    """Is it a map that names a class?"""
+    return isinstance(value, dict) and isinstance(value.get("class_path"), str)
+
+
+class _Writer(yaml.SafeDumper):
+    """Quotes every text that could be read as something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Writes what stands at two places twice."""
+        return True
+
+
+def _text(writer: yaml.SafeDumper, text: str) -> yaml.Node:
+    return writer.represent_scalar(
+        "tag:yaml.org,2002:str", text, style=None if PLAIN_TEXT.fullmatch(text) else '"'
+    )
+
+
+_Writer.add_representer(str, _text)
+
+
+def as_yaml(settings: dict[str, Any]) -> str:
+    r"""A config that any reader of YAML reads as it is: texts stay texts.
+
+    Example:
+        >>> as_yaml({"a": "POST : {x}\nCHOICE :", "b": ["1e-5", 1, None, "no"]})
+        'a: "POST : {x}\\nCHOICE :"\nb:\n- "1e-5"\n- 1\n- null\n- "no"\n'
+    """
+    return yaml.dump(settings, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=1000)

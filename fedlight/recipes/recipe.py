@@ -1,0 +1,302 @@
+"""Recipes: from the first stage to a table of results, in one process.
+
+A recipe is a YAML file in ``conf/recipes/`` with ``stages:`` (see ``fedlight.recipes.stages``) and the values that they
+share; the rows of its last stage are the results. A stage may be ``like:`` an earlier one, with changes.
+These refer to each other with ``${...}``; ``${run}`` is the folder of one seed's run and ``${seed}`` the seed. Stages under
+``over_seeds:`` run once, behind those of all seeds; there ``${every:NAME}`` is the list of the folders of a stage. A second
+call does nothing that is done; a stage that was stopped goes on from its newest readable checkpoint, or from the
+predictions that it had written.
+
+Under ``twin:`` stand the values with which the same stages are done on the embedded world, by ``--twin``; it may name
+recipes that it ``extends:`` as a recipe does. ``--dry-run`` does nothing but check everything, see ``fedlight.preflight``.
+"""
+
+import functools
+import logging
+import math
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fedlight.conf import path as conf_path
+from fedlight.lightning_cli.parser_words import near
+from fedlight.lightning_cli.run_folder import alone_in
+from fedlight.recipes.chosen_stages import chosen_stages
+from fedlight.recipes.overlay import laid_on, over
+from fedlight.recipes.stages import Stage
+from fedlight.support.json_files import write_json
+from fedlight.support.seals import sealed
+
+Recipe = dict[str, Any]
+OVER_SEEDS = "over_seeds"
+
+
+def _read(file: Path) -> Recipe:
+    try:
+        recipe: Any = OmegaConf.to_container(OmegaConf.load(file))
+    except Exception as error:  # whatever the YAML parser raises
+        raise ValueError(f"{file} is no YAML: {error}") from None
+    if not isinstance(recipe, dict):
+        raise ValueError(f"{file} is no recipe: it has no stages")
+    return recipe
+
+
+def load(name: str, overrides: list[str] | None = None, twin: bool = False) -> Recipe:
+    """Reads a recipe, with the recipes that it ``extends:`` under it, in order, and ``KEY=VALUE`` overrides over it.
+
+    Args:
+        name: a recipe's name or path.
+        overrides: ``KEY=VALUE`` changes of the recipe's values.
+        twin: lay the values of its ``twin:`` over it, below the overrides.
+
+    Raises:
+        ValueError: no such recipe, an override of a value or stage that the recipe does not have, or it has no twin.
+    """
+    recipe = _laid(name)
+    small = recipe.pop("twin", None)
+    if twin:
+        if small is None:
+            having = sorted(f.stem for f in conf_path("recipes").glob("*.yaml") if "\ntwin:" in f.read_text())
+            raise ValueError(
+                f"the recipe {name} has no twin; {', '.join(having)} have one, and those that extend them"
+            )
+        recipe = over(recipe, {key: of for key, of in small.items() if key != "twin"})
+    for item in overrides or []:
+        key, equals, text = item.partition("=")
+        if not equals or not key:
+            raise ValueError(f"{item!r} gives no value: write KEY=VALUE, as in rounds=3")
+        if key.partition(".")[0] not in recipe:
+            values = [name for name in recipe if name not in ("stages", OVER_SEEDS)]
+            hint = near(key, values) or f"; its values are {', '.join(values)}"
+            raise ValueError(f"{item!r}: the recipe {name} has no value {key!r}{hint}")
+        first, *parts = key.split(".")
+        if first in ("stages", OVER_SEEDS) and parts and parts[0] not in (recipe[first] or {}):
+            known = ", ".join(recipe[first] or {})
+            raise ValueError(
+                f"{item!r}: the recipe {name} has no stage {parts[0]!r}; its {first} are {known}"
+            )
+        try:
+            change = _change(key, text, is_text=isinstance(_at(recipe, key, item), str))
+        except OmegaConfBaseException as error:
+            what = str(error).partition("\n")[0]
+            raise ValueError(f"{item!r}: {what}; a reference is written as ${{seed}}") from None
+        recipe = over(recipe, _plain(change))
+    return recipe
+
+
+def _at(recipe: Recipe, key: str, item: str) -> Any:
+    """What the recipe has there; None for nothing, which the override adds."""
+    found: Any = recipe
+    for part in key.split("."):
+        if isinstance(found, list) or "[" in part:
+            raise ValueError(f"{item!r} changes a part of a list: give the whole list")
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def _change(key: str, text: str, is_text: bool) -> Any:
+    """``{key: value}`` of an override: YAML, but what is read as a text is kept as it was written, if it is not quoted.
+
+    YAML alone would cut it at `` #`` and make a blank of a line break. In the place of a text a text with a colon or in
+    braces stays one, too.
+    """
+    change = OmegaConf.create()
+    try:
+        change = OmegaConf.from_dotlist([f"{key}={text}"])
+    except yaml.YAMLError:
+        OmegaConf.update(change, key, text)
+    # A reference such as ${seed} leads nowhere yet: the change is looked at before it is laid over the recipe.
+    made = OmegaConf.select(change, key, throw_on_resolution_failure=False)
+    if _is_text(text, made, is_text):
+        change = OmegaConf.create()
+        OmegaConf.update(change, key, text)
+    return change
+
+
+def _is_text(text: str, made: Any, instead_of_text: bool) -> bool:
+    """Is an override meant as it was written, not as YAML has ``made`` of it?"""
+    if isinstance(made, str):
+        return not text.startswith(("'", '"'))
+    if made is None:
+        return bool(text) and text.strip().lower() not in ("null", "~")
+    if OmegaConf.is_dict(made):  # {instruction} is a slot, {number: 3} a map
+        return instead_of_text and (not text.startswith("{") or all(made[key] is None for key in made))
+    return False
+
+
+def _laid(name: str) -> Recipe:
+    """A recipe over those that it extends; the same inside its ``twin``, which goes by the file's folder, too."""
+    file = Path(name) if name.endswith((".yaml", ".yml")) else conf_path(f"recipes/{name}.yaml")
+    if not file.is_file():
+        known = ", ".join(sorted(f.stem for f in conf_path("recipes").glob("*.yaml")))
+        hint = near(file.stem, known.split(", "))
+        raise ValueError(
+            f"there is no recipe {name!r}{hint}; there are {known}, or give the path of a YAML file"
+        )
+    recipe = _extended(_read(file), file)
+    if isinstance(recipe.get("twin"), dict):
+        recipe["twin"] = _extended(recipe["twin"], file)
+    return recipe
+
+
+def _extended(recipe: Recipe, file: Path) -> Recipe:
+    extended = recipe.pop("extends", [])
+    below = [
+        _laid(str(file.parent / name)) for name in ([extended] if isinstance(extended, str) else extended)
+    ]
+    return functools.reduce(over, [*below, recipe])
+
+
+def _plain(config: Any) -> Recipe:
+    recipe: Any = OmegaConf.to_container(config)
+    return recipe
+
+
+def folder_of(name: str, output: Path | None = None, twin: bool = False) -> Path:
+    """Where a run of the recipe goes if nothing else is said: ``runs/NAME``, and ``runs/NAME_twin``."""
+    return (output or Path("runs") / (Path(name).stem + ("_twin" if twin else ""))).absolute()
+
+
+def run(
+    name: str,
+    seeds: list[int] | None = None,
+    output: Path | None = None,
+    overrides: list[str] | None = None,
+    twin: bool = False,
+    only: list[str] | None = None,
+) -> dict[str, Any]:
+    """Runs what of the recipe is not done yet, prints the table and writes ``results.json``.
+
+    Args:
+        name: a recipe's name or path.
+        seeds: one run for each; the recipe's own if not given.
+        output: folder of the results, ``runs/NAME`` if not given.
+        overrides: ``KEY=VALUE`` changes of the recipe's values.
+        twin: run its small copy; see `load`.
+        only: do these stages and those that they read from, see `fedlight.recipes.chosen_stages`, and write no results.
+
+    Returns:
+        What is in ``results.json``: ``rows``, one per method and seed; ``seconds``; ``versions``. With ``only`` the rows are
+        one per seed and stage, with its metrics.
+
+    Raises:
+        ValueError: ``only`` names no stage, a stage was done with other settings in this folder, or another process works
+            there.
+    """
+    recipe = load(name, overrides, twin)
+    output = folder_of(name, output, twin)
+    _silence_lightning()
+    wanted = seeds if seeds is not None else recipe.get("seeds", [0])
+    plan = {seed: stages(recipe, output / f"seed{seed}", seed) for seed in wanted}
+    together = stages_over_seeds(recipe, output, wanted)
+    if only is not None:
+        chosen, together = chosen_stages(list(plan.values()), together, only)
+        plan = dict(zip(plan, chosen, strict=True))
+    rows: list[dict[str, Any]] = []
+    of_stages: list[dict[str, Any]] = []
+    seconds = 0.0
+    with ExitStack() as stack:
+        # By seed, so that several processes may share the seeds of a recipe.
+        for folder in dict.fromkeys(
+            stage.folder.parent for steps in (*plan.values(), together) for stage in steps
+        ):
+            stack.enter_context(alone_in(folder, "--output"))
+        for seed, steps in plan.items():
+            for stage in steps:
+                done = stage.run()
+                seconds += done["seconds"]
+                of_stages.append({"method": stage.name, **done["result"].get("metrics", {}), "seed": seed})
+            if only is None:
+                rows += [{**row, "seed": seed} for row in done["result"].get("rows", [])]
+        seconds += sum(stage.run()["seconds"] for stage in together)
+    from fedlight.support.results import show, show_stages, versions
+
+    results = {"recipe": Path(name).stem, "rows": rows, "seconds": round(seconds, 1), "versions": versions()}
+    if only is not None:
+        show_stages(of_stages, output)
+        return {**results, "rows": of_stages}
+    write_json(output / "results.json", sealed(results))
+    show(results, output)
+    return results
+
+
+def _silence_lightning() -> None:
+    """Leaves its warnings, and what fedlight reports through its loggers."""
+    import lightning.pytorch  # it sets up its loggers when it is imported
+
+    own = Path(lightning.__file__).parent
+
+    def is_wanted(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING or own not in Path(record.pathname).parents
+
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        for handler in logging.getLogger(name).handlers:
+            handler.addFilter(is_wanted)
+
+
+def stages(recipe: Recipe, folder: Path, seed: int) -> list[Stage]:
+    """The stages of one seed's run, in order; those with ``when: false`` are left out.
+
+    Raises:
+        ValueError: a ``${...}`` or a ``like:`` that the recipe does not have.
+    """
+    own = {key: value for key, value in recipe.items() if key != OVER_SEEDS}
+    resolved = _resolved({**own, "run": str(folder), "seed": seed}, [folder])
+    return _stages(resolved, folder)
+
+
+def stages_over_seeds(recipe: Recipe, output: Path, seeds: list[int]) -> list[Stage]:
+    """The stages that look at the runs of all seeds, in order; they write under the names of the seeds.
+
+    Raises:
+        ValueError: a ``${...}`` or a ``like:`` that the recipe does not have.
+    """
+    if not recipe.get(OVER_SEEDS):
+        return []
+    folders = [output / f"seed{seed}" for seed in seeds]
+    folder = output / "_".join(["seeds", *map(str, seeds)])
+    # What is for one seed alone is never looked at, unless it is asked for.
+    resolved = _resolved({**recipe, "run": str(folder)}, folders, OVER_SEEDS)
+    return _stages({"stages": resolved}, folder)
+
+
+def _resolved(config: Recipe, runs: list[Path], key: str | None = None) -> Recipe:
+    """The config, or what stands under ``key``, with all references replaced."""
+    # Since 2.4 OmegaConf warns about the older of the two names.
+    register = getattr(OmegaConf, "register_resolver", OmegaConf.register_new_resolver)
+    register("choose", lambda condition, yes, no: yes if condition else no, replace=True)
+    register("product", lambda *numbers: math.prod(numbers), replace=True)
+    register("share", lambda number, part: round(number * part), replace=True)
+    register("every", lambda name: [str(run / name) for run in runs], replace=True)
+    try:
+        whole: Any = OmegaConf.create(config)
+        resolved: Any = OmegaConf.to_container(whole if key is None else whole[key], resolve=True)
+    except OmegaConfBaseException as error:
+        raise ValueError(f"the recipe refers to what it does not have: {error}") from None
+    return resolved
+
+
+def _stages(resolved: Recipe, folder: Path) -> list[Stage]:
+    specs: dict[str, Any] = {}
+    for name, spec in _specs(resolved):
+        like = spec.pop("like", None)
+        if like is not None and like not in specs:
+            raise ValueError(f"stage {name} is like {like!r}, which is no stage before it")
+        base = specs[like] if like else {}
+        specs[name] = {**base, **spec, "with": laid_on(base.get("with"), spec.get("with"))}
+    return [
+        Stage(name, folder / name, spec, folder.parent)
+        for name, spec in specs.items()
+        if spec.pop("when", True)
+    ]
+
+
+def _specs(recipe: Recipe) -> list[tuple[str, dict[str, Any]]]:
+    named = recipe.get("stages")
+    if not isinstance(named, dict) or not all(isinstance(spec, dict) for spec in named.values()):
+        raise ValueError("a recipe needs stages: names, each with a command, see conf/recipes/fedbis.yaml")
+    return list(named.items())

@@ -1,0 +1,267 @@
+"""One step of a recipe: a Lightning command with its config, or a function call, done once and resumable.
+
+A stage's folder holds ``settings.json``, written before its first work, and ``done.json``, written after its last. Both have
+a digest of their content; where one is damaged or missing, the stage is neither taken for done nor silently done again.
+A Lightning command reads one config, ``stage.yaml`` there: the stage's own config with the recipe's values laid over it.
+Values never pass through a command line, where a text may be read as something else.
+"""
+
+import hashlib
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedlight.conf import path as conf_path
+from fedlight.lightning_cli.config_files import check_config
+from fedlight.recipes.overlay import as_yaml, depth, is_class, set_in
+from fedlight.support.contents import Contents, changed, contents_of, left_in, refuse_changed_results
+from fedlight.support.full_disk import full_disk_named
+from fedlight.support.json_files import DONE, read_json, remedy_for, write_json
+from fedlight.support.seals import sealed
+from fedlight.support.whole_files import write_whole
+
+CONTENTS = "contents of files"
+CONFIG = "stage.yaml"
+BEFORE_WORK = ("settings.json", "run.json", "run.lock", "config.yaml", CONFIG)
+"""What a stage's folder has before its work begins."""
+COMMANDS = ("fit", "validate", "test", "predict", "call")
+
+
+class Stage:
+    """A step that leaves ``done.json`` in its folder when it has ended.
+
+    Args:
+        name: of the stage, and of its folder.
+        folder: where it writes.
+        spec: one of ``fit``, ``validate``, ``test``, ``predict`` with a config file of ``conf/``, or ``call`` with a
+            dotted function; and ``with``, its arguments, or the values that are laid over the config, by key:
+            ``data.limit`` is ``data.init_args.limit``, and ``trainer.callbacks+`` adds to the config's list.
+        run: folder of the whole run, all seeds together; the folder above ``folder`` if not given.
+
+    Raises:
+        ValueError: the spec names no command, several, or one that there is not.
+    """
+
+    def __init__(self, name: str, folder: Path, spec: dict[str, Any], run: Path | None = None) -> None:
+        commands = [command for command in COMMANDS if command in spec]
+        unknown = set(spec) - set(COMMANDS) - {"with"}
+        if len(commands) != 1 or unknown:
+            raise ValueError(
+                f"stage {name}: give one of {', '.join(COMMANDS)}, and 'with'; it has {list(spec)}"
+            )
+        self.name = name
+        self.folder = folder.absolute()
+        self.run_folder = (run or folder.parent).absolute()
+        self.command = commands[0]
+        self.target: str = spec[self.command]
+        self.arguments: dict[str, Any] = spec.get("with") or {}
+        if self.command == "call":
+            self.function = _function(name, self.target)
+        elif not _is_config(self.target):
+            raise ValueError(f"stage {name}: there is no config {self.target!r} in fedlight or here")
+
+    def run(self) -> dict[str, Any]:
+        """Does the stage unless it is done.
+
+        Returns:
+            ``result``, what the call returned or the metrics of the command; ``seconds`` that it took.
+
+        Raises:
+            ValueError: it was done, or begun, with other settings, or what it reads of its own or of earlier stages is
+                damaged.
+            KeyboardInterrupt: it was stopped; another run goes on.
+        """
+        self._check_settings()
+        if self.is_done:
+            return self._done()
+        refuse_changed_results(self._named(), self.run_folder)
+        print(f"── {self.name}", file=sys.stderr, flush=True)
+        start = time.perf_counter()
+        try:
+            with full_disk_named(self.folder):
+                result = self._call() if self.command == "call" else self._lightning()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"in stage {self.name}; the same command goes on from here") from None
+        if "report" in result:
+            print(result["report"], file=sys.stderr, flush=True)
+        done = {
+            "result": result,
+            "seconds": time.perf_counter() - start,
+            "files": left_in(self.folder),
+        }
+        write_json(self.folder / DONE, sealed(done))
+        return done
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the stage has ended."""
+        return (self.folder / DONE).is_file()
+
+    def calls(self, function: Callable[..., Any]) -> bool:
+        """Return whether the stage is a call of this function."""
+        return self.command == "call" and self.function is function
+
+    def _done(self) -> dict[str, Any]:
+        done = read_json(self.folder / DONE, remedy_for(self.folder))
+        if not isinstance(done.get("result"), dict) or not isinstance(done.get("seconds"), (int, float)):
+            raise ValueError(
+                f"{self.folder / DONE} is damaged (it has no result or no seconds): {remedy_for(self.folder)}"
+            )
+        return done
+
+    def _check_settings(self) -> None:
+        """Writes ``settings.json`` before the first work; refuses to go on from another's."""
+        self.refuse_other_settings()
+        file = self.folder / "settings.json"
+        if not file.is_file() or self._not_begun():
+            contents = contents_of(self._named(), self.folder, self.run_folder)
+            write_json(file, sealed({**self._settings(), CONTENTS: contents}))
+
+    def refuse_other_settings(self) -> None:
+        """Writes nothing.
+
+        Raises:
+            ValueError: the stage was done, or begun, with other settings than these, or nobody can tell with which.
+        """
+        file = self.folder / "settings.json"
+        if not file.is_file():
+            self._refuse_work_without_settings()
+            return
+        if self._not_begun():
+            return
+        made_with = read_json(file, remedy_for(self.folder))
+        contents: Contents = made_with.pop(CONTENTS, {})
+        settings = self._settings()
+        other = [key for key in {**made_with, **settings} if made_with.get(key) != settings.get(key)]
+        if other:
+            was, now = (json.dumps(of.get(other[0])) for of in (made_with, settings))
+            raise ValueError(
+                f"{self.folder} was made with {other[0]}={was}, now it is {now}: give another --output, or delete "
+                "that folder and those of the stages after it"
+            )
+        # What is not done reads its files again, so they are looked at in full.
+        if (name := changed(contents, everything=not self.is_done)) is not None:
+            raise ValueError(
+                f"{self.folder} was made with another content of {name}, which has changed since: put the old one "
+                "back, give another --output, or delete that folder and those of the stages after it"
+            )
+
+    def _not_begun(self) -> bool:
+        """Has the stage left no work? So it is where a wrong setting was refused; another may take its place then."""
+        files = (path for path in self.folder.rglob("*") if not path.is_dir())
+        return all(file.name in BEFORE_WORK and file.parent == self.folder for file in files)
+
+    def _refuse_work_without_settings(self) -> None:
+        begun = [self.folder / DONE, *self.folder.glob("checkpoints/*.ckpt"), *self.folder.glob("*.partial")]
+        if left := [file for file in begun if file.is_file()]:
+            raise ValueError(
+                f"{self.folder} has no settings.json, so nobody can tell with which settings {left[0].name} was made: "
+                f"put it back, or {remedy_for(self.folder)}"
+            )
+
+    def _named(self) -> dict[str, Any]:
+        """All settings in which files and folders may be named."""
+        return self.arguments if self.command == "call" else self.config()
+
+    def _settings(self) -> dict[str, Any]:
+        """Everything that the stage depends on; configs by their content."""
+        named = [self.target, *self.arguments.values()]
+        contents = {
+            name: hashlib.sha256(_config(name).read_bytes()).hexdigest()[:16]
+            for name in named
+            if _is_config(name)
+        }
+        settings: dict[str, Any] = json.loads(
+            json.dumps({"stage": f"{self.command} {self.target}", **self.arguments})
+        )
+        # Folders of before have none: texts with a colon reached their commands changed.
+        if self.command != "call":
+            whole = as_yaml(self.config()).encode()
+            settings["digest of the config"] = hashlib.sha256(whole).hexdigest()[:16]
+        return {**settings, "contents of configs": contents}
+
+    def _call(self) -> dict[str, Any]:
+        return self.function(**self.arguments) or {}
+
+    def config(self) -> dict[str, Any]:
+        """All that its Lightning command is told: its config, and the recipe's values over it.
+
+        Raises:
+            ValueError: a config cannot be read, or a value has no place in it.
+        """
+        settings = _settings_in(self.target)
+        for key in sorted(self.arguments, key=depth):
+            value = self.arguments[key]
+            try:
+                settings = set_in(settings, key, _part_in(value) if _is_config(value) else value)
+            except ValueError as error:
+                raise ValueError(f"stage {self.name}: with {key}: {error}") from None
+        whole: dict[str, Any] = set_in(settings, "trainer.default_root_dir", str(self.folder))
+        return whole
+
+    def write_config(self, folder: Path) -> Path:
+        """Writes `config` into a folder, and returns the file."""
+        file = folder / CONFIG
+        write_whole(file, as_yaml(self.config()))
+        return file
+
+    def _lightning(self) -> dict[str, Any]:
+        from fedlight.lightning_cli.cli import lightning_cli
+
+        argv = [self.command, f"--config={self.write_config(self.folder)}"]
+        checkpoint = newest_checkpoint(self.folder / "checkpoints") if self.command == "fit" else None
+        if checkpoint is not None:
+            argv.append(f"--ckpt_path={checkpoint}")
+        metrics = lightning_cli(argv).trainer.callback_metrics
+        return {"metrics": {key: float(value) for key, value in metrics.items()}}
+
+
+def _function(stage: str, name: str) -> Callable[..., dict[str, Any] | None]:
+    module, _, function = name.rpartition(".")
+    try:
+        found: Callable[..., dict[str, Any] | None] = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"stage {stage}: there is no function {name!r} ({error})") from None
+    return found
+
+
+def _config(name: str) -> Path:
+    """One of fedlight's own configs, else a file here."""
+    return conf_path(name) if conf_path(name).is_file() else Path(name).absolute()
+
+
+def _is_config(value: Any) -> bool:
+    return isinstance(value, str) and value.endswith(".yaml") and _config(value).is_file()
+
+
+def _settings_in(config: str) -> dict[str, Any]:
+    """What stands in a config, its numbers and texts as the command's own parser takes them."""
+    from jsonargparse import get_loader
+
+    file = _config(config)
+    check_config(str(file))
+    settings: dict[str, Any] = get_loader("yaml")(file.read_text(encoding="utf-8"))
+    return settings
+
+
+def _part_in(config: str) -> Any:
+    """What stands in the config of a class, such as a kind of data; another file's path."""
+    part = _settings_in(config)
+    return part if is_class(part) else str(_config(config))
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint that training can go on from; another, such as a damaged one, is named and passed over."""
+    from fedlight.support.checkpoint_files import check_resumable
+
+    for file in sorted(folder.glob("*.ckpt"), key=lambda f: f.stat().st_mtime, reverse=True):
+        try:
+            check_resumable(file)
+            return file
+        except ValueError as error:
+            print(f"passed over: {error}", file=sys.stderr)
+    return None

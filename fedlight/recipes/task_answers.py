@@ -1,0 +1,86 @@
+"""The answers that ``TaskScores`` has left in a run's folder, read back."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedlight.datamodules.rows.rows import load_rows
+
+OWN = "own"
+"""Where the answers of the clients' own models stand."""
+
+
+class TaskAnswer(NamedTuple):
+    """One answer to one row of a task.
+
+    Attributes:
+        row: its number in the source of the task.
+        prompt: as the model saw it.
+        fields: the texts that the prompt was made of.
+        target: the right answer.
+        text: the model's first answer; empty where the prompt did not fit into the model.
+        client: whose own model has answered; None: the one model of the run.
+    """
+
+    row: int
+    prompt: str
+    fields: dict[str, str]
+    target: str
+    text: str
+    client: str | None = None
+
+    def shown_to_judges(self) -> dict[str, str]:
+        """What a judge may read: ``prompt``, ``target`` and the prompt's slots, which come first where names are equal."""
+        return {"prompt": self.prompt, "target": self.target, **self.fields}
+
+
+def read_answers(folder: str, task: str, moment: str | None = None) -> list[TaskAnswer]:
+    """The answers of one run to one task.
+
+    Args:
+        folder: the run's ``default_root_dir``, or that of a recipe's stage.
+        task: its name.
+        moment: ``epoch_3``, ``test``, ``start``, ``validate`` or ``own``; None: see `last_moment`.
+
+    Raises:
+        ValueError: there are no such answers.
+    """
+    scores = Path(folder) / "tasks"
+    file = scores / (moment or last_moment(scores, task)) / f"{task}.jsonl"
+    if not file.is_file():
+        raise ValueError(
+            f"{file}: there is no such file: give the folder of a finished run with the callback TaskScores, one of its "
+            "tasks, and a moment at which it was asked"
+        )
+    return [_answer(row) for row in load_rows(str(file))]
+
+
+def last_moment(scores: Path, task: str) -> str:
+    """Which of a run's answers stand for it: those of its clients' own models, of a test, or of the last epoch.
+
+    Args:
+        scores: the folder in which ``TaskScores`` has written.
+        task: its name.
+
+    Returns:
+        The first of ``own``, ``test``, the last ``epoch_N``, ``validate`` and ``start`` that has answers to the task.
+    """
+    found = [file.parent.name for file in scores.glob(f"*/{task}.jsonl")]
+    epochs = sorted(
+        (name for name in found if re.fullmatch(r"epoch_\d+", name)), key=lambda name: int(name[6:])
+    )
+    order = (OWN, "test", *reversed(epochs), "validate", "start")
+    return next((name for name in order if name in found), "test")
+
+
+def _answer(row: Mapping[str, Any]) -> TaskAnswer:
+    answers = row["answers"]
+    return TaskAnswer(
+        row["row"],
+        row["prompt"],
+        row.get("fields", {}),
+        row["target"],
+        answers[0] if answers else "",
+        row.get("client"),
+    )

@@ -1,0 +1,63 @@
+"""What the attack callbacks have written of a run, read back: ``attacks/attacks.csv`` in its folder."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+
+from fedlight.report.figures.figures import read_rows
+
+GLOBAL = "global"
+UPLOADS = "uploads"
+KEYS = ("round", "target")
+
+Leakage = dict[int, dict[str, float]]
+"""Rounds that were done -> metric -> value; 0 is before training."""
+
+
+def read_attacks(folder: str, target: str = GLOBAL, needed: bool = True) -> Leakage:
+    """What attacks have found of the global model, or of the clients' uploads.
+
+    Args:
+        folder: of a run with attack callbacks.
+        target: ``global``, a client's id, or ``uploads``: all clients' together, the mean of those of a round.
+        needed: refuse a run without the target; else it has nothing.
+
+    Returns:
+        By round, in order.
+
+    Raises:
+        ValueError: there is no such file, or nothing of a needed target in it.
+    """
+    file = Path(folder) / "attacks" / "attacks.csv"
+    rows = read_rows(file, KEYS)
+    found: dict[int, dict[str, list[float]]] = {}
+    for row in rows:
+        if row["target"] == target or (target == UPLOADS and row["target"] != GLOBAL):
+            metrics = found.setdefault(int(row["round"]), {})
+            for name, value in row.items():
+                if name not in KEYS and value and not math.isnan(float(value)):
+                    metrics.setdefault(name, []).append(float(value))
+    if not found and needed:
+        targets = ", ".join(sorted({row["target"] for row in rows})[:5])
+        raise ValueError(
+            f"{file}: there is no row of target={target!r}, but of {targets}: choose one of these"
+        )
+    return {number: _means(found[number]) for number in sorted(found)}
+
+
+def metric_of(leakage: Leakage, metric: str, folder: str) -> dict[int, float]:
+    """One metric by round.
+
+    Raises:
+        ValueError: it was never measured.
+    """
+    values = {number: metrics[metric] for number, metrics in leakage.items() if metric in metrics}
+    if not values:
+        known = ", ".join(sorted({name for metrics in leakage.values() for name in metrics})) or "none"
+        raise ValueError(f"{folder}/attacks/attacks.csv has no {metric!r}; its metrics are {known}")
+    return values
+
+
+def _means(metrics: Mapping[str, list[float]]) -> dict[str, float]:
+    return {name: fmean(values) for name, values in metrics.items()}

@@ -1,0 +1,104 @@
+"""What quality costs on devices: accuracy against the simulated hours of a run and against the megabytes that it sent."""
+
+import math
+from collections.abc import Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from fedlight.report.figures.figures import STYLE, add_legend, colors, new_panels, read_rows, save
+from fedlight.support.words import time_unit
+
+Curve = dict[str, list[float]]
+
+
+def quality_under_budget(runs: dict[str, str], output: str, metric: str = "val/accuracy") -> dict[str, Any]:
+    """Draws a metric of the rounds over simulated time and over megabytes, down and up, of all clients.
+
+    Args:
+        runs: label -> folder of a run with a fleet, a VisitLog and a CSVLogger called ``metrics``.
+        output: the figure.
+        metric: validated after each round.
+
+    Returns:
+        ``file``; ``table``: label -> ``seconds``, ``megabytes`` and ``metric``, an entry for each round; ``rows``: where
+        each run ended, with the clients that took part and those that dropped out, by reason.
+
+    Raises:
+        ValueError: a file or a column is missing, or no round was validated.
+    """
+    table = {label: budget_curve(Path(folder), metric) for label, folder in runs.items()}
+    rows = [
+        {"method": label, **_ends(table[label], metric), **_participation(Path(folder))}
+        for label, folder in runs.items()
+    ]
+    return {"file": save(draw_quality(table, metric), output), "table": table, "rows": rows}
+
+
+def budget_curve(folder: Path, metric: str) -> Curve:
+    """Simulated seconds and megabytes until the end of each validated round, and what it was validated with."""
+    visits = read_rows(folder / "visits.csv", ("round", "bytes_down", "bytes_up", "round_end_seconds"))
+    last = max(int(row["round"]) for row in visits)
+    sent, ends = [0.0] * (last + 1), [math.nan] * (last + 1)
+    for row in visits:
+        sent[int(row["round"])] += (int(row["bytes_down"]) + int(row["bytes_up"])) / 1e6
+        ends[int(row["round"])] = float(row["round_end_seconds"])
+    megabytes = list(accumulate(sent))
+    validated = _validated(folder, metric)
+    rounds = sorted(idx for idx in validated if idx <= last)
+    return {
+        "seconds": [ends[idx] for idx in rounds],
+        "megabytes": [megabytes[idx] for idx in rounds],
+        "metric": [validated[idx] for idx in rounds],
+    }
+
+
+def _validated(folder: Path, metric: str) -> dict[int, float]:
+    """Round -> value; a round that was trained again after a stop has its last one."""
+    found: dict[int, float] = {}
+    files = sorted(folder.glob("metrics/version_*/metrics.csv"), key=lambda file: file.stat().st_mtime_ns)
+    for file in files:
+        rows = read_rows(file, ("epoch",))
+        found |= {int(row["epoch"]): float(row[metric]) for row in rows if row.get(metric)}
+    if not found:
+        raise ValueError(
+            f"{folder}: no metrics/version_*/metrics.csv in it has {metric} of any round: give the folder of a run with a "
+            "CSVLogger called metrics that validates after its rounds (trainer.limit_val_batches above 0)"
+        )
+    return found
+
+
+def _ends(curve: Curve, metric: str) -> dict[str, float]:
+    return {
+        metric.replace("/", " "): curve["metric"][-1],
+        "hours": curve["seconds"][-1] / 3600,
+        "megabytes": curve["megabytes"][-1],
+    }
+
+
+def _participation(folder: Path) -> dict[str, float]:
+    rows = read_rows(folder / "visits.csv", ("round", "client", "reason"))
+    reasons = {(row["round"], row["client"]): row["reason"] for row in rows}
+    named = [reason for reason in reasons.values() if reason]
+    dropped = {reason: float(named.count(reason)) for reason in sorted(set(named))}
+    return {"took_part": float(len(reasons) - len(named)), **dropped}
+
+
+@matplotlib.rc_context(STYLE)
+def draw_quality(table: Mapping[str, Curve], metric: str) -> Figure:
+    """The figure of the ``table`` that `quality_under_budget` returns."""
+    figure, (by_time, by_bytes) = new_panels(2)
+    longest = max(curve["seconds"][-1] for curve in table.values())
+    scale, unit = time_unit(longest)
+    for color, (label, curve) in zip(colors(len(table), "runs"), table.items(), strict=True):
+        style: Any = {"color": color, "marker": "o", "markersize": 3}
+        by_time.plot([seconds / scale for seconds in curve["seconds"]], curve["metric"], label=label, **style)
+        by_bytes.plot(curve["megabytes"], curve["metric"], **style)
+    by_time.set_xlabel(f"simulated {unit}")
+    by_bytes.set_xlabel("megabytes sent, down and up")
+    by_time.set_ylabel(metric.replace("/", " "))
+    add_legend(figure, by_time.get_legend_handles_labels()[0], columns=2)
+    return figure

@@ -1,0 +1,245 @@
+"""The figures of FedDCA, as stages of a recipe: labels of clients, similarities of what was retrieved, coverage and score.
+
+Z. Wang et al., "Federated Instruction Tuning of LLMs with Domain Coverage Augmentation" (FedDCA), 2024,
+https://arxiv.org/abs/2409.20135, Figures 4 and 11 and what Table 3 is said to explain. Each function reads what runs have
+left, writes one SVG or PNG (by the ending of ``output``) and returns where it is and what it shows.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from textwrap import fill
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+
+from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
+from fedlight.datamodules.rows.rows import load_rows
+from fedlight.report.figures.figures import COLORS, STYLE, new_figure, new_panels, save
+from fedlight.support.json_files import result_of
+
+BINS = 40
+LETTERS = 60  # of titles, in all panels together
+
+
+def label_distribution(records: dict[str, str], output: str) -> dict[str, Any]:
+    """How many rows of each category every client has: a cell for each, a panel for each run (Figure 4).
+
+    Args:
+        records: label, such as ``alpha = 0.1``, -> ``augmentation_folder`` of a run whose rows have a category.
+        output: the figure.
+
+    Returns:
+        ``file``; ``table``: label -> client -> category -> rows.
+
+    Raises:
+        ValueError: a folder has no record, or its rows have no category.
+    """
+    table = {label: _categories(Path(folder)) for label, folder in records.items()}
+    return {"file": save(draw_labels(table), output), "table": table}
+
+
+@matplotlib.rc_context(STYLE)
+def draw_labels(table: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Figure:
+    """The figure of the ``table`` that `label_distribution` returns."""
+    figure, panels = new_panels(len(table))
+    names = sorted({name for clients in table.values() for counts in clients.values() for name in counts})
+    most = max(max(counts.values()) for clients in table.values() for counts in clients.values())
+    shades: Any = {"cmap": "Blues", "norm": PowerNorm(0.5, 0, most)}  # a single row can still be seen
+    for axes, (label, clients) in zip(panels, table.items(), strict=True):
+        cells = np.array([[counts.get(name, 0) for counts in clients.values()] for name in names])
+        image = axes.imshow(cells, aspect="auto", interpolation="nearest", origin="lower", **shades)
+        axes.set_title(label, fontsize="medium")
+        axes.set_xticks([0, len(clients) - 1], ["1", str(len(clients))])
+        axes.set_yticks([0, len(names) - 1], ["1", str(len(names))])
+        axes.tick_params(length=0)
+    panels[0].set_ylabel("category")
+    figure.supxlabel("client", fontsize="medium")
+    figure.colorbar(image, ax=panels, label="rows", pad=0.02, aspect=30)
+    return figure
+
+
+def similarities(records: dict[str, str], output: str, alpha: float | None = None) -> dict[str, Any]:
+    """Histograms of the scores that rows were retrieved by: a line for each client, a panel for each run (Figure 11).
+
+    Args:
+        records: label -> ``augmentation_folder`` of a run.
+        output: the figure.
+        alpha: where a line is drawn: more similar rows were passed over.
+
+    Returns:
+        ``file``; ``table``: label -> ``edges`` of the bins, one more than bins, and ``counts``: client -> rows in each bin.
+
+    Raises:
+        ValueError: a folder has no record, or its rows have no scores.
+    """
+    scores = {label: _scores(Path(folder)) for label, folder in records.items()}
+    table = similarity_table(scores)
+    return {"file": save(draw_similarities(table, alpha), output), "table": table}
+
+
+def similarity_table(scores: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, Any]:
+    """The ``table`` that `similarities` returns.
+
+    Args:
+        scores: label -> client -> of its rows, ``(rows,)``, at least one.
+
+    Example:
+        >>> table = similarity_table({"a": {"u": np.array([0.0, 1.0, 1.0])}})
+        >>> table["a"]["counts"]["u"][0], table["a"]["counts"]["u"][-1], len(table["a"]["edges"])
+        (1, 2, 41)
+    """
+    low = min(values.min() for clients in scores.values() for values in clients.values())
+    high = max(values.max() for clients in scores.values() for values in clients.values())
+    edges = np.linspace(low, high + 1e-6, BINS + 1)
+    return {
+        label: {
+            "edges": edges.tolist(),
+            "counts": {client: np.histogram(values, edges)[0].tolist() for client, values in clients.items()},
+        }
+        for label, clients in scores.items()
+    }
+
+
+@matplotlib.rc_context(STYLE)
+def draw_similarities(
+    table: Mapping[str, Mapping[str, Any]],
+    alpha: float | None = None,
+    name: str = "cosine to the client's centre",
+) -> Figure:
+    """The figure of the ``table`` that `similarities` returns; each line is a share of the client's rows.
+
+    Args:
+        table: by label.
+        alpha: where a line is drawn.
+        name: what a score is.
+    """
+    figure, panels = new_panels(len(table))
+    letters = LETTERS // len(table)
+    for axes, (label, histograms) in zip(panels, table.items(), strict=True):
+        edges = np.array(histograms["edges"])
+        shares = [np.array(counts) / max(sum(counts), 1) for counts in histograms["counts"].values()]
+        for share in shares:
+            axes.stairs(share, edges, color=COLORS[0], alpha=0.35, linewidth=1)
+        axes.stairs(np.mean(shares, axis=0), edges, color=COLORS[1], linewidth=2)
+        if alpha is not None:
+            axes.axvline(alpha, color="0.3", linestyle="--", linewidth=1)
+        used = np.flatnonzero(np.sum(shares, axis=0) > 0)
+        axes.set_xlim(edges[used[0]], max(edges[used[-1] + 1], alpha or -1) + 0.02)
+        axes.set_title(fill(label, letters), fontsize="medium")
+    dashed = "" if alpha is None else f", dashed: alpha = {alpha:g}"
+    figure.supxlabel(f"{name} (orange: mean of the clients{dashed})", fontsize="medium")
+    panels[0].set_ylabel("share of rows")
+    return figure
+
+
+def coverage_against_score(
+    tables: str | list[str], output: str, x: str = "coverage", y: str = "score", label: str = "method"
+) -> dict[str, Any]:
+    """A point for each method, with its name: what it covers against what the tuned model scores.
+
+    Args:
+        tables: folders of stages whose result has ``rows``, one or several (one for each seed).
+        output: the figure.
+        x: column across.
+        y: column upwards.
+        label: column with the names; rows of equal names are averaged, their standard deviation drawn as a cross.
+
+    Returns:
+        ``file``; ``table``: name -> ``x`` and ``y``, lists; ``correlation``: Pearson's, of the means, None for fewer than 3.
+
+    Raises:
+        ValueError: a folder has no result, or no row has these columns.
+    """
+    folders = [tables] if isinstance(tables, str) else tables
+    rows = [row for folder in folders for row in _result_rows(Path(folder))]
+    whole = [row for row in rows if row.get(x) is not None and row.get(y) is not None]
+    if not whole:
+        raise ValueError(
+            f"{', '.join(folders)}: no row has both {x} and {y}: set x and y to columns of the table"
+        )
+    table = {
+        name: {
+            side: [row[column] for row in whole if row[label] == name]
+            for side, column in (("x", x), ("y", y))
+        }
+        for name in dict.fromkeys(row[label] for row in whole)
+    }
+    means = np.array([[mean(values["x"]), mean(values["y"])] for values in table.values()])
+    vary = len(means) > 2 and bool((means.std(axis=0) > 0).all())
+    correlation = float(np.corrcoef(means.T)[0, 1]) if vary else None
+    figure = draw_scatter(table, x.replace("_", " "), y.replace("_", " "))
+    return {"file": save(figure, output), "table": table, "correlation": correlation}
+
+
+@matplotlib.rc_context(STYLE)
+def draw_scatter(table: Mapping[str, Mapping[str, Sequence[float]]], x: str, y: str) -> Figure:
+    """The figure of the ``table`` that `coverage_against_score` returns."""
+    figure, axes = new_figure()
+    for values in table.values():
+        across, up = (mean(values[side]) for side in "xy")
+        xerr, yerr = (_spread(values[side]) for side in "xy")
+        axes.errorbar(across, up, yerr, xerr, fmt="o", color=COLORS[0], ecolor="0.6", markersize=6)
+    # Points may lie close together, their names in a column may not.
+    by_height = sorted(table, key=lambda name: mean(table[name]["y"]))
+    for name, height in zip(by_height, np.linspace(0, 1, len(by_height) + 2)[1:-1], strict=True):
+        axes.annotate(
+            name,
+            (mean(table[name]["x"]), mean(table[name]["y"])),
+            (1.03, height),
+            textcoords="axes fraction",
+            va="center",
+            fontsize="small",
+            arrowprops={
+                "arrowstyle": "-",
+                "color": "0.75",
+                "linewidth": 0.7,
+                "shrinkB": 4,
+                "relpos": (0, 0.5),
+            },
+        )
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    return figure
+
+
+def _spread(values: Sequence[float]) -> float:
+    return stdev(values) if len(values) > 1 else 0.0
+
+
+def _categories(folder: Path) -> dict[str, dict[str, int]]:
+    file = AugmentationRecord(folder).private
+    if not file.is_file():
+        raise ValueError(f"{file}: there is no such file: give the augmentation_folder of a run")
+    AugmentationRecord(folder).refuse_damaged()
+    counts: dict[str, dict[str, int]] = {}
+    for row in load_rows(str(file)):
+        category = row["fields"].get("category")
+        if category is None:
+            raise ValueError(f"{file}: a row has no category: map a column to category, or set pseudo_labels")
+        own = counts.setdefault(row["client"], {})
+        own[category] = own.get(category, 0) + 1
+    return {client: dict(sorted(counts[client].items())) for client in sorted(counts)}
+
+
+def _scores(folder: Path) -> dict[str, np.ndarray]:
+    record = AugmentationRecord(folder)
+    if not record.added.is_file():
+        raise ValueError(f"{record.added}: there is no such file: give the augmentation_folder of a run")
+    scores = {
+        client: np.array([row.score for row in rows if row.score is not None], dtype=float)
+        for client, rows in sorted(record.read().items())
+    }
+    if not scores or not all(len(values) for values in scores.values()):
+        raise ValueError(
+            f"{record.added}: a client has no row with a score: give a run that retrieves by similarity"
+        )
+    return scores
+
+
+def _result_rows(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = result_of(folder).get("rows", [])
+    return rows

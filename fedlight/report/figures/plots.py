@@ -1,0 +1,223 @@
+"""The figures of the README, as stages of a recipe: over-optimized selectors, accuracy by client, groups of clients.
+
+Each function reads the CSV files that a run has left, writes one SVG or PNG (by the ending of ``output``) and returns where
+it is and what it shows.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from fedlight.evaluation.by_client import worst_share_mean
+from fedlight.report.figures.figures import STYLE, add_legend, colors, new_figure, read_rows, save
+
+WORST = 0.1
+JUDGES = ("oracle", "selector")
+ENDS: dict[str, Callable[[Sequence[float]], float]] = {"best": max, "last": lambda values: values[-1]}
+LINES: Any = ("-", "--")
+
+
+def reward_hacking(runs: dict[str, str], output: str) -> dict[str, Any]:
+    """Win rate over the raw model while it is tuned: by who knows (oracle) and by who gave the labels (selector).
+
+    Args:
+        runs: label -> folder of a run with the callback ``WinRate``, whose judges are called ``oracle`` and
+            ``selector``, and with a CSVLogger; a resumed run has several ``metrics/version_*`` in it.
+        output: the figure.
+
+    Returns:
+        ``file``; ``table``: label -> ``step``, ``oracle``, ``selector``, lists of equal length; ``rows``: the best and the
+        last of them for each label.
+
+    Raises:
+        ValueError: a folder has no such metrics.
+    """
+    table = {label: _win_rates(Path(folder)) for label, folder in runs.items()}
+    rows = [
+        {"method": label, **{f"{name}_{at}": of(won[name]) for name in JUDGES for at, of in ENDS.items()}}
+        for label, won in table.items()
+    ]
+    return {"file": save(draw_reward_hacking(table), output), "table": table, "rows": rows}
+
+
+@matplotlib.rc_context(STYLE)
+def draw_reward_hacking(table: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
+    """The figure of the ``table`` that `reward_hacking` returns."""
+    figure, axes = new_figure()
+    for color, (label, values) in zip(colors(len(table), "runs"), table.items(), strict=True):
+        for name, line in zip(JUDGES, LINES, strict=True):
+            shown = label if name == "oracle" else None  # a run has one line in the legend
+            axes.plot(values["step"], values[name], line, color=color, marker="o", markersize=4, label=shown)
+    axes.axhline(0.5, color="0.6", linewidth=0.8, zorder=0)
+    axes.set_xlabel("optimizer steps")
+    axes.set_ylabel("win rate over the raw model\n(share of prompts)")
+    styles = [
+        Line2D([], [], color="0.3", linestyle=style, label=f"judged by the {name}")
+        for name, style in zip(JUDGES, LINES, strict=True)
+    ]
+    add_legend(figure, [*axes.get_legend_handles_labels()[0], *styles])
+    return figure
+
+
+def clients(files: dict[str, str], output: str) -> dict[str, Any]:
+    """The accuracy that each client gets, clients sorted by it, one line per method; the worst tenth is shaded.
+
+    A client's accuracy is that of its own selector where it has one, else that of the vote.
+
+    Args:
+        files: method -> the ``clients.csv`` of ClientAccuracy. Of its stages one counts: ``own`` (each client's own model)
+            if it is there, else ``test``, ``validate``, or the last round of ``val``.
+        output: the figure.
+
+    Returns:
+        ``file``; ``table``: method -> ``accuracy`` of the clients, lowest first, ``mean`` and ``worst_tenth``.
+
+    Raises:
+        ValueError: a file or a column is missing.
+    """
+    table: dict[str, dict[str, Any]] = {}
+    for label, file in files.items():
+        accuracies = sorted(_client_accuracies(Path(file)))
+        mean = math.fsum(accuracies) / len(accuracies)
+        table[label] = {
+            "accuracy": accuracies,
+            "mean": mean,
+            "worst_tenth": worst_share_mean(accuracies, WORST),
+        }
+    return {"file": save(draw_clients(table), output), "table": table}
+
+
+@matplotlib.rc_context(STYLE)
+def draw_clients(table: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """The figure of the ``table`` that `clients` returns."""
+    figure, axes = new_figure()
+    for color, (label, values) in zip(colors(len(table), "methods"), table.items(), strict=True):
+        ranks = range(1, len(values["accuracy"]) + 1)
+        shown = f"{label}: mean {values['mean']:.3f}, worst tenth {values['worst_tenth']:.3f}"
+        axes.plot(ranks, values["accuracy"], color=color, linewidth=2, label=shown)
+    most = max(len(values["accuracy"]) for values in table.values())
+    axes.axvspan(0.5, math.ceil(round(WORST * most, 9)) + 0.5, color="0.9", zorder=0)
+    axes.set_xlim(0.5, most + 0.5)
+    axes.set_xlabel("rank of the client, worst served first (shaded: the worst tenth)")
+    axes.set_ylabel("accuracy on a client's votes\n(share of votes)")
+    add_legend(figure, axes.get_legend_handles_labels()[0], columns=1)
+    return figure
+
+
+def groups(file: str, output: str) -> dict[str, Any]:
+    """Which selector each client trains after each grouping: a row per client, a column per grouping.
+
+    Args:
+        file: the ``groups.csv`` of GroupLog. Where it has known groups, the clients are sorted by them.
+        output: the figure.
+
+    Returns:
+        ``file``; ``table``: ``round``, ``client``, ``known_group`` (empty without) and ``selector``, for each client
+        a list with an entry per round, None where it was not grouped.
+
+    Raises:
+        ValueError: the file or a column is missing.
+    """
+    table = groups_of(read_rows(Path(file), ("round", "client", "selector")))
+    return {"file": save(draw_groups(table), output), "table": table}
+
+
+def groups_of(rows: Sequence[Mapping[str, str]]) -> dict[str, list[Any]]:
+    """The ``table`` that `groups` returns.
+
+    Args:
+        rows: of ``groups.csv``.
+
+    Example:
+        >>> groups_of([{"round": "3", "client": "a", "selector": "1"}, {"round": "6", "client": "b", "selector": "0"}])
+        {'round': [3, 6], 'client': ['a', 'b'], 'known_group': ['', ''], 'selector': [[1, None], [None, 0]]}
+    """
+    rounds = sorted({int(row["round"]) for row in rows})
+    known = {row["client"]: row.get("known_group") or "" for row in rows}
+    members = sorted(known, key=lambda client: (known[client], client))
+    selectors = {(row["client"], int(row["round"])): int(row["selector"]) for row in rows}
+    return {
+        "round": rounds,
+        "client": members,
+        "known_group": [known[client] for client in members],
+        "selector": [[selectors.get((client, number)) for number in rounds] for client in members],
+    }
+
+
+@matplotlib.rc_context(STYLE)
+def draw_groups(table: Mapping[str, Sequence[Any]]) -> Figure:
+    """The figure of the ``table`` that `groups` returns; where a client was not grouped it is white."""
+    figure, axes = new_figure()
+    image = np.array(table["selector"], dtype=float)  # None becomes NaN
+    number, rounds = int(np.nanmax(image)) + 1, table["round"]
+    shades = ListedColormap(colors(number, "selectors"))
+    axes.imshow(image, cmap=shades, vmin=-0.5, vmax=number - 0.5, aspect="auto", interpolation="nearest")
+    every = math.ceil(len(rounds) / 12)
+    axes.set_xticks(range(0, len(rounds), every), [str(number) for number in rounds[::every]])
+    axes.set_xlabel("communication round, counted from 0")
+    _mark_known_groups(axes, table["known_group"])
+    patches = [Patch(color=shades(index), label=f"selector {index}") for index in range(number)]
+    add_legend(figure, patches, columns=min(number, 4))
+    return figure
+
+
+def _mark_known_groups(axes: Axes, known: Sequence[str]) -> None:
+    """A white line between known groups and their names at the side; without any, the number of clients."""
+    names = sorted(set(known))
+    if names == [""]:
+        axes.set_ylabel(f"{len(known)} clients")
+        return
+    borders = np.cumsum([0, *(known.count(name) for name in names)])
+    for border in borders[1:-1]:
+        axes.axhline(border - 0.5, color="white", linewidth=3)
+    middles = [(low + high - 1) / 2 for low, high in pairwise(borders)]
+    axes.set_yticks(middles, [name or "not known" for name in names], rotation=90, va="center")
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylabel(f"{len(known)} clients, by their known group")
+
+
+def _win_rates(folder: Path) -> dict[str, list[float]]:
+    """Steps and win rates of a run that may have been resumed: what a later version repeats counts as it says."""
+    files = sorted(folder.glob("metrics/version_*/metrics.csv"), key=_version)
+    columns = [f"win_rate/{name}" for name in JUDGES]
+    found: dict[int, list[float]] = {}
+    for file in files:
+        own = {
+            int(row["step"]): [float(row[column]) for column in columns]
+            for row in read_rows(file, ("step",))
+            if all(row.get(column) for column in columns)
+        }
+        found = {step: rates for step, rates in found.items() if step < min(own, default=math.inf)} | own
+    if not found:
+        raise ValueError(
+            f"{folder}: no metrics/version_*/metrics.csv in it has the columns {' and '.join(columns)}: give the folder of "
+            "a run with a CSVLogger called metrics and the callback WinRate with these two judges"
+        )
+    steps = sorted(found)
+    return {"step": [*steps], **{name: [found[step][i] for step in steps] for i, name in enumerate(JUDGES)}}
+
+
+def _version(file: Path) -> int:
+    number = file.parent.name.removeprefix("version_")
+    return int(number) if number.isdecimal() else -1
+
+
+def _client_accuracies(file: Path) -> list[float]:
+    rows = read_rows(file, ("stage", "round", "accuracy", "own_accuracy"))
+    stages = {row["stage"] for row in rows}
+    stage = next((name for name in ("own", "test", "validate") if name in stages), "val")
+    of_stage = [row for row in rows if row["stage"] == stage]
+    if stage == "val":
+        last = max(int(row["round"]) for row in of_stage)
+        of_stage = [row for row in of_stage if int(row["round"]) == last]
+    return [float(row["own_accuracy"] or row["accuracy"]) for row in of_stage]

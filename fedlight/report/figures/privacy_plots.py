@@ -1,0 +1,205 @@
+"""The figures of privacy and utility, as stages of a recipe: the trade-off, and leakage over the rounds.
+
+Z. Zhang et al., "FewFedPIT: Towards Privacy-preserving and Few-shot Federated Instruction Tuning",
+https://arxiv.org/abs/2403.06131, Figure 3; leakage over rounds also in Z. Wang et al., "Federated Instruction Tuning of LLMs
+with Domain Coverage Augmentation" (FedDCA), https://arxiv.org/abs/2409.20135, Figure 3. Each function reads what runs have
+left, writes one SVG or PNG (by the ending of ``output``) and returns where it is and what it shows.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import mean, stdev
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedlight.report.attack_log import GLOBAL, metric_of, read_attacks
+from fedlight.report.figures.figures import COLORS, STYLE, add_legend, colors, new_figure, save
+from fedlight.report.figures.labels import Point, name_lines, name_points
+from fedlight.report.figures.privacy_table import PRETRAINED
+from fedlight.support.json_files import result_of
+
+Values = Mapping[str, Sequence[float]]
+DASHES: Any = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
+MOST_LINES = len(COLORS) * len(DASHES)
+
+
+def trade_off(
+    tables: str | list[str],
+    x: str,
+    output: str,
+    y: str = "utility",
+    paths: dict[str, dict[str, str]] | None = None,
+    names: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """A point for each method, what it gives away against what it is worth: better is further up and to the left.
+
+    Args:
+        tables: folders of stages that called `fedlight.report.figures.privacy_table.privacy_table`,
+            one for each seed.
+        x: column across: an attack's.
+        output: the figure.
+        y: column upwards.
+        paths: name of a line -> name of each of its points, in order -> the point's method; such as FewFedPIT and its betas.
+        names: column -> what the axis is called; the column's own name if not given.
+
+    Returns:
+        ``file``; ``table``: method -> ``x`` and ``y``, a value for each seed. Methods without one of both are not drawn.
+
+    Raises:
+        ValueError: a folder has no result, no row has these columns, or a method of a path is none of the table.
+    """
+    folders = [tables] if isinstance(tables, str) else tables
+    rows = [row for folder in folders for row in result_of(folder).get("rows", [])]
+    whole = [row for row in rows if row.get(x) is not None and row.get(y) is not None]
+    if not whole:
+        columns = ", ".join(dict.fromkeys(name for row in rows for name in row))
+        raise ValueError(f"{', '.join(folders)}: no row has both {x!r} and {y!r}, but {columns}: set x and y")
+    table = {
+        method: {
+            side: [row[column] for row in whole if row["method"] == method]
+            for side, column in (("x", x), ("y", y))
+        }
+        for method in dict.fromkeys(row["method"] for row in whole)
+    }
+    for path, points in (paths or {}).items():
+        if missing := [method for method in points.values() if method not in table]:
+            raise ValueError(
+                f"paths: {path} has {missing[0]!r}, which is no method with {x} and {y}; there are {', '.join(table)}"
+            )
+    called = names or {}
+    figure = draw_trade_off(table, called.get(x, x), called.get(y, y), paths or {})
+    return {"file": save(figure, output), "table": table}
+
+
+@matplotlib.rc_context(STYLE)
+def draw_trade_off(
+    table: Mapping[str, Values], x: str, y: str, paths: Mapping[str, Mapping[str, str]] | None = None
+) -> Figure:
+    """The figure of the ``table`` that `trade_off` returns; crosses are standard deviations over the seeds."""
+    paths = paths or {}
+    figure, axes = new_figure()
+    middles = {method: (mean(values["x"]), mean(values["y"])) for method, values in table.items()}
+    on_paths = {method: label for points in paths.values() for label, method in points.items()}
+    shades = dict(zip(paths, colors(len(paths) + 1, "lines and the other methods")[1:], strict=True))
+    own = {method: shades[path] for path, points in paths.items() for method in points.values()}
+    lines = [[middles[method] for method in points.values()] for points in paths.values()]
+    for path, corners in zip(paths, lines, strict=True):
+        axes.plot(*zip(*corners, strict=True), color=shades[path], linewidth=1.8, zorder=2, label=path)
+    for method, values in table.items():
+        color = own.get(method, "0.35" if method == PRETRAINED else COLORS[0])
+        marker = "o" if method in on_paths else "D" if method == PRETRAINED else "s"
+        lines += _draw_cross(axes, values, color, marker)
+    axes.margins(0.12)
+    axes.set_xlabel(f"{x}  (less is better)")
+    axes.set_ylabel(f"{y}  (more is better)")
+    if paths:
+        add_legend(figure, axes.get_legend_handles_labels()[0])
+    first_on_paths = sorted(middles, key=lambda method: method not in on_paths)  # they get the nearest places
+    name_points(axes, [(on_paths.get(method, method), middles[method]) for method in first_on_paths], lines)
+    return figure
+
+
+def _draw_cross(axes: Axes, values: Values, color: str, marker: str) -> list[list[Point]]:
+    """A point with the deviations over the seeds; gives the ends of both bars."""
+    (x, xerr), (y, yerr) = ((mean(values[side]), _spread(values[side])) for side in "xy")
+    bars: Any = {"ecolor": "0.65", "elinewidth": 1}
+    axes.errorbar(x, y, yerr, xerr, fmt=marker, color=color, markersize=6, zorder=3, **bars)
+    return [[(x - xerr, y), (x + xerr, y)], [(x, y - yerr), (x, y + yerr)]]
+
+
+def leakage_over_rounds(
+    runs: dict[str, str | list[str]],
+    metric: str,
+    output: str,
+    target: str = GLOBAL,
+    name: str | None = None,
+) -> dict[str, Any]:
+    """What an attack finds after each round, one line for each method; what it found before training is dashed.
+
+    Args:
+        runs: method -> folder of its run, or one for each seed.
+        metric: column of ``attacks/attacks.csv``.
+        output: the figure.
+        target: ``global``, or ``uploads`` for the mean over a round's uploads.
+        name: what the axis is called; the column's name if not given.
+
+    Returns:
+        ``file``; ``table``: method -> ``round``, ``mean`` and ``std`` (over the seeds), lists of equal length;
+        ``pretrained``: the level before training, mean over all runs that were attacked then; None for none.
+
+    Raises:
+        ValueError: a run was not attacked, has no such metric, or the seeds of a method were attacked at other rounds.
+    """
+    table: dict[str, dict[str, list[float]]] = {}
+    levels: list[float] = []
+    for method, folders in runs.items():
+        series = [
+            metric_of(read_attacks(folder, target), metric, folder)
+            for folder in ([folders] if isinstance(folders, str) else folders)
+        ]
+        levels += [values.pop(0) for values in series if 0 in values]
+        table[method] = _over_seeds(method, series)
+    level = mean(levels) if levels else None
+    figure = draw_leakage(table, name or metric, level)
+    return {"file": save(figure, output), "table": table, "pretrained": level}
+
+
+def _over_seeds(method: str, series: Sequence[Mapping[int, float]]) -> dict[str, list[float]]:
+    rounds = sorted(series[0])
+    if not rounds or any(sorted(values) != rounds for values in series):
+        raise ValueError(
+            f"{method}: its runs were attacked after rounds {[sorted(values) for values in series]}: give runs that were "
+            "attacked after the same ones, at least one"
+        )
+    values = [[own[number] for own in series] for number in rounds]
+    return {
+        "round": [*rounds],
+        "mean": [mean(own) for own in values],
+        "std": [_spread(own) for own in values],
+    }
+
+
+@matplotlib.rc_context(STYLE)
+def draw_leakage(table: Mapping[str, Values], name: str, level: float | None = None) -> Figure:
+    """The figure of the ``table`` that `leakage_over_rounds` returns; bands are standard deviations over the seeds."""
+    if not 1 <= len(table) <= MOST_LINES:
+        raise ValueError(
+            f"{len(table)} lines: between 1 and {MOST_LINES} can be told apart: draw several figures"
+        )
+    figure, axes = new_figure()
+    ends = []
+    for number, (method, values) in enumerate(table.items()):
+        color, dashes = COLORS[number % len(COLORS)], DASHES[number // len(COLORS)]
+        axes.plot(
+            values["round"],
+            values["mean"],
+            linestyle=dashes,
+            color=color,
+            linewidth=1.8,
+            marker="o",
+            markersize=3,
+        )
+        low, high = (
+            [middle + sign * spread for middle, spread in zip(values["mean"], values["std"], strict=True)]
+            for sign in (-1, 1)
+        )
+        axes.fill_between(values["round"], low, high, color=color, alpha=0.13, linewidth=0)
+        ends.append((method, color, values["mean"][-1]))
+    if level is not None:
+        axes.axhline(level, color="0.45", linestyle="--", linewidth=1, zorder=1)
+        ends.append((PRETRAINED, "0.45", level))
+    rounds = sorted({number for values in table.values() for number in values["round"]})
+    width = max(rounds[-1] - rounds[0], 1)
+    axes.set_xlim(rounds[-1] - 1.01 * width, rounds[-1] + 0.015 * width)
+    axes.set_xticks(rounds[:: math.ceil(len(rounds) / 12)])
+    axes.set_xlabel("communication rounds")
+    axes.set_ylabel(name)
+    name_lines(axes, ends)
+    return figure
+
+
+def _spread(values: Sequence[float]) -> float:
+    return stdev(values) if len(values) > 1 else 0.0

@@ -1,0 +1,131 @@
+"""The table of privacy and utility: what each method's model is worth, and what of the training rows it gives away.
+
+A stage of recipes; it reads what earlier stages have left in their folders.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from fedlight.report.attack_log import GLOBAL, read_attacks
+from fedlight.support.json_files import result_of
+from fedlight.support.results import rich_text
+
+PRETRAINED = "pre-trained"
+WINS = ("win", "tie", "lose", "wt")
+
+
+def privacy_table(
+    methods: dict[str, str],
+    task: str,
+    attacks: dict[str, str] | None = None,
+    targets: list[str] | None = None,
+    not_attacked: list[str] | None = None,
+    zero_shot: str | None = None,
+    wins: str | None = None,
+) -> dict[str, Any]:
+    """One row for each method.
+
+    Args:
+        methods: method -> folder of its run, a stage of the recipe.
+        task: whose score is the utility. Where the clients' own models were scored, it is their mean.
+        attacks: column of ``attacks/attacks.csv``, such as ``discoverable_memorization/rouge_l``, -> what it is called here;
+            None: all there are, by their own names.
+        targets: whose leakage, ``global`` alone if not given, or ``uploads`` as well, whose columns end in `` of uploads``.
+            A run without uploads has nothing there.
+        not_attacked: methods whose runs have no attacks, as nothing leaves their clients.
+        zero_shot: folder of the stage that tested the model before training. It gives a row ``pre-trained``, whose leakage
+            is what the attacks have found before training in the first run that began with them.
+        wins: folder of a stage that called `fedlight.judges.duels.duels`; its shares become columns.
+
+    Returns:
+        ``rows`` with ``method``, ``utility``, the shares of wins, and of each attack the value at the last round at which
+        it was made; a ``report``. What is not known of a method is left out.
+
+    Raises:
+        ValueError: a run is not done, has not scored the task, or was not attacked.
+    """
+    shares = {} if wins is None else {row["method"]: row for row in result_of(wins)["rows"]}
+    whose = targets or [GLOBAL]
+    rows: list[dict[str, Any]] = []
+    before: dict[str, float] = {}
+    for method, folder in methods.items():
+        row = _row(method, folder, task, shares)
+        for target in [] if method in (not_attacked or []) else whose:
+            leakage = read_attacks(folder, target, needed=target == GLOBAL)
+            row |= _named(_last(leakage), attacks, target)
+            before = before or (leakage.get(0, {}) if target == GLOBAL else {})
+        rows.append(row)
+    if zero_shot is not None:
+        rows.insert(0, _row(PRETRAINED, zero_shot, task, shares) | _named(before, attacks, GLOBAL))
+    _check(rows, attacks, whose, set(methods) - set(not_attacked or []))
+    return {"rows": rows, "report": report(rows)}
+
+
+def _row(method: str, folder: str, task: str, shares: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    own = shares.get(method, {})
+    return {
+        "method": method,
+        "utility": utility(folder, task),
+        **{name: own[name] for name in WINS if name in own},
+    }
+
+
+def utility(folder: str, task: str) -> float:
+    """The score of a finished stage: of its clients' own models, mean over them, or of its one model.
+
+    Raises:
+        ValueError: the stage is not done, or has not scored the task.
+    """
+    metrics: dict[str, float] = result_of(folder).get("metrics", {})
+    names = (f"own/{task}/client_mean", f"score/{task}")
+    found = [metrics[name] for name in names if name in metrics]
+    if not found:
+        known = ", ".join(metrics) or "none"
+        raise ValueError(
+            f"{folder} has no metric {names[1]!r}; it has {known}: add the callback TaskScores with this task"
+        )
+    return found[0]
+
+
+def report(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as a table, three decimals each."""
+    names = list(dict.fromkeys(name for row in rows for name in row if name != "method"))
+    lines = [
+        [str(row["method"]), *(f"{row[name]:.3f}" if name in row else "-" for name in names)] for row in rows
+    ]
+    return rich_text("utility and leakage", ["method", *names], lines)
+
+
+def _last(leakage: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
+    """Of each metric the last value: attacks need not be made at the same rounds."""
+    return {name: value for metrics in leakage.values() for name, value in metrics.items()}
+
+
+def _named(metrics: Mapping[str, float], attacks: Mapping[str, str] | None, target: str) -> dict[str, float]:
+    called = dict.fromkeys(metrics) if attacks is None else attacks
+    return {_column(called[name] or name, target): x for name, x in metrics.items() if name in called}
+
+
+def _column(name: str, target: str) -> str:
+    return name if target == GLOBAL else f"{name} of {target}"
+
+
+def _check(
+    rows: Sequence[Mapping[str, Any]],
+    attacks: Mapping[str, str] | None,
+    targets: Sequence[str],
+    attacked: Collection[str],
+) -> None:
+    """Refuses a table without a column that was asked for."""
+    columns = {name for row in rows for name in row} - {"method", "utility", *WINS}
+    wanted = {_column(called, target): name for target in targets for name, called in (attacks or {}).items()}
+    if missing := [column for column in wanted if column not in columns and attacked]:
+        raise ValueError(
+            f"attacks: no run has {wanted[missing[0]]!r} for a column {missing[0]!r}; there are "
+            f"{', '.join(sorted(columns)) or 'none'}"
+        )
+    for target in targets:
+        if attacked and target != GLOBAL and not any(name.endswith(f" of {target}") for name in columns):
+            raise ValueError(
+                f"targets={[*targets]}: no run was attacked on {target}: set targets of its attacks"
+            )

@@ -1,0 +1,161 @@
+"""A map of what each augmentation retrieved, over the texts of the domain: Figure 12 of FedDCA, as a stage of a recipe.
+
+Z. Wang et al. (FedDCA), 2024, https://arxiv.org/abs/2409.20135, appendix A.10: t-SNE (van der Maaten and Hinton, JMLR
+2008) of 10,000 texts of the domain, and of 5,000 that each way retrieved. Deviations: a panel for each way, since points
+that lie over each other hide each other, and rows from outside of the domain have a colour of their own.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from fedlight.datamodules.instructions.augmentation import instruction_text
+from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
+from fedlight.datamodules.rows.columns import check_columns, text_at
+from fedlight.datamodules.rows.rows import load_rows
+from fedlight.datamodules.vectors.encoders import Encoder, HashedEncoder, SentenceEncoder
+from fedlight.report.figures.figures import STYLE, add_legend, colors, save
+from fedlight.support.seeding import derive_seed
+
+COMPONENTS = 50  # of PCA before t-SNE, as its authors do
+ACROSS = 3  # panels beside each other
+MANY = 1000  # points that are drawn small
+Panel = tuple[np.ndarray, np.ndarray]
+"""Positions ``(rows, 2)``, and which of them belong to the domain ``(rows,)``."""
+
+
+def retrieval_map(
+    records: dict[str, str],
+    source: str,
+    columns: dict[str, str],
+    output: str,
+    encoder: str = "hashed",
+    points: int = 10_000,
+    retrieved: int = 5_000,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Draws texts of the domain and, in a panel for each run, what its augmentation added for all clients.
+
+    Args:
+        records: label -> ``augmentation_folder`` of a run.
+        source: texts of the domain, all that are to count as inside; see `fedlight.datamodules.rows.rows`.
+        columns: the slots of its rows, in their order; ``response`` is passed over.
+        output: the figure.
+        encoder: folder or hub name of a sentence encoder, or ``hashed``.
+        points: most texts of the domain.
+        retrieved: most rows of a run.
+        seed: of the draws and of t-SNE.
+
+    Returns:
+        ``file``; ``rows``: for each label how many distinct rows were ``retrieved``, and how many ``inside`` of the domain.
+
+    Raises:
+        ValueError: a folder has no record.
+    """
+    rows = load_rows(source)
+    check_columns(rows, columns, source)
+    domain = {instruction_text({name: text_at(row, path) for name, path in columns.items()}) for row in rows}
+    added = {label: _texts(Path(folder)) for label, folder in records.items()}
+    shown = {label: _some(texts, retrieved, seed, label) for label, texts in added.items()}
+    ground = _some(domain, points, seed, "domain")
+    texts = list(dict.fromkeys([*ground, *(text for own in shown.values() for text in own)]))
+    of: Encoder = HashedEncoder() if encoder == "hashed" else SentenceEncoder(encoder)
+    place = dict(zip(texts, flatten(of.encode(texts), seed), strict=True))
+    panels = {
+        label: (np.array([place[text] for text in own]), np.array([text in domain for text in own]))
+        for label, own in shown.items()
+    }
+    figure = draw_map(np.array([place[text] for text in ground]), panels)
+    return {
+        "file": save(figure, output),
+        "rows": [
+            {"method": label, "retrieved": len(own), "inside": len(own & domain)}
+            for label, own in added.items()
+        ],
+    }
+
+
+def flatten(vectors: np.ndarray, seed: int, steps: int = 1000) -> np.ndarray:
+    """t-SNE of unit vectors, ``(rows, dimension)`` -> ``(rows, 2)``; the same for the same seed.
+
+    Args:
+        vectors: at least two.
+        seed: of its start.
+        steps: of its optimization, at least 250; half of the usual thousand look much alike.
+    """
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    start = derive_seed(seed, "t-SNE")
+    components = min(COMPONENTS, *vectors.shape)
+    fewer = PCA(components, random_state=start).fit_transform(vectors)
+    perplexity = min(30.0, (len(vectors) - 1) / 3)
+    fitted = TSNE(perplexity=perplexity, init="pca", random_state=start, max_iter=steps)
+    flat: np.ndarray = fitted.fit_transform(fewer)
+    return flat
+
+
+def draw_map(ground: np.ndarray, panels: Mapping[str, Panel]) -> Figure:
+    """Points of the domain in grey, ``(points, 2)``, and over them those of each panel."""
+    groups = {
+        f"{label}\n{inside.sum():,} of {len(inside):,} in the domain": {
+            "added, in the domain": places[inside],
+            "added, of others": places[~inside],
+        }
+        for label, (places, inside) in panels.items()
+    }
+    return draw_groups_of_points(ground, groups, "domain")
+
+
+@matplotlib.rc_context(STYLE)
+def draw_groups_of_points(
+    ground: np.ndarray, panels: Mapping[str, Mapping[str, np.ndarray]], ground_name: str
+) -> Figure:
+    """A panel for each title, with groups of points over the same grey ones.
+
+    Args:
+        ground: the grey points, ``(points, 2)``.
+        panels: title -> name of a group -> its points ``(points, 2)``; a name has one colour in all panels.
+        ground_name: what the grey points are.
+    """
+    across = min(ACROSS, len(panels))
+    down = -(-len(panels) // across)
+    figure = Figure(figsize=(max(2.6 * across, 4), 2.7 * down + 0.4), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).ravel()
+    are_many = sum(map(len, (ground, *(own for groups in panels.values() for own in groups.values())))) > MANY
+    style: Any = {"linewidths": 0, "rasterized": are_many}  # else an SVG of so many points is large
+    size = 3 if are_many else 9
+    names = list(dict.fromkeys(name for groups in panels.values() for name in groups))
+    shades = dict(zip(names, colors(len(names), "groups of points"), strict=True))
+    for axes in grid:
+        axes.set_axis_off()
+    for axes, (title, groups) in zip(grid, panels.items(), strict=False):
+        axes.scatter(*ground.T, s=size - 1, color="0.82", **style)
+        for name, places in groups.items():
+            axes.scatter(*places.T, s=size, color=shades[name], **style)
+        axes.set_title(title, fontsize="small")
+    add_legend(figure, [_dot(color, name) for name, color in {ground_name: "0.82", **shades}.items()])
+    return figure
+
+
+def _dot(color: str, name: str) -> Line2D:
+    return Line2D([], [], color=color, marker="o", linestyle="", markersize=5, label=name)
+
+
+def _some(texts: Sequence[str] | set[str], number: int, seed: int, what: str) -> list[str]:
+    """At most ``number`` of them, drawn by the seed; their order does not depend on that of ``texts``."""
+    order = np.random.default_rng(derive_seed(seed, "map", what)).permutation(len(texts))[:number]
+    in_order = sorted(texts)
+    return [in_order[index] for index in order]
+
+
+def _texts(folder: Path) -> set[str]:
+    record = AugmentationRecord(folder)
+    if not record.added.is_file():
+        raise ValueError(f"{record.added}: there is no such file: give the augmentation_folder of a run")
+    return {instruction_text(row.fields) for rows in record.read().values() for row in rows}

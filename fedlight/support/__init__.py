@@ -1,0 +1,1 @@
+"""Files, checks, words and seeds that every room uses."""

@@ -1,0 +1,211 @@
+"""What a stage reads from this machine, by content: a file that has changed under its name is another setting.
+
+A text in the settings counts as such a file or folder where it is one. Left out are the places to which a stage writes,
+by the names of their settings (``output``, ``path``, ``folder``, ``..._folder``, ``cache`` and the like), and what earlier
+stages of the same run have left: their ``done.json`` says what it was. Hidden files and folders, such as ``.git``, do not
+count.
+"""
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fedlight.support.json_files import DONE, read_json, remedy_for
+
+OUTPUTS = ("output", "path", "folder", "dirpath", "cache")
+OUTPUT_ENDINGS = ("_folder", "_dir", "_cache", "_path")
+BARE_FOLDERS = ("source", "model", "tokenizer", "adapter", "encoder")
+"""Settings, or ends of them, whose value may be the name of a folder here, without any slash."""
+
+OWN_FILES = ("settings.json", DONE, "run.json", "run.lock")
+OWN_FOLDERS = ("checkpoints", "clients", "metrics")
+"""What a stage keeps for itself."""
+
+TABLES = (".csv", ".jsonl", ".json")
+"""What a report reads of what a command leaves."""
+
+TIMER_STEP_NS = 2 * 10**9
+"""Two changes of a file within this time may leave it with the same time, on the coarsest file systems."""
+
+Contents = dict[str, dict[str, Any]]
+
+
+def contents_of(settings: Any, stage: Path, run: Path) -> Contents:
+    """Digests of all files and folders that settings name.
+
+    Args:
+        settings: plain values, nested as they are in a config.
+        stage: folder of the stage, where nothing counts.
+        run: folder of the whole run, where nothing counts that a stage has left.
+
+    Returns:
+        By the text in the settings: ``digest``, and ``unchanged_while``, a digest of the sizes and times under which it need
+        not be read again; None where the files were changed so lately that their times say nothing.
+    """
+    found = {text: Path(text).expanduser().absolute() for text in sorted(local_paths(settings))}
+    return {
+        text: {"digest": digest_of(path), "unchanged_while": times_of(path)}
+        for text, path in found.items()
+        if not _is_of_run(path, stage, run)
+    }
+
+
+def _is_of_run(path: Path, stage: Path, run: Path) -> bool:
+    """Is it the stage's own, around it, or left by another stage of the run?"""
+    return (
+        path.is_relative_to(stage)
+        or stage.is_relative_to(path)
+        or (path.is_relative_to(run) and _stage_of(path, run) is not None)
+    )
+
+
+def local_paths(settings: Any) -> set[str]:
+    """The texts in settings that name files or folders which are read."""
+    return {text for key, text in _texts(settings) if _is_local(text, key)}
+
+
+def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """The texts in settings with the last part of their keys, but for places to which something is written."""
+    last = key.rpartition(".")[2]
+    if last in OUTPUTS or last.endswith(OUTPUT_ENDINGS):
+        return
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _texts(inner, str(name))
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _texts(inner, key)
+    elif isinstance(value, str):
+        yield last, value
+
+
+def _is_local(text: str, key: str) -> bool:
+    if not text or len(text) > 1000 or "\n" in text or "\0" in text:
+        return False
+    path = Path(text).expanduser()
+    try:
+        if path.is_file():
+            return True
+        # A word such as `test` may happen to be the name of a folder here.
+        return (
+            path.is_dir()
+            and (os.sep in text or key.endswith(BARE_FOLDERS))
+            and text not in ("/", "./", "../")
+        )
+    except OSError:
+        return False
+
+
+def changed(made_with: Contents, everything: bool) -> str | None:
+    """The first file or folder whose content is no longer what it was; None where all are, or are gone.
+
+    Args:
+        made_with: of :func:`contents_of`.
+        everything: read all; else files of which size and time are as they were are not read again.
+    """
+    for text, was in made_with.items():
+        path = Path(text).expanduser()
+        same_times = was.get("unchanged_while") is not None and was["unchanged_while"] == times_of(path)
+        if path.exists() and (everything or not same_times) and digest_of(path) != was.get("digest"):
+            return text
+    return None
+
+
+def digest_of(path: Path) -> str:
+    """Thirty-two hex digits of a file's content, or of the names and contents of all files in a folder.
+
+    A file is read once in a process, unless its size or time changes.
+    """
+    if path.is_file():
+        return _file_digest(path.absolute(), *_signature(path))
+    whole = hashlib.sha256()
+    for file in files_below(path):
+        whole.update(f"{file.relative_to(path)}\0{digest_of(file)}\n".encode("utf-8", "surrogateescape"))
+    return whole.hexdigest()[:32]
+
+
+@lru_cache(maxsize=100_000)
+def _file_digest(file: Path, size: int, time_ns: int) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()[:32]
+
+
+def times_of(path: Path) -> str | None:
+    """A digest of the sizes and times of all files; None where one was changed so lately that its time says nothing."""
+    files = [path] if path.is_file() else files_below(path)
+    signatures = [(str(file.relative_to(path)), *_signature(file)) for file in files]
+    if any(time.time_ns() - time_ns < TIMER_STEP_NS for _, _, time_ns in signatures):
+        return None
+    return hashlib.sha256(repr(signatures).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def _signature(file: Path) -> tuple[int, int]:
+    found = file.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+def files_below(folder: Path) -> list[Path]:
+    """All files in a folder and its folders, in the order of their names; hidden ones are left out."""
+    found = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(place, name) for name in files if not name.startswith(".")]
+    return sorted(file for file in found if file.is_file())
+
+
+def left_in(stage: Path) -> dict[str, str]:
+    """Digests of all that a stage has left for others in its folder, by the path from there."""
+    files = {str(file.relative_to(stage)): file for file in files_below(stage)}
+    return {
+        name: digest_of(file)
+        for name, file in files.items()
+        if name not in OWN_FILES and Path(name).parts[0] not in OWN_FOLDERS and not name.endswith(".tmp")
+    }
+
+
+def tables_since(folder: Path, start: float) -> dict[str, str]:
+    """Digests of the tables and texts in a folder that were written since ``start``, by the path from there.
+
+    Args:
+        folder: of a command; what else lies there does not count.
+        start: seconds since 1970; two seconds of tolerance cover coarse file systems.
+    """
+    files = {str(file.relative_to(folder)): file for file in files_below(folder) if file.suffix in TABLES}
+    return {
+        name: digest_of(file)
+        for name, file in files.items()
+        if name not in OWN_FILES
+        and Path(name).parts[0] not in ("checkpoints", "clients")
+        and file.stat().st_mtime >= start - TIMER_STEP_NS / 10**9
+    }
+
+
+def refuse_changed_results(settings: Any, run: Path) -> None:
+    """Looks at what earlier stages have left, as far as the settings of this one name it.
+
+    Args:
+        settings: plain values, nested as they are in a config.
+        run: folder of the whole run.
+
+    Raises:
+        ValueError: a file is gone, or is not what its stage has written.
+    """
+    for text in sorted({text for _, text in _texts(settings) if text.startswith(str(run))}):
+        path = Path(text)
+        if (stage := _stage_of(path, run)) is None:
+            continue
+        for name, digest in read_json(stage / DONE, remedy_for(stage)).get("files", {}).items():
+            file = stage / name
+            if file.is_relative_to(path) and (not file.is_file() or digest_of(file) != digest):
+                what = "is not what the stage wrote there" if file.is_file() else "is gone"
+                raise ValueError(f"{file} {what}: {remedy_for(stage)}")
+
+
+def _stage_of(path: Path, run: Path) -> Path | None:
+    """The folder of the finished stage that a path in the run's folder belongs to."""
+    folders = [folder for folder in (path, *path.parents) if folder.is_relative_to(run)]
+    return next((folder for folder in folders if (folder / DONE).is_file()), None)

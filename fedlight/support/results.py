@@ -1,0 +1,128 @@
+"""The table of a recipe's results: one line per method, the mean over seeds with its spread."""
+
+import io
+from importlib.metadata import version
+from pathlib import Path
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
+
+from fedlight.support.whole_files import write_whole
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+WIDTH = 250  # characters, where there is no terminal
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the numbers rest on."""
+    from fedlight import __version__
+
+    packages = ("torch", "lightning", "transformers", "peft")
+    return {"fedlight": __version__} | {name: version(name) for name in packages}
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """Method -> metric -> ``mean ± standard deviation`` over its rows, in order of appearance.
+
+    Example:
+        >>> summary([{"method": "m", "seed": 0, "x": 1.0}, {"method": "m", "seed": 1, "x": 2.0}])
+        {'m': {'x': '1.500 ± 0.707'}}
+        >>> summary([{"method": "m", "seed": 0, "pairs": 1207}])  # counts are whole
+        {'m': {'pairs': '1,207'}}
+    """
+    table: dict[str, dict[str, str]] = {}
+    for method in dict.fromkeys(row["method"] for row in rows):
+        of_method = [row for row in rows if row["method"] == method]
+        metrics = dict.fromkeys(key for row in of_method for key in row if key not in ("method", "seed"))
+        table[method] = {
+            key: _spread([row[key] for row in of_method if row.get(key) is not None]) for key in metrics
+        }
+    return table
+
+
+def _spread(values: list[float]) -> str:
+    if not values:
+        return "-"
+    if all(type(value) is int and value == values[0] for value in values):
+        return f"{values[0]:,}"
+    return f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The table of ``results`` in Markdown, ready for a README.
+
+    Example:
+        >>> print(markdown({"rows": [{"method": "m", "seed": 0, "win_rate": 0.5}]}))
+        | method | win rate |
+        |---|---|
+        | m | 0.500 |
+    """
+    header, lines = _cells(results)
+    rows = [header, ["---"] * len(header), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" if row[0] != "---" else "|---" * len(row) + "|" for row in rows)
+
+
+def _cells(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Column names, and a line of texts for each method."""
+    rows = summary(results["rows"])
+    metrics = list(dict.fromkeys(key for row in rows.values() for key in row))
+    header = ["method", *(metric.replace("_", " ") for metric in metrics)]
+    return header, [[method, *(row.get(metric, "-") for metric in metrics)] for method, row in rows.items()]
+
+
+def rich_text(title: str, header: list[str], lines: list[list[str]]) -> str:
+    """A table as text, for the ``report`` of a stage; numbers stand at the right.
+
+    Example:
+        >>> print(rich_text("wins", ["method", "win"], [["FedAvg", "0.5"]]))
+        wins
+        ┏━━━━━━━━┳━━━━━┓
+        ┃ method ┃ win ┃
+        ┡━━━━━━━━╇━━━━━┩
+        │ FedAvg │ 0.5 │
+        └────────┴─────┘
+    """
+    from rich.console import Console
+
+    console = Console(width=WIDTH, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(_table(title, header, lines))
+    return "\n".join(line.rstrip() for line in captured.get().rstrip("\n").splitlines())
+
+
+def _table(title: str, header: list[str], lines: list[list[str]]) -> "Table":
+    from rich.table import Table
+
+    table = Table(title=title)
+    for name in header:
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def show(results: dict[str, Any], folder: Path) -> None:
+    """Prints the table and where the rest lies; writes the table as ``results.md`` as well."""
+    from rich.console import Console
+
+    seeds = sorted({row["seed"] for row in results["rows"]})
+    header, lines = _cells(results)
+    console = Console()
+    if not console.is_terminal:  # a file has no width, and a narrow table cuts its words
+        console = Console(width=WIDTH)
+    title = f"{results['recipe']}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+    console.print(_table(title, header, lines))
+    console.print(
+        f"{results['seconds']:.0f} s; results, metrics, visits and adapters are in {folder}", soft_wrap=True
+    )
+    console.print(f"as a page: fedlight report {folder} --open", soft_wrap=True)
+    write_whole(folder / "results.md", markdown(results) + "\n")
+
+
+def show_stages(rows: list[dict[str, Any]], folder: Path) -> None:
+    """Prints the metrics of single stages, and that there are no results."""
+    for row in rows:
+        metrics = (f"{name} {value:.4g}" for name, value in row.items() if name not in ("method", "seed"))
+        print(f"seed {row['seed']}, {row['method']}: {', '.join(metrics) or 'done'}")
+    print(f"in {folder}; without --only the other stages are done as well, and results.json is written")

@@ -1,0 +1,1 @@
+"""The language model under all modules: base, adapters, generation, scoring."""

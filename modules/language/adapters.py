@@ -1,0 +1,263 @@
+"""LoRA adapters on a frozen base: new, from PEFT folders, or merged into the base. Of several, one at a time is active.
+
+E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022, https://arxiv.org/abs/2106.09685:
+``h = W x + (alpha / r) B A dropout(x)``. What is trained is fp32 whatever the base is in: in bf16 a step of 1e-5 is
+less than half a unit in the last place of most entries and would be rounded away.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedlight.modules.language.adapter_folders import adapter_folders
+from fedlight.modules.language.streams import own_stream
+from fedlight.support.checks import check_choice
+from fedlight.support.seeding import derive_seed
+
+
+def with_adapters(
+    network: Any, names: Sequence[str], options: Any, task: str, new_weights: Sequence[str]
+) -> Any:
+    """Puts on a base what the settings of a :class:`~fedlight.modules.language.language_model.LanguageModule` ask for."""
+    if options.adapter is not None and not options.merge_adapter:
+        return load_adapters(network, options.adapter, task, names)
+    if options.merge_adapter:
+        network = merge_adapter(network, options.adapter, task)
+    return new_adapters(
+        network,
+        names=names,
+        rank=options.lora_rank,
+        alpha=options.lora_alpha,
+        dropout=options.lora_dropout,
+        targets=options.lora_targets,
+        task=task,
+        new_weights=new_weights,
+        seed=derive_seed(options.seed, "adapter"),
+    )
+
+
+def new_adapters(
+    network: Any,
+    *,
+    names: Sequence[str],
+    rank: int,
+    alpha: float,
+    dropout: float,
+    targets: str | list[str],
+    task: str,
+    new_weights: Sequence[str],
+    seed: int,
+) -> Any:
+    """Puts LoRA adapters on a base, all of them equal; they change nothing until they are trained, as B is 0.
+
+    Args:
+        network: the base.
+        names: of the adapters; the first is active.
+        rank: r.
+        alpha: see above.
+        dropout: on the adapter's input, in training.
+        targets: ``"all-linear"`` (every linear layer but the head), a regular expression, or names of layers.
+        task: ``"CAUSAL_LM"`` or ``"SEQ_CLS"``.
+        new_weights: parameters of the base that no folder has; their modules are trained whole and saved too.
+        seed: of A. Adapters of one seed start equal.
+
+    Raises:
+        ValueError: no layer has one of the names.
+    """
+    from peft import LoraConfig, TaskType, get_peft_model
+
+    if not isinstance(targets, str):
+        layers = sorted({name.rpartition(".")[2] for name, _ in network.named_modules()} - {""})
+        for target in targets:
+            check_choice("lora_targets", target.rpartition(".")[2], layers)
+    whole = {name.rpartition(".")[0] for name in new_weights}
+
+    def config(layers: Any) -> Any:
+        return LoraConfig(
+            r=rank,
+            lora_alpha=alpha,
+            lora_dropout=dropout,
+            target_modules=layers,
+            task_type=TaskType(task),
+            # PEFT trains a module named classifier or score by itself.
+            modules_to_save=[
+                name for name in sorted(whole) if not {"classifier", "score"} & set(name.split("."))
+            ],
+        )
+
+    with _peft_warnings(), own_stream(seed, network.device):
+        network = get_peft_model(network, config(targets), adapter_name=names[0])
+        # By now PEFT has found the layers; in a network with an adapter it would take more for "all-linear".
+        layers = network.peft_config[names[0]].target_modules
+        for name in names[1:]:
+            network.add_adapter(name, config(layers))
+    _copy_adapter(network, names[0], names[1:])
+    return _trained_in_fp32(network)
+
+
+def _copy_adapter(network: nn.Module, source: str, targets: Sequence[str]) -> None:
+    weights = dict(network.named_parameters())
+    with torch.no_grad():
+        for name, weight in weights.items():
+            if source in name.split("."):
+                for target in targets:
+                    weights[name.replace(f".{source}", f".{target}")].copy_(weight)
+
+
+def load_adapters(
+    network: Any, folder: str, task: str, names: Sequence[str] = ("default",), setting: str = "adapter"
+) -> Any:
+    """Puts the adapters of a folder of :func:`save_adapters` on a base, to be trained further.
+
+    Args:
+        network: the base.
+        folder: of one adapter, from which all start, or of as many as there shall be.
+        task: ``"CAUSAL_LM"`` or ``"SEQ_CLS"``.
+        names: of the adapters; the first is active.
+        setting: name of the folder in messages.
+
+    Raises:
+        FileNotFoundError: there is no adapter in the folder.
+        ValueError: it is of another kind, or for another base.
+    """
+    from peft import PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
+
+    found = adapter_folders(folder, setting)
+    folders = found * len(names) if len(found) == 1 else found
+    for one in found:
+        config = PeftConfig.from_pretrained(one)
+        if config.peft_type != "LORA" or config.task_type != task:
+            kind = f"{config.peft_type.value} for {config.task_type}"
+            raise ValueError(f"{setting}={one!r} is {kind}; needed is LORA for {task}")
+    (first, start), *others = zip(names, folders, strict=True)
+    try:
+        with _peft_warnings():
+            network = PeftModel.from_pretrained(network, start, adapter_name=first, is_trainable=True)
+            for name, one in others:
+                if network.load_adapter(one, adapter_name=name, is_trainable=True).missing_keys:
+                    raise ValueError(f"{one!r} lacks weights")
+    except (RuntimeError, ValueError, UserWarning) as error:
+        reason = str(error).strip().splitlines()[0][:200]
+        raise ValueError(f"{setting}={folder!r} does not fit this base: {reason}") from None
+    network = _trained_in_fp32(network)
+    for name, one in zip(
+        names, folders, strict=True
+    ):  # PEFT has rounded a head to the number type of the base
+        set_peft_model_state_dict(network, load_peft_weights(one, device="cpu"), adapter_name=name)
+    return network
+
+
+def merge_adapter(network: Any, folder: str, task: str) -> Any:
+    """Adds the adapter of a PEFT folder to the base's own weights; the result is a base again.
+
+    Raises:
+        FileNotFoundError: there is no adapter in the folder.
+        ValueError: it does not fit.
+    """
+    return load_adapters(network, folder, task).merge_and_unload().requires_grad_(False)
+
+
+def merged(network: Any, base: str) -> Any:
+    """A copy of the base with its adapter added to its weights.
+
+    Raises:
+        ValueError: the base is quantized, or there are several adapters.
+    """
+    if base != "plain":
+        raise ValueError(f"save_merged needs base='plain', not {base!r}, whose weights are rounded")
+    if len(network.peft_config) > 1:
+        raise ValueError(
+            f"save_merged adds one adapter to the base, this module has {len(network.peft_config)}: save_adapter "
+            "writes a folder of each, of which adapter= takes one"
+        )
+    return copy.deepcopy(network).merge_and_unload()
+
+
+def activate(network: Any, name: str) -> None:
+    """Makes one adapter the one that the network computes with.
+
+    Raises:
+        ValueError: there is no such adapter.
+    """
+    check_choice("adapter", name, network.peft_config)
+    _switch(network, _switchable(network), name)
+
+
+@contextmanager
+def switching(network: Any) -> Iterator[Callable[[str], None]]:
+    """Gives a function that makes an adapter the active one; in the end the one is active again that was at first."""
+    layers, name = _switchable(network), network.active_adapter
+    try:
+        yield lambda other: _switch(network, layers, other)
+    finally:
+        _switch(network, layers, name)
+
+
+def _switchable(network: nn.Module) -> list[Any]:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    return [layer for layer in network.modules() if isinstance(layer, (BaseTunerLayer, ModulesToSaveWrapper))]
+
+
+def _switch(network: Any, layers: Sequence[Any], name: str) -> None:
+    """What PEFT's ``set_adapter`` does, but the others are not frozen, and it takes a tenth of the time."""
+    for layer in layers:
+        layer._active_adapter = name
+    network.active_adapter = network.base_model.active_adapter = name
+
+
+@contextmanager
+def base_alone(network: Any, off: bool = True) -> Iterator[None]:
+    """Runs its body with the adapters switched off; as they are where ``off`` is false."""
+    if not off:
+        yield
+        return
+    trained = list(trained_parameters(network).values())
+    try:
+        with network.disable_adapter():
+            yield
+    finally:  # PEFT turns the gradients on again for the active adapter alone
+        for weight in trained:
+            weight.requires_grad_(True)
+
+
+def drop_other_gradients(network: nn.Module, name: str) -> None:
+    """Sets the gradients of all adapters but one to None: an optimizer passes over such weights."""
+    for parameter, weight in trained_parameters(network).items():
+        if name not in parameter.split("."):
+            weight.grad = None
+
+
+def trained_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
+    """What is trained: everything that requires a gradient, by name."""
+    return {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
+
+
+def _trained_in_fp32(network: Any) -> Any:
+    for name, weight in network.named_parameters():
+        if not network.peft_config.keys().isdisjoint(name.split(".")):
+            weight.requires_grad_(True)  # PEFT freezes an adapter that is added to another
+    for name, weight in trained_parameters(network).items():
+        weight.data = weight.data.float()
+        if "lora_" not in name:  # PEFT casts the input of LoRA, not of modules that are trained whole
+            network.get_submodule(name.rpartition(".")[0]).register_forward_pre_hook(_cast_input)
+    return network.train()
+
+
+def _cast_input(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(value.to(torch.float32) for value in inputs)
+
+
+@contextmanager
+def _peft_warnings() -> Iterator[None]:
+    """Silences what PEFT provokes in ``transformers``; makes an error of an adapter that lacks weights."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        warnings.filterwarnings("error", "Found missing adapter keys", UserWarning)
+        yield

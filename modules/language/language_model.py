@@ -1,0 +1,337 @@
+"""A language model with a LoRA adapter as a LightningModule; what its subclasses train differs in the loss alone.
+
+The base is loaded in ``configure_model``, that is, not before it is needed. Checkpoints hold what is trained and a
+description of the base, which is read again from its own folder.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from lightning import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+
+from fedlight.evaluation.tasks.model import Likelihood
+from fedlight.modules.language import adapter_folders, adapters, base_model, checkpoints, scoring, skeleton
+from fedlight.modules.language.batch_form import refuse_other_batch
+from fedlight.modules.language.generation import complete, fits
+from fedlight.modules.language.optimizers import configure
+from fedlight.modules.language.options import check_options
+from fedlight.modules.language.positions import beyond, refuse_beyond
+from fedlight.modules.language.readout import check_readout
+from fedlight.modules.language.streams import joint_key, own_stream, text_keys
+from fedlight.support.checkpoint_files import check_readable
+from fedlight.support.checks import check_precision
+from fedlight.support.needs import Model, Need
+from fedlight.support.seeding import derive_seed
+
+Batch = dict[str, Any]
+Texts = Sequence[str]
+Scores = list[list[Likelihood]]
+
+
+class LanguageModule(LightningModule):
+    """Loads, trains, saves and continues text with a language model; a subclass gives ``example_losses``.
+
+    Args:
+        model: hub name, folder, or ``"toy"`` for the embedded model.
+        base: ``plain``, ``int8`` or ``nf4``: the number form of the frozen base.
+        lora_rank: r of the adapter.
+        lora_alpha: the adapter counts with ``lora_alpha / lora_rank``.
+        lora_dropout: in [0, 1], on the adapter's input; the only dropout there is, the base's own is off.
+        lora_targets: ``all-linear``, a regular expression, or names of layers.
+        lr: learning rate, above 0.
+        optimizer: name of a class in ``torch.optim``.
+        optimizer_args: its further arguments, such as ``{"betas": [0.9, 0.95]}``.
+        lr_schedule: ``constant``, or ``cosine`` from ``lr`` to 0 over ``trainer.max_epochs`` (epochs are rounds).
+        dtype: of the base: ``fp32``, ``bf16``, ``fp16`` or ``auto``: fp32 on every CPU, on a GPU bf16 or what it has.
+        adapter: a folder of :meth:`save_adapter` to start from; its rank, alpha, dropout and targets hold. Of a folder
+            with several adapters their number holds too; all ``num_adapters`` start from one.
+        merge_adapter: add ``adapter`` to the base's weights and train a new one, instead of training it further.
+        completions: texts per prompt in ``predict_step``.
+        temperature: of these texts; 0 is greedy.
+        top_p: share of the probability to draw from, in (0, 1].
+        max_new_tokens: most tokens of a completion.
+        seed: of the new weights, of dropout and of the completions.
+        trust_remote_code: run code that comes with the model.
+        num_adapters: on the one base, equal at the start; one at a time is active, see :meth:`use_adapter`.
+
+    Raises:
+        ValueError: a setting is misspelt or out of range.
+    """
+
+    task = "CAUSAL_LM"
+    """What PEFT calls the model: a causal language model."""
+
+    num_labels: int | None = None
+    """Outputs of a classification head; None for a language model's own head."""
+
+    batch_form: ClassVar[Mapping[str, int]] = {}
+    """What a batch has for training, validation and test: entry -> its dimensions, 0 where they are not looked at."""
+
+    reads = ""
+    """The same in words, with the datamodule and the setting that give it."""
+
+    def __init__(
+        self,
+        model: str,
+        base: str = "plain",
+        lora_rank: int = 8,
+        lora_alpha: float = 16,
+        lora_dropout: float = 0.05,
+        lora_targets: str | list[str] = "all-linear",
+        lr: float = 1e-5,
+        optimizer: str = "AdamW",
+        optimizer_args: dict[str, Any] | None = None,
+        lr_schedule: str = "constant",
+        dtype: str = "auto",
+        adapter: str | None = None,
+        merge_adapter: bool = False,
+        completions: int = 1,
+        temperature: float = 0.7,
+        top_p: float = 1.0,
+        max_new_tokens: int = 80,
+        seed: int = 0,
+        trust_remote_code: bool = False,
+        num_adapters: int = 1,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        check_options(self.options)
+        self.network: Any = None
+        self.tokenizer: Any = None
+        self.base: dict[str, Any] = {}
+        self._told_of_length = False
+
+    @classmethod
+    def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
+        """The model."""
+        return [Model(settings["model"])]
+
+    @property
+    def options(self) -> Any:
+        """The constructor's arguments, as attributes."""
+        return self.hparams
+
+    # Loading
+
+    def setup(self, stage: str) -> None:
+        check_precision(str(self.trainer.precision))
+        options, data = self.options, getattr(self.trainer, "datamodule", None)
+        refuse_beyond(base_model.read_config(options.model, options.trust_remote_code), options.model, data)
+
+    def configure_model(self) -> None:
+        if self.network is not None:
+            return
+        tokenizer = base_model.load_tokenizer(self.options.model, self.options.trust_remote_code)
+        names = self.adapter_names  # refuses a folder that does not fit, before the base is loaded
+        network, new = self.load_base()
+        merged = self.options.adapter if self.options.merge_adapter else None
+        self.base = checkpoints.describe_base(network, new, self.options.model, self.options.base, merged)
+        self.network = adapters.with_adapters(network, names, self.options, self.task, new)
+        self.tokenizer = tokenizer
+
+    def load_base(self) -> tuple[Any, list[str]]:
+        """The base without an adapter, and the names of its parameters that are in no folder."""
+        names = ("model", "base", "dtype", "trust_remote_code", "seed")
+        options = {name: self.options[name] for name in names}
+        network, new = base_model.load_base(**options, num_labels=self.num_labels)
+        if self.num_labels is None:
+            check_readout(network, self.options.model)
+        return network, new
+
+    # What a step costs on a device: fedlight.devices.cost.Sketched and Checkpointed
+
+    def skeleton(self, dtype: str = "bf16") -> "LanguageModule":
+        """The same module with meta tensors for weights; see :func:`fedlight.modules.language.skeleton.make_skeleton`."""
+        return skeleton.make_skeleton(self, dtype)
+
+    def sketch_losses(self, batch: Batch) -> Tensor:
+        """One loss per example, by all that a training step computes, ``(batch,)``."""
+        return self.example_losses(batch)
+
+    def checkpoint_gradients(self, enabled: bool) -> None:
+        """Keeps the inputs of the layers alone for the backward pass, or all activations; the gradients are the same."""
+        skeleton.checkpoint_gradients(self.causal_lm, enabled)
+
+    @property
+    def causal_lm(self) -> Any:
+        """The ``transformers`` model, with the adapter in its layers."""
+        return self.network.get_base_model()
+
+    @property
+    def adapter_names(self) -> list[str]:
+        """``["default"]``, or ``["adapter0", "adapter1", ...]`` of several: a part of their parameters' names."""
+        if self.network is not None:
+            return list(self.network.peft_config)
+        options = self.options
+        return adapter_folders.planned_names(options.num_adapters, options.adapter, options.merge_adapter)
+
+    def use_adapter(self, name: str) -> None:
+        """Makes one adapter the active one: it alone is computed with, and it alone is trained.
+
+        The others stay in the optimizer and in checkpoints; they have no gradients, so that no optimizer moves them.
+
+        Raises:
+            ValueError: there is no such adapter.
+        """
+        adapters.activate(self.network, name)
+        adapters.drop_other_gradients(self.network, name)
+
+    # Training
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Refuses a batch of other data; says once that a text is longer than the model's positions."""
+        self._refuse_other_batch(batch)
+        told = None if self._told_of_length else beyond(self.causal_lm.config, batch)
+        if told:
+            self._told_of_length = True
+            rank_zero_warn(told)
+
+    def on_validation_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Refuses a batch of other data."""
+        self._refuse_other_batch(batch)
+
+    def on_test_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Refuses a batch of other data."""
+        self._refuse_other_batch(batch)
+
+    def _refuse_other_batch(self, batch: Batch) -> None:
+        refuse_other_batch(batch, self.batch_form, type(self).__name__, self.reads)
+
+    def example_losses(self, batch: Batch) -> Tensor:
+        """One loss per example, ``(batch,)``."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no loss: use SFTModule, SelectorModule, RewardModule or DPOModule"
+        )
+
+    def example_metrics(self, batch: Batch) -> dict[str, Tensor]:
+        """What is logged, one value per example, ``(batch,)`` each; ``loss`` is among it."""
+        return {"loss": self.example_losses(batch)}
+
+    def batch_key(self, batch: Batch) -> int:
+        """A number for the texts of a batch."""
+        return joint_key(*text_keys(batch["input_ids"], batch["attention_mask"]))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        # Dropout follows from the epoch and the texts, not from what ran before or from the order of the clients.
+        seed = derive_seed(self.options.seed, "dropout", self.current_epoch, self.batch_key(batch))
+        with own_stream(seed, self.device):
+            metrics = self.example_metrics(batch)
+        self.log_means("train", metrics)
+        return metrics["loss"].mean()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> Any:
+        self.log_means("val", self.example_metrics(batch))
+
+    def test_step(self, batch: Batch, batch_idx: int) -> Any:
+        self.log_means("test", self.example_metrics(batch))
+
+    def log_means(self, stage: str, metrics: dict[str, Tensor]) -> None:
+        """Logs the mean of each metric as ``stage/name``."""
+        for name, each in metrics.items():
+            self.log(f"{stage}/{name}", each.detach().mean(), batch_size=len(each), prog_bar=name == "loss")
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        last = self.trainer.max_epochs if self.options.lr_schedule == "cosine" else None
+        return configure(self.options, adapters.trained_parameters(self).values(), last)
+
+    # Text
+
+    def generate(
+        self,
+        prompts: Texts,
+        n: int = 1,
+        temperature: float = 0.7,
+        top_p: float = 1.0,
+        max_new_tokens: int = 80,
+        seed: int = 0,
+        raw: bool = False,
+        stop: Texts = (),
+        strip: bool = True,
+    ) -> list[list[str]]:
+        """Completes each prompt n times, ``raw`` without the adapter; see `fedlight.modules.language.generation`."""
+        self.configure_model()
+        drawn: dict[str, Any] = {"n": n, "temperature": temperature, "top_p": top_p, "seed": seed}
+        drawn |= {"max_new_tokens": max_new_tokens, "stop": stop, "strip": strip}
+        with adapters.base_alone(self.network, raw):
+            return complete(self.causal_lm, self.tokenizer, prompts, **drawn)
+
+    def fits(self, prompts: Texts, new_tokens: int) -> list[bool]:
+        """Whether each prompt fits into the model with so many tokens behind it."""
+        self.configure_model()
+        return fits(self.causal_lm, self.tokenizer, prompts, new_tokens)
+
+    def log_likelihoods(self, prompts: Texts, continuations: Sequence[Texts], raw: bool = False) -> Scores:
+        """How likely each continuation is, ``raw`` without the adapter; see :mod:`fedlight.modules.language.scoring`."""
+        self.configure_model()
+        with adapters.base_alone(self.network, raw):
+            return scoring.log_likelihoods(self.causal_lm, self.tokenizer, prompts, continuations)
+
+    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        options = {name: self.options[name] for name in ("temperature", "top_p", "max_new_tokens")}
+        # Not of batch_idx: a run that goes on from the tenth batch counts it as the first.
+        seed = derive_seed(self.options.seed, "completions", *batch["prompt"])
+        return self.generate(batch["prompt"], n=self.options.completions, seed=seed, **options)
+
+    # Saving
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """What is trained, and nothing of the base."""
+        return {name: weight.detach() for name, weight in adapters.trained_parameters(self).items()}
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """Takes over a :meth:`state_dict`; its names and shapes have to be those of this module.
+
+        Raises:
+            ValueError: they are not.
+        """
+        checkpoints.copy_state(state_dict, adapters.trained_parameters(self))
+        return nn.modules.module._IncompatibleKeys([], [])
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[checkpoints.BASE_KEY] = dict(self.base)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoints.check_base(checkpoint.get(checkpoints.BASE_KEY), self.base)
+        if self._trainer is not None and self._trainer.state.fn == "fit":
+            checkpoints.check_optimizer_settings(checkpoint["hyper_parameters"], self.hparams)
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls, checkpoint_path: str | Path, *, weights_only: bool = True, **kwargs: Any
+    ) -> "LanguageModule":
+        """Builds the module anew: the base from its folder, the adapter from the checkpoint.
+
+        Args:
+            checkpoint_path: a file that a Trainer saved.
+            weights_only: unpickle nothing but tensors and plain values.
+            kwargs: constructor arguments that replace those in the checkpoint, such as ``model`` where it moved.
+
+        Raises:
+            FileNotFoundError: there is no such file, or no such model.
+            ValueError: the file is damaged, or belongs to another model.
+        """
+        check_readable(checkpoint_path)
+        return super().load_from_checkpoint(checkpoint_path, weights_only=weights_only, **kwargs)
+
+    def save_adapter(self, folder: str | Path) -> None:
+        """Writes the adapter as a folder that ``PeftModel.from_pretrained`` and ``adapter=`` read.
+
+        Several become one such folder each, ``folder/adapter0`` and so on; ``adapter=`` reads them all, too.
+
+        Raises:
+            ValueError: the folder has another number of adapters.
+        """
+        adapter_folders.save_adapters(self.network, folder)
+
+    def save_merged(self, folder: str | Path) -> None:
+        """Writes base and adapter as one model, which ``model=`` reads; the module itself stays as it is.
+
+        Raises:
+            ValueError: the base is quantized, or there are several adapters.
+        """
+        adapters.merged(self.network, self.options.base).save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
