@@ -5,8 +5,9 @@ FederatedLoop``. A name is looked up in its file when it is first asked for, so 
 Lightning. In a config, ``class_path: fedlight.FedProx`` and the name alone mean the same class.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedlight.support.lazy import lazy_names
 
 __version__ = "0.1.0"
 
@@ -129,12 +130,7 @@ _FILES = {
 __all__ = ["__version__", *_FILES]
 
 
-def __getattr__(name: str) -> Any:
-    """Imports the file of a public name when the name is first asked for (PEP 562)."""
-    if name not in _FILES:
-        raise AttributeError(f"module 'fedlight' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"fedlight.{_FILES[name]}"), name)
-    return value
+__getattr__ = lazy_names(__name__, _FILES)
 
 
 def __dir__() -> list[str]:

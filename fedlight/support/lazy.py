@@ -1,0 +1,31 @@
+"""Public names of a package, imported when they are first asked for (PEP 562)."""
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazy_names(package: str, files: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package that imports the file of a public name on first use.
+
+    So ``import fedlight`` loads neither torch nor Lightning, and rooms do not import each other through their packages.
+
+    Args:
+        package: the package's ``__name__``.
+        files: public name -> module that defines it, relative to the package.
+
+    Example:
+        >>> find = lazy_names("fedlight.support", {"derive_seed": "seeding"})
+        >>> find("derive_seed").__module__
+        'fedlight.support.seeding'
+    """
+
+    def __getattr__(name: str) -> Any:
+        if name not in files:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{package}.{files[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return __getattr__
