@@ -1,8 +1,8 @@
-"""When a device is there: always, with a probability, or in the intervals of a trace.
+"""Availability of a device: always, with a probability, or in the intervals of a trace.
 
 A phone trains while it is idle, charges and is on Wi-Fi, mostly at night: Bonawitz et al., "Towards Federated Learning
-at Scale: System Design", MLSys 2019, https://arxiv.org/abs/1902.01046. Everything is a function of the virtual time and
-of (seed, round, client), so that a resumed run meets the same devices.
+at Scale: System Design", MLSys 2019, https://arxiv.org/abs/1902.01046. All is a function of the virtual time and of
+(seed, round, client), so a resumed run meets the same devices.
 """
 
 from bisect import bisect_right
@@ -22,28 +22,28 @@ DAY = 24 * HOUR
 
 
 class Availability(Protocol):
-    """Whether a device is there when the server asks it, and until when it stays."""
+    """Times at which a device can be asked, and until when it stays."""
 
     def available_until(self, now_seconds: float, seed: int, round_idx: int, client_id: str) -> float | None:
-        """The virtual time at which the stretch ends that ``now_seconds`` lies in, None if the device is absent.
+        """Return the virtual time until which the device stays, None if it is absent at ``now_seconds``.
 
         Args:
             now_seconds: virtual time since the run's start, at least 0.
             seed: the run's.
             round_idx: the round for which the client was sampled.
-            client_id: whose device it is.
+            client_id: the device's owner.
 
         Returns:
             Seconds since the run's start, above ``now_seconds``; infinity where no end is known.
         """
 
     def visits_per_day(self, seconds: float) -> float:
-        """How many visits of so many seconds, one after the other, a day has room for on average."""
+        """Return how many visits of so many seconds, one after the other, a day has room for on average."""
 
 
 @dataclass(frozen=True)
 class Always:
-    """There whenever it is asked.
+    """Available at any time.
 
     Example:
         >>> Always().available_until(5.0, seed=0, round_idx=0, client_id="c1")
@@ -61,13 +61,13 @@ class Always:
 
 @dataclass(frozen=True)
 class Chance:
-    """There with a probability, drawn anew for each round and client; who is there stays for the round.
+    """Available with a probability, drawn for each round and client, and then for the whole round.
 
     Args:
         probability: in [0, 1].
 
     Raises:
-        ValueError: it is not.
+        ValueError: ``probability`` is out of its range.
 
     Example:
         >>> rounds = [Chance(0.25).available_until(0.0, 0, r, "c1") for r in range(1000)]
@@ -93,14 +93,14 @@ class Chance:
 
 @dataclass(frozen=True)
 class Trace:
-    """There in half-open intervals ``[start, end)``, in hours since the run's start, looked up by binary search.
+    """Available in half-open intervals ``[start, end)``, in hours since the run's start, looked up by binary search.
 
     Args:
         intervals_hours: ``((start, end), ...)`` in order, without overlap. With a period, starts lie in [0, period), and the
             last interval may run into the next one: ``(22, 30)`` of 24 hours is from ten in the evening to six.
-        period_hours: after which the intervals come again; None for a trace that ends.
+        period_hours: time after which the intervals repeat; None for a trace that ends.
         spread_hours: each client's intervals lie later by a time of its own in [0, ``spread_hours``), drawn by seed and
-            client, so that not all come and go at once.
+            client, so that not all clients come and go at once.
 
     Raises:
         ValueError: intervals are empty, out of order, overlap or lie outside of the period.
@@ -136,12 +136,12 @@ class Trace:
         before = bisect_right(starts, time) - 1
         if before >= 0 and time < ends[before]:
             return now_seconds + (ends[before] - time)
-        if period and time + period < ends[-1]:  # in what is left of the last period's last stretch
+        if period and time + period < ends[-1]:  # in the rest of the last period's last interval
             return now_seconds + (ends[-1] - period - time)
         return None
 
     def visits_per_day(self, seconds: float) -> float:
-        """See :meth:`Availability.visits_per_day`; a visit that is longer than a stretch is never through in it."""
+        """See :meth:`Availability.visits_per_day`; a visit longer than an interval never ends in it."""
         starts, ends = self._stretches
         if ends[-1] == inf:
             return DAY / seconds
@@ -155,7 +155,7 @@ class Trace:
 
     @cached_property
     def _stretches(self) -> tuple[list[float], list[float]]:
-        """Starts and ends in seconds, those that touch made one: nobody leaves at the seam."""
+        """Starts and ends in seconds, with intervals that touch joined: no client leaves between them."""
         stretches: list[list[float]] = []
         for start, end in self.intervals_hours:
             if stretches and stretches[-1][1] == start * HOUR:
@@ -170,7 +170,7 @@ class Trace:
 
 
 def _check_intervals(intervals: Sequence[tuple[float, float]], period: float | None) -> None:
-    """Refuses what :class:`Trace` cannot look up."""
+    """Raise ValueError for intervals that are empty, out of order, overlapping or outside of the period."""
     if not intervals:
         raise ValueError("availability.intervals_hours is empty: give at least one [start, end]")
     last_end = 0.0
@@ -202,13 +202,13 @@ class Hours:
 
 
 def parse_availability(value: Any) -> Availability:
-    """What a device's YAML says of its availability.
+    """Return the availability that a device's YAML describes.
 
     Args:
         value: ``"always"``, a probability, or a mapping with the fields of :class:`Trace`.
 
     Raises:
-        ValueError: it is none of these, or out of range.
+        ValueError: ``value`` is none of these, or out of range.
 
     Example:
         >>> parse_availability(0.7)

@@ -1,4 +1,4 @@
-"""The virtual clock of a round: who is there, who is through in time, what each has spent until then, how long it took.
+"""Virtual clock of a round: who takes part, what each client has spent, and how long the round took.
 
 A visit downloads, computes and uploads, one after the other, at the constant speeds of its device. The server asks more
 clients than it wants ("over-selection") and closes the round when it has enough or the deadline is over: Bonawitz et
@@ -13,22 +13,22 @@ from fedlight.devices.device import Device
 from fedlight.federation.divergence import DIVERGED
 
 IDLE_SECONDS = 600.0
-"""How long the server waits before it asks again, where nobody came and there is no deadline: so that traces move on."""
+"""Wait of the server after a round without clients and without a deadline; lets traces move on."""
 
 REASONS = ("absent", "out_of_memory", "left", "late", "surplus")
-"""Why a client did not get through a round, in the order in which they are looked at."""
+"""Reasons why a client did not finish a round, in the order in which they are checked."""
 
 NO_PART = (*REASONS, DIVERGED)
-"""Why a client did not take part in a round: it did not get through, or what it trained was not finite."""
+"""Reasons why a client did not take part: it did not finish, or what it trained was not finite."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a client is asked to do in a round; several visits of one client are one job.
+    """Work of one client in a round; several visits of a client are one job.
 
     Attributes:
-        client_id: whose it is; no two jobs of a round have the same.
-        device: on which it runs.
+        client_id: the client; no two jobs of a round have the same.
+        device: the device on which it runs.
         flops: floating point operations of the training.
         bytes_down: of the payload from the server.
         bytes_up: of the payload to the server.
@@ -61,10 +61,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job, and what it has spent until it was done or stopped.
+    """Result of a job, with what it has spent until it was done or stopped.
 
     Attributes:
-        client_id: whose it was.
+        client_id: the client.
         reason: "" for a client that took part, else ``absent`` (not there when asked), ``out_of_memory`` (declines before
             the download), ``left`` (gone before it was through), ``late`` (not through at the deadline) or ``surplus``
             (the server had enough from others). The first two spend nothing.
@@ -95,22 +95,22 @@ def run_round(
     deadline_seconds: float | None,
     draw: tuple[int, int],
 ) -> tuple[list[Outcome], float]:
-    """Lets every job run on the virtual clock.
+    """Run every job on the virtual clock.
 
-    The round ends with the ``wanted``-th client that is through. If fewer get through, it ends at the deadline where
-    somebody is still at work then, else with the last to finish or leave. With nobody at work at all the server waits for
-    the deadline, or :data:`IDLE_SECONDS` without one. Who is through at the very moment of the deadline, or of leaving,
-    is in time; of several that are through at once, the lower client id comes first.
+    The round ends with the ``wanted``-th client that finishes. If fewer finish, it ends at the deadline if a client is still
+    at work then, else with the last one to finish or leave. With no client at work the server waits for the deadline, or
+    :data:`IDLE_SECONDS` without one. A client that finishes exactly at the deadline, or when it leaves, is in time; of
+    several that finish at once, the lower client id comes first.
 
     Args:
         now_seconds: virtual time at which the round begins, at least 0.
-        jobs: of the clients that were asked.
-        wanted: clients whose work the server wants, at least 1.
-        deadline_seconds: longest that the round may take, above 0; None for as long as it takes.
+        jobs: one for each client that was asked.
+        wanted: number of clients that the server wants, at least 1.
+        deadline_seconds: most that the round may take, above 0; None without a limit.
         draw: (seed of the run, round).
 
     Returns:
-        The outcomes, in the order of ``jobs``, and the seconds that the round took.
+        Outcomes in the order of ``jobs``, and the seconds that the round took.
 
     Example:
         >>> fast = Device("fast", memory_gib=8, tflops=2, utilisation=0.5, download_mbps=8, upload_mbps=8, watts=5)
@@ -149,7 +149,7 @@ def run_round(
 
 
 def _outcome(job: Job, reason: str, seconds: float) -> Outcome:
-    """What ``job`` has spent when it is done or stopped after ``seconds``, whichever comes first."""
+    """Return what ``job`` has spent when it is done or stopped after ``seconds``, whichever comes first."""
     if reason in ("absent", "out_of_memory"):
         return Outcome(job.client_id, reason)
     download, compute, upload = job.phases

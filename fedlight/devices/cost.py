@@ -1,4 +1,4 @@
-"""What one training step costs: FLOPs and bytes of activations, counted once for each shape of a batch."""
+"""Cost of one training step: FLOPs and bytes of activations, counted once for each shape of a batch."""
 
 import copy
 import inspect
@@ -24,11 +24,11 @@ logger = logging.getLogger("fedlight")
 
 @dataclass(frozen=True)
 class StepCost:
-    """What forward and backward pass of one batch cost.
+    """Cost of the forward and backward pass of one batch.
 
     Args:
-        flops: 2 for a multiplication with its addition.
-        activation_bytes: most that live at once beyond weights, their gradients and the batch.
+        flops: floating point operations, 2 for a multiplication with its addition.
+        activation_bytes: most bytes that live at once beyond weights, their gradients and the batch.
     """
 
     flops: int
@@ -37,43 +37,42 @@ class StepCost:
 
 @runtime_checkable
 class Sketched(Protocol):
-    """A module that has a copy without weights, on which a step can be counted before anything is loaded."""
+    """Module that has a copy without weights, on which a step can be counted before anything is loaded."""
 
     def skeleton(self) -> "Sketched":
-        """The same module with meta tensors for weights."""
+        """Return the same module with meta tensors for weights."""
 
     def sketch_batch(self, shape: BatchShape) -> Any:
-        """A batch of that shape."""
+        """Return a batch of that shape."""
 
     def sketch_losses(self, batch: Any) -> Tensor:
-        """One loss per example, by all that a step computes, ``(batch,)``."""
+        """Return one loss per example, ``(batch,)``, by everything that a step computes."""
 
 
 @runtime_checkable
 class Checkpointed(Protocol):
-    """A module that can compute activations a second time instead of keeping them."""
+    """Module that can recompute activations in the backward pass instead of keeping them."""
 
     def checkpoint_gradients(self, enabled: bool) -> None:
-        """Turns that on or off."""
+        """Turn recomputation on or off."""
 
 
 class CostMeter:
-    """Counts what a training step of a module costs, as a pure function of the batch's shape.
+    """Meter of a training step's cost, as a pure function of the batch's shape.
 
-    Nothing of the weights is read and next to nothing computed: see :mod:`fedlight.devices.shape_run`. Of a
-    :class:`Sketched` module a skeleton is counted, whose base is in 16 bits as on a device. Of any other the
-    ``training_step`` is run on a copy without weights; where that is not possible, because the step depends on values
-    that the weights give or was put on this one object, once per shape on the module itself, which stays as it is, the
-    random stream too: see :mod:`fedlight.devices.undisturbed`.
-    What kernels take for themselves while they run is left out.
+    No weights are read and next to nothing is computed: see :mod:`fedlight.devices.shape_run`. A :class:`Sketched` module is
+    counted on its skeleton, whose base is in 16 bits as on a device. Any other module runs its ``training_step`` on a copy
+    without weights. Where that fails, because the step depends on values of the weights or was set on this one object, it
+    runs once per shape on the module itself, which stays as it is, as does the random stream: see
+    :mod:`fedlight.devices.undisturbed`. Memory that kernels take while they run is left out.
 
     Args:
-        module: what is trained, or a skeleton of it.
-        example_batch: gives a batch of so many examples; needed for a module without a skeleton, and for no other.
+        module: module that is trained, or a skeleton of it.
+        example_batch: function that returns a batch of so many examples; needed for a module without a skeleton only.
 
     Attributes:
-        module: what is counted: the skeleton, or the module itself.
-        checkpoints: can activations be computed twice instead of kept?
+        module: counted module: the skeleton, or the module itself.
+        checkpoints: whether activations can be recomputed instead of kept.
 
     Raises:
         ValueError: the module has no skeleton, and there is no ``example_batch``, or its step optimizes by itself.
@@ -100,13 +99,13 @@ class CostMeter:
         self._costs: dict[tuple[BatchShape, bool], StepCost] = {}
 
     def cost(self, shape: BatchShape, checkpointing: bool = False) -> StepCost:
-        """Of one step on a batch of that shape; what it follows from is counted when it is asked for first.
+        """Return the cost of one step on a batch of that shape, counted when it is first needed.
 
         Costs of texts follow from those of a few lengths and sizes, see :mod:`fedlight.devices.interpolation`.
 
         Args:
-            shape: of the batch.
-            checkpointing: recompute activations in the backward pass.
+            shape: shape of the batch.
+            checkpointing: whether to recompute activations in the backward pass.
 
         Raises:
             ValueError: ``checkpointing``, and the module has no ``checkpoint_gradients``.
@@ -135,13 +134,13 @@ class CostMeter:
         assert self._example_batch is not None
         with torch.random.fork_rng():
             batch = self._example_batch(shape.examples)
-        # A step that was put on this one object may hold on to it, and would run it on behalf of the copy, too.
+        # A step that was set on this one object may refer to it, and would run on it instead of on the copy.
         if "training_step" not in vars(self.module):
             try:
                 if self._ghost is None:
                     self._ghost = without_weights(self.module)
                 return _step_cost(self._ghost, batch, checkpointing)
-            # There is no end to what may need values. What is wrong with the step itself is raised below.
+            # Anything may need values. An error of the step itself is raised by the real step below.
             except Exception as error:
                 name, why = type(self.module).__name__, type(error).__name__
                 logger.info(
@@ -163,7 +162,7 @@ def _step_cost(module: Any, batch: Any, checkpointing: bool) -> StepCost:
 
 
 def _arguments(step: Callable[..., Any], batch: Any) -> tuple[Any, ...]:
-    """As Lightning gives them: the number of the batch only to a step that takes it."""
+    """Return the arguments that Lightning gives: the number of the batch only to a step that takes it."""
     try:
         inspect.signature(step).bind(batch, 0)
     except TypeError:
@@ -174,7 +173,7 @@ def _arguments(step: Callable[..., Any], batch: Any) -> tuple[Any, ...]:
 def _counted(module: Any, batch: Any, step: Callable[[], Tensor], checkpointing: bool) -> StepCost:
     module.train()
     known = [*module.parameters(), *module.buffers(), *tensors(batch)]
-    for weight in module.parameters():  # as in a step that adds to the gradients of the one before
+    for weight in module.parameters():  # as in a step that adds to gradients of the one before
         if weight.requires_grad and weight.grad is None:
             weight.grad = torch.zeros_like(weight)
     known += [weight.grad for weight in known if weight.grad is not None]
@@ -186,7 +185,7 @@ def _counted(module: Any, batch: Any, step: Callable[[], Tensor], checkpointing:
 
 
 def without_weights(module: nn.Module) -> nn.Module:
-    """A copy with meta tensors for parameters and buffers, without its trainer; no weight is copied.
+    """Return a copy with meta tensors for parameters and buffers, without its trainer; no weight is copied.
 
     Example:
         >>> layer = nn.Linear(2, 3)

@@ -1,4 +1,4 @@
-"""Which client has which device: kinds of devices with weights, dealt out by seed."""
+"""Fleet of devices: which client has which, drawn by seed from kinds of devices with weights."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,21 +13,21 @@ from fedlight.support.seeding import derive_seed
 
 
 class Fleet:
-    """A weighted list of devices.
+    """Weighted list of devices.
 
     Args:
-        devices: name of a profile, or a YAML file of one's own -> weight above 0; weights need not sum to 1. Or the name of
+        devices: name of a profile, or a YAML file of your own -> weight above 0; weights need not sum to 1. Or the name of
             a fleet of fedlight, such as ``"phones"``.
-        seed: decides who has what.
-        scale: so many times less memory, speed and bandwidth than the profiles say, above 0: where a small model stands in
-            for one that is so many times larger.
+        seed: seed of the draw.
+        scale: divisor of the profiles' memory, speed and bandwidth, above 0; for a small model that stands in for one that
+            is so many times larger.
 
     Attributes:
         devices: name -> device, in the order given.
         weights: name -> share of the clients, summing to 1.
 
     Raises:
-        FileNotFoundError: there is no such profile, or no such fleet.
+        FileNotFoundError: there is no such profile or fleet.
         ValueError: there is no device, a weight or the scale is not above 0, or two files have one name.
     """
 
@@ -40,7 +40,9 @@ class Fleet:
             raise ValueError("fleet.devices is empty: name at least one, such as {pixel_8_pro: 1}")
         for name, weight in devices.items():
             if not 0 < weight < inf:
-                raise ValueError(f"fleet.devices.{name}={weight} must be above 0: leave out what nobody has")
+                raise ValueError(
+                    f"fleet.devices.{name}={weight} must be above 0: leave out a device that no client has"
+                )
         loaded = [_scaled(load_device(name), scale) for name in devices]
         self.devices = {device.name: device for device in loaded}
         if len(self.devices) < len(loaded):
@@ -53,10 +55,10 @@ class Fleet:
         self.seed = seed
 
     def assign(self, client_ids: Iterable[str]) -> dict[str, Device]:
-        """Each client's device, as near to the weights as whole clients allow.
+        """Return each client's device, as near to the weights as whole clients allow.
 
         Args:
-            client_ids: of all clients of the federation, each once; their order does not matter.
+            client_ids: ids of all clients, each once; their order does not matter.
 
         Returns:
             Client id -> device, in the order of the ids.
@@ -73,7 +75,7 @@ class Fleet:
 
 
 def known_fleets() -> list[str]:
-    """Names of the fleets that come with fedlight, sorted."""
+    """Return the names of fedlight's fleets, sorted."""
     return sorted(file.stem for file in conf_path("devices/fleets").glob("*.yaml"))
 
 
@@ -93,9 +95,9 @@ def _scaled(device: Device, scale: float) -> Device:
 
 
 def apportion(shares: list[float], total: int) -> list[int]:
-    """Whole numbers that sum to ``total`` and are nearest to the shares of it, by the method of largest remainders.
+    """Return whole numbers that sum to ``total``, nearest to the shares of it (method of largest remainders).
 
-    Equal remainders go to what stands first.
+    Of equal remainders the first is rounded up.
 
     Args:
         shares: at least 0, summing to 1.
@@ -105,7 +107,9 @@ def apportion(shares: list[float], total: int) -> list[int]:
         >>> apportion([0.5, 0.3, 0.2], 4)
         [2, 1, 1]
     """
-    quotas = [round(share * total, 9) for share in shares]  # 0.1 + 0.2 is no reason for another phone
+    quotas = [
+        round(share * total, 9) for share in shares
+    ]  # 0.1 + 0.2 is 0.3 plus a rounding error, which must not decide
     counts = [int(quota) for quota in quotas]
     by_remainder = sorted(range(len(shares)), key=lambda i: (counts[i] - quotas[i], i))
     for i in by_remainder[: total - sum(counts)]:

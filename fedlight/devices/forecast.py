@@ -1,4 +1,4 @@
-"""What a visit would take of a device, before anything is loaded: does it fit, how long is it, and what would help."""
+"""Forecast of a visit before anything is loaded: whether it fits a device, how long it takes, and what would help."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
@@ -11,21 +11,21 @@ from fedlight.devices.memory import Fit, Footprint, fit, parts, resting_footprin
 from fedlight.devices.shape import BatchShape
 
 SHORTEST_TEXT = 16
-"""Texts are not cut below so many tokens in the search for what fits."""
+"""Least number of tokens to which texts are cut in the search for what fits."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is asked of every device: equal batches of the longest texts there are.
+    """Work of a visit: equal batches of the longest texts.
 
     Attributes:
-        meter: of the module that is trained.
+        meter: meter of the trained module.
         trained: names of the parameters that a visit trains.
-        moment_bytes_per_weight: of the optimizer.
-        shape: of each batch.
-        num_batches: of a visit.
-        bytes_down: from the server.
-        bytes_up: to the server.
+        moment_bytes_per_weight: bytes of the optimizer's state.
+        shape: shape of each batch.
+        num_batches: batches of a visit.
+        bytes_down: bytes from the server.
+        bytes_up: bytes to the server.
     """
 
     meter: CostMeter
@@ -37,29 +37,28 @@ class Workload:
     bytes_up: int
 
     def resting(self, weight_bits: int) -> Footprint:
-        """Memory without activations, with a base of so many bits."""
+        """Return the memory without activations, with a base of so many bits."""
         return resting_footprint(self.meter.module, weight_bits, self.moment_bytes_per_weight, self.trained)
 
     def shortened(self, tokens: int) -> "Workload":
-        """The same with texts of so many tokens; the share of labelled ones stays."""
-        responses = (
-            self.shape.responses * (tokens - 1) // max(1, self.shape.tokens - 1)
-        )  # the first is never one
+        """Return the same work with texts of so many tokens and the same share of labelled ones."""
+        # The first token of a text is never labelled.
+        responses = self.shape.responses * (tokens - 1) // max(1, self.shape.tokens - 1)
         return replace(self, shape=replace(self.shape, tokens=tokens, responses=responses))
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """A visit of one device.
+    """Forecast of a visit on one device.
 
     Attributes:
-        device: whose it is.
-        fit: how it was made to fit, or the smallest that was found.
-        reason: "" if it takes part, else as in :class:`~fedlight.devices.clock.Outcome`: ``out_of_memory``, ``late`` (it
-            takes longer than the deadline) or ``left`` (longer than the device ever stays).
-        job: what the clock is told.
-        joules: of a whole visit.
-        rounds_per_day: visits that the device could do one after the other while it is there; 0 where it is out of memory.
+        device: the device.
+        fit: how the visit was made to fit, or the smallest way if it does not.
+        reason: "" if the device takes part, else as in :class:`~fedlight.devices.clock.Outcome`: ``out_of_memory``, ``late``
+            (it takes longer than the deadline) or ``left`` (longer than the device ever stays).
+        job: the visit as the clock takes it.
+        joules: energy of a whole visit.
+        rounds_per_day: visits that the device could do one after the other while it is available; 0 if out of memory.
     """
 
     device: Device
@@ -71,13 +70,7 @@ class Forecast:
 
 
 def forecast(device: Device, work: Workload, deadline_seconds: float | None = None) -> Forecast:
-    """What a visit would be for a device.
-
-    Args:
-        device: of the client.
-        work: what is asked.
-        deadline_seconds: of a round; None without one.
-    """
+    """Return the forecast of a visit; ``deadline_seconds`` is that of a round, None without one."""
     batches = [work.shape] * work.num_batches
     found = fit([work.shape], work.meter, device.budget_bytes, work.resting(device.weight_bits))
     flops = visit_flops(batches, work.meter, found)
@@ -94,7 +87,7 @@ def forecast(device: Device, work: Workload, deadline_seconds: float | None = No
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change with which a device has memory enough: bits of its base, and tokens of the longest text."""
+    """Change with which a device has enough memory: bits of its base, and tokens of the longest text."""
 
     weight_bits: int
     tokens: int
@@ -105,11 +98,11 @@ class Plan:
     """Forecast of a run's visits on every device: the result of ``fedlight plan``.
 
     Attributes:
-        settings: what a visit was taken to be: model, examples and tokens of a batch, batches, and so on.
+        settings: assumptions about a visit: model, examples and tokens of a batch, batches, and so on.
         shares: device -> share of the fleet; empty without a fleet.
         forecasts: one for each device.
-        remedies: device that is out of memory -> what would let it take part.
-        least_base_bytes: what the frozen weights take at 4 bits, below which nothing helps.
+        remedies: device that is out of memory -> changes with which it could take part.
+        least_base_bytes: bytes of the frozen weights at 4 bits, below which nothing helps.
     """
 
     settings: dict[str, Any]
@@ -120,12 +113,10 @@ class Plan:
 
 
 def remedies(device: Device, work: Workload) -> list[Remedy]:
-    """What would let a device take part that is out of memory, by trying.
+    """Return at most two changes, found by trying, with which a device that is out of memory could take part.
 
-    Fewer bits, as many as possible; shorter texts, halved until they fit; both only where neither helps alone.
-
-    Returns:
-        At most two; none where nothing helps.
+    They are as many bits as possible below the device's, and texts halved until they fit; both at once only where neither
+    helps alone.
     """
     longest = work.shape.tokens
     fewer = (Remedy(bits, longest) for bits in WEIGHT_BITS if bits < device.weight_bits)
@@ -142,7 +133,7 @@ def _shorter(weight_bits: int, tokens: int) -> Iterator[Remedy]:
 
 
 def _first(device: Device, work: Workload, changes: Iterator[Remedy]) -> Remedy | None:
-    """The first change with which the device has memory enough for one example at a time."""
+    """Return the first change with which the device has enough memory for one example at a time."""
     for change in changes:
         resting = work.resting(change.weight_bits)
         if resting.peak_bytes < device.budget_bytes:

@@ -1,18 +1,18 @@
-"""What the machine that this process runs on can do, as opposed to the devices that it emulates.
+"""Hardware of the machine that this process runs on, as opposed to the devices that it emulates.
 
-Every question about its hardware is asked here and by these names, so that a test can answer it either way.
+Every question about it is asked through these functions, so that a test can answer it either way.
 """
 
 import torch
 
 
 def has_cuda() -> bool:
-    """Is there an NVIDIA GPU that torch can use?"""
+    """Return whether torch can use an NVIDIA GPU."""
     return torch.cuda.is_available()
 
 
 def choose_device(device: str = "auto") -> torch.device:
-    """The device of a setting.
+    """Return the torch device of a setting.
 
     Args:
         device: ``auto`` for the GPU where there is one, or what ``torch.device`` takes.
@@ -27,9 +27,9 @@ def choose_device(device: str = "auto") -> torch.device:
 
 
 def computes_bf16(device: torch.device) -> bool:
-    """Has a device instructions for products in bf16? Without them each is computed in fp32 and rounded, which is slow.
+    """Return whether a device has instructions for products in bf16; without them fp32 is computed and rounded, slowly.
 
-    A processor counts as without them where torch cannot tell (before 2.11), or is told not to use them
+    A processor counts as without them if torch cannot tell (before 2.11) or does not use them
     (``ATEN_CPU_CAPABILITY=avx2`` in the environment).
 
     Example:

@@ -1,9 +1,9 @@
-"""The cost of a batch of any size from that of a few: texts have hundreds of lengths, and counting one takes half a step.
+"""Cost of a batch of any size from the costs of a few: texts have hundreds of lengths, and counting one takes half a step.
 
-What a step costs is a polynomial in the shape of its batch: linear in the examples and in the share of labelled tokens,
-quadratic in the length of the texts (attention). So between sizes that are counted, of which each doubles the one before it,
-FLOPs follow exactly. The peak of memory is the largest of several such polynomials, so it follows exactly as long as
-the same moment of the step is the peak, else very nearly.
+The cost of a step is a polynomial in the shape of its batch: linear in the examples and in the share of labelled tokens,
+quadratic in the length of the texts (attention). Each counted size doubles the one before it, and between two of them FLOPs
+follow exactly. The peak of memory is the largest of several such polynomials: it follows exactly as long as the same moment
+of the step is the peak, else very nearly.
 """
 
 from fractions import Fraction
@@ -12,14 +12,14 @@ from itertools import product
 from fedlight.devices.shape import BatchShape
 
 LINE, CURVE = (1, 2), (1, Fraction(3, 2), 2)
-"""Where values between a power of two and the next are taken from, as multiples of the lower one."""
+"""Nodes of the interpolation between a power of two and the next, as multiples of the lower one."""
 
 
 def anchors(shape: BatchShape) -> dict[BatchShape, Fraction]:
-    """Shapes that are counted for this one, with the weights of their costs; a pure function of the shape.
+    """Return the shapes from whose costs that of this shape follows, with their weights; a pure function of the shape.
 
     Args:
-        shape: of texts.
+        shape: shape of a batch of texts.
 
     Example:
         >>> for anchor, weight in anchors(BatchShape(examples=4, tokens=40)).items():
@@ -48,7 +48,7 @@ def anchors(shape: BatchShape) -> dict[BatchShape, Fraction]:
 
 
 def _around(value: Fraction, nodes: tuple[int | Fraction, ...]) -> dict[Fraction, Fraction]:
-    """Lagrange's weights of ``nodes`` times the power of two below ``value``; without those that are 0."""
+    """Return Lagrange's weights of ``nodes`` times the power of two below ``value``, without zeros."""
     low = Fraction(2) ** (value.numerator.bit_length() - value.denominator.bit_length())
     low = low / 2 if low > value else low * 2 if low * 2 <= value else low
     x = value / low

@@ -1,11 +1,10 @@
-"""What a visit takes of a device's memory, part by part, and how it is made to fit.
+"""Memory of a visit on a device, part by part, and how the visit is made to fit.
 
-The peak of a training step is the sum of a base, frozen and rounded to ``weight_bits``; of the adapter that is trained;
-of its gradients and the optimizer's moments; and of the activations of one batch, as
-:class:`~fedlight.devices.cost.CostMeter` counts them. Too large a batch is first taken in smaller parts, whose gradients
-are added up, then its activations are computed twice instead of kept. Either way the gradients are the same up to rounding.
-Left out is what kernels take for themselves while they run, such as one layer's weights in 16 bits where they are not
-multiplied in their rounded form.
+The peak of a training step is the sum of the frozen base, rounded to ``weight_bits``; the trained adapter; its gradients and
+the optimizer's moments; and the activations of one batch, as :class:`~fedlight.devices.cost.CostMeter` counts them. A batch
+that is too large is split into smaller parts whose gradients are added up; if that is not enough, activations are recomputed
+instead of kept. Either way the gradients are the same up to rounding. Memory that kernels take while they run is left out,
+such as one layer's weights in 16 bits where they are not multiplied in their rounded form.
 """
 
 import copy
@@ -13,7 +12,7 @@ import inspect
 import math
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from fedlight.devices.quantization import quantizable_layers
 from fedlight.devices.shape import BatchShape
 
 NF4_BLOCK = 64
-"""Weights that share a scale in an NF4 base."""
+"""Number of weights that share a scale in an NF4 base."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +32,11 @@ class Footprint:
     """Bytes of a visit at its peak, by part.
 
     Args:
-        base_bytes: of all frozen weights, in the device's precision.
-        adapter_bytes: of what is trained.
-        gradient_bytes: of its gradients.
-        moment_bytes: of the optimizer's state.
-        activation_bytes: of one step; 0 where nothing runs.
+        base_bytes: all frozen weights, in the device's precision.
+        adapter_bytes: trained weights.
+        gradient_bytes: gradients of the trained weights.
+        moment_bytes: state of the optimizer.
+        activation_bytes: activations of one step; 0 where nothing runs.
 
     Example:
         >>> Footprint(10, 4, 4, 8, 100).peak_bytes
@@ -52,25 +51,19 @@ class Footprint:
 
     @property
     def peak_bytes(self) -> int:
-        """The sum."""
-        return (
-            self.base_bytes
-            + self.adapter_bytes
-            + self.gradient_bytes
-            + self.moment_bytes
-            + self.activation_bytes
-        )
+        """Sum of all parts."""
+        return sum(astuple(self))
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How a visit is made to fit a device.
+    """Way in which a visit is made to fit a device.
 
     Args:
-        micro_batch: most examples that are computed at a time; the largest batch's where it fits as a whole.
-        checkpointing: are activations computed twice instead of kept?
-        footprint: at the peak of the visit.
-        fits: is that within the budget? If not, this is the smallest that can be had.
+        micro_batch: most examples that are computed at a time; those of the largest batch where it fits as a whole.
+        checkpointing: whether activations are recomputed instead of kept.
+        footprint: memory at the peak of the visit.
+        fits: whether that is within the budget; if not, this is the smallest footprint there is.
     """
 
     micro_batch: int
@@ -85,11 +78,11 @@ def resting_footprint(
     moment_bytes_per_weight: float,
     trained: Collection[str] | None = None,
 ) -> Footprint:
-    """What a visit takes before its first step, without activations.
+    """Return the memory of a visit before its first step, without activations.
 
     Frozen ``nn.Linear`` layers that bitsandbytes quantizes take 2 bytes a weight at 16 bits, 1 and a 4-byte scale a row
-    at 8, 1/2 and a 4-byte scale for each 64 weights at 4. Whatever else is frozen takes 2 bytes a weight, and what is
-    trained is fp32. A weight that two layers share counts once.
+    at 8, 1/2 and a 4-byte scale for each 64 weights at 4. Other frozen weights take 2 bytes each, and trained ones are fp32.
+    A weight that two layers share counts once.
 
     Args:
         module: skeleton or loaded; its weights are not read.
@@ -99,7 +92,7 @@ def resting_footprint(
             are not on the device. None for all that require a gradient.
 
     Raises:
-        ValueError: ``weight_bits`` is another.
+        ValueError: ``weight_bits`` is not 16, 8 or 4.
 
     Example:
         >>> frozen, trained = nn.Linear(64, 8, bias=False).requires_grad_(False), nn.Linear(8, 2, bias=False)
@@ -129,10 +122,10 @@ def _weight_bytes(weight: nn.Parameter, weight_bits: int) -> int:
 
 
 def moment_bytes_per_weight(optimizer: Optimizer) -> float:
-    """Bytes of state that an optimizer keeps for each weight, found by a step of it on parameters of its own.
+    """Return the bytes of state that an optimizer keeps for each weight, found by a step of it on other parameters.
 
-    Where its groups of parameters differ, as with momentum for some, the largest of theirs. The optimizer itself, its
-    state and its weights stay as they are.
+    Where its parameter groups differ, as with momentum for some, this is the largest number. The optimizer, its state and
+    its weights stay as they are.
 
     Raises:
         ValueError: its step needs a closure, as that of ``LBFGS`` does.
@@ -168,14 +161,14 @@ def moment_bytes_per_weight(optimizer: Optimizer) -> float:
 
 def _state_bytes(state: Mapping[str, Any]) -> int:
     moments = [value for value in state.values() if isinstance(value, torch.Tensor)]
-    # What is one number, such as a count of steps, does not grow with the weights.
+    # A single number, such as a count of steps, does not grow with the weights.
     return sum(value.nbytes for value in moments if value.numel() > 1)
 
 
 def parts(shape: BatchShape, micro_batch: int) -> dict[BatchShape, int]:
-    """The batches in which a batch is computed, and how many there are of each.
+    """Return the shapes of the parts in which a batch is computed, with the number of each.
 
-    Its labelled tokens are taken to be spread evenly over its examples, rounded up.
+    Labelled tokens are taken to be spread evenly over the examples, rounded up.
 
     Example:
         >>> parts(BatchShape(examples=10, tokens=7, responses=15), micro_batch=4)
@@ -192,18 +185,18 @@ def parts(shape: BatchShape, micro_batch: int) -> dict[BatchShape, int]:
 
 
 def fit(shapes: Iterable[BatchShape], meter: CostMeter, budget_bytes: int, resting: Footprint) -> Fit:
-    """Makes a visit fit: whole batches, else smaller and smaller parts, else both with activations computed twice.
+    """Return how a visit fits: in whole batches, else in smaller parts, else with activations recomputed as well.
 
-    The first that fits is taken. Parts are halves of halves of the largest batch, down to one example.
+    The first way that fits is taken. Parts halve the largest batch again and again, down to one example.
 
     Args:
-        shapes: of the visit's batches; at least one.
-        meter: of the module that is trained.
-        budget_bytes: what the device has for training.
-        resting: the visit without activations, see :func:`resting_footprint`.
+        shapes: shapes of the visit's batches; at least one.
+        meter: meter of the trained module.
+        budget_bytes: memory of the device for training.
+        resting: memory of the visit without activations, see :func:`resting_footprint`.
 
     Returns:
-        Where nothing fits, the smallest that was found, with ``fits`` False.
+        The first way that fits; if none does, the smallest, with ``fits`` False.
     """
     distinct = frozenset(shapes)
     tried = []
@@ -231,12 +224,12 @@ def _ways(examples: int, checkpoints: bool) -> Iterator[tuple[int, bool]]:
 
 
 def visit_flops(shapes: Iterable[BatchShape], meter: CostMeter, found: Fit) -> int:
-    """FLOPs of a visit as it was made to fit; what is computed twice counts twice.
+    """Return the FLOPs of a visit; operations that are recomputed count twice.
 
     Args:
-        shapes: of the batch of each step; equal ones count as often as they come.
-        meter: of the module that is trained.
-        found: by :func:`fit`.
+        shapes: shape of the batch of each step; equal ones count as often as they occur.
+        meter: meter of the trained module.
+        found: result of :func:`fit`.
     """
     return sum(
         steps * count * meter.cost(part, found.checkpointing).flops

@@ -1,12 +1,11 @@
-"""A client's base in 8 or 4 bits while the server's stays as it is: one copy per precision, however many clients.
+"""Base of a client in 8 or 4 bits while the server's stays as it is: one copy per precision, for any number of clients.
 
 int8 is T. Dettmers et al., "LLM.int8()", NeurIPS 2022, https://arxiv.org/abs/2208.07339; NF4 is T. Dettmers et al.,
 "QLoRA", NeurIPS 2023, https://arxiv.org/abs/2305.14314, in blocks of 64 weights without double quantization. Both are the
 layers of bitsandbytes, with the settings of ``transformers``.
 
-For as long as a precision is in use, the server's layers stay where they are and only their ``forward`` is that of their
-quantized twins. So names, parameters, hooks and optimizers never change, and going back restores the server's
-computation exactly.
+While a precision is in use, the server's layers stay in place and only their ``forward`` is that of their quantized twins.
+So names, parameters, hooks and optimizers never change, and going back restores the server's computation exactly.
 """
 
 import logging
@@ -18,25 +17,25 @@ import torch
 from torch import Tensor, nn
 
 HEADS = ("classifier", "score", "pre_classifier", "pooler.dense")
-"""Modules that a quantized base keeps unquantized: they may be new, and then they are trained."""
+"""Modules that a quantized base keeps unquantized, since they may be new and trained."""
 
 FORMS = {16: "plain", 8: "int8", 4: "nf4"}
-"""What a base of so many bits is called."""
+"""Names of bases, by their bits."""
 
 
 @runtime_checkable
 class WritesTokens(Protocol):
-    """What tells the output head of a language model, which bitsandbytes leaves alone."""
+    """Language model with an output head, which bitsandbytes does not quantize."""
 
     def get_output_embeddings(self) -> nn.Module | None:
-        """The layer that gives the logits of the vocabulary, or None."""
+        """Return the layer that gives the logits of the vocabulary, or None."""
 
 
 def quantizable_layers(module: nn.Module) -> dict[str, nn.Linear]:
-    """The frozen linear layers that bitsandbytes would quantize, by name.
+    """Return the frozen linear layers that bitsandbytes would quantize, by name.
 
-    Left out are the output head, layers of :data:`HEADS`, layers that share a weight with another (tied embeddings),
-    whatever belongs to an adapter, and subclasses of ``nn.Linear``, whose weight other code reads directly.
+    These are left out: the output head, layers of :data:`HEADS`, layers that share a weight with another (tied embeddings),
+    layers of an adapter, and subclasses of ``nn.Linear``, whose weight other code reads directly.
 
     Args:
         module: a network with or without PEFT's adapters.
@@ -63,18 +62,18 @@ def quantizable_layers(module: nn.Module) -> dict[str, nn.Linear]:
 
 
 class QuantizedBase:
-    """Puts a base of 8 or 4 bits under whatever a module trains, and takes it away again.
+    """Switch between the base as it was loaded and quantized twins of its layers.
 
-    The twins are made when a precision is first used and kept. They are the same, bit for bit, as in a base that is
-    loaded as int8 or NF4. That costs memory here, 1 or 1/2 byte a weight beside the server's: a fleet of one precision
-    saves it by loading the base in that form, and then there is nothing to switch.
+    The twins are made when a precision is first used, and kept. They are the same, bit for bit, as in a base that is loaded
+    as int8 or NF4. They take memory of this machine, 1 or 1/2 byte a weight: a fleet of one precision saves it by loading
+    the base in that form, so that there is nothing to switch.
 
     Args:
-        module: with frozen linear layers, as a rule a base model under an adapter.
+        module: module with frozen linear layers, as a rule a base model under an adapter.
 
     Attributes:
-        own_bits: of the base as it was loaded: 16 for any unquantized one, else 8 or 4.
-        bits: in use now.
+        own_bits: bits of the base as it was loaded: 16 for any unquantized one, else 8 or 4.
+        bits: bits in use now.
 
     Example:
         >>> module = nn.Sequential(nn.Linear(64, 64).requires_grad_(False), nn.Linear(64, 1))
@@ -95,7 +94,7 @@ class QuantizedBase:
         self._twins: dict[tuple[str, int], tuple[tuple[object, ...], Callable[[Tensor], Tensor]]] = {}
 
     def check(self, bits: int) -> None:
-        """Refuses a precision that cannot be put under the module.
+        """Check that the module can compute with a base of ``bits``.
 
         Raises:
             ValueError: ``bits`` is not 16, 8 or 4, the base is loaded in another quantized form, there is no frozen
@@ -123,7 +122,7 @@ class QuantizedBase:
                 )
 
     def use(self, bits: int) -> None:
-        """Lets the module compute with a base of ``bits``, from now on and until told otherwise.
+        """Let the module compute with a base of ``bits`` from now on.
 
         Args:
             bits: 16 for the server's own, 8 for int8, 4 for NF4.
@@ -143,14 +142,14 @@ class QuantizedBase:
         weight = layer.weight
         source = (weight.data_ptr(), weight._version, weight.device, weight.dtype)
         made_from, forward = self._twins.get((name, bits), (None, None))
-        if made_from != source or forward is None:  # none yet, or the weights were loaded anew or moved
+        if made_from != source or forward is None:  # none yet, or the weights were reloaded or moved
             forward = _following(layer, (_int8 if bits == 8 else _nf4)(layer))
             self._twins[name, bits] = source, forward
         return forward
 
 
 def _loaded_bits(module: nn.Module) -> int:
-    """By the form of the weights, as importing bitsandbytes to ask for its layers takes seconds."""
+    """Return the bits by the type of the weights, as importing bitsandbytes to ask for its layers takes seconds."""
     forms = {part.weight.dtype for part in module.modules() if isinstance(part, nn.Linear)}
     return 4 if torch.uint8 in forms else 8 if torch.int8 in forms else 16
 
@@ -188,7 +187,7 @@ def _with_bias(twin: nn.Module, layer: nn.Linear) -> nn.Module:
 
 
 def _following(layer: nn.Module, twin: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The twin's ``forward`` in the mode that the layer is in, of which bitsandbytes makes its choice of kernels."""
+    """Return the twin's ``forward`` in the layer's mode, by which bitsandbytes chooses its kernels."""
 
     def forward(inputs: Tensor) -> Tensor:
         twin.training = layer.training
@@ -198,7 +197,7 @@ def _following(layer: nn.Module, twin: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def quiet_int8() -> None:
-    """Silences what bitsandbytes says at every int8 product: that it takes its inputs in fp16."""
+    """Silence the notice of bitsandbytes at every int8 product that it casts its inputs to fp16."""
     logging.getLogger("bitsandbytes.autograd._functions").addFilter(_is_no_cast)
 
 

@@ -1,16 +1,16 @@
-"""How large a batch is: what its cost is counted from."""
+"""Shape of a batch, and how its cost follows from the costs of a few other shapes."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, order=True)
 class BatchShape:
-    """How large a batch is: all that its cost depends on.
+    """Size of a batch: all that its cost depends on.
 
     Args:
-        examples: number of examples; of pairs where a batch has pairs.
-        tokens: of each text, padding counted; 0 where the data are not text.
-        responses: tokens of the batch that are labelled, in all; 0 where the task has none.
+        examples: number of examples, or of pairs where a batch has pairs.
+        tokens: tokens of each text, with padding; 0 where the data are not text.
+        responses: labelled tokens of the whole batch; 0 where the task has none.
 
     Raises:
         ValueError: a number is out of range.
