@@ -1,8 +1,8 @@
-"""Runs a training step on shapes alone: what it computes and keeps is counted, and next to nothing is computed.
+"""Training step on shapes alone: its operations and its memory are counted, and next to nothing is computed.
 
-Weights are meta tensors, which have a shape but no values, and so is what is computed of them. What has values (ids,
-masks, positions: what the course of a step depends on) is computed with as ever. Operations repeat from layer to layer,
-so each is asked for the layout of its result once only: that makes a step several times faster than a fake one of torch.
+Weights are meta tensors, which have a shape but no values, and so are results of them. Tensors with values (ids, masks,
+positions: what the course of a step depends on) are computed as usual. Operations repeat from layer to layer, so each is
+asked only once for the layout of its result: a step is then several times faster than with torch's fake tensors.
 """
 
 import functools
@@ -23,27 +23,26 @@ aten = torch.ops.aten
 
 FLOPS: dict[Any, Callable[..., int]] = {
     **flop_registry,
-    # Attention on a CPU, which torch's counter leaves out; the arguments begin like those of the other kernels.
+    # Attention on a CPU, which torch's counter leaves out; its arguments begin like those of the other kernels.
     aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
     aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
         aten._scaled_dot_product_flash_attention_backward
     ],
 }
-"""FLOPs of an operation, 2 for a multiplication with its addition: those of ``torch.utils.flop_counter``."""
+"""FLOPs of an operation as in ``torch.utils.flop_counter``, 2 for a multiplication with its addition."""
 
 
 class DryRun(TorchDispatchMode):
-    """Counts the FLOPs of what runs inside it, and the bytes that live at the same time.
+    """Counter of the FLOPs of what runs inside it, and of the bytes that live at the same time.
 
-    Works for tensors with values, too: then everything is computed, and counted just so.
+    Tensors with values are computed, and counted in the same way.
 
     Args:
-        known: tensors that were there before, such as weights and the batch: they and what is a view of them are not
-            counted.
+        known: tensors that existed before, such as weights and the batch: they and their views are not counted.
 
     Attributes:
-        flops: of all operations so far.
-        peak_bytes: most bytes alive at once of all that was made inside.
+        flops: FLOPs of all operations so far.
+        peak_bytes: most bytes alive at once, of tensors that were made inside.
 
     Example:
         >>> weight, x = torch.ones(4, 3, device="meta"), torch.ones(2, 4, device="meta")
@@ -65,7 +64,7 @@ class DryRun(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here: spares a wrapper around every operation
+        return False  # nothing is compiled here: avoids a wrapper around every operation
 
     def __enter__(self) -> "DryRun":
         self._attention.enter_context(_fused_on_meta())
@@ -81,9 +80,9 @@ class DryRun(TorchDispatchMode):
         on_meta = [tensor.is_meta for tensor in _tensors(args, kwargs)]
         if True not in on_meta:
             out, flops = self._with_values(func, args, kwargs)
-        elif _writes(func):  # there is nothing to write, and the layout stays
+        elif _writes(func):  # no values to write, and the layout stays
             out, flops = args[0], _flops(func, args, kwargs, args[0])
-        elif _views(func):  # what it is a view of is not new
+        elif _views(func):  # the tensor behind a view is not new
             return func(*args, **kwargs)
         else:
             if False in on_meta:
@@ -96,14 +95,14 @@ class DryRun(TorchDispatchMode):
         return out
 
     def _with_values(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, int]:
-        """The result of an operation that is really computed, and its FLOPs."""
+        """Return the result of an operation on values, and its FLOPs."""
         if _loses_values(func, args, kwargs):
             kwargs = {**kwargs, "device": args[0].device}
         out = func(*args, **kwargs)
         return out, _flops(func, args, kwargs, out)
 
     def _without_values(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, int]:
-        """A result of the layout that the operation gives, and its FLOPs."""
+        """Return a meta tensor of the operation's layout, and its FLOPs."""
         key = (func, *map(_key, args), *map(_key, kwargs.values()))
         found = self._results.get(key)
         if found is None:
@@ -147,14 +146,14 @@ def _flops(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> int:
 
 @functools.cache
 def _writes(func: Any) -> bool:
-    """Is it an operation like ``add_``, which writes into its first argument and gives it back as it is?"""
+    """Return whether an operation writes into its first argument and returns it, as ``add_`` does."""
     name = func._schema.name
     return func._schema.is_mutable and name.endswith("_") and torch.Tag.inplace_view not in func.tags
 
 
 @functools.cache
 def _views(func: Any) -> bool:
-    """Is its result a view of its argument, for all that it says of itself?"""
+    """Return whether the result is declared as a view of an argument."""
     aliases = [value.alias_info for value in func._schema.returns]
     return func is aten._unsafe_view.default or (
         not func._schema.is_mutable and any(alias is not None for alias in aliases)
@@ -162,7 +161,7 @@ def _views(func: Any) -> bool:
 
 
 def _loses_values(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Are whole numbers moved to meta? They keep their values, on which the course of a step may depend."""
+    """Return whether whole numbers are moved to meta; they keep their values, on which the step may depend."""
     if func is not aten._to_copy.default or args[0].is_floating_point():
         return False
     device = kwargs.get("device")
@@ -170,7 +169,7 @@ def _loses_values(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _without_values(part: Any) -> Any:
-    """The same on meta; a mask that selects becomes the positions it selects, as their number is its values' matter."""
+    """Return the argument on meta; a mask becomes the positions it selects, whose number depends on its values."""
     if isinstance(part, Tensor):
         return part if part.dim() == 0 else part.to("meta")
     if not isinstance(part, (list, tuple)):
@@ -185,7 +184,7 @@ def _without_values(part: Any) -> Any:
 
 
 def _key(part: Any) -> Any:
-    """What the layout of a result depends on; 1 and 1.0 are one key of a dictionary, but make different types."""
+    """Return what a result's layout depends on; with the type, as 1 and 1.0 are one key but give different types."""
     if isinstance(part, Tensor):
         return part.shape, part.stride(), part.dtype, part.is_meta
     if isinstance(part, (list, tuple)):
@@ -194,7 +193,7 @@ def _key(part: Any) -> Any:
 
 
 def _maker(out: Any, inputs: Iterable[Tensor]) -> Callable[[], Any] | None:
-    """Makes results like this one; None where it lies in an argument, so that it has to be made of it each time."""
+    """Return a function that makes results of this layout; None if the result shares an argument's storage."""
     parts = [out] if isinstance(out, Tensor) else out
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, Tensor) for part in parts):
         return None
@@ -215,10 +214,10 @@ def _maker(out: Any, inputs: Iterable[Tensor]) -> Callable[[], Any] | None:
 
 @contextmanager
 def _fused_on_meta() -> Iterator[None]:
-    """Takes for attention on meta the kernel that is taken with values; torch would take one that keeps every weight.
+    """Let attention on meta use the kernel that it uses with values; torch's choice there keeps all attention weights.
 
-    The function itself is exchanged, because torch switches a ``TorchFunctionMode`` off during the backward pass, in which
-    checkpoints are computed again.
+    The function itself is replaced, because torch disables a ``TorchFunctionMode`` during the backward pass, in which
+    checkpoints are recomputed.
     """
     attention = functional.scaled_dot_product_attention
 
@@ -242,7 +241,7 @@ def _fused(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor | None:
-    """By the kernel that is taken with values; None where that is not a fused one."""
+    """Return the result of the kernel that is used with values; None if that is not a fused one."""
     fused = query.dim() == 4 and query.shape[-1] == value.shape[-1] and dropout_p == 0
     if not fused or (attn_mask is not None and attn_mask.requires_grad):
         return None

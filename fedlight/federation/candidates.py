@@ -1,4 +1,4 @@
-"""What algorithms have in common whose clients make training data for themselves: who makes some, when, and how many."""
+"""Synthetic candidates of clients: which clients make some, when, and how many they keep."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -15,10 +15,10 @@ logger = logging.getLogger("fedlight")
 
 
 class Candidates:
-    """The candidates of one round after the other.
+    """Candidates of the current round.
 
     Attributes:
-        left: client id -> how many examples its candidates leave, of those who were asked for some in this round.
+        left: client id -> number of examples that are left of its candidates, for clients that made some in this round.
     """
 
     _data: SynthesizesData

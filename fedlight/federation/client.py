@@ -1,4 +1,4 @@
-"""The records of a round: who takes part, what is done there, what comes back; and what a datamodule must tell."""
+"""Records of a round: clients, their visits, the work done there, and the updates that come back."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,14 +9,14 @@ from fedlight.federation.state import State
 
 @dataclass
 class Client:
-    """One member of the federation.
+    """Client of the federation.
 
     Attributes:
         id: its name in the data, such as a worker id.
         num_examples: training examples that it holds, at least 1.
         share: ``num_examples`` over the examples of all clients, the papers' ``p_m``, in (0, 1].
-        memory: what an algorithm keeps with the client between rounds, there during its visits; tensors and plain
-            values only.
+        memory: values that an algorithm keeps with the client between rounds, loaded during its visits; tensors and
+            plain values only.
     """
 
     id: str
@@ -27,7 +27,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Visit:
-    """One run of local training batches at one client; ``split`` names which of its data are used."""
+    """Run of local training batches at one client, on its data of one ``split``."""
 
     client_id: str
     num_batches: int
@@ -36,14 +36,14 @@ class Visit:
 
 @dataclass(frozen=True)
 class Work:
-    """What was done in a visit.
+    """Local training of one visit.
 
     Attributes:
         num_steps: optimizer steps, of all optimizers.
-        lr: the learning rate of the last step, of the first optimizer's first group; 0 where it has none.
-        mean_loss: over the batches; None where the module returned none.
-        seconds: of wall time.
-        lr_sums: by name of each trained parameter, the sum of the learning rates of the steps that its optimizer took.
+        lr: learning rate of the last step, of the first optimizer's first group; 0 where it has none.
+        mean_loss: mean loss over the batches; None where the module returned none.
+        seconds: wall time.
+        lr_sums: name of each trained parameter -> sum of the learning rates of its optimizer's steps.
     """
 
     num_steps: int
@@ -55,7 +55,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Update:
-    """What a visit contributes: the movement of what the client trained (fp64) and its weight in the average."""
+    """Contribution of a visit: the movement of the trained tensors (fp64) and its weight in the average."""
 
     client_id: str
     movement: State
@@ -64,12 +64,12 @@ class Update:
 
 @dataclass(frozen=True)
 class Upload:
-    """What reached the server of one client, as an attacker at the server sees it.
+    """Upload of one client, as an attacker at the server sees it.
 
     Attributes:
-        round_idx: the round in which it came.
-        client_id: who sent it.
-        state: the parameters that the client sent: those that it received, moved by what arrived of its movement (fp32).
+        round_idx: the round of the upload.
+        client_id: the client that sent it.
+        state: parameters that the client received, plus its movement as it arrived (fp32).
     """
 
     round_idx: int
@@ -78,28 +78,28 @@ class Upload:
 
 
 class NumBatches(Protocol):
-    """How many batches a visit has; what an algorithm plans with."""
+    """Function that says how many batches a visit has."""
 
     def __call__(self, client_id: str, split: str = "train") -> int:
-        """Of a visit to the client that trains on these of its data."""
+        """Return the batches of a visit to the client on its data of ``split``."""
 
 
 @runtime_checkable
 class FederatedData(Protocol):
-    """What the federated loop needs of a datamodule: whose example is whose, and batches visit after visit."""
+    """Datamodule of a federation: it knows whose example is whose, and gives batches visit after visit."""
 
     def client_sizes(self) -> dict[str, int]:
-        """Training examples of each client, after ``setup("fit")``."""
+        """Return the number of training examples of each client, after ``setup("fit")``."""
 
     def num_batches(self, client_id: str, split: str = "train") -> int:
-        """Batches in one pass over these of the client's data."""
+        """Return the batches in one pass over the client's data of ``split``."""
 
     def set_visits(self, visits: Sequence[Visit], round_idx: int) -> None:
-        """Makes the next training loader stream these visits in this order."""
+        """Let the next training loader stream these visits in this order."""
 
 
 def build_clients(sizes: dict[str, int]) -> dict[str, Client]:
-    """The clients in the order of their ids, whatever the order of the data.
+    """Return the clients in the order of their ids, whatever the order of the data.
 
     Raises:
         ValueError: there is no client, or one without training examples.

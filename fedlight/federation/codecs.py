@@ -1,7 +1,7 @@
-"""What a payload is made of: fewer bits for each value (Quantize) or fewer values (TopK).
+"""Codecs of payloads: fewer bits for each value (Quantize) or fewer values (TopK).
 
-A codec works on one flat vector, all tensors of a state behind each other; how many values each of them has is known at
-both ends and is not sent. What a codec needs besides the values, such as scales and positions, are its side tensors.
+A codec works on one flat vector, all tensors of a state one after the other; the size of each is known at both ends and is
+not sent. Further tensors that a codec needs for decoding, such as scales and positions, are its side tensors.
 
 * Blockwise 8-bit and NF4 quantization are bitsandbytes': Dettmers et al., "8-bit Optimizers via Block-wise Quantization",
   ICLR 2022, https://arxiv.org/abs/2110.02861, and "QLoRA", NeurIPS 2023, https://arxiv.org/abs/2305.14314.
@@ -19,49 +19,49 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 Side = dict[str, Tensor]
-"""What a codec sends besides the values, by name."""
+"""Side tensors of a codec, by name."""
 
 
 class Codec(ABC):
-    """Turns the values of a payload into what is sent, and back.
+    """Encoder and decoder of a payload's values.
 
     Attributes:
-        error_feedback: whether the client keeps what was lost on the way and adds it to what it sends next.
-        movements_only: whether it would ruin parameters and so has no place on the way down.
+        error_feedback: whether the client keeps the coding error and adds it to its next movement.
+        movements_only: whether it would ruin parameters and is refused on the way down.
     """
 
     error_feedback: bool = False
     movements_only: bool = False
 
     def encoded_sizes(self, sizes: Sequence[int]) -> list[int]:
-        """How many values each tensor has after encoding: by default as many as before."""
+        """Return how many values each tensor has after encoding: by default as many as before."""
         return list(sizes)
 
     @abstractmethod
     def encode(self, values: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Side]:
-        """What is sent for finite fp32 values, ``(sum(sizes),)``, and what has to be known besides."""
+        """Return encoded values and side tensors of finite fp32 values, ``(sum(sizes),)``."""
 
     @abstractmethod
     def decode(self, values: Tensor, side: Mapping[str, Tensor], sizes: Sequence[int]) -> Tensor:
-        """The values again, fp32, ``(sum(sizes),)``; ``sizes`` are those before encoding."""
+        """Return the decoded values, fp32, ``(sum(sizes),)``; ``sizes`` are those before encoding."""
 
 
 class Quantize(Codec):
-    """Fewer bits for each value; ends a chain.
+    """Codec with fewer bits for each value; it ends a chain.
 
     ``fp16`` and ``bf16`` scale each tensor by a power of two, so that its largest value is near 2**15: fp16 cannot
     overflow, and the small movements of a low learning rate keep their digits. ``int8`` (255 even steps) and ``nf4`` have
     a fp32 scale for each block of values, its largest magnitude. No block spans two tensors, as movements of two layers may
-    differ by orders of magnitude; a tensor's last block may be short, and its filling is not sent. Zero stays zero.
+    differ by orders of magnitude; a tensor's last block may be short, and its padding is not sent. Zero stays zero.
 
     Args:
         to: number format; bytes of a value are 2 (fp16, bf16), 1 (int8) and 0.5 (nf4).
         block: values that share a scale: 64, 128, 256, 512 or 1024; None is 256 for int8 and 64 for nf4, with the scales
             1/3.94 and 1/7.11 of fp32. fp16 and bf16 have no blocks.
-        error_feedback: whether the client keeps the rounding error and adds it to what it sends next.
+        error_feedback: whether the client keeps the rounding error and adds it to its next movement.
 
     Raises:
-        ValueError: there is no such format or block.
+        ValueError: ``to`` or ``block`` is none of these.
 
     Example:
         >>> codec = Quantize("int8", block=64)
@@ -89,7 +89,7 @@ class Quantize(Codec):
         self.error_feedback = error_feedback
 
     def encode(self, values: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Side]:
-        """Rounds the values."""
+        """Return the rounded values."""
         if self.to in ("fp16", "bf16"):
             return self._halved(values, sizes)
         from bitsandbytes import functional as bnb
@@ -103,7 +103,7 @@ class Quantize(Codec):
         return _cut(codes.reshape(-1), filled, sent), {"scales": state.absmax}
 
     def decode(self, values: Tensor, side: Mapping[str, Tensor], sizes: Sequence[int]) -> Tensor:
-        """The rounded values."""
+        """Return the values as they were rounded."""
         if self.to in ("fp16", "bf16"):
             return _scaled(values, side["exponents"], sizes)
         from bitsandbytes import functional as bnb
@@ -132,21 +132,21 @@ class Quantize(Codec):
         return [size + -size % self.block for size in sizes]
 
     def _code_sizes(self, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Bytes of each tensor with the filling of its last block, and without it."""
+        """Return the bytes of each tensor with the padding of its last block, and without it."""
         in_a_byte = 2 if self.to == "nf4" else 1
         filled = [size // in_a_byte for size in self._filled(sizes)]
         return filled, [-(-size // in_a_byte) for size in sizes]
 
 
 class TopK(Codec):
-    """Of each tensor the values of largest magnitude, with their positions; the rest arrives as zero.
+    """Codec that sends the values of largest magnitude of each tensor, with their positions; the rest arrives as zero.
 
     Args:
-        share: of each tensor's values, in (0, 1]; rounded up, so every tensor sends at least one. A value takes 4 bytes more
-            for its position (int32).
-        error_feedback: whether the client keeps what it did not send and adds it to what it sends next; without it,
-            what is always small is never sent. A client that comes back seldom adds what has become stale: in ten rounds
-            with a fifth of the clients each it was better without (docs/results.md).
+        share: share of each tensor's values, in (0, 1]; rounded up, so every tensor sends at least one. The position of a
+            value takes 4 bytes more (int32).
+        error_feedback: whether the client keeps the values that it did not send and adds them to its next movement; without
+            it, values that are always small are never sent. A client that is sampled seldom adds stale values: in ten
+            rounds with a fifth of the clients each it was better without (docs/results.md).
 
     Raises:
         ValueError: ``share`` is out of its range.
@@ -167,12 +167,12 @@ class TopK(Codec):
         self.error_feedback = error_feedback
 
     def encoded_sizes(self, sizes: Sequence[int]) -> list[int]:
-        """How many values of each tensor are sent."""
-        # 0.07 * 100 is 7.000...1: what is whole but for the rounding counts as whole.
+        """Return how many values of each tensor are sent."""
+        # 0.07 * 100 is 7.000...1: a number that is whole but for the rounding counts as whole.
         return [min(size, max(1, math.ceil(self.share * size - 1e-9))) for size in sizes]
 
     def encode(self, values: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Side]:
-        """The largest, in the order of their positions, which count anew in each tensor."""
+        """Return the largest values in the order of their positions, which are counted within each tensor."""
         parts, kept = values.split(list(sizes)), self.encoded_sizes(sizes)
         positions = [
             part.abs().topk(k, sorted=False).indices.sort().values
@@ -182,7 +182,7 @@ class TopK(Codec):
         return torch.cat(sent), {"positions": torch.cat(positions).to(torch.int32)}
 
     def decode(self, values: Tensor, side: Mapping[str, Tensor], sizes: Sequence[int]) -> Tensor:
-        """Zeros but for what was sent."""
+        """Return the values that were sent, and zeros elsewhere."""
         kept, decoded = self.encoded_sizes(sizes), torch.zeros(sum(sizes))
         sent = zip(values.split(kept), side["positions"].split(kept), strict=True)
         for part, (some, where) in zip(decoded.split(list(sizes)), sent, strict=True):
@@ -191,17 +191,17 @@ class TopK(Codec):
 
 
 def _even_steps() -> Tensor:
-    """The 256 numbers of int8 as bitsandbytes takes them; its own default has no -1, and rounds 0 to a little more."""
+    """Return the 256 numbers of int8 for bitsandbytes, whose default has no -1 and rounds 0 to a little more."""
     return (torch.arange(-128, 128) / 127).clamp_(min=-1)
 
 
 def _cut(values: Tensor, lengths: Sequence[int], sizes: Sequence[int]) -> Tensor:
-    """The first ``sizes`` of parts of ``lengths``."""
+    """Return the first ``sizes`` values of parts of ``lengths``."""
     parts = zip(values.split(list(lengths)), sizes, strict=True)
     return torch.cat([part[:size] for part, size in parts])
 
 
 def _scaled(values: Tensor, exponents: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Each tensor's values times two to its exponent, by way of fp64, since that power may not fit into fp32."""
+    """Return each tensor's values times two to its exponent, through fp64, as that power may not fit into fp32."""
     scales = torch.exp2(exponents.double()).repeat_interleave(torch.tensor(list(sizes)))
     return values.double().mul_(scales).float()

@@ -5,19 +5,15 @@ from collections.abc import Mapping
 from torch import Tensor
 
 DIVERGED = "diverged"
-"""Why such a client did not take part, beside the reasons of the virtual clock."""
+"""Reason why a client whose training diverged did not take part, beside those of the virtual clock."""
 
 
 class Diverged(ValueError):
-    """A client's training has given something that is not finite."""
+    """Training of a client that gave NaN or infinity; its work of the round is left out."""
 
 
 def refuse_not_finite(state: Mapping[str, Tensor], what: str) -> None:
-    """Raises :class:`Diverged` for a tensor with NaN or Inf.
-
-    Args:
-        state: of a client.
-        what: it is, as an error calls it.
+    """Raise :class:`Diverged` for a tensor with NaN or infinity; ``what`` names the state in the error.
 
     Example:
         >>> import torch

@@ -11,7 +11,9 @@ from fedlight.support.seeding import derive_seed
 def uniform_cohort(
     clients: Sequence[Client], clients_per_round: int, seed: int, round_idx: int
 ) -> list[Client]:
-    """``clients_per_round`` clients, uniformly without replacement, in the order in which ``clients`` has them.
+    """Return ``clients_per_round`` clients, drawn uniformly without replacement, in the order of ``clients``.
+
+    The draw is a function of the seed and the round.
 
     Example:
         >>> clients = [Client(name, 1, 0.25) for name in "abcd"]

@@ -1,4 +1,4 @@
-"""The federated state: named tensors on the CPU, and the little arithmetic that a round needs.
+"""Federated state: named tensors on the CPU, and their arithmetic in a round.
 
 Parameters are fp32, as they travel. Movements (trained minus received) are fp64: the difference of two fp32 numbers is then
 exact, so one client with weight 1 gives back its own parameters bit for bit.
@@ -9,23 +9,23 @@ from collections.abc import Mapping
 from torch import Tensor, float32, float64, no_grad
 
 State = dict[str, Tensor]
-"""Parameter name -> CPU tensor; an absent name means "not sent"."""
+"""Parameter name -> CPU tensor; a name that is absent was not sent."""
 
 
 def read(parameters: Mapping[str, Tensor]) -> State:
-    """A detached fp32 copy on the CPU: nothing trained later can change it."""
+    """Return a detached fp32 copy on the CPU, which later training cannot change."""
     return {name: p.detach().to("cpu", float32, copy=True) for name, p in parameters.items()}
 
 
 @no_grad()
 def write(state: State, parameters: Mapping[str, Tensor]) -> None:
-    """Copies ``state`` into ``parameters`` in place, casting to their type and device; names not in it stay."""
+    """Copy ``state`` into ``parameters`` in place, cast to their type and device; other parameters stay."""
     for name, value in state.items():
         parameters[name].copy_(value)
 
 
 def movement(received: State, trained: State) -> State:
-    """How far each trained tensor moved, ``trained - received``, in fp64.
+    """Return the movement of each trained tensor, ``trained - received``, in fp64.
 
     Example:
         >>> import torch
@@ -36,7 +36,7 @@ def movement(received: State, trained: State) -> State:
 
 
 def moved(state: State, by: State, scale: float = 1.0) -> State:
-    """``state + scale * by`` in fp64, rounded to fp32 once; names absent from ``by`` are kept as they are.
+    """Return ``state + scale * by``, taken in fp64 and rounded to fp32 once; names absent from ``by`` stay as they are.
 
     Example:
         >>> import torch

@@ -1,7 +1,7 @@
-"""A lossy wire: codecs between what one end means and what the other end learns.
+"""Lossy channel: codecs encode the server's parameters on the way down and the client's movement on the way up.
 
-Up goes the client's movement, down go the server's parameters. A payload is a handful of tensors, whatever the number of
-tensors in the state: names and shapes are known at both ends, so only the values and what the codecs need besides travel.
+A payload has a handful of tensors, whatever the number of tensors in the state: names and shapes are known at both ends, so
+only the values and the codecs' side tensors are sent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,17 +18,17 @@ from fedlight.federation.state import State, movement
 
 
 class Wire(Channel):
-    """Encodes what is sent with a chain of codecs, left to right, and decodes it at the other end.
+    """Channel that encodes with a chain of codecs, left to right, and decodes at the other end.
 
     Error feedback is that of the whole chain: the client keeps ``meant - decoded`` of each tensor (fp32) in
-    ``client.memory["wire"]`` and adds it to what it means to send next time.
+    ``client.memory["wire"]`` and adds it to its next movement.
 
     Args:
-        up: codecs of the client's movement, such as ``[TopK(0.1), Quantize("nf4")]``; without any the way up is lossless.
-        down: codecs of the server's parameters; without any the way down is lossless.
+        up: codecs of the client's movement, such as ``[TopK(0.1), Quantize("nf4")]``; lossless without any.
+        down: codecs of the server's parameters; lossless without any.
 
     Raises:
-        ValueError: a chain that makes no sense; the message says why.
+        ValueError: the codecs do not fit together; the message says why.
 
     Example:
         >>> wire = Wire(up=Quantize("nf4"))
@@ -56,7 +56,7 @@ class Wire(Channel):
         self._measured: dict[tuple[str, tuple[tuple[str, Size], ...]], int] = {}
 
     def down(self, state: State, client: Client) -> Payload:
-        """The parameters as they arrive, fp32; of one state the same payload for all who get it, so nobody may change it.
+        """Return the parameters as they arrive, fp32; all clients share one payload of one state, so nobody may change it.
 
         Raises:
             Diverged: a parameter is not finite.
@@ -68,7 +68,7 @@ class Wire(Channel):
         return self._last_down[1]
 
     def up(self, received: State, trained: State, client: Client) -> Payload:
-        """The movement as it arrives, fp64.
+        """Return the movement as it arrives, fp64.
 
         Raises:
             Diverged: a movement is not finite.
@@ -86,24 +86,21 @@ class Wire(Channel):
         return Payload({name: value.double() for name, value in payload.state.items()}, payload.num_bytes)
 
     def down_bytes(self, state: State) -> int:
-        """Those of the encoded parameters, measured once per layout."""
+        """Return the bytes of the encoded parameters, measured once per layout."""
         return self._bytes(state, self.down_codecs, "down")
 
     def up_bytes(self, state: State) -> int:
-        """Those of the encoded movement, measured once per layout."""
+        """Return the bytes of the encoded movement, measured once per layout."""
         return self._bytes(state, self.up_codecs, "up")
 
     @property
     def delta(self) -> float | None:
-        """Of the noise on the way up; None if there is none."""
+        """Delta of the noise on the way up; None without noise."""
         first = self.up_codecs[0] if self.up_codecs else None
         return first.delta if isinstance(first, ClipAndNoise) else None
 
     def epsilon(self, delta: float, rounds: Sequence[tuple[int, int]]) -> float | None:
-        """Local privacy of a client that took part in all these rounds; None if the way up adds no noise.
-
-        See :meth:`fedlight.federation.privacy.ClipAndNoise.epsilon`.
-        """
+        """Return epsilon as :meth:`~fedlight.federation.privacy.ClipAndNoise.epsilon` does; None without noise."""
         first = self.up_codecs[0] if self.up_codecs else None
         return first.epsilon(delta, rounds) if isinstance(first, ClipAndNoise) else None
 
@@ -112,14 +109,14 @@ class Wire(Channel):
             return serialized_bytes(state)
         layout = tuple((name, value.shape) for name, value in state.items())
         if (way, layout) not in self._measured:
-            with torch.random.fork_rng(devices=[]):  # asking for a size must not move the client's noise
+            with torch.random.fork_rng(devices=[]):  # measuring a size must not change the client's noise
                 packed = pack({name: torch.zeros(shape) for name, shape in layout}, codecs)
             self._measured[way, layout] = serialized_bytes(packed)
         return self._measured[way, layout]
 
 
 def pack(state: State, codecs: Sequence[Codec]) -> State:
-    """What is sent for a state: ``values``, and what codec number i needs besides as ``i.NAME``.
+    """Return what is sent for a state: ``values``, and the side tensors of codec i as ``i.NAME``.
 
     Args:
         state: finite tensors, at least one; in the order of their names they become one fp32 vector.
@@ -143,12 +140,12 @@ def pack(state: State, codecs: Sequence[Codec]) -> State:
 
 
 def unpack(packed: State, shapes: Mapping[str, Size], codecs: Sequence[Codec]) -> State:
-    """The state that a payload stands for, fp32.
+    """Return the state that a payload stands for, fp32.
 
     Args:
-        packed: what :func:`pack` gave.
-        shapes: of the state's tensors, by name.
-        codecs: those that packed it.
+        packed: result of :func:`pack`.
+        shapes: shape of each tensor of the state, by name.
+        codecs: codecs that packed it.
 
     Example:
         >>> unpack({"values": torch.tensor([1.0, 2.0])}, {"w": torch.Size([2, 1])}, [])["w"].tolist()
