@@ -27,14 +27,10 @@ class Candidates:
         self.left: dict[str, int] = {}
 
     def made_in(self, federation: Federation, algorithm: str) -> None:
-        """Before the first round: takes the data of a run.
-
-        Args:
-            federation: the run.
-            algorithm: that wants candidates, as it is called in an error.
+        """Take the data of a run, before the first round; ``algorithm`` is its name in an error.
 
         Raises:
-            ValueError: the data cannot make any.
+            ValueError: the data cannot make candidates.
         """
         if not isinstance(federation.data, SynthesizesData):
             raise ValueError(
@@ -44,17 +40,17 @@ class Candidates:
         self._data, self.left = federation.data, {}
 
     def forget(self) -> None:
-        """Before a round: nobody has candidates."""
+        """Drop all candidates, before a round."""
         self._data.reset_synthesis()
         self.left = {}
 
     def make(self, round_idx: int, clients: Sequence[Client], module: nn.Module, choose: bool) -> None:
-        """Has clients make candidates by the module as it stands; who is left with none is named in the log.
+        """Let clients make candidates with the module as it stands, and log the clients that keep none.
 
         Args:
-            round_idx: the round in which they are trained on.
-            clients: who makes some.
-            module: that writes them.
+            round_idx: round in which the candidates are trained on.
+            clients: clients that make candidates.
+            module: module that writes them.
             choose: whether the module chooses among them at once.
         """
         self._data.synthesize(round_idx, [client.id for client in clients], module)
@@ -71,23 +67,23 @@ class Candidates:
     def make_by_global_model(
         self, round_idx: int, cohort: Sequence[Client], federation: Federation, choose: bool
     ) -> None:
-        """Has each client of a round make candidates by the global model as it receives it, on the base of its device."""
+        """Let each client make candidates with the global model as it receives it, on the base of its device."""
         self.forget()
         with as_received(federation):
             for clients in federation.by_base(cohort):
                 self.make(round_idx, clients, federation.module, choose)
 
     def choose(self, client: Client, module: nn.Module) -> None:
-        """Has the module as it stands choose among the candidates of a client."""
+        """Let the module as it stands choose among the candidates of a client."""
         self._data.choose(client.id, module)
 
     def mixed_visits(self, cohort: Sequence[Client], num_batches: NumBatches) -> list[Visit]:
-        """One visit for each client, on its own examples and those it made; on its own alone where it made none."""
+        """Return one visit for each client, on its own and its synthetic examples; on its own alone if it has none."""
         splits = {client.id: MIXED if self.left.get(client.id) else "train" for client in cohort}
         return [Visit(name, num_batches(name, split), split) for name, split in splits.items()]
 
     def metrics(self) -> dict[str, float]:
-        """Counts of the round, as ``synthetic/NAME``."""
+        """Return counts of the round, as ``synthetic/NAME``."""
         own = {"clients": len(self.left), "clients_without": sum(not number for number in self.left.values())}
         counted = {**self._data.synthesis_metrics(), **own, "chosen": sum(self.left.values())}
         return {f"synthetic/{name}": float(value) for name, value in counted.items()}
@@ -95,7 +91,7 @@ class Candidates:
 
 @contextmanager
 def as_received(federation: Federation) -> Iterator[None]:
-    """Has in the module what clients receive of the global state, which a lossy wire has changed."""
+    """Put into the module the global state as clients receive it, which a lossy channel has changed."""
     trained = {name: p for name, p in federation.module.named_parameters() if p.requires_grad}
     with federation.holding(federation.broadcast(read(trained)).state):
         yield

@@ -1,4 +1,4 @@
-"""What an algorithm sees of the run that it is in; the federated loop gives it."""
+"""Run as an algorithm sees it; the federated loop provides it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,15 +13,14 @@ from fedlight.federation.state import State
 
 
 class Federation(Protocol):
-    """The run, between visits: the module holds the global state.
+    """Run between visits: the module holds the global state.
 
     Attributes:
-        module: what is trained.
-        optimizers: its optimizers, whose learning rates are those of the round.
+        module: module that is trained.
         num_rounds: rounds of the whole run.
-        clients: all clients by id, whether they take part in the round or not.
-        robust: a robust aggregation takes the place of the algorithm's own.
-        data: the clients' data; what an algorithm needs of it is a Protocol.
+        clients: all clients by id, also those that do not take part in the round.
+        robust: whether a robust aggregation replaces the algorithm's own.
+        data: the clients' data; an algorithm states what it needs of them as a Protocol.
     """
 
     module: nn.Module
@@ -32,32 +31,32 @@ class Federation(Protocol):
 
     @property
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        """See above."""
+        """Optimizers of the module, with the learning rates of the round."""
 
     def broadcast(self, state: State) -> Payload:
-        """What every client receives of a state that is sent to all of them, and its bytes per client."""
+        """Return a state as every client receives it, and its bytes per client."""
 
     def holding(self, state: State) -> AbstractContextManager[None]:
-        """Has ``state`` in the module while its body runs; then it holds what it held before, bit for bit."""
+        """Put ``state`` into the module while the body runs, then restore what it held before, bit for bit."""
 
     def own_state(self, client_id: str) -> State | None:
-        """The parameters with which a client would go on alone; None for the global ones."""
+        """Return the parameters with which a client would go on alone; None for the global ones."""
 
     def by_base(self, clients: Sequence[Client]) -> Iterator[list[Client]]:
-        """The clients in groups; while a group is looked at, the module computes on the base that its devices have.
+        """Yield the clients in groups; during each the module computes on the base of the group's devices.
 
-        Where no devices are emulated that is one group, on the module as it is.
+        Without emulated devices that is one group, on the module as it is.
         """
 
     def check_validation(self) -> None:
-        """Refuses a run in which clients cannot be scored, before any work.
+        """Check, before any work, that clients can be scored.
 
         Raises:
             ValueError: the data have no validation examples by client, or the module has no loss per example.
         """
 
     def validation_losses(self) -> dict[str, float]:
-        """Mean loss over each client's validation examples, the module as it stands, in one pass over all of them."""
+        """Return each client's mean loss over its validation examples, in one pass of the module as it stands."""
 
 
 @runtime_checkable
@@ -75,24 +74,20 @@ class TrainsRounds(Protocol):
 
 @runtime_checkable
 class HoldsAdapters(Protocol):
-    """A module with one or several adapters, of which one at a time computes and learns.
-
-    Attributes:
-        adapter_names: of its adapters; each trained parameter has one of them among the parts of its dotted name.
-    """
+    """Module with one or several adapters, of which one at a time computes and learns."""
 
     @property
     def adapter_names(self) -> Sequence[str]:
-        """See above."""
+        """Names of the adapters; each trained parameter has one of them among the parts of its dotted name."""
 
     def use_adapter(self, name: str) -> None:
-        """Makes one adapter the one that computes and learns; all of them stay trainable."""
+        """Activate one adapter, which computes and learns; all of them stay trainable."""
 
 
 def refuse_odd_steps(optimizers: Sequence[torch.optim.Optimizer], algorithm: str) -> None:
-    """Raises ``ValueError`` for optimizers under which a term that ``algorithm`` adds to gradients means something else.
+    """Raise ValueError for optimizers under which a term that ``algorithm`` adds to gradients has another meaning.
 
-    A line search compares losses, which do not have that term; a maximizing optimizer would go against it.
+    A line search compares losses, which lack that term; a maximizing optimizer would step against it.
     """
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -109,7 +104,7 @@ def refuse_odd_steps(optimizers: Sequence[torch.optim.Optimizer], algorithm: str
 
 
 def refuse_several_adapters(module: nn.Module, algorithm: str) -> None:
-    """Raises ``ValueError`` for a module with several adapters, of which ``algorithm`` would train the active one alone."""
+    """Raise ValueError for a module with several adapters, of which ``algorithm`` would train the active one alone."""
     if isinstance(module, HoldsAdapters) and len(module.adapter_names) > 1:
         raise ValueError(
             f"the module has {len(module.adapter_names)} adapters, of which {algorithm} would train one: set "

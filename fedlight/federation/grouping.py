@@ -2,8 +2,8 @@
 
 Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025,
 https://arxiv.org/abs/2407.03038: each client wants the selector under which its validation loss is least, and no two
-selectors may differ by more than one client (eq. 4 under the constraint of eq. 5). The paper caps crowded selectors
-one after the other and leaves open who stays: here those stay who would lose most by moving.
+selectors may differ by more than one client (eq. 4 under the constraint of eq. 5). The paper caps crowded selectors one
+after the other and leaves open which clients stay: here those stay that would lose most by moving.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ ASSIGNMENTS = ("greedy", "optimal")
 
 
 def greedy(losses: np.ndarray) -> np.ndarray:
-    """The paper's way: close the most wanted selector at its cap, move the rest to their next best, again.
+    """Return the paper's assignment: close the most wanted selector at its cap, move the rest to their next best, repeat.
 
     The cap is ``ceil(unassigned clients / open selectors)``; the most wanted selector always reaches it.
 
@@ -50,11 +50,12 @@ def greedy(losses: np.ndarray) -> np.ndarray:
 
 
 def optimal(losses: np.ndarray) -> np.ndarray:
-    """The assignment with the least sum of losses among those whose group sizes differ by at most 1 (eq. 4 and 5).
+    """Return the assignment of least total loss whose group sizes differ by at most 1 (eq. 4 and 5).
 
-    With M = q U + r every selector has q places, and one more that only r of the selectors may fill: as many
-    placeholders as there are surplus places keep these empty. Its cost matrix has a column for each place, so time and
-    memory grow with the square of the clients: 10,000 take ten seconds and 1.6 GB, where ``greedy`` takes milliseconds.
+    With M = q U + r every selector has q places, and one more that only r of the selectors may fill: placeholders keep the
+    surplus places empty. The cost matrix has a column for each place, so time and memory grow with the square of the
+    clients:
+    10,000 take ten seconds and 1.6 GB, where ``greedy`` takes milliseconds.
 
     Args:
         losses: ``(clients, selectors)``, finite.

@@ -1,4 +1,4 @@
-"""The buffers of a module: a copy of them, which of them differ from it, and putting them back.
+"""Buffers of a module: copies of them, changes against a copy, and restoring them.
 
 Buffers are compared by content. Torch counts the changes of a tensor, but not those that its batch norm makes in C++; and
 code may put a new tensor, also of another size, in the place of a buffer.
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 Buffers = dict[str, Tensor | None]
-"""Dotted name -> buffer, of its own type and on its own device; None where a module has declared one and not made it."""
+"""Dotted name -> buffer, of its own type and on its own device; None for a buffer that is declared but not made."""
 
 WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 def snapshot(module: nn.Module) -> Buffers:
-    """A copy of all buffers, of which later training changes nothing; what two parts share is copied once.
+    """Return a copy of all buffers, which later training cannot change; a shared buffer is copied once.
 
     Example:
         >>> norm = nn.BatchNorm1d(2)
@@ -38,12 +38,7 @@ def snapshot(module: nn.Module) -> Buffers:
 
 
 def changed(module: nn.Module, before: Mapping[str, Tensor | None]) -> list[str]:
-    """Names of the buffers that are not what they were: in content, size or type, new or gone.
-
-    Args:
-        module: whose buffers they are.
-        before: what :func:`snapshot` gave.
-    """
+    """Return names of buffers that differ from a :func:`snapshot`: in content, size or type, new or gone."""
     now = {name: value for name, _, _, value in _named(module)}
     return [
         name for name in {**before, **now} if name not in before or not _same(now.get(name), before[name])
@@ -51,7 +46,7 @@ def changed(module: nn.Module, before: Mapping[str, Tensor | None]) -> list[str]
 
 
 def copies(module: nn.Module, names: Iterable[str]) -> Buffers:
-    """A copy of these buffers as they are now; None for one that is gone."""
+    """Return a copy of these buffers as they are now; None for one that is gone."""
     now = {name: value for name, _, _, value in _named(module)}
     found = {name: now.get(name) for name in names}
     return {name: None if value is None else value.detach().clone() for name, value in found.items()}
@@ -59,14 +54,10 @@ def copies(module: nn.Module, names: Iterable[str]) -> Buffers:
 
 @torch.no_grad()
 def put(module: nn.Module, values: Mapping[str, Tensor | None]) -> None:
-    """Makes these buffers what ``values`` says, in place where size and type allow it; the others stay.
-
-    Args:
-        module: whose buffers they are.
-        values: by dotted name; they are copied.
+    """Copy values into these buffers by dotted name, in place where size and type allow it; other buffers stay.
 
     Raises:
-        AttributeError: the module has no part of such a name.
+        AttributeError: the module has no submodule of such a name.
     """
     for name, value in values.items():
         held, key = _holder(module, name)
@@ -79,12 +70,7 @@ def put(module: nn.Module, values: Mapping[str, Tensor | None]) -> None:
 
 
 def put_back(module: nn.Module, before: Mapping[str, Tensor | None]) -> None:
-    """Makes all buffers what they were, and takes new ones away.
-
-    Args:
-        module: whose buffers they are.
-        before: what :func:`snapshot` gave.
-    """
+    """Restore all buffers of a :func:`snapshot`, and remove new ones."""
     names = changed(module, before)
     put(module, {name: before[name] for name in names if name in before})
     for name in names:
@@ -94,14 +80,14 @@ def put_back(module: nn.Module, before: Mapping[str, Tensor | None]) -> None:
 
 
 def persistent(module: nn.Module) -> list[str]:
-    """Names of the buffers that belong to the module's ``state_dict``."""
+    """Return the names of the buffers in the module's ``state_dict``."""
     return [name for name, part, key, _ in _named(module) if key not in part._non_persistent_buffers_set]
 
 
 def normalization_parameters(module: nn.Module) -> frozenset[str]:
-    """Names of the weights and biases of the layers that own running statistics, such as batch norm.
+    """Return names of the weights and biases of layers that own running statistics, such as batch norm.
 
-    That is of every part of the module with buffers ``running_mean`` and ``running_var`` of its own.
+    These are all submodules with buffers ``running_mean`` and ``running_var`` of their own.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.LayerNorm(2))
@@ -117,7 +103,7 @@ def normalization_parameters(module: nn.Module) -> frozenset[str]:
 
 
 def _named(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
-    """Dotted name, part, name in the part, and buffer; those without content (meta tensors) are left out."""
+    """Yield dotted name, submodule, name in it, and buffer; meta tensors, which have no content, are left out."""
     for prefix, part in module.named_modules():
         for key, value in part._buffers.items():
             if value is None or not value.is_meta:

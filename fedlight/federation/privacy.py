@@ -1,17 +1,17 @@
-"""Differential privacy of clients: clip what a client sends, add Gaussian noise, and say which epsilon that is.
+"""Differential privacy of clients: clipping, Gaussian noise, and the epsilon that follows.
 
 Central: McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018,
 https://arxiv.org/abs/1710.06963, algorithm 1: the server clips each movement to norm S and adds noise to their mean. Here
 the mean is over the clients that sent the tensor, not over the expected number, and cohorts have a fixed size. Local: the
 client clips and adds the noise itself, so the server need not be trusted.
 
-Protected is all that one client holds: neighbouring federations have the same number of clients, and one of them holds
+All data of one client are protected: neighbouring federations have the same number of clients, and one client holds
 different data. Its clipped movement can then turn from S to -S, so a sum moves by up to 2 S: that is the sensitivity, and
-the ``noise_multiplier``, which is noise over S, counts half. The epsilon is that of Google's dp-accounting. It holds for
-movements alone: the reported losses and numbers of examples are not covered, nor is whatever an algorithm decides from the
-data besides, such as which adapter a client trains; and noise in floating point is not exactly Gaussian. Nor is who takes
-part covered where devices decide it: with a deadline, over-selection or a device's memory it depends on how long clients'
-texts are, so that one client's data can push another out of a round, and more than one movement changes.
+the ``noise_multiplier``, which is noise over S, counts half. Epsilon is computed by Google's dp-accounting. It holds for
+movements alone. It does not cover reported losses and numbers of examples, nor other decisions of an algorithm from the
+data, such as which adapter a client trains; and noise in floating point is not exactly Gaussian. It does not cover
+participation where devices decide it: with a deadline, over-selection or a device's memory, participation depends on the
+length of clients' texts, so one client's data can push another out of a round, and more than one movement changes.
 """
 
 import math
@@ -35,32 +35,28 @@ MISSING = "privacy needs the accountant dp-accounting: pip install 'fedlight[pri
 
 @runtime_checkable
 class Private(Protocol):
-    """What can say how much of a client may have leaked.
-
-    Attributes:
-        delta: chance that the epsilon which is logged does not hold; None if nothing private is in it.
-    """
+    """Part of a run with an epsilon, such as a private aggregation or channel."""
 
     @property
     def delta(self) -> float | None:
-        """See above."""
+        """Chance that the logged epsilon does not hold; None if the part is not private."""
 
     def epsilon(self, delta: float, rounds: Sequence[tuple[int, int]]) -> float | None:
-        """Epsilon at ``delta`` after rounds of (clients sampled, clients); None if nothing private is in it."""
+        """Return epsilon at ``delta`` after rounds of (clients sampled, clients); None if the part is not private."""
 
 
 class PrivateMean(Aggregation):
-    """Central privacy: the mean of clipped movements, plus Gaussian noise.
+    """Mean of clipped movements plus Gaussian noise (central privacy).
 
-    The clients count alike, whatever an algorithm's weights. The noise comes from torch's global stream, which the loop
-    seeds for each round; where the seed must stay secret, so must it in the run's folder.
+    All clients have the same weight, whatever the algorithm's weighting. The noise comes from torch's global stream, which
+    the loop seeds for each round; a seed that must stay secret must not be readable in the run's folder either.
 
     Args:
         clip_norm: largest L2 norm of a client's whole movement, all tensors together, above 0.
         noise_multiplier: standard deviation of the noise in the sum over ``clip_norm``, at least 0; in the mean over n
             clients it is ``noise_multiplier * clip_norm / n`` for each coordinate.
-        secret_sampling: whether nobody outside the server learns who took part in a round; it makes epsilon smaller.
-        delta: chance that the epsilon which is logged does not hold, above 0 and below one over the number of clients.
+        secret_sampling: whether participation in a round is known to the server alone; it makes epsilon smaller.
+        delta: chance that the logged epsilon does not hold, above 0 and below one over the number of clients.
 
     Raises:
         ValueError: a value is out of its range.
@@ -90,7 +86,7 @@ class PrivateMean(Aggregation):
         """Add the clipped movement.
 
         Raises:
-            ValueError: it is not finite, or the client's second one of this round, which the noise would not hide.
+            ValueError: the movement is not finite, or the client's second one of this round, which the noise would not hide.
         """
         self._take_clients([update.client_id])
         movement = update.movement
@@ -122,7 +118,9 @@ class PrivateMean(Aggregation):
         total, senders = self._sums.result(), self._senders
         self._senders, self._clients = Counter(), set()
         deviation = self.noise_multiplier * self.clip_norm
-        for name in sorted(total):  # an order of names, so that the noise does not depend on who came first
+        for name in sorted(
+            total
+        ):  # in the order of names, so that noise does not depend on the order of clients
             noise = torch.randn(total[name].shape, dtype=torch.float64)
             total[name].add_(noise, alpha=deviation).div_(senders[name])
         return total
@@ -137,11 +135,11 @@ class PrivateMean(Aggregation):
         self._clients.update(client_ids)
 
     def epsilon(self, delta: float, rounds: Sequence[tuple[int, int]]) -> float:
-        """Of the model after rounds of (clients sampled, clients), towards whoever sees every round's model.
+        """Return epsilon after rounds of (clients sampled, clients) towards an observer of every round's model.
 
         Raises:
             ValueError: ``delta`` or a round is out of its range.
-            ModuleNotFoundError: there is no dp-accounting; also for no rounds, so that a run can ask before it starts.
+            ModuleNotFoundError: dp-accounting is missing; also without rounds, so that a run can ask before it starts.
         """
         if self.secret_sampling:
             return sampled_epsilon(self.noise_multiplier, delta, rounds)
@@ -149,15 +147,15 @@ class PrivateMean(Aggregation):
 
 
 class ClipAndNoise(Codec):
-    """Local privacy: the client clips its whole movement and adds Gaussian noise before it sends anything.
+    """Codec that clips a client's whole movement and adds Gaussian noise before anything is sent (local privacy).
 
-    The first codec of a chain; what follows works on what is private already. The noise comes from torch's global stream,
-    which the loop seeds for each visit.
+    It must be the first codec of a chain, so that later ones work on private values. The noise comes from torch's global
+    stream, which the loop seeds for each visit.
 
     Args:
         clip_norm: largest L2 norm of the whole movement, all tensors together, above 0.
         noise_multiplier: standard deviation of each coordinate's noise over ``clip_norm``, at least 0.
-        delta: chance that the epsilon which is logged does not hold, above 0 and below one over the number of clients.
+        delta: chance that the logged epsilon does not hold, above 0 and below one over the number of clients.
 
     Raises:
         ValueError: a value is out of its range.
@@ -177,39 +175,39 @@ class ClipAndNoise(Codec):
         self.delta = delta
 
     def encode(self, values: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Side]:
-        """The clipped values, with noise."""
+        """Return the clipped values with noise."""
         scale = _clipping([values], self.clip_norm, "the movement")
         noise = torch.randn(values.shape)
         return (values * scale).add_(noise, alpha=self.noise_multiplier * self.clip_norm), {}
 
     def decode(self, values: Tensor, side: Mapping[str, Tensor], sizes: Sequence[int]) -> Tensor:
-        """The values as they came: neither clipping nor noise can be undone."""
+        """Return the values as they are: neither clipping nor noise can be undone."""
         return values
 
     def epsilon(self, delta: float, rounds: Sequence[tuple[int, int]]) -> float:
-        """Of a client that took part in all the rounds, towards the server, which knows who did.
+        """Return epsilon of a client that took part in all the rounds, towards the server, which knows it.
 
         Raises:
             ValueError: ``delta`` is out of its range.
-            ModuleNotFoundError: there is no dp-accounting; also for no rounds, so that a run can ask before it starts.
+            ModuleNotFoundError: dp-accounting is missing; also without rounds, so that a run can ask before it starts.
         """
         return gaussian_epsilon(self.noise_multiplier, delta, len(rounds))
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float, times: int) -> float:
-    """Epsilon of a client whose clipped movement was added up with noise ``times`` times; exact.
+    """Return the exact epsilon of a client whose clipped movement was summed with noise ``times`` times.
 
     Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018, https://arxiv.org/abs/1805.06530;
-    several times are one with the noise over the square root of their number.
+    several sums equal one with the noise over the square root of their number.
 
     Args:
         noise_multiplier: standard deviation of the noise over the clipping norm, at least 0.
         delta: chance that epsilon does not hold, in (0, 1).
-        times: at least 0.
+        times: number of sums, at least 0.
 
     Raises:
         ValueError: ``delta`` is out of its range.
-        ModuleNotFoundError: there is no dp-accounting.
+        ModuleNotFoundError: dp-accounting is missing.
 
     Example:
         >>> round(gaussian_epsilon(2.0, 1e-5, times=1), 4), round(gaussian_epsilon(4.0, 1e-5, times=4), 4)
@@ -226,19 +224,19 @@ def gaussian_epsilon(noise_multiplier: float, delta: float, times: int) -> float
 
 
 def sampled_epsilon(noise_multiplier: float, delta: float, rounds: Sequence[tuple[int, int]]) -> float:
-    """Epsilon of central privacy when who takes part is drawn uniformly, without replacement and in secret; a bound.
+    """Return a bound of epsilon when clients are sampled uniformly, without replacement and in secret.
 
     Wang et al., "Subsampled Renyi Differential Privacy and Analytical Moments Accountant", AISTATS 2019,
-    https://arxiv.org/abs/1808.00087, theorem 27, with which dp-accounting counts; never more than without the secret.
+    https://arxiv.org/abs/1808.00087, theorem 27, as computed by dp-accounting; never more than without the secret.
 
     Args:
         noise_multiplier: standard deviation of the noise in the sum over the clipping norm, at least 0.
         delta: chance that epsilon does not hold, in (0, 1).
-        rounds: clients sampled and clients of each round. Whoever was sampled counts, also those that dropped out.
+        rounds: (clients sampled, clients) of each round, with sampled clients that dropped out.
 
     Raises:
         ValueError: ``delta`` is out of its range, or more clients are sampled than there are.
-        ModuleNotFoundError: there is no dp-accounting.
+        ModuleNotFoundError: dp-accounting is missing.
 
     Example:
         >>> round(sampled_epsilon(2.0, 1e-5, [(10, 1000)] * 100), 3), round(gaussian_epsilon(2.0, 1e-5, times=100), 1)
@@ -258,7 +256,7 @@ def sampled_epsilon(noise_multiplier: float, delta: float, rounds: Sequence[tupl
 
 @lru_cache(maxsize=256)
 def _renyi(noise_multiplier: float, sampled: int, clients: int) -> tuple[Any, Any]:
-    """Orders and Renyi divergences of one round; they take a third of a second and add up over rounds."""
+    """Return orders and Renyi divergences of one round, which add up over rounds; takes a third of a second."""
     if not 0 < sampled <= clients:
         raise ValueError(f"a round of {sampled} sampled clients out of {clients} cannot be")
     import dp_accounting
@@ -285,7 +283,7 @@ def _check_delta(delta: float) -> None:
 
 
 def _clipping(tensors: Sequence[Tensor], clip_norm: float, whose: str) -> float:
-    """The factor in (0, 1] that brings the norm of all tensors together down to ``clip_norm``."""
+    """Return the factor in (0, 1] that brings the norm of all tensors together down to ``clip_norm``."""
     norm = math.sqrt(sum(value.double().square().sum().item() for value in tensors))
     if not math.isfinite(norm):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What the server does with a round's combined movement: plain averaging, momentum, adaptive steps.
+"""Server optimizers of a round's combined movement: plain averaging, momentum, adaptive steps.
 
 FedAvgM: Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
 2019, https://arxiv.org/abs/1909.06335. FedAdagrad, FedAdam, FedYogi: Reddi et al., "Adaptive Federated Optimization",
@@ -12,7 +12,7 @@ tau ** 2 exactly. There is no bias correction. With the combined movement d of a
     FedYogi     v <- v - (1 - beta2) d^2 sign(v - d^2)
 
 Moments are fp64, as movements are. A tensor that nobody sent keeps its value and its moments: it neither coasts on its
-momentum nor forgets it, as the selectors of FedBiscuit without sampled members need it.
+momentum nor loses it, as selectors of FedBiscuit without sampled members require.
 """
 
 from abc import ABC, abstractmethod
@@ -25,11 +25,11 @@ from fedlight.federation.state import State, moved
 
 
 class ServerOptimizer(ABC):
-    """Treats the combined movement as a step direction.
+    """Server optimizer that takes the combined movement as a step direction.
 
     Args:
         lr: server learning rate, above 0.
-        moments: names of what it keeps for each tensor between rounds.
+        moments: names of the moments that it keeps for each tensor between rounds.
 
     Raises:
         ValueError: ``lr`` is not above 0.
@@ -43,18 +43,18 @@ class ServerOptimizer(ABC):
 
     @abstractmethod
     def direction(self, name: str, movement: Tensor) -> Tensor:
-        """Where tensor ``name`` goes, of the shape of its combined movement (fp64); called once a round."""
+        """Return the direction of tensor ``name``, of the shape of its combined movement (fp64); called once a round."""
 
     def step(self, state: State, movement: State) -> State:
-        """The new global state (fp32); names absent from ``movement`` do not move, nor do their moments."""
+        """Return the new global state (fp32); names absent from ``movement`` keep their values and moments."""
         return moved(state, {name: self.direction(name, value) for name, value in movement.items()}, self.lr)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: moment -> name -> tensor (fp64), which :meth:`direction` replaces by a new one."""
+        """Return moment -> name -> tensor (fp64) for a checkpoint; :meth:`direction` replaces tensors by new ones."""
         return {moment: dict(tensors) for moment, tensors in self._moments.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes back what ``state_dict`` gave; a checkpoint without any moments lets them start anew.
+        """Load what ``state_dict`` returned; without moments in the checkpoint they start anew.
 
         Raises:
             ValueError: the moments are those of another server optimizer.
@@ -68,7 +68,7 @@ class ServerOptimizer(ABC):
 
 
 class Average(ServerOptimizer):
-    """``w <- w + lr * movement``; ``lr = 1`` is plain averaging.
+    """Plain averaging: ``w <- w + lr * movement``.
 
     Args:
         lr: server learning rate, above 0.
@@ -86,12 +86,12 @@ class Average(ServerOptimizer):
         super().__init__(lr)
 
     def direction(self, name: str, movement: Tensor) -> Tensor:
-        """The movement itself."""
+        """Return the movement itself."""
         return movement
 
 
 class FedAvgM(ServerOptimizer):
-    """Momentum over the rounds; ``beta = 0`` is :class:`Average`.
+    """Momentum over rounds; ``beta = 0`` is :class:`Average`.
 
     Args:
         lr: server learning rate, above 0.
@@ -114,14 +114,14 @@ class FedAvgM(ServerOptimizer):
         self.beta = beta
 
     def direction(self, name: str, movement: Tensor) -> Tensor:
-        """The new velocity."""
+        """Return the new velocity."""
         velocity = self._moments["velocity"]
         velocity[name] = movement + self.beta * velocity[name] if name in velocity else movement.clone()
         return velocity[name]
 
 
 class FedAdagrad(ServerOptimizer):
-    """Steps that shrink where the movements of all rounds so far add up.
+    """Adaptive steps that shrink with the sum of squared movements of all rounds.
 
     Args:
         lr: server learning rate, above 0.
@@ -144,12 +144,12 @@ class FedAdagrad(ServerOptimizer):
         self.beta1, self.tau = beta1, tau
 
     def direction(self, name: str, movement: Tensor) -> Tensor:
-        """The first moment over the root of the second."""
+        """Return the first moment over the root of the second."""
         return _adaptive(self._moments, name, movement, self.beta1, self.tau, lambda v: v + movement**2)
 
 
 class FedAdam(ServerOptimizer):
-    """Steps that shrink where the movements of the last rounds are large.
+    """Adaptive steps that shrink with a running mean of squared movements.
 
     Args:
         lr: server learning rate, above 0.
@@ -173,7 +173,7 @@ class FedAdam(ServerOptimizer):
         self.beta1, self.beta2, self.tau = beta1, beta2, tau
 
     def direction(self, name: str, movement: Tensor) -> Tensor:
-        """The first moment over the root of the second."""
+        """Return the first moment over the root of the second."""
 
         def second(v: Tensor) -> Tensor:
             return self.beta2 * v + (1 - self.beta2) * movement**2
@@ -182,12 +182,12 @@ class FedAdam(ServerOptimizer):
 
 
 class FedYogi(ServerOptimizer):
-    """FedAdam whose second moment moves by no more than the square of a movement, and so forgets slowly.
+    """FedAdam whose second moment changes by no more than a squared movement, and so decays slowly.
 
     Args:
         lr: server learning rate, above 0.
         beta1: share of the first moment that a round keeps, in [0, 1).
-        beta2: what a round adds to the second moment or takes from it is ``1 - beta2`` squared movements, in [0, 1).
+        beta2: a round changes the second moment by ``1 - beta2`` squared movements, in [0, 1).
         tau: added to the root of the second moment, above 0; the second moment starts at its square.
 
     Raises:
@@ -206,7 +206,7 @@ class FedYogi(ServerOptimizer):
         self.beta1, self.beta2, self.tau = beta1, beta2, tau
 
     def direction(self, name: str, movement: Tensor) -> Tensor:
-        """The first moment over the root of the second."""
+        """Return the first moment over the root of the second."""
 
         def second(v: Tensor) -> Tensor:
             square = movement**2
@@ -223,7 +223,7 @@ def _adaptive(
     tau: float,
     second: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Updates both moments of tensor ``name``, ``second`` giving the new second one, and returns the direction."""
+    """Update both moments of tensor ``name``, the second by the function ``second``, and return the direction."""
     m = moments["first"].get(name, zeros_like(movement))
     v = moments["second"].get(name, full_like(movement, tau**2))
     moments["first"][name] = beta1 * m + (1 - beta1) * movement
@@ -236,4 +236,6 @@ def _check_ranges(tau: float | None = None, **betas: float) -> None:
         if not 0 <= value < 1:
             raise ValueError(f"the server's {name}={value} must be at least 0 and below 1")
     if tau is not None and not tau > 0:
-        raise ValueError(f"the server's tau={tau} must be above 0: it bounds the step of what hardly moves")
+        raise ValueError(
+            f"the server's tau={tau} must be above 0: it bounds the steps of tensors that hardly move"
+        )
