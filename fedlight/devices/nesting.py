@@ -1,4 +1,4 @@
-"""Batches of any nesting: mappings, lists and tuples, named ones too, and what lies in them."""
+"""Parts of torch programs: batches of any nesting, attributes, modes and undisturbed modules."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -9,7 +9,7 @@ from torch.utils._pytree import is_namedtuple_instance
 
 
 def tensors(batch: Any) -> Iterator[Tensor]:
-    """All tensors in a batch, in its order.
+    """Yield all tensors of a nested batch in order.
 
     Example:
         >>> import torch
@@ -24,14 +24,14 @@ def tensors(batch: Any) -> Iterator[Tensor]:
 
 
 def with_parts(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A mapping, list or tuple of the same type, whose direct parts are changed; anything else is given back as it is.
+    """Return a mapping, list or tuple of the same type with its direct parts changed; other values are returned as they are.
 
     Example:
         >>> with_parts({"x": 1, "y": 2}, lambda part: part + 1), with_parts((1, 2), str), with_parts("text", str.upper)
         ({'x': 2, 'y': 3}, ('1', '2'), 'text')
     """
     if isinstance(value, Mapping):
-        # A copy keeps the type, such as that of a tokenizer's batches, and what else it holds.
+        # A copy keeps the type, such as that of a tokenizer's batches, and its other attributes.
         made: MutableMapping[Any, Any] = copy.copy(value) if isinstance(value, MutableMapping) else {}
         made.update({key: change(part) for key, part in value.items()})
         return made

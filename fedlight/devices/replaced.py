@@ -7,12 +7,7 @@ from typing import Any
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside, ``owner`` has another attribute of that name; afterwards what it had, its own or none but its class's.
-
-    Args:
-        owner: an object or a Python module.
-        name: of the attribute.
-        value: what it is inside.
+    """Replace an attribute of an object or Python module inside the body, then restore or remove it.
 
     Example:
         >>> from types import SimpleNamespace

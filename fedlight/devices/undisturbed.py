@@ -13,10 +13,10 @@ CONTAINERS = (list, set, deque, dict, OrderedDict, defaultdict)
 
 @contextmanager
 def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Inside, a module works on copies of all that a step may change; afterwards it has its own again.
+    """Let a module work on copies of everything that a step may change, then restore it.
 
-    That is what its parts hold in numbers, tensors, lists, sets and dictionaries: buffers, modes, states of metrics,
-    counters. Weights are not copied; inside they have no gradients, afterwards those that they had.
+    Copied are numbers, tensors, lists, sets and dictionaries of its submodules: buffers, modes, states of metrics, counters.
+    Weights are not copied; inside they have no gradients, afterwards those that they had.
 
     Example:
         >>> norm = nn.BatchNorm1d(2)
@@ -29,7 +29,7 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
     """
     own = [(vars(part), dict(vars(part))) for part in module.modules()]
     gradients = [(weight, weight.grad) for weight in module.parameters() if weight.requires_grad]
-    copies: dict[int, Any] = {}  # what two parts share, they share as a copy
+    copies: dict[int, Any] = {}  # a value that two submodules share stays shared
     try:
         for held, before in own:
             held.update({name: _copied(value, copies) for name, value in before.items()})
@@ -51,7 +51,7 @@ def _copied(value: Any, copies: dict[int, Any]) -> Any:
         return copies[id(value)]
     if isinstance(value, Tensor):
         copies[id(value)] = value.detach().clone().requires_grad_(value.requires_grad)
-    elif type(value) not in CONTAINERS:  # who knows how it is copied
+    elif type(value) not in CONTAINERS:  # an unknown class may not be copyable
         return value
     else:
         made: Any = copy.copy(value)

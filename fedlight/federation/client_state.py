@@ -1,12 +1,12 @@
-"""What clients remember between rounds: in RAM while it is little, in files of a folder once it is much.
+"""Memories of clients between rounds: in RAM up to a limit, above it in files of a folder.
 
-A checkpoint stays exact either way. In RAM, it carries the memories themselves. On disk, every save of a client is a new
-file, its version, and a checkpoint names the versions of its round; so it is whole only together with the folder. Versions
-that neither the run, nor the beginning of its round, nor one of the last snapshots names are removed once a checkpoint
-without them lies on the disk. What a killed run wrote after its last checkpoint, or did not get to remove, goes when the
-next run opens the folder (:mod:`fedlight.federation.unsaved_files`). A file's
-name has a hash of the client's id, the round, a mark of the process, so that two runs in one folder never share a file,
-and a digest of the bytes, by which damage is found.
+Checkpoints are exact either way. In RAM, a checkpoint holds the memories themselves. On disk, every save of a client is a
+new file, its version, and a checkpoint names the versions of its round; so it is complete only together with the folder.
+Versions that neither the run, nor the beginning of its round, nor one of the last snapshots names are removed once a
+checkpoint without them is on the disk. Files that a killed run wrote after its last checkpoint, or did not get to remove,
+are removed when the next run opens the folder (:mod:`fedlight.federation.unsaved_files`). A file's name has a hash of the
+client's id, the round, a mark of the process, so that two runs in one folder never share a file, and a digest of the bytes,
+by which damage is found.
 """
 
 import io
@@ -37,7 +37,7 @@ _VERSION = re.compile(r"[0-9a-f]{16}-[0-9]+-[0-9a-f]{8}-[0-9a-f]{16}\.pt")
 
 @dataclass(frozen=True)
 class _BeforeRound:
-    """What was remembered when a round began."""
+    """Memories at the beginning of a round."""
 
     held: dict[str, Memory]
     versions: dict[str, str]
@@ -45,13 +45,13 @@ class _BeforeRound:
 
 
 class ClientMemories:
-    """The memories of all clients, of which at most ``limit_mib`` are held in RAM.
+    """Memories of all clients, of which at most ``limit_mib`` are held in RAM.
 
-    Above the limit all of them move to the disk and stay there. RAM then holds one file name for each client.
+    Above the limit all of them move to the disk and stay there; RAM then holds one file name for each client.
 
     Args:
-        folder: where files go; None takes what :meth:`open` gives, ``clients`` in the run's folder.
-        limit_mib: of RAM for all clients together, at least 0; 0 keeps every memory on disk.
+        folder: folder of the files; None takes that of :meth:`open`, ``clients`` in the run's folder.
+        limit_mib: RAM for all clients together, at least 0; 0 keeps every memory on disk.
         keep: rounds whose snapshots are kept on disk, at least 1; as many as the run keeps checkpoints.
 
     Raises:
@@ -89,19 +89,19 @@ class ClientMemories:
 
     @property
     def folder(self) -> Path | None:
-        """Where files go; None before it is known."""
+        """Folder of the files; None before it is known."""
         return self._folder
 
     @property
     def bytes_in_ram(self) -> int:
-        """Of the memories that are held in RAM."""
+        """Size of the memories that are held in RAM."""
         return sum(self._sizes.values())
 
     def open(self, folder: str) -> None:
-        """Before training: takes ``folder`` if none was given; it is made when the first file is written.
+        """Take ``folder`` if none was given, before training; it is made when the first file is written.
 
         Raises:
-            ValueError: nothing can be written there, or files of a checkpoint that was loaded are gone.
+            ValueError: the folder cannot be written, or files of a loaded checkpoint are gone.
         """
         self._folder = self._folder or Path(folder).absolute()
         _check_writable(self._folder)
@@ -111,7 +111,7 @@ class ClientMemories:
         self._settle()
 
     def load(self, client_id: str) -> Memory:
-        """The client's memory, a copy of its own; empty where nothing was saved.
+        """Return a copy of the client's memory; empty where nothing was saved.
 
         Raises:
             ValueError: its file is gone or damaged.
@@ -122,10 +122,10 @@ class ClientMemories:
         return {key: _own(value) for key, value in self._held.get(client_id, {}).items()}
 
     def save(self, client_id: str, memory: Memory, round_idx: int) -> None:
-        """Keeps a copy of the client's memory as it is after a visit of round ``round_idx``.
+        """Keep a copy of the client's memory after a visit of round ``round_idx``.
 
         Raises:
-            ValueError: the memory holds something that a checkpoint cannot, or there is no folder to write to.
+            ValueError: the memory holds a value that a checkpoint cannot hold, or there is no folder to write to.
         """
         owned = {key: _own(value) for key, value in memory.items()}
         size = _num_bytes(owned) if owned else 0
@@ -141,28 +141,28 @@ class ClientMemories:
             self._sizes.pop(client_id, None)
 
     def begin_round(self) -> None:
-        """Until :meth:`end_round` a checkpoint gets what is remembered now, and none of its files goes."""
-        # Memories and versions are replaced by every save and never changed, so their names are enough.
+        """Let checkpoints until :meth:`end_round` hold the memories of this moment, whose files stay."""
+        # Memories and versions are replaced by every save and never changed, so shallow copies are enough.
         self._before = _BeforeRound(dict(self._held), dict(self._versions), self._on_disk)
 
     def end_round(self) -> None:
-        """From here on a checkpoint gets what is remembered when it is made."""
+        """Let checkpoints hold the memories of the moment at which they are made."""
         before, self._before = self._before, None
         if before is not None:
             self._unlink({*before.versions.values()} - self._named() - self._obsolete)
 
     def state_dict(self, round_idx: int) -> dict[str, Any]:
-        """The memories or the names of their versions; remembers them as the snapshot of ``round_idx``.
+        """Return the memories or the names of their versions, and keep these as the snapshot of ``round_idx``.
 
-        No file goes before this is on the disk, which :meth:`being_saved` sees to.
+        No file is removed before the checkpoint is on the disk: see :meth:`being_saved`.
 
         Args:
-            round_idx: rounds that are done; after :meth:`begin_round`, that were done then.
+            round_idx: number of finished rounds; after :meth:`begin_round`, the number at that moment.
         """
         now = self._before or _BeforeRound(self._held, self._versions, self._on_disk)
         if not now.on_disk:
             return {"memories": dict(now.held)}
-        # Without begin_round a snapshot only grows: an earlier checkpoint of the same round must stay whole.
+        # Without begin_round a snapshot only grows: an earlier checkpoint of the same round must stay complete.
         self._snapshots.setdefault(round_idx, set()).update(now.versions.values())
         for idx in sorted(self._snapshots)[: -self.keep]:
             self._obsolete |= self._snapshots.pop(idx)
@@ -175,11 +175,11 @@ class ClientMemories:
 
     @contextmanager
     def being_saved(self, state: dict[str, Any], path: str | Path) -> Iterator[None]:
-        """While its block writes a checkpoint; what that makes needless is removed when it is written.
+        """Remove files that a checkpoint makes needless, once the body has written it.
 
         Args:
-            state: of :meth:`state_dict`, as it stands in the checkpoint; empty where that has none.
-            path: of the checkpoint.
+            state: result of :meth:`state_dict` as it is in the checkpoint; empty where that has none.
+            path: path of the checkpoint.
 
         Raises:
             OSError: the disk fails.
@@ -200,7 +200,7 @@ class ClientMemories:
         self._remove_obsolete()
 
     def _remove_obsolete(self) -> None:
-        """Goes through the checkpoints that are written by now; one that is written in the background may not be yet."""
+        """Remove needless files of checkpoints that are written by now; some may still be written in the background."""
         for begun in [one for one in self._begun if one.is_there() is not False]:
             obsolete = begun.obsolete - self._named()
             self._unlink(obsolete)
@@ -209,13 +209,13 @@ class ClientMemories:
             self._begun.remove(begun)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes back what ``state_dict`` gave.
+        """Load what ``state_dict`` returned.
 
-        A run that trains, and so has called :meth:`open`, makes files of another folder its own, by links or copies. One
-        that only evaluates reads them where they are.
+        A run that trains, and so has called :meth:`open`, links or copies files of another folder into its own. A run that
+        only evaluates reads them in place.
 
         Raises:
-            ValueError: files of the checkpoint are gone, or it names files that are none of ours.
+            ValueError: files of the checkpoint are gone, or it names files that are no memories.
         """
         self._held = dict(state.get("memories", {}))
         self._sizes = {client_id: _num_bytes(memory) for client_id, memory in self._held.items()}
@@ -231,7 +231,7 @@ class ClientMemories:
             self._settle()
 
     def _settle(self) -> None:
-        """Brings what a checkpoint gave to where this run keeps it."""
+        """Bring the memories of a checkpoint into this run's folder."""
         gone = [name for name in self._versions.values() if not self._find(name).exists()]
         if gone:
             raise ValueError(
@@ -247,7 +247,7 @@ class ClientMemories:
             self._move_to_disk(round_idx=0)
 
     def _find(self, name: str) -> Path:
-        """Where a version is: in the run's own folder, or where its checkpoint says."""
+        """Return the path of a version: in the run's own folder, or in that of its checkpoint."""
         if self._folder is not None and (self._folder / name).exists():
             return self._folder / name
         return (self._origin or self._path(name).parent) / name
@@ -265,7 +265,7 @@ class ClientMemories:
             client = blake2b(client_id.encode(), digest_size=8).hexdigest()
             name = f"{client}-{round_idx}-{self._process}-{_digest(data)}.pt"
             self._notes().add(name)
-            write_whole(self._path(name), data, synced=False)  # that is done before a checkpoint names it
+            write_whole(self._path(name), data, synced=False)  # synced before a checkpoint names it
             self._versions[client_id] = name
         else:
             self._versions.pop(client_id, None)
@@ -273,7 +273,7 @@ class ClientMemories:
             self._path(before).unlink(missing_ok=True)
 
     def _notes(self) -> UnsavedFiles:
-        """What is to be removed later, should this process be killed."""
+        """Return the note of files that a later run removes if this process is killed."""
         folder = self._path("note").parent
         if self._unsaved is None or self._unsaved.folder != folder:
             folder.mkdir(parents=True, exist_ok=True)
@@ -281,14 +281,14 @@ class ClientMemories:
         return self._unsaved
 
     def _is_named(self, client_id: str, version: str) -> bool:
-        """Whether the client's version may still be asked for."""
+        """Return whether the client's version may still be needed."""
         now = [self._versions.get(client_id), self._before and self._before.versions.get(client_id)]
         return version in now or any(
             version in names for names in (self._obsolete, *self._snapshots.values())
         )
 
     def _named(self) -> set[str]:
-        """Versions that the run, the round's beginning or a snapshot names."""
+        """Return the versions that the run, the round's beginning or a snapshot names."""
         before = self._before.versions.values() if self._before else ()
         return {*self._versions.values()}.union(before, *self._snapshots.values())
 
@@ -306,7 +306,7 @@ class ClientMemories:
 
 
 def _own(value: Any) -> Any:
-    """A copy that shares no memory with ``value``, on the CPU."""
+    """Return a copy on the CPU that shares no memory with ``value``."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if type(value) is dict:
@@ -322,7 +322,7 @@ def _own(value: Any) -> Any:
 
 
 def _num_bytes(value: Any) -> int:
-    """Bytes that ``value`` takes, containers left out."""
+    """Return the bytes of ``value``, without its containers."""
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, (dict, list)):
@@ -341,7 +341,7 @@ def _digest(data: bytes) -> str:
 
 
 def _check_writable(folder: Path) -> None:
-    """The first file may come after hundreds of rounds; that it cannot be written is known before the first."""
+    """Raise ValueError for a folder that cannot be written, as its first file may come after hundreds of rounds."""
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise ValueError(

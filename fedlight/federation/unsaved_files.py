@@ -1,17 +1,17 @@
-"""Files that no checkpoint names yet, or no longer, noted beside them, so that the next run removes what a killed one left.
+"""Notes of files that no checkpoint names yet, or no longer: the next run removes what a killed one left.
 
-Each process has a note of its own, ``MARK.unsaved``, and holds a lock on it as long as it lives. A line is added for each
-step and none is ever changed, so a kill leaves a note that ends after a step:
+Each process has a note of its own, ``MARK.unsaved``, and holds a lock on it as long as it lives. Lines are only added, so a
+kill leaves a note that ends after a step:
 
 =====================  ==============================================================================================
 ``NAME``               the file is about to be written
-``{...}``              a checkpoint is about to be written: its path, a mark that stands in it, the files that it names, and
-                       those that are removed when it is there
-``=MARK``              it is there, and they are removed
+``{...}``              a checkpoint is about to be written: its path, a mark in it, the files that it names, and those that
+                       are removed when it is written
+``=MARK``              the checkpoint is written, and these files are removed
 =====================  ==============================================================================================
 
-Of a checkpoint that was begun and not ended, the file itself says whether it was written: its mark stands in it, or it does
-not. Where that cannot be told, as of a remote one, all files stay.
+Whether a checkpoint was written that was begun and not ended, the file itself shows: it contains its mark or not. Where that
+cannot be read, as for a remote one, all files stay.
 """
 
 import json
@@ -27,18 +27,18 @@ from fedlight.support.whole_files import sync
 
 ENDING = ".unsaved"
 _own: set[Path] = set()
-"""Notes of this process, on which its own locks do not keep it from taking them again."""
+"""Notes of this process, whose record locks do not keep the process itself out."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint from the moment before it is written.
+    """Checkpoint that is about to be written.
 
     Attributes:
-        path: absolute, or an address.
-        mark: that stands in it, and in no other.
+        path: absolute path, or an address.
+        mark: text that is in this checkpoint and in no other.
         named: files that it names.
-        obsolete: files that are removed when it is there.
+        obsolete: files that are removed when it is written.
     """
 
     path: str
@@ -48,7 +48,7 @@ class Checkpoint:
 
     @classmethod
     def at(cls, path: str | Path, mark: str, named: Iterable[str], obsolete: Iterable[str]) -> "Checkpoint":
-        """At a path as Lightning is given it."""
+        """Return the checkpoint at a path as Lightning gets it."""
         text = str(path)
         return cls(
             text if "://" in text else os.path.abspath(text), mark, frozenset(named), frozenset(obsolete)
@@ -56,7 +56,7 @@ class Checkpoint:
 
     @classmethod
     def from_line(cls, line: str) -> "Checkpoint | None":
-        """As a note has it; None for half a line, whose checkpoint was not begun."""
+        """Return the checkpoint of a note's line; None for half a line, whose checkpoint was not begun."""
         try:
             found = json.loads(line)
             return cls.at(
@@ -66,12 +66,12 @@ class Checkpoint:
             return None
 
     def line(self) -> str:
-        """For a note."""
+        """Return the line of a note."""
         names = {"named": sorted(self.named), "obsolete": sorted(self.obsolete)}
         return json.dumps({"path": self.path, "mark": self.mark, **names}) + "\n"
 
     def is_there(self) -> bool | None:
-        """Whether the file at its path is this checkpoint; None where nobody can tell."""
+        """Return whether the file at its path is this checkpoint; None if that cannot be read."""
         file = Path(self.path)
         if "://" in self.path or file.is_dir():
             return None
@@ -86,11 +86,11 @@ class Checkpoint:
 
 
 class UnsavedFiles:
-    """The note of one process, there while there is something to be noted.
+    """Note of one process; the file exists while there is something to note.
 
     Args:
-        folder: of the files; it has to be there when the first name is noted.
-        mark: of the process, a part of its files' names.
+        folder: folder of the files; it must exist when the first name is noted.
+        mark: mark of the process, a part of its files' names.
     """
 
     def __init__(self, folder: Path, mark: str) -> None:
@@ -100,12 +100,12 @@ class UnsavedFiles:
         self._is_held = False
 
     def add(self, name: str) -> None:
-        """Notes a file that is about to be written."""
+        """Note a file that is about to be written."""
         self._append(f"{name}\n")
         self._names.add(name)
 
     def begin(self, checkpoint: Checkpoint) -> None:
-        """Brings the files that a checkpoint names to the disk, and notes it before it is written."""
+        """Sync the files that a checkpoint names, and note the checkpoint before it is written."""
         unsaved = self._names & checkpoint.named
         if not unsaved and not checkpoint.obsolete:
             return
@@ -116,7 +116,7 @@ class UnsavedFiles:
         sync(self.folder)
 
     def end(self, checkpoint: Checkpoint) -> None:
-        """Strikes out what a checkpoint names that is there now, and what it had removed."""
+        """Drop the files that a written checkpoint names, and those that were removed with it."""
         if not self._is_held:
             return
         self._names = {name for name in self._names - checkpoint.named if (self.folder / name).exists()}
@@ -136,14 +136,11 @@ class UnsavedFiles:
 
 
 def remove_unsaved(folder: Path, names: "re.Pattern[str]") -> int:
-    """Removes what processes that are gone have noted.
+    """Remove the needless files that ended processes have noted, and return how many there were.
 
     Args:
-        folder: of the files.
-        names: that such a file may have; others are left alone, whatever a note says.
-
-    Returns:
-        How many files were removed.
+        folder: folder of the files.
+        names: pattern of their names; other files stay, whatever a note says.
     """
     removed = 0
     for note in folder.glob(f"*{ENDING}"):
@@ -161,7 +158,7 @@ def remove_unsaved(folder: Path, names: "re.Pattern[str]") -> int:
 
 
 def _needless(note: str) -> set[str]:
-    """The files that no checkpoint names, of all that a note tells of."""
+    """Return the files of a note that no checkpoint names."""
     unsaved: set[str] = set()
     begun: dict[str, Checkpoint] = {}
     lines = note.splitlines()
@@ -170,7 +167,7 @@ def _needless(note: str) -> set[str]:
             checkpoint = Checkpoint.from_line(line)
             if checkpoint is not None:
                 begun[checkpoint.mark] = checkpoint
-            elif number < len(lines):  # no kill leaves that, so nobody knows what is needed
+            elif number < len(lines):  # no kill leaves such a line, so it is unknown what is needed
                 return set()
         elif line.startswith("="):
             if (ended := begun.pop(line[1:], None)) is not None:

@@ -1,6 +1,6 @@
-"""Checkpoint files of Lightning as such: whether they are whole, and whether training can go on from them.
+"""Checkpoint files of Lightning: whether they are whole, and whether training can go on from them.
 
-torch stores checksums of the parts of a file and does not look at them when it loads: a flipped bit would be another weight.
+torch stores checksums of a file's parts and does not check them when it loads: a flipped bit would change a weight.
 """
 
 import zipfile
@@ -13,26 +13,26 @@ import torch
 
 
 def check_readable(path: str | Path) -> None:
-    """Refuses a file that is not a whole checkpoint of Lightning.
+    """Check that a file is a whole checkpoint of Lightning.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is damaged or something else.
+        ValueError: it is damaged or no checkpoint.
     """
     _content(path)
 
 
 def check_resumable(path: str | Path, federated: bool | None = None) -> None:
-    """Refuses a file from which training cannot go on.
+    """Check that training can go on from a file.
 
     Args:
-        path: of the file.
-        federated: is it a federation that will go on? None: that is not looked at.
+        path: path of the file.
+        federated: whether a federation will go on; None does not check that.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is damaged or something else, has the weights alone, was written inside a round by an earlier
-            version, or is of a federation and will be none, or the other way round.
+        ValueError: it is damaged or no checkpoint, has the weights alone, was written inside a round by an earlier
+            version, or only one of checkpoint and run is a federation.
     """
     content = _content(path)
     if "optimizer_states" not in content:
@@ -60,10 +60,10 @@ def check_resumable(path: str | Path, federated: bool | None = None) -> None:
 
 @contextmanager
 def damage_named(path: str | Path) -> Iterator[None]:
-    """Compares the checksums of a file, and says of what its block raises for a damaged one that it is damaged.
+    """Check the checksums of a checkpoint that the body loads, and name damage as the cause of the body's error.
 
     Args:
-        path: of a checkpoint that the block loads. Nothing is looked at where it is no file here.
+        path: path of the checkpoint; nothing is checked if it is no local file.
 
     Raises:
         ValueError: the file is damaged.
@@ -73,13 +73,12 @@ def damage_named(path: str | Path) -> Iterator[None]:
         return
     try:
         has_sums = check_sums(path)
-    except Exception as error:  # whatever the reader of a damaged directory runs into
+    except Exception as error:  # a damaged directory can raise anything
         raise _damaged(path, error) from None
     try:
         yield
-    except (
-        RuntimeError
-    ) as error:  # of torch's reader, which may see another directory than the one that was checked
+    except RuntimeError as error:
+        # torch's reader may find another directory in the file than the one that was checked.
         if "PytorchStreamReader" in str(error) or not has_sums:
             raise _damaged(path, error) from None
         raise
@@ -90,13 +89,10 @@ def damage_named(path: str | Path) -> Iterator[None]:
 
 
 def check_sums(path: str | Path) -> bool:
-    """Compares the checksums that a file has of its parts.
-
-    Returns:
-        Whether it has any.
+    """Check the checksums of a file's parts, and return whether it has any.
 
     Raises:
-        ValueError: a part is another one than was written.
+        ValueError: a part is damaged.
         zipfile.BadZipFile: the directory of the parts is damaged.
     """
     if not zipfile.is_zipfile(path):

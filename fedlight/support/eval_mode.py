@@ -8,7 +8,7 @@ from torch import nn
 
 @contextmanager
 def eval_mode(module: nn.Module) -> Iterator[None]:
-    """Runs its body with every submodule in eval mode, then gives each its own mode back.
+    """Run the body with every submodule in eval mode, then restore the mode of each.
 
     Example:
         >>> layer = nn.Dropout()

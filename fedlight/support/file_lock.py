@@ -1,8 +1,8 @@
-"""A lock that one process holds as long as it lives: the kernel drops it with the process, however that ends.
+"""Lock that one process holds as long as it lives: the kernel drops it with the process, however that ends.
 
-So there are no stale locks to be found by process numbers, which are given out again. The lock is a record lock
-(``fcntl.lockf``): it is not handed on to forked processes such as a loader's workers, and network file systems
-know it across hosts. The file says who holds it; that text is for people alone.
+So there are no stale locks to be told by process numbers, which are used again. The lock is a record lock (``fcntl.lockf``):
+forked processes such as a loader's workers do not inherit it, and network file systems know it across hosts. The text in the
+file names the holder, for people alone.
 """
 
 import errno
@@ -23,13 +23,13 @@ HELD = {errno.EACCES, errno.EAGAIN}
 
 
 class FileLock:
-    """A lock, to be taken and given back.
+    """Lock of the kernel on a file.
 
     Args:
-        file: made when it is taken and removed when it is given back; its folder has to be there.
+        file: made when the lock is taken and removed when it is released; its folder must exist.
 
     Attributes:
-        supported: False where the system or the file system has no locks: then everybody gets it.
+        supported: False where the system or the file system has no locks: then every process gets it.
     """
 
     def __init__(self, file: Path) -> None:
@@ -38,13 +38,10 @@ class FileLock:
         self._handle: int | None = None
 
     def take(self, about: dict[str, Any] | None = None) -> bool:
-        """Takes the lock unless another process holds it.
+        """Take the lock unless another process holds it, and return whether this process holds it now.
 
         Args:
-            about: what the file says of the holder; see :func:`holder`.
-
-        Returns:
-            Whether this process holds it now.
+            about: description of the holder in the file; see :func:`holder`.
 
         Raises:
             OSError: the file cannot be made.
@@ -64,13 +61,13 @@ class FileLock:
         return True
 
     def write(self, text: str) -> None:
-        """Puts a text into the file of a lock that is held, which any other way of writing it would give up."""
+        """Write the file of a held lock; writing it in any other way would release the lock."""
         assert self._handle is not None
         os.truncate(self._handle, 0)
         self.append(text, synced=True)
 
     def append(self, text: str, synced: bool = False) -> None:
-        """Adds to the text in the file of a lock that is held; ``synced`` brings it to the disk."""
+        """Append to the file of a held lock; ``synced`` syncs it to the disk."""
         assert self._handle is not None
         os.lseek(self._handle, 0, os.SEEK_END)
         os.write(self._handle, text.encode())
@@ -78,7 +75,7 @@ class FileLock:
             os.fsync(self._handle)
 
     def give_back(self, remove: bool = True) -> None:
-        """Lets others take it, and removes the file unless told otherwise."""
+        """Release the lock, and remove the file unless ``remove`` is False."""
         if self._handle is not None:
             if remove:
                 self.file.unlink(missing_ok=True)
@@ -105,14 +102,14 @@ def _is_at(handle: int, file: Path) -> bool:
 
 
 def this_process() -> dict[str, Any]:
-    """What a lock says of its holder: process, host, since when, command."""
+    """Return the description of this process as a holder: process, host, start, command."""
     command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]) if sys.argv else ""
     since = datetime.now(UTC).isoformat(timespec="seconds")
     return {"pid": os.getpid(), "host": platform.node(), "since": since, "command": command}
 
 
 def holder(file: Path) -> str:
-    """Who holds a lock, in words, as far as the file says.
+    """Return the holder of a lock in words, as far as the file names it.
 
     Example:
         >>> holder(Path("no such file"))

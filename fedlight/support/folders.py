@@ -5,14 +5,14 @@ from pathlib import Path
 
 
 def refuse_unwritable(folder: Path, setting: str) -> None:
-    """Makes a folder and tries it, before hours of work whose results must have somewhere to go.
+    """Make a folder and check that it can be written, before hours of work.
 
     Args:
-        folder: where they will be written.
-        setting: that says so.
+        folder: folder for the results.
+        setting: setting that names it.
 
     Raises:
-        OSError: nothing can be written there.
+        OSError: it cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

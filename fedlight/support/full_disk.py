@@ -10,10 +10,12 @@ MESSAGE = "the disk is full"
 
 @contextmanager
 def full_disk_named(path: Path) -> Iterator[None]:
-    """Names ``path`` and the way on when the disk fills up inside the block; in nested blocks the inner one does.
+    """Turn the error of a full disk inside the block into one that names ``path`` and the remedy.
+
+    In nested blocks the inner path is named.
 
     Raises:
-        OSError: with ``errno.ENOSPC``, instead of one that names neither.
+        OSError: with ``errno.ENOSPC``.
 
     Example:
         >>> with full_disk_named(Path("runs/demo/visits.csv")):
@@ -34,6 +36,6 @@ def full_disk_named(path: Path) -> Iterator[None]:
 
 
 def _is_full(error: Exception) -> bool:
-    """Also where it is no OSError: safetensors has an error class of its own."""
+    """Return whether a disk is full; safetensors reports it with an error class of its own."""
     code = getattr(error, "errno", None)
     return code in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)

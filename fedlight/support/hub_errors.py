@@ -1,7 +1,7 @@
-"""One clear line where a model cannot be had from the Hugging Face hub, within seconds, whatever its client says of that.
+"""Clear errors, within seconds, for models that cannot be loaded from the Hugging Face hub.
 
-The clients of the hub ask for each file of a model, and try each again for a minute. Here the hub is asked once whether it
-answers at all; where it does not, what lies in the cache is taken and nothing else is tried.
+The hub's clients request each file of a model and retry each for a minute. Here the hub is asked once whether it answers at
+all; if it does not, only the cache is used.
 """
 
 import functools
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SECONDS = 8
-"""That the hub has for its first answer: more than a slow network takes for one."""
+"""Time limit of the hub's first answer, longer than a slow network needs."""
 NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -20,15 +20,15 @@ NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 def hub_errors(
     model: str, instead: str = "or check the network and HF_ENDPOINT", what: str = "model"
 ) -> Iterator[None]:
-    """What goes wrong inside while the hub is asked for a model is said with its remedy.
+    """Turn errors of the body, which asks the hub for a model, into one line with the remedy.
 
     Args:
-        model: hub name.
-        instead: what else than a folder helps where the hub cannot be reached.
-        what: setting that names it.
+        model: name at the hub.
+        instead: remedy, besides a folder, if the hub cannot be reached.
+        what: setting that names the model.
 
     Raises:
-        OSError: inside, anything failed.
+        OSError: the body failed.
     """
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
@@ -42,7 +42,7 @@ def hub_errors(
         raise OSError(
             f"{what}={model!r}: neither a folder here nor a model on the hub; check the name"
         ) from None
-    except Exception as error:  # which one depends on the HTTP library, of which there have been several
+    except Exception as error:  # its class depends on the HTTP library, which has changed several times
         raise OSError(
             f"{what}={model!r} is no folder here, and the hub cannot be reached ({type(error).__name__}): "
             f"give the folder of a downloaded model, {instead}"
@@ -50,14 +50,14 @@ def hub_errors(
 
 
 def check_hub_name(model: str, what: str = "model") -> None:
-    """Refuses, within seconds, what is no folder and cannot be had from the hub either; what is cached is not asked for.
+    """Check, within seconds, that a model which is no folder here is in the cache or at the hub.
 
     Args:
-        model: hub name, or what looks like a path.
-        what: setting that names it.
+        model: name at the hub, or a text that looks like a path.
+        what: setting that names the model.
 
     Raises:
-        FileNotFoundError: it looks like a path, and nothing is there.
+        FileNotFoundError: ``model`` looks like a path, and there is no such folder.
         OSError: there is no such name at the hub, or the hub cannot be reached.
     """
     if not NAME.fullmatch(model):
@@ -75,10 +75,10 @@ def check_hub_name(model: str, what: str = "model") -> None:
 
 @contextmanager
 def hub_asked_once(name: str) -> Iterator[None]:
-    """Has the clients of the hub take the cache alone inside, where the hub does not answer.
+    """Let the hub's clients use only the cache inside the body if the hub does not answer.
 
     Args:
-        name: of a model or data set at the hub; for a path here nobody is asked.
+        name: name of a model or data set at the hub; for a local path the hub is not asked.
     """
     from huggingface_hub import constants
 
@@ -99,11 +99,11 @@ def hub_asked_once(name: str) -> Iterator[None]:
 
 @functools.cache
 def _answers(endpoint: str) -> bool:
-    """Does a server answer there, whatever it says? Asked once in a process."""
+    """Return whether a server answers at all; it is asked once in a process."""
     from huggingface_hub import get_session
 
     try:
         get_session().head(endpoint, timeout=SECONDS)
-    except Exception:  # which one depends on the HTTP library, of which there have been several
+    except Exception:  # its class depends on the HTTP library, which has changed several times
         return False
     return True

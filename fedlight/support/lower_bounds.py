@@ -2,15 +2,15 @@
 
 
 def refuse_below(least: int, owner: str = "", **settings: int | None) -> None:
-    """Refuses settings that are smaller than they may be; None is none.
+    """Check that settings are at least ``least``; None is not checked.
 
     Args:
-        least: what each of them has to be at least.
-        owner: whose they are, with a dot behind it: ``"federated."``.
-        settings: name to value.
+        least: smallest allowed value.
+        owner: prefix of the names in an error, such as ``"federated."``.
+        settings: name -> value.
 
     Raises:
-        ValueError: one is too small; it is named with its value.
+        ValueError: a setting is too small.
 
     Example:
         >>> refuse_below(1, "federated.", local_steps=3, clients_per_round=None)

@@ -1,7 +1,7 @@
-"""What a class of a config needs of the world, said by the class itself, so that a dry run can check it beforehand.
+"""Needs of a config's classes, stated by the classes themselves, so that a dry run can check them beforehand.
 
-A class that needs something has a classmethod `requires`; one without it needs nothing. It is called with the settings,
-before any object is made, so it may name what an earlier stage has not written yet.
+A class that needs something has a classmethod `requires`. It is called with the settings, before any object is made, so it
+may name files that an earlier stage has not written yet.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,9 +12,9 @@ class Rows(NamedTuple):
     """Rows that are read.
 
     Attributes:
-        source: see `fedlight.datamodules.rows.rows`.
-        split: of a hub data set.
-        columns: what fedlight calls it -> where a row has it; only what the settings name.
+        source: see `fedlight.datamodules.rows`.
+        split: split of a hub data set.
+        columns: pairs of fedlight's name of a column and its name in the rows; only those that settings name.
     """
 
     source: str
@@ -26,8 +26,8 @@ class Model(NamedTuple):
     """Weights that are read.
 
     Attributes:
-        name: hub name, folder or ``toy``.
-        is_encoder: of sentences, rather than a language model.
+        name: name at the hub, folder or ``toy``.
+        is_encoder: whether it is a sentence encoder rather than a language model.
     """
 
     name: str
@@ -35,11 +35,11 @@ class Model(NamedTuple):
 
 
 class Server(NamedTuple):
-    """A chat endpoint that is asked.
+    """Chat endpoint that is asked.
 
     Attributes:
-        url: where it is.
-        key: the environment variable that holds the key, if it wants one.
+        url: address of the endpoint.
+        key: environment variable that holds the key, if one is needed.
     """
 
     url: str
@@ -47,11 +47,11 @@ class Server(NamedTuple):
 
 
 class Package(NamedTuple):
-    """A Python package that fedlight does not install.
+    """Python package that fedlight does not install.
 
     Attributes:
-        name: as it is imported.
-        install: what to install for it, ``pip install`` put before it.
+        name: name by which it is imported.
+        install: argument of ``pip install``.
     """
 
     name: str
@@ -62,8 +62,8 @@ class Memory(NamedTuple):
     """Memory of this machine.
 
     Attributes:
-        bytes: at the peak.
-        what: takes it, in words.
+        bytes: bytes at the peak.
+        what: what takes it, in words.
     """
 
     bytes: int
@@ -75,15 +75,15 @@ Need = Rows | Model | Server | Package | Memory
 
 @runtime_checkable
 class Requires(Protocol):
-    """A class that says what it needs."""
+    """Class that states its needs."""
 
     @classmethod
     def requires(cls, settings: Mapping[str, Any]) -> Iterable[Need]:
-        """What an object with these settings needs.
+        """Return the needs of an object with these settings.
 
         Args:
-            settings: arguments of the constructor by name, its defaults included; other classes as ``class_path`` and
-                ``init_args``, and what these need they say themselves.
+            settings: arguments of the constructor by name, with defaults; other classes are ``class_path`` and
+                ``init_args``, and state their needs themselves.
         """
 
 

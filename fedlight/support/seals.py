@@ -1,4 +1,4 @@
-"""Digests that stand in the files that they are of: whatever a disk changes in such a file is noticed when it is read."""
+"""Digests inside files: damage is noticed when such a file is read."""
 
 import hashlib
 import json
@@ -10,21 +10,21 @@ _NUM_BYTES = 8
 
 
 def sealed(content: dict[str, Any]) -> dict[str, Any]:
-    """The content with a digest of itself, for a JSON object.
+    """Return the content of a JSON object with its digest.
 
     Example:
         >>> sealed({"a": 1})
         {'a': 1, 'digest': '165b44bb3d3e0923'}
     """
-    plain: dict[str, Any] = json.loads(json.dumps(content))  # as it comes back from a file
+    plain: dict[str, Any] = json.loads(json.dumps(content))  # as it is read back from a file
     return {**plain, DIGEST: _digest(plain)}
 
 
 def unsealed(content: dict[str, Any]) -> dict[str, Any]:
-    """The content without its digest; as it is where it has none.
+    """Return the content without its digest; unchanged if it has none.
 
     Raises:
-        ValueError: it is another one than was sealed.
+        ValueError: the digest is of other content.
     """
     plain = {key: value for key, value in content.items() if key != DIGEST}
     if content.get(DIGEST, _digest(plain)) != _digest(plain):
@@ -33,7 +33,7 @@ def unsealed(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def sealed_bytes(data: bytes) -> bytes:
-    """The data and their digest.
+    """Return the data with their digest.
 
     Example:
         >>> unsealed_bytes(sealed_bytes(b"abc"))
@@ -43,10 +43,10 @@ def sealed_bytes(data: bytes) -> bytes:
 
 
 def unsealed_bytes(data: bytes) -> bytes:
-    """The data without their digest.
+    """Return the data without their digest.
 
     Raises:
-        ValueError: they are other ones than were sealed.
+        ValueError: the digest is of other data.
     """
     if sealed_bytes(data[:-_NUM_BYTES]) != data:
         raise ValueError(CHANGED)

@@ -1,18 +1,18 @@
-"""Seeds as pure functions of what they are for.
+"""Seeds as pure functions of their purpose.
 
-Python's ``hash`` of a string differs between processes, and one global random stream makes a result depend on
-everything drawn before it. Here every random choice has a seed of its own, derived from the run's seed and the names of
-what it decides (round, client, ...), so a resumed run draws what an uninterrupted one would have drawn.
+Python's ``hash`` of a string differs between processes, and with one global random stream a result depends on everything
+drawn before it. Here every random choice has a seed of its own, derived from the run's seed and the names of what it decides
+(round, client, ...), so a resumed run draws the same numbers as an uninterrupted one.
 """
 
 import hashlib
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed in [0, 2**32), stable over processes and machines.
+    """Return a seed in [0, 2**32), stable over processes and machines.
 
     Args:
-        parts: what the seed is for, from general to special: ``(seed, "visit", round_idx, client_id)``.
+        parts: purpose of the seed, from general to special: ``(seed, "visit", round_idx, client_id)``.
 
     Example:
         >>> derive_seed(0, "round", 3) == derive_seed(0, "round", 3)

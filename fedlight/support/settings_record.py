@@ -1,8 +1,8 @@
-"""What a run was set to, as plain values: kept in a checkpoint and compared with the run that goes on from it.
+"""Settings of a run as plain values: kept in a checkpoint and compared with the run that goes on from it.
 
-An object is described by its class and its settings. These are its public attributes, which asks nothing of a user's class;
-where an argument of its constructor is kept under another name, its private ones too. They are read when the run is made;
-an attribute that differs each time, such as the time of day, belongs under a private name.
+An object is described by its class and its settings. These are its public attributes, so a user's class needs no method for
+it; if an argument of its constructor is kept under another name, private attributes count as well. They are read when the
+run is made; an attribute that differs each time, such as the time of day, needs a private name.
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ MOST_NAMED = 3
 
 
 def described(value: Any, seen: tuple[object, ...] = ()) -> Any:
-    """Plain values that say what ``value`` is, the same in every process.
+    """Return plain values that describe ``value``, the same in every process.
 
     Args:
-        value: numbers, texts, containers, functions and classes (by name), and objects of any class. Tensors and what has
-            more than 1000 items are told apart by a digest.
-        seen: the objects that it lies in, of which only the class is named again.
+        value: numbers, texts, containers, functions and classes (by name), and objects of any class. Tensors and containers
+            of more than 1000 items are described by a digest.
+        seen: objects that contain it, of which only the class is named again.
 
     Example:
         >>> from fedlight.federation.server import FedAvgM
@@ -56,17 +56,17 @@ def described(value: Any, seen: tuple[object, ...] = ()) -> Any:
 
 
 def refuse_other_settings(saved: Mapping[str, Any], own: Mapping[str, Any], remedy: str) -> None:
-    """Refuses to go on with other settings than those of a checkpoint.
+    """Check that a run has the settings of its checkpoint.
 
-    Settings and attributes of an object that only one side knows are left out: another version may have more.
+    Settings and attributes that only one side has are not compared: another version may have more.
 
     Args:
-        saved: settings by name, as :func:`described` gives them, in the checkpoint.
-        own: those of the run.
-        remedy: what to do instead of giving the same.
+        saved: settings of the checkpoint by name, as :func:`described` returns them.
+        own: settings of the run.
+        remedy: alternative to giving the same settings.
 
     Raises:
-        ValueError: they differ; the first few settings are named, with both values.
+        ValueError: settings differ; the first few are named, with both values.
 
     Example:
         >>> refuse_other_settings({"lr": 0.1}, {"lr": 0.2}, "start anew")
@@ -88,7 +88,7 @@ def refuse_other_settings(saved: Mapping[str, Any], own: Mapping[str, Any], reme
 
 
 def constructor_arguments(of: type) -> list[str]:
-    """Names of the arguments that the constructor takes, also of those that it passes on to the classes above it.
+    """Return names of the constructor's arguments, with those that it passes on to base classes.
 
     Example:
         >>> from fedlight.federation.server import FedAvgM
@@ -108,7 +108,7 @@ def constructor_arguments(of: type) -> list[str]:
 
 
 def digest(*parts: Any) -> str:
-    """16 hexadecimal digits of plain values and arrays.
+    """Return a digest of plain values and arrays, 16 hexadecimal digits.
 
     Example:
         >>> digest("a", np.array([1, 2])) == digest("a", np.array([1, 3]))
@@ -136,7 +136,7 @@ def _differences(saved: Any, own: Any, name: str) -> list[tuple[str, Any, Any]]:
     if isinstance(saved, list) and isinstance(own, list) and len(saved) == len(own):
         inner = [_differences(a, b, f"{name}[{i}]") for i, (a, b) in enumerate(zip(saved, own, strict=True))]
         return [each for differences in inner for each in differences]
-    same = saved == own or (saved != saved and own != own)  # NaN is NaN
+    same = saved == own or (saved != saved and own != own)  # NaN equals NaN
     return [] if same else [(name, _brief(saved), _brief(own))]
 
 

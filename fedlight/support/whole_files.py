@@ -1,7 +1,7 @@
-"""Files that are there whole or not at all: after a kill, on a full disk, and when the power goes.
+"""Files that are written whole or not at all: after a kill, on a full disk, and when the power goes.
 
-What is written goes to a file beside the target first, is brought to the disk, and takes the target's place in one step.
-What a killed process leaves of that is named ``TARGET.<8 hex digits>.tmp`` and found by :func:`remove_unfinished`.
+Content goes to a file beside the target first, is synced to the disk, and replaces the target in one step. A killed process
+leaves files named ``TARGET.<8 hex digits>.tmp``, which :func:`remove_unfinished` finds.
 """
 
 import errno
@@ -16,19 +16,16 @@ from fedlight.support.full_disk import full_disk_named
 
 _UNFINISHED = re.compile(r".+\.[0-9a-f]{8}\.tmp")
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES}
-"""What file systems say that cannot bring a folder to the disk; they order their writes in another way, or not at all."""
+"""Errors of file systems that cannot sync a folder; they order their writes in another way, or not at all."""
 
 
 @contextmanager
 def whole_file(file: Path, synced: bool = True) -> Iterator[Path]:
-    """A file to write to, which takes the place of ``file`` when the block ends without an error.
+    """Yield a new path in the same folder, unique to this process, which replaces ``file`` if the block ends without error.
 
     Args:
         file: the target; its folder is made.
-        synced: bring file and name to the disk; else :func:`sync` has to be called before anything relies on them.
-
-    Yields:
-        A path in the same folder, where nothing is yet. Two processes never get the same.
+        synced: sync file and name to the disk; else :func:`sync` must be called before anything relies on them.
 
     Raises:
         OSError: it cannot be written; then ``file`` is as it was.
@@ -47,15 +44,15 @@ def whole_file(file: Path, synced: bool = True) -> Iterator[Path]:
 
 
 def write_whole(file: Path, content: str | bytes, synced: bool = True) -> None:
-    """Writes a file, all of it or nothing.
+    """Write a file, all of it or nothing.
 
     Args:
         file: the target; its folder is made.
-        content: text is written as UTF-8.
+        content: bytes, or text, which is written as UTF-8.
         synced: as for :func:`whole_file`.
 
     Raises:
-        OSError: it cannot be written; a full disk is named with the way on.
+        OSError: it cannot be written; a full disk is named with the remedy.
     """
     data = content.encode() if isinstance(content, str) else content
     with full_disk_named(file), whole_file(file, synced) as new:
@@ -63,7 +60,7 @@ def write_whole(file: Path, content: str | bytes, synced: bool = True) -> None:
 
 
 def sync(path: Path) -> None:
-    """Has the system bring a file, or the names in a folder, to the disk before anything else is done.
+    """Sync a file, or the names in a folder, to the disk.
 
     Raises:
         OSError: the disk fails.
@@ -81,14 +78,11 @@ def sync(path: Path) -> None:
 
 
 def remove_unfinished(folder: Path, but_below: str) -> int:
-    """Removes what killed processes left of files that they were writing.
+    """Remove unfinished files of killed processes, and return how many there were.
 
     Args:
-        folder: nobody else may be writing in it.
-        but_below: a folder further down that holds a file of this name belongs to another run, and is left alone.
-
-    Returns:
-        How many files were removed.
+        folder: folder in which no other process writes.
+        but_below: name of a file that marks a sub-folder as another run's, which is left alone.
     """
     removed = 0
     for place, folders, files in os.walk(folder):

@@ -1,11 +1,11 @@
-"""Numbers and times as people read them: in tables, sentences and axes."""
+"""Numbers and times as text for tables, sentences and axes."""
 
 UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
-"""Of time: how many seconds, and what it is called."""
+"""Units of time: seconds, and the name."""
 
 
 def short(value: float) -> str:
-    """Three digits, or all before the point.
+    """Return a number with three digits, or all before the point.
 
     Args:
         value: at least 0.
@@ -18,7 +18,7 @@ def short(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in the largest unit of which it has one.
+    """Return a time in the largest unit of which it has at least one.
 
     Args:
         seconds: at least 0.
@@ -33,7 +33,7 @@ def duration(seconds: float) -> str:
 
 
 def time_unit(seconds: float) -> tuple[int, str]:
-    """The largest unit of which a time has one, seconds if it has none: how many seconds, and its name.
+    """Return seconds and name of the largest unit of which a time has at least one, else of the second.
 
     Example:
         >>> time_unit(3600), time_unit(3599), time_unit(0)
