@@ -106,6 +106,15 @@ def test_what_is_wrong_is_said(tiny_model):
     assert not made_judge(spec).forced
 
 
+@pytest.mark.parametrize("question", ["{prompt} \U0001f642", "SUBREDDIT: {prompt} # '", "1: {prompt}"])
+def test_a_template_reaches_the_judge_as_it_was_written(question):
+    spec = {
+        "class_path": "fedlight.local_judge.LocalJudge",
+        "init_args": {"model": "toy", "question": question},
+    }
+    assert made_judge(spec).question.text == question
+
+
 def test_equal_probabilities_tie():
     assert [likeliest(said) for said in ([-1, -1, -2], [-1, -2, -1], [-3, -3, -1], [-2, -1, -3])] == [
         0.5,

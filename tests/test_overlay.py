@@ -1,4 +1,4 @@
-"""Values laid over each other, however a recipe or the command line spells their places."""
+"""Merged settings, however a recipe or the command line spells their keys."""
 
 import doctest
 
@@ -6,7 +6,7 @@ import pytest
 
 from fedlight.recipes import overlay
 from fedlight.recipes import recipe as recipes
-from fedlight.recipes.overlay import over, set_in
+from fedlight.recipes.overlay import merge_recipes, set_in
 
 PROX = {"class_path": "FedProx", "init_args": {"mu": 0.5}}
 
@@ -100,15 +100,17 @@ def test_a_plus_adds_to_a_list(tmp_path):
 
 def test_a_recipe_that_extends_another_drops_what_was_said_of_a_class_that_it_replaces():
     below = {"s": {"with": {"a": PROX, "a.mu": 0.7, "a.init_args.weighting": "x", "b.c": 1}}}
-    changed = over(below, {"s": {"with": {"a": {"class_path": "Scaffold"}}}})
+    changed = merge_recipes(below, {"s": {"with": {"a": {"class_path": "Scaffold"}}}})
     assert changed["s"]["with"] == {"a": {"class_path": "Scaffold"}, "b.c": 1}
-    same = over(below, {"s": {"with": {"a": {"class_path": "fedlight.FedProx", "init_args": {"mu": 0.1}}}}})
+    same = merge_recipes(
+        below, {"s": {"with": {"a": {"class_path": "fedlight.FedProx", "init_args": {"mu": 0.1}}}}}
+    )
     assert same["s"]["with"] == {
         "a": {"class_path": "fedlight.FedProx", "init_args": {"mu": 0.1}},
         "a.init_args.weighting": "x",
         "b.c": 1,
     }
-    reference = over({"with": {"data": "${x}", "data.limit": 3}}, {"with": {"data": "${x}"}})
+    reference = merge_recipes({"with": {"data": "${x}", "data.limit": 3}}, {"with": {"data": "${x}"}})
     assert reference["with"] == {"data": "${x}", "data.limit": 3}
 
 

@@ -8,7 +8,7 @@ from tiny_world import EVAL_PROMPTS, fedlight, refused
 
 from fedlight import conf
 from fedlight.recipes import recipe as recipes
-from fedlight.recipes.overlay import over
+from fedlight.recipes.overlay import merge_recipes
 
 TABLES = {
     "fedbiscuit_table1": 44,
@@ -170,7 +170,7 @@ def test_sweeps_come_before_the_results():
 def test_settings_of_another_class_are_replaced_and_others_joined():
     below = {"a": {"class_path": "A", "init_args": {"x": 1}}, "b": {"x": 1, "y": 2}, "c": "${b}"}
     above = {"a": {"class_path": "B", "init_args": {"z": 2}}, "b": {"y": 3}, "c": {"z": 1}}
-    assert over(below, above) == {"a": above["a"], "b": {"x": 1, "y": 3}, "c": {"z": 1}}
+    assert merge_recipes(below, above) == {"a": above["a"], "b": {"x": 1, "y": 3}, "c": {"z": 1}}
 
 
 def test_a_recipe_without_a_twin_says_who_has_one():

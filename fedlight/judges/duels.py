@@ -4,7 +4,6 @@ The answers are those that ``TaskScores`` keeps. Verdicts stay in the judge's ow
 stopped stage asks nothing twice. Its costs are printed, and held against the judge's limits, before it starts.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -105,7 +104,7 @@ def made_judge(spec: dict[str, Any]) -> Judge:
     parser = OneLineParser(exit_on_error=False)
     parser.add_argument("--judge", type=Judge)
     try:
-        parsed = parser.parse_args([f"--judge={json.dumps(spec)}"])
+        parsed = parser.parse_object({"judge": spec})
     except ArgumentError as error:
         raise ValueError(tell(str(error))) from None
     made: Judge = parser.instantiate(parsed).judge

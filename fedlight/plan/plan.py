@@ -84,10 +84,11 @@ def make_plan(arguments: Sequence[str], shape: str | None = None, examples: int 
         raise ValueError(
             f"--shape {shape}: there is no such architecture; there are {', '.join(known_shapes())}"
         )
-    if shape is not None:  # an adapter in the config is of another model
-        other = {"model": conf_path(f"shapes/{shape}"), "adapter": "null", "merge_adapter": "false"}
-        arguments = [*arguments, *(f"--model.{key}={value}" for key, value in other.items())]
     config = ReadSettings(["fit", *map(find_config, arguments)]).config["fit"]
+    if shape is not None:  # an adapter in the config is of another model
+        other = {"model": str(conf_path(f"shapes/{shape}")), "adapter": None, "merge_adapter": False}
+        for key, value in other.items():
+            config[f"model.init_args.{key}"] = value
     loop, work, settings = workload(config, examples)
     settings = {**settings, "model": shape or settings["model"]}
     devices, shares = _devices(loop)

@@ -1,9 +1,8 @@
-"""Values laid over settings.
+"""Merging of settings.
 
-Those of a recipe over another's (`over`), of a stage over the one it is like (`laid_on`) and over its config (`set_in`).
-
-Settings of another class replace those of the old one whole: what the old class was given means something else in the new
-one, or would pass for a choice that nobody made.
+Of a recipe with another (`merge_recipes`), of a stage with the one it is like (`merge_arguments`), of a value with a config
+(`set_in`). Settings of another class replace those of the old class as a whole: an old argument means something else in the
+new class, or would pass for a choice that nobody made.
 """
 
 import re
@@ -15,18 +14,20 @@ from fedlight.lightning_cli.class_names import same_class
 
 OF_A_CLASS = ("class_path", "init_args", "dict_kwargs")
 OF_MAPS = ("trainer", "init_args", "dict_kwargs")
-"""Keys whose maps are arguments, each with a value of its own."""
+"""Keys whose maps hold arguments, which are merged one by one."""
 PLAIN_TEXT = re.compile(r"(?!(?:null|true|false|yes|no|on|off|y|n)$)[A-Za-z_/][\w/.-]*", re.IGNORECASE)
-"""Texts that mean the same without quotes, whoever reads them."""
+"""Texts that every YAML reader reads as text without quotes."""
 
 
-def over(below: Any, above: Any) -> Any:
-    """One recipe's values on top of another's: maps are joined; settings of another class, and all else, replaced.
+def merge_recipes(below: Any, above: Any) -> Any:
+    """Return the values of ``below`` updated by those of ``above``.
+
+    Maps are merged; settings of another class, and all other values, are replaced.
 
     Example:
-        >>> over({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"c": 3}, "d": [2]})
+        >>> merge_recipes({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"c": 3}, "d": [2]})
         {'a': {'b': 1, 'c': 3}, 'd': [2]}
-        >>> over({"class_path": "A", "init_args": {"x": 1}}, {"class_path": "B"})
+        >>> merge_recipes({"class_path": "A", "init_args": {"x": 1}}, {"class_path": "B"})
         {'class_path': 'B'}
     """
     if not isinstance(below, dict) or not isinstance(above, dict):
@@ -34,7 +35,9 @@ def over(below: Any, above: Any) -> Any:
     if is_class(above) and is_class(below) and not same_class(below["class_path"], above["class_path"]):
         return above
     joined = {
-        key: over(_still_meant(below[key], value, joins=True) if key == "with" else below[key], value)
+        key: merge_recipes(
+            _not_replaced(below[key], value, joins=True) if key == "with" else below[key], value
+        )
         if key in below
         else value
         for key, value in above.items()
@@ -43,10 +46,10 @@ def over(below: Any, above: Any) -> Any:
 
 
 def set_in(settings: Any, key: str, value: Any) -> Any:
-    """A config with a value under a key with dots, as the command line would set it.
+    """Return a config with a value under a key with dots, as the command line would set it.
 
-    ``init_args`` may be left out of the key where a class is set. Arguments of the same class are joined; a map that is
-    itself an argument, such as ``columns``, is replaced. ``callbacks+`` adds to the list that is there.
+    The key may leave out ``init_args``. Arguments of the same class are merged; a map that is itself an argument, such as
+    ``columns``, is replaced. ``callbacks+`` adds to the list.
 
     Example:
         >>> config = {"data": {"class_path": "A", "init_args": {"x": 1, "columns": {"a": "b"}}}}
@@ -60,7 +63,7 @@ def set_in(settings: Any, key: str, value: Any) -> Any:
         {'model': {'a': {'b': [3]}}}
 
     Raises:
-        ValueError: the key goes into a list, or into what has nothing inside of it.
+        ValueError: the key goes into a list or into a plain value.
     """
     if not key:
         return _instead_of(settings, value)
@@ -98,22 +101,22 @@ def _joined(old: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[str,
     }
 
 
-def laid_on(below: dict[str, Any] | None, above: dict[str, Any] | None) -> dict[str, Any]:
-    """Keys with dots, and their values, of a stage over those of the stage that it is like.
+def merge_arguments(below: dict[str, Any] | None, above: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the ``with:`` of a stage, keys with dots -> values, merged over that of the stage it is ``like:``.
 
-    What stood inside of a class goes where ``above`` has that class or another one, or nothing, in its place. It stays where
-    ``above`` names a file of a part, which says everything, so that what a recipe says holds.
+    A key inside of a class is dropped where ``above`` sets that class, another one, or null. It is kept where ``above``
+    names a file there, so that the recipe's value wins over the file's.
 
     Example:
-        >>> laid_on({"a": "A", "a.x": 1, "b": 2}, {"a": "B"})
+        >>> merge_arguments({"a": "A", "a.x": 1, "b": 2}, {"a": "B"})
         {'b': 2, 'a': 'B'}
-        >>> laid_on({"a.x": 1, "b": 2}, {"a": None})
+        >>> merge_arguments({"a.x": 1, "b": 2}, {"a": None})
         {'b': 2, 'a': None}
-        >>> laid_on({"data": "one.yaml", "data.x": 1}, {"data": "other.yaml"})
+        >>> merge_arguments({"data": "one.yaml", "data.x": 1}, {"data": "other.yaml"})
         {'data.x': 1, 'data': 'other.yaml'}
     """
     below, above = below or {}, above or {}
-    kept = _still_meant(below, above)
+    kept = _not_replaced(below, above)
     joined = {
         key: {**kept[key], **value}
         for key, value in above.items()
@@ -122,11 +125,14 @@ def laid_on(below: dict[str, Any] | None, above: dict[str, Any] | None) -> dict[
     return {**{key: value for key, value in kept.items() if key not in above}, **above, **joined}
 
 
-def _still_meant(below: Any, above: Any, joins: bool = False) -> Any:
-    """The keys with dots that ``above`` does not set again, in other words or as a part of something around them.
+def _not_replaced(below: Any, above: Any, joins: bool = False) -> Any:
+    """Return the keys with dots, and their values, that ``above`` does not set, by another spelling or in a map around them.
 
-    ``joins``: ``above`` is another recipe's, which changes the arguments that it has of the same class; and what a reference
-    means is not known yet.
+    Args:
+        below: the older settings.
+        above: the newer ones.
+        joins: ``above`` is of another recipe: a class of the same name keeps the older arguments that it does not set, and
+            references are not resolved yet.
     """
     if not isinstance(below, dict) or not isinstance(above, dict):
         return below
@@ -141,27 +147,27 @@ def _still_meant(below: Any, above: Any, joins: bool = False) -> Any:
     return {
         key: value
         for key, value in below.items()
-        if key in above or not any(_decides(*one, key) for one in around.items())
+        if key in above or not any(_sets(*one, key) for one in around.items())
     }
 
 
-def _decides(other: str, value: Any, key: str) -> bool:
-    """Does a value at one key say what stands at another one?"""
+def _sets(other: str, value: Any, key: str) -> bool:
+    """Return whether a value at one key sets another key as well."""
     own, around = plain(key).removesuffix("+").split("."), plain(other).split(".")
     if around[-1] == "class_path":
         return len(own) >= len(around) and own[: len(around) - 1] == around[:-1]
     inside = own[: len(around)] == around
-    return inside and _says(value, own[len(around) :], len(around) == 1 or around[-1] in OF_MAPS)
+    return inside and _defines(value, own[len(around) :], len(around) == 1 or around[-1] in OF_MAPS)
 
 
-def _says(value: Any, parts: list[str], of_arguments: bool) -> bool:
-    """Does a value decide what stands at these parts inside of it?"""
+def _defines(value: Any, parts: list[str], of_arguments: bool) -> bool:
+    """Return whether a value defines the place inside it that these parts of a key name."""
     if not parts or not isinstance(value, dict) or is_class(value):
         return not parts or not (isinstance(value, str) and _is_file(value))
     if not of_arguments and not {*value} <= {*OF_A_CLASS}:
         return True  # a map that is itself an argument
     inside = {**value, **(value.get("init_args") or {})}
-    return parts[0] in inside and _says(inside[parts[0]], parts[1:], parts[0] in OF_MAPS)
+    return parts[0] in inside and _defines(inside[parts[0]], parts[1:], parts[0] in OF_MAPS)
 
 
 def _is_file(text: str) -> bool:
@@ -169,7 +175,7 @@ def _is_file(text: str) -> bool:
 
 
 def plain(key: str) -> str:
-    """A key without ``init_args``, which may be left out of it.
+    """Return a key without ``init_args``.
 
     Example:
         >>> plain("federated.init_args.algorithm.init_args.mu")
@@ -178,28 +184,28 @@ def plain(key: str) -> str:
     return ".".join(part for part in key.split(".") if part != "init_args") or key
 
 
-def depth(key: str) -> tuple[int, bool, bool]:
-    """By which the keys of a stage are in order: a class before what stands inside of it, a list before what is added.
+def setting_order(key: str) -> tuple[int, bool, bool]:
+    """Return the sorting key by which keys are set: a class before its arguments, a list before what is added to it.
 
     Example:
-        >>> sorted(["data.x", "data", "data.class_path"], key=depth)
+        >>> sorted(["data.x", "data", "data.class_path"], key=setting_order)
         ['data', 'data.class_path', 'data.x']
-        >>> sorted(["data.init_args.part", "data.part.x"], key=depth)
+        >>> sorted(["data.init_args.part", "data.part.x"], key=setting_order)
         ['data.init_args.part', 'data.part.x']
     """
     return plain(key).count("."), not key.endswith(".class_path"), key.endswith("+")
 
 
 def is_class(value: Any) -> TypeGuard[dict[str, Any]]:
-    """Is it a map that names a class?"""
+    """Return whether a value is a map that names a class."""
     return isinstance(value, dict) and isinstance(value.get("class_path"), str)
 
 
 class _Writer(yaml.SafeDumper):
-    """Quotes every text that could be read as something else."""
+    """YAML writer that quotes every text which could be read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Writes what stands at two places twice."""
+        """Write a value that stands at two places twice."""
         return True
 
 
@@ -213,7 +219,7 @@ _Writer.add_representer(str, _text)
 
 
 def as_yaml(settings: dict[str, Any]) -> str:
-    r"""A config that any reader of YAML reads as it is: texts stay texts.
+    r"""Return a config as YAML in which every reader reads texts as texts.
 
     Example:
         >>> as_yaml({"a": "POST : {x}\nCHOICE :", "b": ["1e-5", 1, None, "no"]})

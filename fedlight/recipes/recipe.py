@@ -1,14 +1,8 @@
-"""Recipes: from the first stage to a table of results, in one process.
+"""Recipes: pipelines of stages, from the first command to a table of results, in one process.
 
-A recipe is a YAML file in ``conf/recipes/`` with ``stages:`` (see ``fedlight.recipes.stages``) and the values that they
-share; the rows of its last stage are the results. A stage may be ``like:`` an earlier one, with changes.
-These refer to each other with ``${...}``; ``${run}`` is the folder of one seed's run and ``${seed}`` the seed. Stages under
-``over_seeds:`` run once, behind those of all seeds; there ``${every:NAME}`` is the list of the folders of a stage. A second
-call does nothing that is done; a stage that was stopped goes on from its newest readable checkpoint, or from the
-predictions that it had written.
-
-Under ``twin:`` stand the values with which the same stages are done on the embedded world, by ``--twin``; it may name
-recipes that it ``extends:`` as a recipe does. ``--dry-run`` does nothing but check everything, see ``fedlight.preflight``.
+A recipe is a YAML file of ``conf/recipes/`` with ``stages:`` (`fedlight.recipes.stages`) and the values that they share; its
+grammar is written down in ``docs/recipes.md``. The rows of the last stage are the results. A second call skips stages that
+are done; a stopped stage resumes from its newest readable checkpoint, or from the predictions that it has written.
 """
 
 import functools
@@ -26,7 +20,7 @@ from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.parser_words import near
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.recipes.chosen_stages import chosen_stages
-from fedlight.recipes.overlay import laid_on, over
+from fedlight.recipes.overlay import merge_arguments, merge_recipes
 from fedlight.recipes.stages import Stage
 from fedlight.support.json_files import write_json
 from fedlight.support.seals import sealed
@@ -46,17 +40,17 @@ def _read(file: Path) -> Recipe:
 
 
 def load(name: str, overrides: list[str] | None = None, twin: bool = False) -> Recipe:
-    """Reads a recipe, with the recipes that it ``extends:`` under it, in order, and ``KEY=VALUE`` overrides over it.
+    """Return a recipe, merged over the recipes that it ``extends:``, with overrides.
 
     Args:
         name: a recipe's name or path.
-        overrides: ``KEY=VALUE`` changes of the recipe's values.
-        twin: lay the values of its ``twin:`` over it, below the overrides.
+        overrides: ``KEY=VALUE`` changes of the recipe's values; they win over ``twin:``.
+        twin: merge the values of its ``twin:`` over it.
 
     Raises:
         ValueError: no such recipe, an override of a value or stage that the recipe does not have, or it has no twin.
     """
-    recipe = _laid(name)
+    recipe = _load_file(name)
     small = recipe.pop("twin", None)
     if twin:
         if small is None:
@@ -64,7 +58,7 @@ def load(name: str, overrides: list[str] | None = None, twin: bool = False) -> R
             raise ValueError(
                 f"the recipe {name} has no twin; {', '.join(having)} have one, and those that extend them"
             )
-        recipe = over(recipe, {key: of for key, of in small.items() if key != "twin"})
+        recipe = merge_recipes(recipe, {key: value for key, value in small.items() if key != "twin"})
     for item in overrides or []:
         key, equals, text = item.partition("=")
         if not equals or not key:
@@ -80,16 +74,16 @@ def load(name: str, overrides: list[str] | None = None, twin: bool = False) -> R
                 f"{item!r}: the recipe {name} has no stage {parts[0]!r}; its {first} are {known}"
             )
         try:
-            change = _change(key, text, is_text=isinstance(_at(recipe, key, item), str))
+            change = _override(key, text, replaces_text=isinstance(_value_at(recipe, key, item), str))
         except OmegaConfBaseException as error:
             what = str(error).partition("\n")[0]
             raise ValueError(f"{item!r}: {what}; a reference is written as ${{seed}}") from None
-        recipe = over(recipe, _plain(change))
+        recipe = merge_recipes(recipe, _plain(change))
     return recipe
 
 
-def _at(recipe: Recipe, key: str, item: str) -> Any:
-    """What the recipe has there; None for nothing, which the override adds."""
+def _value_at(recipe: Recipe, key: str, item: str) -> Any:
+    """Return the value that an override replaces; None for none."""
     found: Any = recipe
     for part in key.split("."):
         if isinstance(found, list) or "[" in part:
@@ -98,38 +92,38 @@ def _at(recipe: Recipe, key: str, item: str) -> Any:
     return found
 
 
-def _change(key: str, text: str, is_text: bool) -> Any:
-    """``{key: value}`` of an override: YAML, but what is read as a text is kept as it was written, if it is not quoted.
+def _override(key: str, text: str, replaces_text: bool) -> Any:
+    """Return ``{key: value}`` of an override.
 
-    YAML alone would cut it at `` #`` and make a blank of a line break. In the place of a text a text with a colon or in
-    braces stays one, too.
+    The value is YAML, but an unquoted text is kept as it was written: YAML alone would cut it at `` #`` and make a blank of
+    a line break. Where it replaces a text, a text with a colon or in braces stays a text as well.
     """
     change = OmegaConf.create()
     try:
         change = OmegaConf.from_dotlist([f"{key}={text}"])
     except yaml.YAMLError:
         OmegaConf.update(change, key, text)
-    # A reference such as ${seed} leads nowhere yet: the change is looked at before it is laid over the recipe.
+    # References such as ${seed} cannot be resolved before the change is merged into the recipe.
     made = OmegaConf.select(change, key, throw_on_resolution_failure=False)
-    if _is_text(text, made, is_text):
+    if _is_text(text, made, replaces_text):
         change = OmegaConf.create()
         OmegaConf.update(change, key, text)
     return change
 
 
-def _is_text(text: str, made: Any, instead_of_text: bool) -> bool:
-    """Is an override meant as it was written, not as YAML has ``made`` of it?"""
+def _is_text(text: str, made: Any, replaces_text: bool) -> bool:
+    """Return whether an override is kept as it was written, rather than as ``made``, the value that YAML reads."""
     if isinstance(made, str):
         return not text.startswith(("'", '"'))
     if made is None:
         return bool(text) and text.strip().lower() not in ("null", "~")
     if OmegaConf.is_dict(made):  # {instruction} is a slot, {number: 3} a map
-        return instead_of_text and (not text.startswith("{") or all(made[key] is None for key in made))
+        return replaces_text and (not text.startswith("{") or all(made[key] is None for key in made))
     return False
 
 
-def _laid(name: str) -> Recipe:
-    """A recipe over those that it extends; the same inside its ``twin``, which goes by the file's folder, too."""
+def _load_file(name: str) -> Recipe:
+    """Return a recipe merged over those that it extends, and its ``twin`` likewise; paths start at the file's folder."""
     file = Path(name) if name.endswith((".yaml", ".yml")) else conf_path(f"recipes/{name}.yaml")
     if not file.is_file():
         known = ", ".join(sorted(f.stem for f in conf_path("recipes").glob("*.yaml")))
@@ -145,10 +139,8 @@ def _laid(name: str) -> Recipe:
 
 def _extended(recipe: Recipe, file: Path) -> Recipe:
     extended = recipe.pop("extends", [])
-    below = [
-        _laid(str(file.parent / name)) for name in ([extended] if isinstance(extended, str) else extended)
-    ]
-    return functools.reduce(over, [*below, recipe])
+    names = [extended] if isinstance(extended, str) else extended
+    return functools.reduce(merge_recipes, [*(_load_file(str(file.parent / name)) for name in names), recipe])
 
 
 def _plain(config: Any) -> Recipe:
@@ -157,7 +149,7 @@ def _plain(config: Any) -> Recipe:
 
 
 def folder_of(name: str, output: Path | None = None, twin: bool = False) -> Path:
-    """Where a run of the recipe goes if nothing else is said: ``runs/NAME``, and ``runs/NAME_twin``."""
+    """Return the folder of a recipe's results: ``output``, else ``runs/NAME`` or ``runs/NAME_twin``."""
     return (output or Path("runs") / (Path(name).stem + ("_twin" if twin else ""))).absolute()
 
 
@@ -169,7 +161,7 @@ def run(
     twin: bool = False,
     only: list[str] | None = None,
 ) -> dict[str, Any]:
-    """Runs what of the recipe is not done yet, prints the table and writes ``results.json``.
+    """Run the stages of a recipe that are not done yet, print the table and write ``results.json``.
 
     Args:
         name: a recipe's name or path.
@@ -177,10 +169,10 @@ def run(
         output: folder of the results, ``runs/NAME`` if not given.
         overrides: ``KEY=VALUE`` changes of the recipe's values.
         twin: run its small copy; see `load`.
-        only: do these stages and those that they read from, see `fedlight.recipes.chosen_stages`, and write no results.
+        only: run these stages and those that they read from, see `fedlight.recipes.chosen_stages`, and write no results.
 
     Returns:
-        What is in ``results.json``: ``rows``, one per method and seed; ``seconds``; ``versions``. With ``only`` the rows are
+        Content of ``results.json``: ``rows``, one per method and seed; ``seconds``; ``versions``. With ``only`` the rows are
         one per seed and stage, with its metrics.
 
     Raises:
@@ -200,7 +192,7 @@ def run(
     of_stages: list[dict[str, Any]] = []
     seconds = 0.0
     with ExitStack() as stack:
-        # By seed, so that several processes may share the seeds of a recipe.
+        # Each seed has its own lock, so that several processes may share the seeds of a recipe.
         for folder in dict.fromkeys(
             stage.folder.parent for steps in (*plan.values(), together) for stage in steps
         ):
@@ -225,7 +217,7 @@ def run(
 
 
 def _silence_lightning() -> None:
-    """Leaves its warnings, and what fedlight reports through its loggers."""
+    """Hide Lightning's own messages, except warnings; fedlight reports through the same loggers."""
     import lightning.pytorch  # it sets up its loggers when it is imported
 
     own = Path(lightning.__file__).parent
@@ -239,7 +231,7 @@ def _silence_lightning() -> None:
 
 
 def stages(recipe: Recipe, folder: Path, seed: int) -> list[Stage]:
-    """The stages of one seed's run, in order; those with ``when: false`` are left out.
+    """Return the stages of one seed's run, in order, without those with ``when: false``.
 
     Raises:
         ValueError: a ``${...}`` or a ``like:`` that the recipe does not have.
@@ -250,7 +242,7 @@ def stages(recipe: Recipe, folder: Path, seed: int) -> list[Stage]:
 
 
 def stages_over_seeds(recipe: Recipe, output: Path, seeds: list[int]) -> list[Stage]:
-    """The stages that look at the runs of all seeds, in order; they write under the names of the seeds.
+    """Return the stages that read the runs of all seeds, in order; their folder is named after the seeds.
 
     Raises:
         ValueError: a ``${...}`` or a ``like:`` that the recipe does not have.
@@ -259,13 +251,13 @@ def stages_over_seeds(recipe: Recipe, output: Path, seeds: list[int]) -> list[St
         return []
     folders = [output / f"seed{seed}" for seed in seeds]
     folder = output / "_".join(["seeds", *map(str, seeds)])
-    # What is for one seed alone is never looked at, unless it is asked for.
+    # Values for one seed alone are resolved only where a stage refers to them.
     resolved = _resolved({**recipe, "run": str(folder)}, folders, OVER_SEEDS)
     return _stages({"stages": resolved}, folder)
 
 
 def _resolved(config: Recipe, runs: list[Path], key: str | None = None) -> Recipe:
-    """The config, or what stands under ``key``, with all references replaced."""
+    """Return the config, or its part under ``key``, with all references replaced by their values."""
     # Since 2.4 OmegaConf warns about the older of the two names.
     register = getattr(OmegaConf, "register_resolver", OmegaConf.register_new_resolver)
     register("choose", lambda condition, yes, no: yes if condition else no, replace=True)
@@ -287,7 +279,7 @@ def _stages(resolved: Recipe, folder: Path) -> list[Stage]:
         if like is not None and like not in specs:
             raise ValueError(f"stage {name} is like {like!r}, which is no stage before it")
         base = specs[like] if like else {}
-        specs[name] = {**base, **spec, "with": laid_on(base.get("with"), spec.get("with"))}
+        specs[name] = {**base, **spec, "with": merge_arguments(base.get("with"), spec.get("with"))}
     return [
         Stage(name, folder / name, spec, folder.parent)
         for name, spec in specs.items()

@@ -1,8 +1,8 @@
-"""One step of a recipe: a Lightning command with its config, or a function call, done once and resumable.
+"""Stage of a recipe: a Lightning command with its config, or a function call, done once and resumable.
 
 A stage's folder holds ``settings.json``, written before its first work, and ``done.json``, written after its last. Both have
-a digest of their content; where one is damaged or missing, the stage is neither taken for done nor silently done again.
-A Lightning command reads one config, ``stage.yaml`` there: the stage's own config with the recipe's values laid over it.
+a digest of their content: a stage with a damaged or missing file is neither skipped nor silently done again.
+A Lightning command reads one file, ``stage.yaml``: the stage's config with the recipe's values merged into it.
 Values never pass through a command line, where a text may be read as something else.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.config_files import check_config
-from fedlight.recipes.overlay import as_yaml, depth, is_class, set_in
+from fedlight.recipes.overlay import as_yaml, is_class, set_in, setting_order
 from fedlight.support.contents import Contents, changed, contents_of, left_in, refuse_changed_results
 from fedlight.support.full_disk import full_disk_named
 from fedlight.support.json_files import DONE, read_json, remedy_for, write_json
@@ -27,23 +27,23 @@ from fedlight.support.whole_files import write_whole
 CONTENTS = "contents of files"
 CONFIG = "stage.yaml"
 BEFORE_WORK = ("settings.json", "run.json", "run.lock", "config.yaml", CONFIG)
-"""What a stage's folder has before its work begins."""
+"""Files in a stage's folder before its work begins."""
 COMMANDS = ("fit", "validate", "test", "predict", "call")
 
 
 class Stage:
-    """A step that leaves ``done.json`` in its folder when it has ended.
+    """Step of a recipe that writes ``done.json`` into its folder when it has ended.
 
     Args:
-        name: of the stage, and of its folder.
-        folder: where it writes.
+        name: name of the stage and of its folder.
+        folder: folder that it writes to.
         spec: one of ``fit``, ``validate``, ``test``, ``predict`` with a config file of ``conf/``, or ``call`` with a
-            dotted function; and ``with``, its arguments, or the values that are laid over the config, by key:
+            dotted function; and ``with``, the function's arguments, or the values that replace those of the config, by key:
             ``data.limit`` is ``data.init_args.limit``, and ``trainer.callbacks+`` adds to the config's list.
         run: folder of the whole run, all seeds together; the folder above ``folder`` if not given.
 
     Raises:
-        ValueError: the spec names no command, several, or one that there is not.
+        ValueError: the spec names no command, several, or an unknown one.
     """
 
     def __init__(self, name: str, folder: Path, spec: dict[str, Any], run: Path | None = None) -> None:
@@ -65,15 +65,14 @@ class Stage:
             raise ValueError(f"stage {name}: there is no config {self.target!r} in fedlight or here")
 
     def run(self) -> dict[str, Any]:
-        """Does the stage unless it is done.
+        """Run the stage unless it is done.
 
         Returns:
-            ``result``, what the call returned or the metrics of the command; ``seconds`` that it took.
+            ``result``, the return value of the call or the metrics of the command; ``seconds`` that it took.
 
         Raises:
-            ValueError: it was done, or begun, with other settings, or what it reads of its own or of earlier stages is
-                damaged.
-            KeyboardInterrupt: it was stopped; another run goes on.
+            ValueError: it was done, or begun, with other settings, or a file of it or of earlier stages is damaged.
+            KeyboardInterrupt: it was stopped; another call resumes it.
         """
         self._check_settings()
         if self.is_done:
@@ -114,7 +113,7 @@ class Stage:
         return done
 
     def _check_settings(self) -> None:
-        """Writes ``settings.json`` before the first work; refuses to go on from another's."""
+        """Write ``settings.json`` before the first work; refuse to resume with other settings."""
         self.refuse_other_settings()
         file = self.folder / "settings.json"
         if not file.is_file() or self._not_begun():
@@ -122,10 +121,10 @@ class Stage:
             write_json(file, sealed({**self._settings(), CONTENTS: contents}))
 
     def refuse_other_settings(self) -> None:
-        """Writes nothing.
+        """Check the settings and the content of files that the stage was done, or begun, with; write nothing.
 
         Raises:
-            ValueError: the stage was done, or begun, with other settings than these, or nobody can tell with which.
+            ValueError: they are not those of now, or they are not known.
         """
         file = self.folder / "settings.json"
         if not file.is_file():
@@ -143,7 +142,7 @@ class Stage:
                 f"{self.folder} was made with {other[0]}={was}, now it is {now}: give another --output, or delete "
                 "that folder and those of the stages after it"
             )
-        # What is not done reads its files again, so they are looked at in full.
+        # An unfinished stage reads its files again, so their content is compared, not only size and time.
         if (name := changed(contents, everything=not self.is_done)) is not None:
             raise ValueError(
                 f"{self.folder} was made with another content of {name}, which has changed since: put the old one "
@@ -151,7 +150,7 @@ class Stage:
             )
 
     def _not_begun(self) -> bool:
-        """Has the stage left no work? So it is where a wrong setting was refused; another may take its place then."""
+        """Return whether no work was done, as after a refused setting, which may then be replaced."""
         files = (path for path in self.folder.rglob("*") if not path.is_dir())
         return all(file.name in BEFORE_WORK and file.parent == self.folder for file in files)
 
@@ -164,11 +163,11 @@ class Stage:
             )
 
     def _named(self) -> dict[str, Any]:
-        """All settings in which files and folders may be named."""
+        """Return all settings in which files and folders may be named."""
         return self.arguments if self.command == "call" else self.config()
 
     def _settings(self) -> dict[str, Any]:
-        """Everything that the stage depends on; configs by their content."""
+        """Return everything that the stage depends on; configs by their content."""
         named = [self.target, *self.arguments.values()]
         contents = {
             name: hashlib.sha256(_config(name).read_bytes()).hexdigest()[:16]
@@ -178,7 +177,7 @@ class Stage:
         settings: dict[str, Any] = json.loads(
             json.dumps({"stage": f"{self.command} {self.target}", **self.arguments})
         )
-        # Folders of before have none: texts with a colon reached their commands changed.
+        # Older folders have no such digest, and their texts with a colon reached the commands changed.
         if self.command != "call":
             whole = as_yaml(self.config()).encode()
             settings["digest of the config"] = hashlib.sha256(whole).hexdigest()[:16]
@@ -188,13 +187,13 @@ class Stage:
         return self.function(**self.arguments) or {}
 
     def config(self) -> dict[str, Any]:
-        """All that its Lightning command is told: its config, and the recipe's values over it.
+        """Return the settings of its Lightning command: its config with the recipe's values merged into it.
 
         Raises:
-            ValueError: a config cannot be read, or a value has no place in it.
+            ValueError: a config cannot be read, or a key does not exist in it.
         """
         settings = _settings_in(self.target)
-        for key in sorted(self.arguments, key=depth):
+        for key in sorted(self.arguments, key=setting_order):
             value = self.arguments[key]
             try:
                 settings = set_in(settings, key, _part_in(value) if _is_config(value) else value)
@@ -203,20 +202,19 @@ class Stage:
         whole: dict[str, Any] = set_in(settings, "trainer.default_root_dir", str(self.folder))
         return whole
 
-    def write_config(self, folder: Path) -> Path:
-        """Writes `config` into a folder, and returns the file."""
+    def write_config(self, folder: Path, checkpoint: Path | None = None) -> Path:
+        """Write `config` into a folder, with the checkpoint to resume from, and return the file."""
+        resumed = {} if checkpoint is None else {"ckpt_path": str(checkpoint)}
         file = folder / CONFIG
-        write_whole(file, as_yaml(self.config()))
+        write_whole(file, as_yaml({**self.config(), **resumed}))
         return file
 
     def _lightning(self) -> dict[str, Any]:
         from fedlight.lightning_cli.cli import lightning_cli
 
-        argv = [self.command, f"--config={self.write_config(self.folder)}"]
         checkpoint = newest_checkpoint(self.folder / "checkpoints") if self.command == "fit" else None
-        if checkpoint is not None:
-            argv.append(f"--ckpt_path={checkpoint}")
-        metrics = lightning_cli(argv).trainer.callback_metrics
+        file = self.write_config(self.folder, checkpoint)
+        metrics = lightning_cli([self.command, f"--config={file}"]).trainer.callback_metrics
         return {"metrics": {key: float(value) for key, value in metrics.items()}}
 
 
@@ -230,7 +228,7 @@ def _function(stage: str, name: str) -> Callable[..., dict[str, Any] | None]:
 
 
 def _config(name: str) -> Path:
-    """One of fedlight's own configs, else a file here."""
+    """Return the path of one of fedlight's own configs, else of a file here."""
     return conf_path(name) if conf_path(name).is_file() else Path(name).absolute()
 
 
@@ -239,7 +237,7 @@ def _is_config(value: Any) -> bool:
 
 
 def _settings_in(config: str) -> dict[str, Any]:
-    """What stands in a config, its numbers and texts as the command's own parser takes them."""
+    """Return the settings of a config, its numbers and texts as the command's parser reads them."""
     from jsonargparse import get_loader
 
     file = _config(config)
@@ -249,13 +247,13 @@ def _settings_in(config: str) -> dict[str, Any]:
 
 
 def _part_in(config: str) -> Any:
-    """What stands in the config of a class, such as a kind of data; another file's path."""
+    """Return the settings of the config of a class, such as a datamodule; for another file its path."""
     part = _settings_in(config)
     return part if is_class(part) else str(_config(config))
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that training can go on from; another, such as a damaged one, is named and passed over."""
+    """Return the newest checkpoint that training can resume from; print the name of a damaged one that is skipped."""
     from fedlight.support.checkpoint_files import check_resumable
 
     for file in sorted(folder.glob("*.ckpt"), key=lambda f: f.stat().st_mtime, reverse=True):
