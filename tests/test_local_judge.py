@@ -109,7 +109,7 @@ def test_what_is_wrong_is_said(tiny_model):
 @pytest.mark.parametrize("question", ["{prompt} \U0001f642", "SUBREDDIT: {prompt} # '", "1: {prompt}"])
 def test_a_template_reaches_the_judge_as_it_was_written(question):
     spec = {
-        "class_path": "fedlight.local_judge.LocalJudge",
+        "class_path": "fedlight.judges.local_judge.LocalJudge",
         "init_args": {"model": "toy", "question": question},
     }
     assert made_judge(spec).question.text == question
