@@ -6,8 +6,9 @@ import json
 import pytest
 from hub_stub import Repository, hub_stub
 
+from fedlight.preflight.columns import read_shape
 from fedlight.preflight.finding import State
-from fedlight.preflight.hub import Hub
+from fedlight.preflight.hub import HEAD_BYTES, Hub
 from fedlight.preflight.models import check_models
 from fedlight.preflight.need import Model, Rows
 from fedlight.preflight.rows import check_rows
@@ -18,7 +19,8 @@ def parquet(rows):
     import pyarrow.parquet
 
     stream = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), stream)
+    table = pyarrow.Table.from_pylist(rows)
+    pyarrow.parquet.write_table(table, stream, compression="none", use_dictionary=False)
     return stream.getvalue()
 
 
@@ -46,6 +48,9 @@ HUB = {
     "models/o/pickled": Repository({"config.json": b"{}", "pytorch_model.bin": bytes(9)}),
     "datasets/o/lines": Repository({"train.jsonl": LINES, "data/test.csv": b"question,answer\n1,2\n"}),
     "datasets/o/whole": Repository({"train.jsonl": WHOLE}, ranged=False),
+    "datasets/o/wide": Repository(
+        {"train.parquet": parquet([{"x": str(n) * 30, "y": n} for n in range(9000)])}
+    ),
     "datasets/o/listed": Repository({"rows.json": b'[{"a": 1}, {"a": '}),
     "datasets/o/card": Repository({}, CARD),
     "datasets/o/script": Repository({"script.py": b""}),
@@ -57,8 +62,8 @@ HUB = {
 
 @pytest.fixture(scope="module")
 def served():
-    with hub_stub(HUB) as (address, asked):
-        yield address, asked
+    with hub_stub(HUB) as stub:
+        yield stub
 
 
 @pytest.fixture
@@ -66,6 +71,8 @@ def hub(served, monkeypatch, tmp_path):
     """Of this address, with an empty cache and no token."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", served[0])
+    template = served[0] + "/{repo_id}/resolve/{revision}/{filename}"  # made of the endpoint at import
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "sets")
@@ -116,20 +123,6 @@ def test_a_model_that_cannot_be_had(hub, tmp_path, name, words):
     assert (found.state, words in found.detail) == (State.PROBLEM, True)
 
 
-@pytest.fixture(params=["own", "requests", "httpx"])
-def session(request, monkeypatch):
-    """What the hub's client asks through: requests before 1.0, httpx or its successor since."""
-    if request.param == "own":
-        yield
-        return
-    library = pytest.importorskip(request.param)
-    opened = library.Session() if request.param == "requests" else library.Client()
-    monkeypatch.setattr("huggingface_hub.get_session", lambda: opened)
-    with opened:
-        yield
-
-
-@pytest.mark.usefixtures("session")
 @pytest.mark.parametrize(
     ("source", "split", "columns", "words"),
     [
@@ -182,15 +175,18 @@ def test_a_hub_out_of_reach_is_asked_once(hub, tmp_path, monkeypatch):
     assert check_models({Model("o/open", False): ["stage"]}, hub, tmp_path).unasked == ["o/open"]
 
 
-@pytest.mark.usefixtures("session")
-def test_a_server_that_passes_over_the_range_is_read_as_far_as_needed(hub, served):
-    """And what lies further behind is refused, as all that lies before would be fetched."""
+def test_a_server_that_passes_over_the_range_is_read_as_far_as_needed(hub):
     of = hub.repository("o/whole", "dataset")
-    assert hub.file(of, "dataset", "train.jsonl", size=1000) == WHOLE[:1000]
-    with pytest.raises(ValueError, match="the hub gives whole files alone"):
-        hub.file(of, "dataset", "train.jsonl", first=5)
+    assert hub.head(of, "dataset", "train.jsonl", size=1000) == WHOLE[:1000]
     with pytest.raises(ValueError, match="nowhere: the hub answers 404"):
-        hub.file(of, "dataset", "nowhere")
+        hub.head(of, "dataset", "nowhere")
+
+
+def test_of_a_large_parquet_file_the_end_alone_is_fetched(hub, served):
+    served[2].clear()
+    shape = read_shape(hub, "o/wide", "", "train")[1]
+    assert (shape.row, shape.size > 3 * HEAD_BYTES) == ({"x": None, "y": None}, True)
+    assert sum(served[2]) <= HEAD_BYTES
 
 
 def test_a_mistake_of_ours_is_no_unreachable_hub(hub, monkeypatch):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from fedlight.preflight.hub import Hub, RangedFile, Repository, first_json
+from fedlight.preflight.hub import HEAD_BYTES, Hub, Repository, first_json
 
 FORMATS = (".parquet", ".jsonl", ".json", ".ndjson", ".csv", ".tsv")
 CONVERTED = "refs/convert/parquet"
@@ -149,8 +149,10 @@ def _first_row(hub: Hub, of: Repository, path: str) -> dict[str, Any] | None:
     if kind == ".parquet":
         import pyarrow.parquet  # type: ignore[import-untyped]
 
-        return _of_arrow(pyarrow.parquet.read_schema(RangedFile(hub, of, path)))
-    head = hub.file(of, "dataset", path)
+        # The schema stands at the end of the file; with its size given, the hub is not asked for it.
+        options = {"size": of.files[path], "block_size": HEAD_BYTES}
+        return _of_arrow(hub.read(of, "dataset", path, pyarrow.parquet.read_schema, **options))
+    head = hub.head(of, "dataset", path)
     if path.endswith(".gz"):
         head = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head)
     text = head.decode("utf-8-sig", "ignore")

@@ -4,13 +4,11 @@ Only small metadata is asked for: a repository's list of files, its card, and th
 reached is asked once and no more.
 """
 
-import io
 import json
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import quote
 
 Answer = TypeVar("Answer")
 TIMEOUT_SECONDS = 10.0
@@ -70,14 +68,52 @@ class Hub:
             raise found
         return found
 
-    def file(self, of: Repository, kind: str, path: str, first: int = 0, size: int = HEAD_BYTES) -> bytes:
-        """Some bytes of a file.
+    def head(self, of: Repository, kind: str, path: str, size: int = HEAD_BYTES) -> bytes:
+        """Return the first bytes of a file.
 
         Raises:
             ValueError: it cannot be had.
             HubUnreachableError: the hub cannot be reached.
         """
-        return self._ask(lambda: _bytes(of, kind, path, first, size))
+        # Streamed, with a block size of 0: a server may pass over ranges and send gigabytes.
+        return self.read(of, kind, path, lambda file: file.read(size), block_size=0)
+
+    def read(
+        self, of: Repository, kind: str, path: str, read: Callable[[Any], Answer], **options: Any
+    ) -> Answer:
+        """Return what a function reads of a file, of which only the parts that it seeks are fetched.
+
+        Args:
+            of: where the file is.
+            kind: ``"model"`` or ``"dataset"``.
+            path: of the file.
+            read: is given the open file.
+            options: of ``HfFileSystem.open``.
+
+        Raises:
+            ValueError: it cannot be had.
+            HubUnreachableError: the hub cannot be reached.
+        """
+        from huggingface_hub.errors import HfHubHTTPError
+
+        def question() -> Answer:
+            try:
+                with self._files.open(
+                    _path(of.name, kind) + f"/{path}", revision=of.revision, **options
+                ) as file:
+                    return read(file)
+            except HfHubHTTPError as error:
+                raise ValueError(f"{path}: the hub answers {error.response.status_code}") from None
+            except FileNotFoundError as error:
+                raise ValueError(str(error)) from None
+
+        return self._ask(question)
+
+    @cached_property
+    def _files(self) -> Any:
+        from huggingface_hub import HfFileSystem, constants
+
+        return HfFileSystem(endpoint=constants.ENDPOINT, skip_instance_cache=True)
 
     def _ask(self, question: Callable[[], Answer]) -> Answer:
         if self.silent is not None:
@@ -147,79 +183,6 @@ def _path(name: str, kind: str) -> str:
 def _license(card: dict[str, Any]) -> str:
     found = card.get("license_name") or card.get("license") or ""
     return ", ".join(found) if isinstance(found, list) else str(found)
-
-
-def _bytes(of: Repository, kind: str, path: str, first: int, size: int) -> bytes:
-    from huggingface_hub import constants, get_session, get_token
-
-    place = f"{_path(of.name, kind)}/resolve/{quote(of.revision, safe='')}/{quote(path)}"
-    url = f"{constants.ENDPOINT}/{place}"
-    token = get_token()
-    headers = ({"Authorization": f"Bearer {token}"} if token else {}) | {
-        "Range": f"bytes={first}-{first + size - 1}",
-        "Accept-Encoding": "identity",
-    }
-    with _streamed(get_session(), url, headers) as (status, pieces):
-        if status not in (200, 206):
-            raise ValueError(f"{path}: the hub answers {status}")
-        if status == 200 and first:
-            raise ValueError(f"{path}: the hub gives whole files alone")
-        found = b""
-        for piece in pieces:
-            found += piece
-            if len(found) >= size:
-                break
-    return found[:size]
-
-
-@contextmanager
-def _streamed(session: Any, url: str, headers: dict[str, str]) -> Iterator[tuple[int, Iterator[bytes]]]:
-    """The status of an answer, and its bytes as they come: a server may pass over the range and send gigabytes."""
-    if callable(session.stream):  # httpx and its successor, since huggingface_hub 1.0
-        options = {"headers": headers, "timeout": TIMEOUT_SECONDS, "follow_redirects": True}
-        with session.stream("GET", url, **options) as response:
-            yield response.status_code, response.iter_bytes()
-    else:  # requests
-        with session.get(url, headers=headers, timeout=TIMEOUT_SECONDS, stream=True) as response:
-            yield response.status_code, response.iter_content(2**14)
-
-
-class RangedFile(io.RawIOBase):
-    """A file of the hub that is read where it is sought, for formats whose description stands at their end."""
-
-    def __init__(self, hub: Hub, of: Repository, path: str) -> None:
-        super().__init__()
-        self._read_at, self._size, self._place = (
-            lambda first, size: hub.file(of, "dataset", path, first, size),
-            of.files[path],
-            0,
-        )
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def seekable(self) -> bool:
-        """It is."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Moves to a place."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
-        self._place = base + offset
-        return self._place
-
-    def tell(self) -> int:
-        """The place."""
-        return self._place
-
-    def readinto(self, buffer: Any) -> int:
-        """Reads on from there."""
-        size = min(len(buffer), self._size - self._place)
-        found = self._read_at(self._place, size) if size > 0 else b""
-        buffer[: len(found)] = found
-        self._place += len(found)
-        return len(found)
 
 
 def first_json(text: str) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def _at_hub(model: Model, hub: Hub, report: ModelsReport) -> None:
     cached = _cached_weights(model.name)
     try:
         repository = hub.repository(model.name, "model")
-        report.configs[model.name] = hub.file(repository, "model", "config.json")
+        report.configs[model.name] = hub.head(repository, "model", "config.json")
     except HubUnreachableError:
         if cached:
             report.findings.append(ok(what, f"in the cache, {size_text(cached)} of weights"))

@@ -25,13 +25,16 @@ class Repository:
 
 
 @contextmanager
-def hub_stub(repositories: dict[str, Repository], token: str = "right") -> Iterator[tuple[str, list[str]]]:
+def hub_stub(
+    repositories: dict[str, Repository], token: str = "right"
+) -> Iterator[tuple[str, list[str], list[int]]]:
     """Serves ``models/NAME`` and ``datasets/NAME``, at a branch with ``@BRANCH`` behind it.
 
     Yields:
-        The address, and the paths that were asked for.
+        The address, the paths that were asked for, and the bytes of each answer about a file.
     """
     asked: list[str] = []
+    sent: list[int] = []
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *args: object) -> None:
@@ -48,7 +51,7 @@ def hub_stub(repositories: dict[str, Repository], token: str = "right") -> Itera
 
         def _list(self, path: str) -> None:
             name, check, _ = path.partition("/auth-check")
-            name, _, branch = name.partition("/revision/")
+            name, _, branch = name.removesuffix("/revision/main").partition("/revision/")
             found = repositories.get(name + (f"@{branch}" if branch else ""))
             if found is None:
                 return self._answer(404, b"{}", "RevisionNotFound" if branch else "RepoNotFound")
@@ -85,11 +88,13 @@ def hub_stub(repositories: dict[str, Repository], token: str = "right") -> Itera
             found = repositories[f"{kind}/{name}" + (f"@{branch}" if branch else "")]
             content = found.files.get(rest.removeprefix(branch or "main").lstrip("/"))
             if content is None:
-                return self._answer(404, b"")
-            if not found.ranged:
-                return self._answer(200, content)
-            first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
-            return self._answer(206, content[int(first) : int(last) + 1])
+                return self._answer(404, b"", "EntryNotFound")
+            code = 200
+            if found.ranged and "Range" in self.headers:
+                first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
+                code, content = 206, content[int(first) : int(last) + 1]
+            sent.append(len(content))
+            return self._answer(code, content)
 
         def _answer(self, code: int, content: bytes, error: str = "") -> None:
             self.send_response(code)
@@ -103,7 +108,7 @@ def hub_stub(repositories: dict[str, Repository], token: str = "right") -> Itera
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked, sent
     finally:
         server.shutdown()
         server.server_close()
