@@ -121,6 +121,7 @@ _FILES = {
     "Attack": "callbacks.attacks.attack",
     "Client": "federation.client",
     "Visit": "federation.client",
+    "Visiting": "federation.client",
     "Work": "federation.client",
     "Update": "federation.client",
     "State": "federation.state",
@@ -223,6 +224,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.federation.client import Client as Client
     from fedlight.federation.client import Update as Update
     from fedlight.federation.client import Visit as Visit
+    from fedlight.federation.client import Visiting as Visiting
     from fedlight.federation.client import Work as Work
     from fedlight.federation.codecs import Codec as Codec
     from fedlight.federation.codecs import Quantize as Quantize

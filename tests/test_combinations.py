@@ -180,10 +180,11 @@ def test_liars_do_not_move_a_selector_under_the_median():
     """One of three members of each group sends a movement a million times too large."""
 
     class Attacked(FedBiscuit):
-        def finish_visit(self, visit, client, movement, work):
+        def finish_visit(self, visiting, movement, work):
+            client = visiting.client
             liar = client.id == next(c for c, g in self.groups.items() if g == self.groups[client.id])
             movement = {name: 1e6 * value if liar else value for name, value in movement.items()}
-            return super().finish_visit(visit, client, movement, work)
+            return super().finish_visit(visiting, movement, work)
 
     everyone = {"clients_per_round": len(SIGNS), "rounds": 10}
     robust, _ = run(Attacked(0, 30), **everyone, aggregation=CoordinateMedian())

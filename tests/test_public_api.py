@@ -48,7 +48,7 @@ PUBLIC = {
     *("MemoryExtraction", "DiscoverableMemorization", "MembershipInference", "Canaries"),
     # to write a part of one's own
     *("Algorithm", "ServerOptimizer", "Aggregation", "Channel", "Codec", "Augmentation", "Synthesis", "Task"),
-    *("Attack", "Client", "Visit", "Work", "Update", "State", "derive_seed"),
+    *("Attack", "Client", "Visit", "Visiting", "Work", "Update", "State", "derive_seed"),
 }
 HEAVY = {"torch", "lightning", "numpy", "transformers", "peft", "sklearn", "rich", "matplotlib", "jinja2"}
 

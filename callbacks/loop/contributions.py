@@ -57,7 +57,7 @@ class Contributions:
         self._aggregation = aggregation
         self._buffers = buffers
         self._schedule = schedule
-        self._waiting: list[tuple[Update, Buffers, int]] = []
+        self._waiting: dict[str, list[tuple[Update, Buffers, int]]] = {}
 
     def refuse_left_out(self, client_id: str) -> None:
         """Raises :class:`Diverged` for a client of which an earlier visit of the round diverged."""
@@ -67,17 +67,16 @@ class Contributions:
     def add(self, visit: Visit, update: Update | None, buffers: Buffers, num_examples: int) -> None:
         """Takes what a visit has given; it counts once the client's last visit of the round is done."""
         if update is not None:
-            self._waiting.append((update, buffers, num_examples))
+            self._waiting.setdefault(visit.client_id, []).append((update, buffers, num_examples))
         if self._schedule.is_last(visit):
-            for each, changed, examples in self._waiting:
+            for each, changed, examples in self._waiting.pop(visit.client_id, []):
                 self._aggregation.add(each)
                 self._buffers.add(changed, examples)
-            self._waiting = []
 
     def leave_out(self, client_id: str, why: Diverged) -> None:
         """Leaves a client out of the round, with all that its visits have given."""
         self.diverged.setdefault(client_id, str(why))
-        self._waiting = []
+        self._waiting.pop(client_id, None)
 
     def result(self, hints: Mapping[str, object]) -> State:
         """The combined movement of those who are left; who is not, is named in a warning.

@@ -148,12 +148,16 @@ class DeviceEmulation(SameMachine):
         """Ordered so that bases are swapped seldom."""
         self._planned_for = parameters.keys()
         state = {name: torch.empty(p.shape, device="meta") for name, p in parameters.items()}
-        sizes = {visit: self._payloads.of(visit, state) for visit in visits}
+        self._asked: dict[str, list[Visit]] = {}
+        for visit in visits:
+            self._asked.setdefault(visit.client_id, []).append(visit)
+        sizes: dict[Visit, Sizes] = {}
+        for client_id, own in self._asked.items():
+            sizes |= self._payloads.of(client_id, own, state)
         self._planned_bytes = {visit: size[1:] for visit, size in sizes.items()}
         self._fits: dict[Visit, Fit] = {}
         self._flops: dict[Visit, int] = {}
         self._largest: dict[Visit, int] = {}
-        self._asked: dict[str, list[Visit]] = {}
         for visit in visits:
             shapes = self._data.batch_shapes(visit, round_idx)
             self._largest[visit] = max(shape.examples for shape in shapes)
@@ -161,7 +165,6 @@ class DeviceEmulation(SameMachine):
             resting = self._at_rest(device.weight_bits, sizes[visit][0])
             self._fits[visit] = fit(shapes, self._meter, device.budget_bytes, resting)
             self._flops[visit] = visit_flops(shapes, self._meter, self._fits[visit])
-            self._asked.setdefault(visit.client_id, []).append(visit)
         jobs = [self._job(client_id, own, sizes) for client_id, own in self._asked.items()]
         self._outcomes, seconds = run_round(
             now_seconds, jobs, self._wanted, self._deadline_seconds, (self._seed, round_idx)
@@ -219,7 +222,8 @@ class DeviceEmulation(SameMachine):
         if sent != self._planned_bytes[visit] and not row["reason"] and not self._said:
             self._said = True
             logger.warning(
-                "%s.payloads says %s bytes down and up, and client %s had %s: the clock of its rounds is off by that",
+                "%s was to send %s bytes down and up by names and shapes, and client %s had %s: the clock of its rounds is "
+                "off by that. Its send, start_visit and reply must not depend on values, nor on what start_round changes",
                 *(type(self._payloads.algorithm).__name__, self._planned_bytes[visit], visit.client_id, sent),
             )
         seconds = {

@@ -7,7 +7,7 @@ the algorithm and, at the round's last batch, lets the server step. The module a
 """
 
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from fedlight.callbacks.loop.checkpoint_watch import check_what_is_loaded, follo
 from fedlight.callbacks.loop.contributions import Contributions, refuse_lost_model
 from fedlight.callbacks.loop.device_emulation import DeviceEmulation, check_device_settings
 from fedlight.callbacks.loop.end_of_visit import LeftAs, call_again, call_modules_own
-from fedlight.callbacks.loop.exchange import Exchange
+from fedlight.callbacks.loop.exchange import Exchange, OpenVisit
 from fedlight.callbacks.loop.federated_parameters import (
     federated_parameters,
     refuse_joined,
@@ -57,13 +57,35 @@ from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm, changes_gradients
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.channel import Channel, Identity
-from fedlight.federation.client import Client, Upload, Visit, Work, build_clients
+from fedlight.federation.client import OWN_STATE, Client, Upload, Visit, Visiting, Work, build_clients
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.divergence import DIVERGED, Diverged
+from fedlight.federation.federation import HoldsAdapters
 from fedlight.federation.server import Average, ServerOptimizer
 from fedlight.federation.state import State, read, write
 from fedlight.support.full_disk import full_disk_named
 from fedlight.support.lower_bounds import refuse_below
+
+
+@dataclass
+class OpenRound:
+    """What the loop keeps of the round under way.
+
+    Attributes:
+        opened: the federated parameters before the round.
+        state: the same as the first visit finds them, which callbacks may have changed when the epoch started.
+        exchange: what goes between server and clients.
+        contributions: what the clients contribute.
+        last: client id -> its last visit so far, of clients that have more visits in the round.
+        memories: of these clients as they were before the round.
+    """
+
+    opened: State
+    state: State
+    exchange: Exchange
+    contributions: Contributions
+    last: dict[str, Visiting] = field(default_factory=dict)
+    memories: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class FederatedLoop(L.Callback):
@@ -93,7 +115,7 @@ class FederatedLoop(L.Callback):
     Attributes:
         rounds_done: rounds whose server step is done.
         visit_records: one row for each finished visit of the current round, and for each client that dropped out of it.
-        visit: the visit under way, or None.
+        visits: visits under way, one at a time; one that has ended stays until the next begins or the round is over.
         virtual_seconds: what the rounds have taken on the devices' clock; 0 without a fleet.
 
     Raises:
@@ -140,13 +162,12 @@ class FederatedLoop(L.Callback):
         self.rounds_done = 0
         self.clients: dict[str, Client] = {}
         self.visit_records: list[Row] = []
-        self.visit: Visit | None = None
+        self.visits: list[OpenVisit] = []
         self._devices = SameMachine()
-        self._exchange = Exchange(self.algorithm, self.channel, seed)
         self._parameters: dict[str, Tensor] = {}
         self._trained_before: dict[str, bool] = {}
-        self._inside_round = False
-        self._work = LocalWork([])
+        self._round: OpenRound | None = None
+        self._exchange: Exchange | None = None
         self._start = RoundStart(self)
         self._federation = SameFederation(self)
 
@@ -156,7 +177,7 @@ class FederatedLoop(L.Callback):
         check_what_is_loaded(trainer)
         if stage != "fit":
             return
-        self._inside_round = False
+        self._round = None
         round_guard.refuse_cut_rounds(trainer, self.rounds_done)
         round_guard.refuse_own_iteration(pl_module)
         self.buffers.check(self.algorithm, self.aggregation, self.privacy.is_private)
@@ -192,9 +213,9 @@ class FederatedLoop(L.Callback):
         self._run = Run(
             trainer, pl_module, self.clients, self.channel, self.aggregation is not None, self.own_state
         )
+        self._changes_gradients = changes_gradients(self.algorithm)
         self._optimizers = FreshOptimizers()
         self.buffers.attach(pl_module)
-        self._exchange.also_bytes = self.buffers.num_bytes
         self._run.check(self.algorithm)
         if self.fleet is not None:
             payloads = PayloadSizes(self.algorithm, self.channel, self.memory, self.clients, self.buffers)
@@ -222,172 +243,194 @@ class FederatedLoop(L.Callback):
         self.visit_records = self._devices.dropouts(self.rounds_done)
         self._parameters = federated_parameters(trainer, pl_module)
         self._run.check(self.algorithm)
-        self._global, self._inside_round = read(self._parameters), True
-        self._opened = self._global
-        self._shared = self.buffers.shared(self._global)
-        self._exchange.start_round(self.rounds_done)
+        state = read(self._parameters)
+        self._round = self._open_round(state, state)
         self.algorithm.start_round(self.rounds_done, self._rounds.cohort, self._run)
-        self._contributions = self._no_contributions()
         if not self._rounds.cohort:
             round_schedule.skip_batches(pl_module, self.rounds_done)
 
     def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch_idx: int) -> None:
         """Opens the visit whose first batch this is, in front of ``on_train_batch_start`` of all callbacks."""
-        if not self._inside_round:
+        if self._round is None:
             round_guard.refuse_middle_of_epoch(trainer.current_epoch, batch_idx)
         if batch_idx == 0:
-            self._take_in(trainer, module)
+            self._round = self._take_in(trainer, module, self._round)
             self._schedules.start_round(trainer, [*self._rounds.schedule.begins])
-            self._loss_scale.start_round(trainer, changes_gradients(self.algorithm))
+            self._loss_scale.start_round(trainer, self._changes_gradients)
         if batch_idx in self._rounds.schedule.begins:
             self.refuse_changed()
-            self._begin_visit(trainer, module, self._rounds.schedule.begins[batch_idx])
+            self._begin_visit(trainer, module, self._round, self._rounds.schedule.begins[batch_idx])
 
     def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Notes that there are gradients for the next optimizer step."""
-        if self.visit is not None:
-            self._work.backward()
+        for one in self.visits:
+            one.work.backward()
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Lets the algorithm change the client's gradients."""
-        if self.visit is None:  # in a round without visits
-            return
-        self._work.announce(optimizer)
+        """Lets the algorithm change the gradients of the clients under way; in a round without visits there are none."""
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        parameters = {name: p for name, p in self._parameters.items() if id(p) in own}
-        self.algorithm.adjust_gradients(self._client, self._exchange.received, parameters)
+        for one in self.visits:
+            one.work.announce(optimizer)
+            if self._changes_gradients:
+                parameters = {name: p for name, p in self._parameters.items() if id(p) in own}
+                gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+                self.algorithm.adjust_gradients(one.visiting, parameters, gradients)
+                for name, gradient in gradients.items():
+                    if parameters[name].grad is not gradient:
+                        parameters[name].grad = gradient
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Closes the visit, and the round, whose last batch this was."""
-        visit, ends = self.visit, batch_idx + 1 in self._rounds.schedule.ends
-        if visit is not None:
-            self._work.add_loss(step_loss(trainer, outputs))
+        visits = [*self.visits]
+        ended = visits if batch_idx + 1 in self._rounds.schedule.ends else []
+        for one in visits:
+            one.work.add_loss(step_loss(trainer, outputs))
             self.buffers.after_batch()
-        if visit is not None and ends:
+        if ended:
             call_modules_own(trainer, pl_module, outputs, batch, batch_idx)
+        for one in ended:
+            visit = one.visiting.visit
             if not pl_module.automatic_optimization:
-                self._work.refuse_unused_gradients(visit)
+                one.work.refuse_unused_gradients(visit)
             refuse_joined(trainer, self._parameters, visit.client_id)
-            self._finish_visit(visit)
+            self._finish_visit(self._under_way, one)
         if batch_idx + 1 == self._rounds.schedule.num_batches:
-            self._finish_round(trainer, pl_module)
-        if visit is not None and ends:
-            self._left = LeftAs(self._parameters, visit.client_id)
+            self._finish_round(trainer, pl_module, self._under_way)
+        if ended:
+            self._left = LeftAs(self._parameters, ended[-1].visiting.visit.client_id)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Closes the epoch; once it is saved, the next round is planned."""
         round_schedule.train_batches_again(pl_module)
-        if self._inside_round:
+        if self._round is not None:
             round_guard.refuse_cut_short(trainer, self.rounds_done, self._rounds.schedule.num_batches)
 
     def _plan_round(self, trainer: L.Trainer) -> None:
         if round_schedule.takes_place(trainer, self.rounds_done):
             self._rounds.plan(self.rounds_done, self._run, self._parameters, self.virtual_seconds)
 
-    def _take_in(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    @property
+    def _under_way(self) -> OpenRound:
+        assert self._round is not None
+        return self._round
+
+    def _open_round(self, opened: State, state: State) -> OpenRound:
+        aggregation = self.aggregation or self.algorithm.aggregation(len(self.clients))
+        self._exchange = Exchange(
+            *(self.algorithm, self.channel, self.seed, self.rounds_done),
+            *(self.buffers.shared(state), self.buffers.num_bytes),
+        )
+        contributions = Contributions(self.rounds_done, aggregation, self.buffers, self._rounds.schedule)
+        return OpenRound(opened, state, self._exchange, contributions)
+
+    def _take_in(self, trainer: L.Trainer, module: L.LightningModule, before: OpenRound) -> OpenRound:
         """Takes what the module, and callbacks behind this one, have changed when the epoch started: weights, optimizers."""
         self._parameters = federated_parameters(trainer, module)
         self._devices.check_parameters(self._parameters)
         self._start.also_trained(self._parameters.values())
-        before, self._global = self._global, read(self._parameters)
-        self._opened = {
-            name: value if name not in before or torch.equal(value, before[name]) else before[name]
-            for name, value in self._global.items()
+        state = read(self._parameters)
+        opened = {
+            name: value
+            if name not in before.state or torch.equal(value, before.state[name])
+            else before.state[name]
+            for name, value in state.items()
         }
-        self._shared = self.buffers.shared(self._global)
-        self._contributions = self._no_contributions()
+        return self._open_round(opened, state)
 
-    def _no_contributions(self) -> Contributions:
-        aggregation = self.aggregation or self.algorithm.aggregation(len(self.clients))
-        return Contributions(self.rounds_done, aggregation, self.buffers, self._rounds.schedule)
-
-    def _begin_visit(self, trainer: L.Trainer, module: L.LightningModule, visit: Visit) -> None:
-        round_guard.refuse_other_accumulation(
-            trainer.accumulate_grad_batches, self._rounds.schedule.accumulation
-        )
-        self.visit, self._client = visit, self.clients[visit.client_id]
-        self._client.memory = self.memory.load(visit.client_id)
-        if self._rounds.schedule.is_first(visit):
-            is_only = self._rounds.schedule.is_last(visit)
-            self._memory_before = None if is_only else self.memory.load(visit.client_id)
-        received = self._exchange.down(visit, self._client, self._shared)
-        started_from = self.algorithm.start_visit(visit, self._client, received, module)
-        self._trained = {name: self._parameters[name] for name in started_from}
-        own = self.buffers.enter(self._client.memory, self._global, self._parameters)
-        write(started_from | own, self._parameters)
+    def _begin_visit(
+        self, trainer: L.Trainer, module: L.LightningModule, under_way: OpenRound, visit: Visit
+    ) -> None:
+        schedule, name = self._rounds.schedule, visit.client_id
+        round_guard.refuse_other_accumulation(trainer.accumulate_grad_batches, schedule.accumulation)
+        client = replace(self.clients[name], memory=self.memory.load(name))
+        if schedule.is_first(visit) and not schedule.is_last(visit):
+            under_way.memories[name] = self.memory.load(name)
+        visiting, bytes_down = under_way.exchange.down(visit, client, under_way.last.get(name))
+        if visiting.adapter is not None:
+            assert isinstance(module, HoldsAdapters)
+            module.use_adapter(visiting.adapter)
+        own = self.buffers.enter(client.memory, under_way.state, self._parameters)
+        write(visiting.start | own, self._parameters)
         self._optimizers.forget(trainer.optimizers)
         clear_gradients(module)
         self._schedules.start_visit()
         self._loss_scale.start_visit()
         self._devices.enter(visit)
-        seed_all(self.seed, "visit", self.rounds_done, visit.client_id, visit.split)
-        self._work = LocalWork(trainer.optimizers, changes_gradients(self.algorithm))
-        tell_of_visit(trainer, module, visit.client_id)
+        seed_all(self.seed, "visit", self.rounds_done, name, visit.split)
+        trained = {name: self._parameters[name] for name in visiting.start}
+        work = LocalWork(trainer.optimizers, self._changes_gradients)
+        self.visits = [OpenVisit(visiting, trained, bytes_down, work)]
+        tell_of_visit(trainer, module, name)
 
-    def _finish_visit(self, visit: Visit) -> None:
-        work, num_examples, reason = self._work.done(self._trained), self._run.num_examples(visit), ""
+    def _finish_visit(self, under_way: OpenRound, one: OpenVisit) -> None:
+        visit, reason = one.visiting.visit, ""
+        work, num_examples = one.work.done(one.parameters), self._run.num_examples(visit)
         # Where a loss scale leaves steps out, those that are left have other rates for each client.
-        self._schedules.finish_visit(visit, {} if self._loss_scale.is_used else self._work.settings)
+        self._schedules.finish_visit(visit, {} if self._loss_scale.is_used else one.work.settings)
         self._loss_scale.finish_visit()
+        under_way.last[visit.client_id] = one.visiting
         try:
-            self._contribute(visit, work, num_examples)
+            self._contribute(under_way, one, work, num_examples)
         except Diverged as why:
-            self._leave_out(visit, why)
+            self._leave_out(under_way, one.visiting, work, why)
             reason = DIVERGED
-        self._client.memory = {}
-        row = visit_row(self.rounds_done, visit, num_examples, work, *self._exchange.num_bytes, reason)
+        if self._rounds.schedule.is_last(visit):
+            del under_way.last[visit.client_id]
+        row = visit_row(self.rounds_done, visit, num_examples, work, one.bytes_down, one.bytes_up, reason)
         self.visit_records.append(self._devices.visited(visit, row))
 
-    def _contribute(self, visit: Visit, work: Work, num_examples: int) -> None:
-        self._contributions.refuse_left_out(visit.client_id)
+    def _contribute(self, under_way: OpenRound, one: OpenVisit, work: Work, num_examples: int) -> None:
+        visiting, contributions = one.visiting, under_way.contributions
+        contributions.refuse_left_out(visiting.client.id)
         buffers = self.buffers.trained()
-        update = self._exchange.up(visit, self._client, read(self._trained), work)
-        self._contributions.add(visit, update, buffers, num_examples)
-        self.buffers.keep(self._client.memory, buffers)
+        update, one.bytes_up = under_way.exchange.up(visiting, read(one.parameters), work)
+        contributions.add(visiting.visit, update, buffers, num_examples)
+        self.buffers.keep(visiting.client.memory, buffers)
         self.buffers.leave()
-        self._save_memory(self._client.memory)
+        self._save_memory(visiting.client)
 
-    def _leave_out(self, visit: Visit, why: Diverged) -> None:
+    def _leave_out(self, under_way: OpenRound, visiting: Visiting, work: Work, why: Diverged) -> None:
         """The client's memory stays, or becomes again, what it was before the round."""
+        name = visiting.client.id
         self.buffers.leave()
-        write(self._global, self._parameters)
-        if visit.client_id in self._contributions.diverged:
+        write(under_way.state, self._parameters)
+        self.algorithm.reply(visiting, visiting.start, work)  # its further visits may need what it does there
+        if name in under_way.contributions.diverged:
             return
-        self._contributions.leave_out(visit.client_id, why)
-        if self._memory_before is not None:
-            self._save_memory(self._memory_before)
+        under_way.contributions.leave_out(name, why)
+        if name in under_way.memories:
+            self._save_memory(replace(self.clients[name], memory=under_way.memories[name]))
         for row in self.visit_records:
-            if row["client"] == visit.client_id:
+            if row["client"] == name:
                 row.update(reason=DIVERGED, loss="")
-        self.algorithm.leave_out(visit, self._client)
 
-    def _save_memory(self, memory: dict[str, Any]) -> None:
+    def _save_memory(self, client: Client) -> None:
         with full_disk_named(self.memory.folder or Path()):
-            self.memory.save(self._client.id, memory, self.rounds_done)
+            self.memory.save(client.id, client.memory, self.rounds_done)
 
-    def _finish_round(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def _finish_round(self, trainer: L.Trainer, module: L.LightningModule, under_way: OpenRound) -> None:
         self._devices.restore()
         seed_all(self.seed, "server", self.rounds_done)
         hints = {
             "lr": trainer.optimizers[0].param_groups[0]["lr"],
             "trainer.gradient_clip_val": trainer.gradient_clip_val,
         }
-        movement = self.algorithm.finish_round(self._contributions.result(hints))
-        state = self.server.step(self._global, movement)
+        movement = self.algorithm.finish_round(under_way.contributions.result(hints))
+        state = self.server.step(under_way.state, movement)
         refuse_lost_model(state, self.rounds_done, self.server)
         write(state, self._parameters)
         self.buffers.finish_round()
         self._schedules.finish_round(module)
         self._loss_scale.finish_round()
         self._optimizers.forget(trainer.optimizers)  # or a checkpoint would carry the last client's moments
-        del self._opened, self._global, self._shared, self._contributions
-        self.visit, self._inside_round = None, False
+        self.visits, self._round = [], None
         self.rounds_done += 1
-        metrics = round_metrics(self.visit_records, len(self._rounds.cohort)) | self.algorithm.metrics()
+        metrics = round_metrics(self.visit_records, len(self._rounds.cohort)) | self._run.logged
+        self._run.logged = {}
         metrics |= self.privacy.after_round(self._rounds.num_asked, len(self.clients))
         metrics |= self._devices.metrics(self.visit_records)
         self.virtual_seconds = self._devices.round_end_seconds
@@ -402,30 +445,36 @@ class FederatedLoop(L.Callback):
             left.refuse_changed()
 
     @property
+    def visit(self) -> Visit | None:
+        """The visit under way, or None."""
+        return self.visits[0].visiting.visit if self.visits else None
+
+    @property
     def device_name(self) -> str:
         """The device of the visit under way; empty between visits and without a fleet."""
         return self._devices.device_name(self.visit.client_id) if self.visit else ""
 
     def break_off(self, module: L.LightningModule) -> None:
         """Leaves the global model where the trainer stops inside a round; the round does not count."""
-        self._work.leave()
-        self._left = None
+        for one in self.visits:
+            one.work.leave()
+        self.visits, self._left = [], None
         call_again(module)
         self._devices.restore()
         round_schedule.train_batches_again(module)
-        if self._inside_round:
-            write(self._opened, self._parameters)
+        if self._round is not None:
+            write(self._round.opened, self._parameters)
             self.buffers.restore()
 
     def own_state(self, client_id: str) -> State | None:
         """Parameters and buffers with which a client would go on alone; None where they are the global ones."""
-        client = replace(self.clients[client_id], memory=self.memory.load(client_id))
-        return self.buffers.own_state(client.memory, self.algorithm.own_state(client))
+        memory = self.memory.load(client_id)
+        return self.buffers.own_state(memory, memory.get(OWN_STATE))
 
     @property
     def upload(self) -> Upload | None:
         """What the server has last got of a client; None in a round until the first has come."""
-        return self._exchange.upload
+        return self._exchange.upload if self._exchange else None
 
     def holding(self, state: State) -> AbstractContextManager[None]:
         """Has ``state`` and the server's base in the module while its body runs; then all is as it was, bit for bit."""
@@ -434,7 +483,7 @@ class FederatedLoop(L.Callback):
     def before_round(self) -> AbstractContextManager[None]:
         """Has the global model of the round's beginning in the module while its body runs."""
         buffers = {name: b for name, b in self.buffers.round_start.items() if b is not None}
-        return self.holding(self._opened | buffers)
+        return self.holding(self._under_way.opened | buffers)
 
     def remembered(self) -> dict[str, Any]:
         """Rounds done, and what algorithm and server remember; tensors in it are replaced, never changed in place."""

@@ -54,6 +54,7 @@ class Run:
 
     Attributes:
         devices: on which the clients train.
+        logged: what the algorithm has logged since the last round was over.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Run:
         self.data: object = federated_data(trainer)
         self._validation: object = trainer.datamodule  # type: ignore[attr-defined]
         self.devices = SameMachine()
+        self.logged: dict[str, float] = {}
         self._channel = channel
         self._own_state = own_state
 
@@ -92,6 +94,10 @@ class Run:
     def broadcast(self, state: State) -> Payload:
         """What every client receives of a state that is sent to all of them; a channel treats them alike."""
         return self._channel.down(state, next(iter(self.clients.values())))
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Log values with the round, as ``fed/NAME``."""
+        self.logged.update(metrics)
 
     def check_validation(self) -> None:
         """Raises ``ValueError`` where clients cannot be scored."""

@@ -1,10 +1,10 @@
-"""How much a visit will send, known before it begins."""
+"""How much visits will send, known before they begin."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedlight.callbacks.loop.buffers import BufferPolicy
-from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithm import Algorithm, predict_payloads
 from fedlight.federation.channel import Channel
 from fedlight.federation.client import Client, Visit
 from fedlight.federation.client_state import ClientMemories
@@ -16,7 +16,7 @@ Sizes = tuple[frozenset[str], int, int]
 
 @dataclass(frozen=True)
 class PayloadSizes:
-    """Tells it from what the algorithm says, by names and shapes alone.
+    """Sizes of what visits send, by the hooks of the algorithm, from names and shapes alone.
 
     Attributes:
         algorithm: says what goes down and comes back.
@@ -32,17 +32,25 @@ class PayloadSizes:
     clients: Mapping[str, Client]
     buffers: BufferPolicy
 
-    def of(self, visit: Visit, state: State) -> Sizes:
-        """Names of the parameters that the client trains, bytes down, bytes up.
+    def of(self, client_id: str, visits: Sequence[Visit], state: State) -> dict[Visit, Sizes]:
+        """Return names of the trained parameters, bytes down and bytes up of each visit to a client in one round.
 
         Args:
-            visit: which one.
+            client_id: the client.
+            visits: in their order.
             state: the global state, of which names and shapes count alone.
+
+        Raises:
+            ValueError: the algorithm's hooks look at values.
         """
-        client = replace(self.clients[visit.client_id], memory=self.memory.load(visit.client_id))
-        shared = self.buffers.shared(state)
-        down, up = self.algorithm.payloads(visit, client, shared)
-        trained = frozenset(name for name in state if name in (down or state) or name not in shared)
-        down_bytes, up_bytes = self.channel.down_bytes(down), self.channel.up_bytes(up)
-        also = self.buffers.num_bytes
-        return trained, down_bytes + (also if down else 0), up_bytes + (also if up else 0)
+        client = replace(self.clients[client_id], memory=self.memory.load(client_id))
+        shared, also = self.buffers.shared(state), self.buffers.num_bytes
+        local = state.keys() - shared.keys()
+        sizes = {}
+        for visit, found in zip(
+            visits, predict_payloads(self.algorithm, visits, client, shared), strict=True
+        ):
+            down, up = self.channel.down_bytes(found.down), self.channel.up_bytes(found.up)
+            trained = frozenset(found.start.keys() | local)
+            sizes[visit] = trained, down + (also if found.down else 0), up + (also if found.up else 0)
+        return sizes

@@ -1,4 +1,4 @@
-"""A federated algorithm: a few hooks around the visits of a round, whose defaults together are FedAvg.
+"""Base class of federated algorithms: hooks around the visits of a round, whose defaults together are FedAvg.
 
 The movement form, ``w <- w + sum of weighted movements``, is for ``unbiased`` eq. 8 of FedBis (Wu et al., "Towards
 Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025, https://arxiv.org/abs/2407.03038). Eq. 8 averages
@@ -7,12 +7,14 @@ weighting movements has the same expectation and leaves the received model alone
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from fedlight.federation.aggregation import Aggregation, WeightedSum
-from fedlight.federation.client import Client, NumBatches, Update, Visit, Work
+from fedlight.federation.client import Client, NumBatches, Update, Visit, Visiting, Work
 from fedlight.federation.federation import Federation, refuse_several_adapters
 from fedlight.federation.state import State
 
@@ -20,7 +22,15 @@ Weighting = Literal["unbiased", "normalized", "uniform"]
 
 
 class Algorithm:
-    """The hooks that the federated loop calls, in the order of a round; override what differs from FedAvg.
+    """Hooks that the federated loop calls in each round; override what differs from FedAvg.
+
+    Hooks of the server, in the order of a round: ``prepare_round``, ``plan``, ``start_round``; for each visit ``send`` and
+    ``finish_visit``; ``aggregation``, ``finish_round``. Hooks of a client, in each of its visits: ``start_visit``,
+    ``adjust_gradients``, ``reply``. What belongs to one visit is kept in its
+    :class:`~fedlight.federation.client.Visiting`, never in attributes of the algorithm, as several visits may be under way.
+
+    Before a round, the loop of a run with devices calls ``send``, ``start_visit`` and ``reply`` on meta tensors, to know how
+    many bytes each client will send (:func:`predict_payloads`). These three hooks depend on names and shapes, not on values.
 
     Args:
         weighting: with M clients of which A are sampled and ``p_m`` a client's share of all examples,
@@ -29,7 +39,7 @@ class Algorithm:
             ``uniform``: the plain mean over the sampled.
 
     Attributes:
-        buffers: what can be done under it about buffers that training changes: values of ``federated.buffers``.
+        buffers: values of ``federated.buffers`` that make sense under the algorithm.
 
     Raises:
         ValueError: another weighting.
@@ -42,23 +52,25 @@ class Algorithm:
             raise ValueError(f"weighting={weighting!r} is not one of unbiased, normalized, uniform")
         self.weighting = weighting
 
+    # The server
+
     def check(self, federation: Federation) -> None:
-        """Before the first round: refuses what the algorithm cannot work with.
+        """Refuse what the algorithm cannot work with, before the first round.
 
         Raises:
-            ValueError: it cannot.
+            ValueError: for such a run.
         """
         refuse_several_adapters(federation.module, type(self).__name__)
 
     def prepare_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
-        """Before the visits of a round that will take place are planned; the module holds the global state.
+        """Do what has to be done before the visits of a round can be planned, such as making training data.
 
-        The cohort is all who are asked and there; with a fleet some of them may not get through. Global random streams are
-        seeded for this round, and what is drawn from them here changes nothing that is drawn elsewhere.
+        The module holds the global state. The cohort is all who are asked and present; with a fleet some of them may not
+        get through. Random streams are seeded for this round, and what is drawn here changes nothing drawn elsewhere.
         """
 
     def plan(self, round_idx: int, cohort: Sequence[Client], num_batches: NumBatches) -> list[Visit]:
-        """The visits of a round, in the order in which they are trained: one per client.
+        """Return the visits of a round in the order in which they are trained: by default one for each client.
 
         Visits of one client follow each other. It is also called once before :meth:`check`, with all clients, so that
         Lightning has a training loader as long as the longest visit; that plan is not trained.
@@ -66,79 +78,135 @@ class Algorithm:
         return [Visit(client.id, num_batches(client.id)) for client in cohort]
 
     def start_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
-        """Before the first visit of a round; the module holds the global state."""
+        """Do what has to be done when a round begins; the module holds the global state.
+
+        The round before is validated, logged and saved by now, which it is not in :meth:`prepare_round` of a run that is
+        resumed. The cohort is all who get through the round.
+        """
 
     def send(self, visit: Visit, client: Client, state: State) -> State | None:
-        """What goes down to the client: by default the global state; part of it, or tensors of the algorithm's own.
+        """Return what goes down to the client: the global state, part of it, or tensors of the algorithm's own beside it.
 
-        None in a further visit of the client in the round: nothing goes down, it still has what it received.
+        None in a further visit of the client in the round sends nothing: the client still has what it received.
         """
         return state
 
-    def payloads(self, visit: Visit, client: Client, state: State) -> tuple[State, State]:
-        """What goes down and what comes back, by name and shape alone, known before the round has started.
-
-        From it follow the bytes by which a slow device is late; the client's memory is there. By default the global
-        state, both ways; override it together with :meth:`send` and :meth:`reply`. Of nothing the state is ``{}``.
-        """
-        return state, state
-
-    def start_visit(self, visit: Visit, client: Client, received: State, module: nn.Module) -> State:
-        """The parameters from which the client trains: by default those that it received."""
-        return received
-
-    def adjust_gradients(self, client: Client, received: State, parameters: Mapping[str, Tensor]) -> None:
-        """Changes gradients in place before an optimizer step, after unscaling and before clipping.
-
-        ``parameters`` are those of the optimizer that steps; of several, each has its own. Where an optimizer evaluates its
-        closure several times in a step, as LBFGS does, gradients are changed at each evaluation.
-        """
-
-    def reply(self, visit: Visit, client: Client, received: State, trained: State, work: Work) -> State:
-        """What the client sends back, under names that it received: by default what it trained."""
-        return trained
-
-    def finish_visit(self, visit: Visit, client: Client, movement: State, work: Work) -> Update | None:
-        """What the server adds up, given the movement (reply minus received) that reached it; None for nothing."""
+    def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
+        """Return what the server adds up, given the movement (reply minus received) that reached it; None for nothing."""
+        client = visiting.client
         return Update(client.id, movement, 1.0 if self.weighting == "uniform" else client.share)
 
-    def leave_out(self, visit: Visit, client: Client) -> None:
-        """A visit diverged, so the client is left out of the round: forgets what its visits of the round have left here.
-
-        Nothing of the visit was replied or finished. The module holds the global state; the client's memory becomes what it
-        was before the round. Further visits of the client in the round are trained, and their results thrown away.
-        """
-
     def aggregation(self, num_clients: int) -> Aggregation:
-        """A fresh aggregation for one round of a federation of ``num_clients``."""
+        """Return a fresh aggregation for one round of a federation of ``num_clients``."""
         if self.weighting == "unbiased":
             return WeightedSum("count", scale=num_clients)
         return WeightedSum("weight")
 
     def finish_round(self, movement: State) -> State:
-        """What the server's optimizer gets of the combined movement: all but the algorithm's own tensors."""
+        """Return what the server's optimizer gets of the combined movement: all but the algorithm's own tensors."""
         return movement
 
-    def own_state(self, client: Client) -> State | None:
-        """The parameters with which the client would go on alone; None for the global ones."""
-        return None
-
-    def metrics(self) -> dict[str, float]:
-        """What is logged with the round, as ``fed/NAME``."""
-        return {}
-
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: tensors and plain values only.
+        """Return what a resumed run needs: tensors and plain values only.
 
         Between rounds tensors are replaced by new ones: a checkpoint that is written inside a round has those from here.
         """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes back what ``state_dict`` gave."""
+        """Take back what ``state_dict`` gave."""
+
+    # A client
+
+    def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
+        """Return the visit under way, with the parameters from which the client trains: by default those it received."""
+        return Visiting(visit, client, received, start=received)
+
+    def adjust_gradients(
+        self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
+    ) -> None:
+        """Change gradients in place before an optimizer step, after unscaling and before clipping.
+
+        With several optimizers, each step gets the parameters of its own optimizer. Where an optimizer evaluates its closure
+        several times in a step, as LBFGS does, gradients are changed at each evaluation.
+
+        Args:
+            visiting: the client's visit.
+            parameters: the parameters as they are, by name; not to be changed.
+            gradients: those that have one, by name. A tensor put under the name of another parameter becomes its gradient.
+        """
+
+    def reply(self, visiting: Visiting, trained: State, work: Work) -> State:
+        """Return what the client sends back, under names that it received: by default what it trained.
+
+        A client that is left out of the round, as its training diverged, replies as if it had not moved, and that reply is
+        thrown away.
+        """
+        return trained
+
+
+@dataclass(frozen=True)
+class Payloads:
+    """Names and shapes of one visit, known before its round has started; tensors are on the meta device.
+
+    Attributes:
+        down: what the client will receive, empty for nothing.
+        up: what it will send back, empty for nothing.
+        start: the parameters that it will train.
+    """
+
+    down: State
+    up: State
+    start: State
+
+
+def predict_payloads(
+    algorithm: Algorithm, visits: Sequence[Visit], client: Client, state: State
+) -> list[Payloads]:
+    """Return what a client's visits of one round will send, asking ``send``, ``start_visit`` and ``reply`` for it.
+
+    Args:
+        algorithm: whose hooks are asked.
+        visits: of the client, in their order.
+        client: with its memory, whose tensors count by their shapes alone.
+        state: the global state, of which names and shapes count alone.
+
+    Raises:
+        ValueError: a hook looks at the values of tensors.
+    """
+    client = replace(client, memory=_shapes(client.memory))
+    state, received = _shapes(state), State()
+    before: Visiting | None = None
+    found = []
+    try:
+        for visit in visits:
+            sent = algorithm.send(visit, client, state)
+            received = received if sent is None else _shapes(sent)
+            visiting = algorithm.start_visit(visit, client, received)
+            visiting.before, visiting.shapes_only = before, True
+            start: State = _shapes(visiting.start)
+            work = Work(1, lr=1.0, mean_loss=1.0, seconds=0.0, lr_sums=dict.fromkeys(start, 1.0))
+            up = algorithm.reply(visiting, start, work)
+            found.append(Payloads(down={} if sent is None else received, up=_shapes(up), start=start))
+            before = visiting
+    except RuntimeError as error:  # of torch, for an operation that needs values
+        raise ValueError(
+            f"how many bytes {type(algorithm).__name__} sends cannot be known before a round, as its send, start_visit or "
+            f"reply looks at values of tensors ({error}): have these hooks depend on names and shapes alone"
+        ) from error
+    return found
+
+
+def _shapes(value: Any) -> Any:
+    """Return ``value`` with meta tensors in the place of its tensors."""
+    if isinstance(value, Tensor):
+        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+    if isinstance(value, dict):
+        return {key: _shapes(item) for key, item in value.items()}
+    return [_shapes(item) for item in value] if isinstance(value, list) else value
 
 
 def changes_gradients(algorithm: Algorithm) -> str | None:
-    """The name of an algorithm that changes gradients; None for one that leaves them alone."""
+    """Return the name of an algorithm that changes gradients; None for one that leaves them alone."""
     kind = type(algorithm)
     return None if kind.adjust_gradients is Algorithm.adjust_gradients else kind.__name__

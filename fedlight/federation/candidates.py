@@ -21,6 +21,7 @@ class Candidates:
         left: client id -> number of examples that are left of its candidates, for clients that made some in this round.
     """
 
+    _federation: Federation
     _data: SynthesizesData
 
     def __init__(self) -> None:
@@ -37,7 +38,7 @@ class Candidates:
                 f"{algorithm} has clients make training data for themselves, and {type(federation.data).__name__} cannot: "
                 "take SyntheticInstructionDataModule, or a datamodule with the methods of SynthesizesData"
             )
-        self._data, self.left = federation.data, {}
+        self._federation, self._data, self.left = federation, federation.data, {}
 
     def forget(self) -> None:
         """Drop all candidates, before a round."""
@@ -73,20 +74,20 @@ class Candidates:
             for clients in federation.by_base(cohort):
                 self.make(round_idx, clients, federation.module, choose)
 
-    def choose(self, client: Client, module: nn.Module) -> None:
-        """Let the module as it stands choose among the candidates of a client."""
-        self._data.choose(client.id, module)
+    def choose(self, client: Client) -> None:
+        """Have the module as it stands choose among the candidates of a client."""
+        self._data.choose(client.id, self._federation.module)
 
     def mixed_visits(self, cohort: Sequence[Client], num_batches: NumBatches) -> list[Visit]:
         """Return one visit for each client, on its own and its synthetic examples; on its own alone if it has none."""
         splits = {client.id: MIXED if self.left.get(client.id) else "train" for client in cohort}
         return [Visit(name, num_batches(name, split), split) for name, split in splits.items()]
 
-    def metrics(self) -> dict[str, float]:
-        """Return counts of the round, as ``synthetic/NAME``."""
+    def log(self) -> None:
+        """Log counts of the round, as ``fed/synthetic/NAME``; at its end, as choosing counts as well."""
         own = {"clients": len(self.left), "clients_without": sum(not number for number in self.left.values())}
         counted = {**self._data.synthesis_metrics(), **own, "chosen": sum(self.left.values())}
-        return {f"synthetic/{name}": float(value) for name, value in counted.items()}
+        self._federation.log({f"synthetic/{name}": float(value) for name, value in counted.items()})
 
 
 @contextmanager

@@ -4,6 +4,7 @@ Bytes are those of a safetensors file with the payload, header included, which c
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -30,8 +31,18 @@ class Channel(ABC):
         """Return the server's state as the client receives it (fp32)."""
 
     @abstractmethod
-    def up(self, received: State, trained: State, client: Client) -> Payload:
-        """Return the client's movement as the server receives it (fp64)."""
+    def up(
+        self, received: State, trained: State, client: Client, without_feedback: Collection[str] = ()
+    ) -> Payload:
+        """Return what the server learns of the client's movement (fp64) from what the client sends.
+
+        Args:
+            received: what the client received.
+            trained: what it sends back, under names that it received.
+            client: with its memory, in which a channel may keep what a message has lost.
+            without_feedback: names of which no loss is kept: tensors of an algorithm's own beside the parameters, such as
+                control variates. Each message has them as a whole, so the next makes up for what this one loses.
+        """
 
     @abstractmethod
     def down_bytes(self, state: State) -> int:
@@ -69,7 +80,9 @@ class Identity(Channel):
         """Return the state as it is."""
         return Payload(state, serialized_bytes(state))
 
-    def up(self, received: State, trained: State, client: Client) -> Payload:
+    def up(
+        self, received: State, trained: State, client: Client, without_feedback: Collection[str] = ()
+    ) -> Payload:
         """Return the exact movement."""
         return Payload(movement(received, trained), serialized_bytes(trained))
 

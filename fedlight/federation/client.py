@@ -15,14 +15,18 @@ class Client:
         id: its name in the data, such as a worker id.
         num_examples: training examples that it holds, at least 1.
         share: ``num_examples`` over the examples of all clients, the papers' ``p_m``, in (0, 1].
-        memory: values that an algorithm keeps with the client between rounds, loaded during its visits; tensors and
-            plain values only.
+        memory: what is kept with the client between rounds, filled during its visits; tensors and plain values only.
+            Under ``OWN_STATE`` an algorithm keeps the parameters with which the client would go on alone.
     """
 
     id: str
     num_examples: int
     share: float
     memory: dict[str, Any] = field(default_factory=dict)
+
+
+OWN_STATE = "own_state"
+"""Key in a client's memory of the parameters with which it would go on alone; absent where these are the global ones."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,35 @@ class Visit:
     client_id: str
     num_batches: int
     split: str = "train"
+
+
+@dataclass
+class Visiting:
+    """A visit under way: made by ``Algorithm.start_visit``, given to every later hook, forgotten after ``finish_visit``.
+
+    Several exist at once where clients train side by side, so an algorithm keeps here, and not in attributes of its own,
+    whatever it needs of one visit.
+
+    Attributes:
+        visit: the visit.
+        client: its client, with its memory.
+        received: what the client has received in this round (fp32).
+        start: the parameters from which it trains (fp32); their names are those that it trains.
+        own: what the algorithm needs during the visit, such as a correction of gradients.
+        adapter: of the module's adapters the one that computes and learns; None for the one in use.
+        before: the client's visit before this one in the same round; None in its first. The loop sets it.
+        shapes_only: whether the loop asks for names and shapes alone, before the round: tensors are then on the meta
+            device, and a hook does nothing beside its reply. The loop sets it.
+    """
+
+    visit: Visit
+    client: Client
+    received: State
+    start: State
+    own: dict[str, Any] = field(default_factory=dict)
+    adapter: str | None = None
+    before: "Visiting | None" = None
+    shapes_only: bool = False
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,9 @@ class Federation(Protocol):
     def own_state(self, client_id: str) -> State | None:
         """Return the parameters with which a client would go on alone; None for the global ones."""
 
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Log values with the round, as ``fed/NAME``; of two under one name the later counts."""
+
     def by_base(self, clients: Sequence[Client]) -> Iterator[list[Client]]:
         """Yield the clients in groups; during each the module computes on the base of the group's devices.
 

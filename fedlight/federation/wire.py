@@ -4,7 +4,7 @@ A payload has a handful of tensors, whatever the number of tensors in the state:
 only the values and the codecs' side tensors are sent.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Size
@@ -21,7 +21,7 @@ class Wire(Channel):
     """Channel that encodes with a chain of codecs, left to right, and decodes at the other end.
 
     Error feedback is that of the whole chain: the client keeps ``meant - decoded`` of each tensor (fp32) in
-    ``client.memory["wire"]`` and adds it to its next movement.
+    ``client.memory["wire"]`` and adds it to its next movement, but for the tensors that :meth:`up` is told to leave out.
 
     Args:
         up: codecs of the client's movement, such as ``[TopK(0.1), Quantize("nf4")]``; lossless without any.
@@ -67,7 +67,9 @@ class Wire(Channel):
             self._last_down = state, _sent(state, self.down_codecs, "down", client)
         return self._last_down[1]
 
-    def up(self, received: State, trained: State, client: Client) -> Payload:
+    def up(
+        self, received: State, trained: State, client: Client, without_feedback: Collection[str] = ()
+    ) -> Payload:
         """Return the movement as it arrives, fp64.
 
         Raises:
@@ -82,7 +84,8 @@ class Wire(Channel):
         }
         payload = _sent(meant, self.up_codecs, "up", client)
         if self._feeds_back:
-            client.memory["wire"] = lost | {name: meant[name] - payload.state[name] for name in meant}
+            kept = [name for name in meant if name not in without_feedback]
+            client.memory["wire"] = lost | {name: meant[name] - payload.state[name] for name in kept}
         return Payload({name: value.double() for name, value in payload.state.items()}, payload.num_bytes)
 
     def down_bytes(self, state: State) -> int:

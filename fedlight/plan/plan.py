@@ -22,6 +22,7 @@ from fedlight.devices.device import Device, known_devices, load_device
 from fedlight.devices.forecast import Plan, Workload, forecast, remedies
 from fedlight.devices.memory import moment_bytes_per_weight
 from fedlight.devices.shape import BatchShape
+from fedlight.federation.algorithm import predict_payloads
 from fedlight.federation.client import Client, Visit
 from fedlight.lightning_cli.cli import OneLineParser, ReadSettings, find_config
 from fedlight.modules.dpo import DPOModule
@@ -154,7 +155,8 @@ def _workload(
     shape = BatchShape(batch_size, tokens, texts * batch_size * (tokens - 1))
     meter = CostMeter(module)
     state = _one_adapter(meter.module)
-    down, up = loop.algorithm.payloads(Visit("client", num_batches), Client("client", 1, 1.0), state)
+    visit, client = Visit("client", num_batches), Client("client", 1, 1.0)
+    (sent,) = predict_payloads(loop.algorithm, [visit], client, state)
     options = module.options
     optimizer = make_optimizer(
         options.optimizer, [nn.Parameter(torch.zeros(1))], options.lr, options.optimizer_args or {}
@@ -165,8 +167,8 @@ def _workload(
         moment_bytes_per_weight(optimizer),
         shape,
         num_batches,
-        loop.channel.down_bytes(down),
-        loop.channel.up_bytes(up),
+        loop.channel.down_bytes(sent.down),
+        loop.channel.up_bytes(sent.up),
     )
     settings = {
         "module": type(module).__name__,

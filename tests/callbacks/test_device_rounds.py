@@ -156,13 +156,43 @@ def test_a_fleet_needs_a_base_that_can_be_quantized(tmp_path):
         rounds_of(1, fleet=make_fleet(tmp_path, small={"weight_bits": 4}))
 
 
-def test_an_algorithm_that_sends_other_than_it_planned_is_named_once(tmp_path, caplog):
-    class Forgetful(FedAvg):
+def test_bytes_of_an_algorithm_that_sends_a_part_are_known_without_its_help(tmp_path, caplog):
+    class Biases(FedAvg):
         def send(self, visit, client, state):
             return {name: value for name, value in state.items() if "bias" in name}
 
-    rounds_of(2, algorithm=Forgetful(), fleet=make_fleet(tmp_path, fast={}))
-    said = [
-        record.getMessage() for record in caplog.records if "Forgetful.payloads says" in record.getMessage()
-    ]
+    rows, *_ = rounds_of(2, algorithm=Biases(), fleet=make_fleet(tmp_path, fast={}))
+    assert "was to send" not in caplog.text
+    assert {row["bytes_down"] for row in rows} == {row["bytes_up"] for row in rows}
+    assert 4 * (8 + 1) < rows[0]["bytes_down"] < 4 * (8 + 1) + 200
+
+
+def test_an_algorithm_that_sends_other_than_it_planned_is_named_once(tmp_path, caplog):
+    class Fickle(FedAvg):
+        started = False
+
+        def start_round(self, round_idx, cohort, federation):
+            self.started = True
+
+        def send(self, visit, client, state):
+            return {name: value for name, value in state.items() if "bias" in name or not self.started}
+
+        def finish_round(self, movement):
+            self.started = False
+            return movement
+
+    rounds_of(2, algorithm=Fickle(), fleet=make_fleet(tmp_path, fast={}))
+    said = [record.getMessage() for record in caplog.records if "Fickle was to send" in record.getMessage()]
     assert len(said) == 1
+
+
+def test_hooks_that_look_at_values_are_refused_before_the_round(tmp_path):
+    class Looks(FedAvg):
+        def reply(self, visiting, trained, work):
+            return {name: value for name, value in trained.items() if value.abs().max() > 0.1}
+
+    with pytest.raises(
+        ValueError, match=r"how many bytes Looks sends cannot be known .* depend on names and shapes"
+    ):
+        rounds_of(1, algorithm=Looks(), fleet=make_fleet(tmp_path, fast={}))
+    rounds_of(1, algorithm=Looks())  # without devices nobody asks beforehand

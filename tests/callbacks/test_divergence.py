@@ -337,8 +337,9 @@ class Twice(FedAvg):
     def plan(self, round_idx, cohort, num_batches):
         return [Visit(client.id, 2, split) for client in cohort for split in ("train", "again")]
 
-    def reply(self, visit, client, received, trained, work):
-        client.memory["visits"] = client.memory.get("visits", 0) + 1
+    def reply(self, visiting, trained, work):
+        memory = visiting.client.memory
+        memory["visits"] = memory.get("visits", 0) + 1
         return trained
 
 
@@ -388,16 +389,16 @@ def test_what_arrives_is_looked_at_as_well(bad):
     """A wire that breaks a movement: nothing of it reaches the algorithm."""
 
     class Broken(Identity):
-        def up(self, received, trained, client):
+        def up(self, received, trained, client, without_feedback=()):
             payload = super().up(received, trained, client)
             if client.id == out:
                 payload.state["net.0.bias"][0] = INF
             return payload
 
     class Sees(FedAvg):
-        def finish_visit(self, visit, client, movement, work):
-            assert client.id != out
-            return super().finish_visit(visit, client, movement, work)
+        def finish_visit(self, visiting, movement, work):
+            assert visiting.client.id != out
+            return super().finish_visit(visiting, movement, work)
 
     out = min(bad[1])
     _, loop = run(bomb(never), Sees(), 2, channel=Broken())
@@ -407,7 +408,8 @@ def test_what_arrives_is_looked_at_as_well(bad):
 
 def test_a_weight_that_is_no_number_leaves_a_client_out(bad):
     class Odd(FedAvg):
-        def finish_visit(self, visit, client, movement, work):
+        def finish_visit(self, visiting, movement, work):
+            client = visiting.client
             return Update(client.id, movement, NAN if client.id == out else client.share)
 
     out = min(bad[1])

@@ -7,41 +7,73 @@ from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Identity
 from fedlight.federation.client import Client, Visit, Work
+from fedlight.federation.codecs import TopK
+from fedlight.federation.wire import Wire
 
 WORK = Work(num_steps=1, lr=1.0, mean_loss=0.0, seconds=0.0, lr_sums={"w": 1.0})
 STATE = {"w": torch.tensor([1.0, 2.0])}
 
 
+def exchange(algorithm, round_idx=0, channel=None):
+    return Exchange(algorithm, channel or Identity(), seed=0, round_idx=round_idx, state=STATE)
+
+
 def test_an_upload_is_what_the_client_sent_and_stays_until_the_next():
-    exchange, first, second = (
-        Exchange(Algorithm(), Identity(), seed=0),
-        Client("a", 1, 0.5),
-        Client("b", 1, 0.5),
-    )
-    exchange.start_round(4)
-    assert exchange.upload is None
-    for client, value in ((first, 5.0), (second, 7.0)):
-        exchange.down(Visit(client.id, 1), client, STATE)
-        update = exchange.up(Visit(client.id, 1), client, {"w": torch.tensor([value, 2.0])}, WORK)
+    wire = exchange(Algorithm(), round_idx=4)
+    assert wire.upload is None
+    for name, value in (("a", 5.0), ("b", 7.0)):
+        visiting, _ = wire.down(Visit(name, 1), Client(name, 1, 0.5), None)
+        update, _ = wire.up(visiting, {"w": torch.tensor([value, 2.0])}, WORK)
         assert update.movement["w"].tolist() == [value - 1.0, 0.0]
-        upload = exchange.upload
-        assert (upload.round_idx, upload.client_id, upload.state["w"].tolist()) == (
-            4,
-            client.id,
-            [value, 2.0],
-        )
+        upload = wire.upload
+        assert (upload.round_idx, upload.client_id, upload.state["w"].tolist()) == (4, name, [value, 2.0])
         assert upload.state["w"].dtype is torch.float32
-        assert exchange.upload is upload
-    exchange.start_round(5)
-    assert exchange.upload is None
+        assert wire.upload is upload
+
+
+def test_two_visits_under_way_at_once_give_what_they_give_one_after_the_other():
+    """Controls of 1 and of 10: each client is corrected by its own."""
+    found = {}
+    for at_once in (False, True):
+        wire = exchange(Scaffold())
+        clients = [
+            Client(name, 1, 0.5, {"control": {"w": torch.full((2,), c)}})
+            for name, c in (("a", 1.0), ("b", 10.0))
+        ]
+
+        def begin(client, wire=wire):
+            return wire.down(Visit(client.id, 1), client, None)[0]
+
+        def finish(visiting, wire=wire):
+            w, gradients = visiting.start["w"].clone(), {"w": torch.zeros(2)}
+            wire.algorithm.adjust_gradients(visiting, {"w": w}, gradients)
+            return wire.up(visiting, {"w": w - gradients["w"]}, WORK)[0].movement["w"].tolist()
+
+        if at_once:
+            found[at_once] = [finish(visiting) for visiting in [begin(client) for client in clients]]
+        else:
+            found[at_once] = [finish(begin(client)) for client in clients]
+    assert found[True] == found[False] == [[1.0, 1.0], [10.0, 10.0]]
 
 
 def test_of_controls_beside_the_parameters_the_upload_has_none():
-    exchange, client = Exchange(Scaffold(), Identity(), seed=0), Client("a", 1, 1.0)
-    received = exchange.down(Visit("a", 1), client, STATE)
-    assert received.keys() == {"w", "control.w"}
-    exchange.up(Visit("a", 1), client, {"w": torch.tensor([3.0, 3.0])}, WORK)
-    assert {name: value.tolist() for name, value in exchange.upload.state.items()} == {"w": [3.0, 3.0]}
+    wire = exchange(Scaffold())
+    visiting, _ = wire.down(Visit("a", 1), Client("a", 1, 1.0), None)
+    assert visiting.received.keys() == {"w", "control.w"}
+    wire.up(visiting, {"w": torch.tensor([3.0, 3.0])}, WORK)
+    assert {name: value.tolist() for name, value in wire.upload.state.items()} == {"w": [3.0, 3.0]}
+
+
+def test_of_controls_beside_the_parameters_the_wire_keeps_no_loss():
+    """Of four values one goes up, so of w and its control something is lost; the wire hears which of the two it keeps."""
+    client, wire = Client("a", 1, 1.0), exchange(Scaffold(), channel=Wire(up=TopK(0.25)))
+    visiting, _ = wire.down(Visit("a", 1), client, None)
+    reply = wire.algorithm.reply(visiting, {"w": torch.tensor([3.0, 1.0])}, WORK)
+    wire.channel.up(visiting.received, reply, client, without_feedback={"control.w"})
+    assert client.memory["wire"].keys() == {"w"}
+    client.memory = {}
+    wire.up(visiting, {"w": torch.tensor([3.0, 1.0])}, WORK)
+    assert client.memory["wire"].keys() == {"w"}
 
 
 def test_in_a_visit_for_which_nothing_is_sent_the_client_still_has_what_it_received():
@@ -49,19 +81,20 @@ def test_in_a_visit_for_which_nothing_is_sent_the_client_still_has_what_it_recei
         def send(self, visit, client, state):
             return state if visit.split == "first" else None
 
-        def reply(self, visit, client, received, trained, work):
-            return {} if visit.split == "first" else trained
+        def reply(self, visiting, trained, work):
+            return {} if visiting.visit.split == "first" else trained
 
-        def finish_visit(self, visit, client, movement, work):
-            return super().finish_visit(visit, client, movement, work) if movement else None
+        def finish_visit(self, visiting, movement, work):
+            return super().finish_visit(visiting, movement, work) if movement else None
 
-    exchange, client = Exchange(Twice(), Identity(), seed=0), Client("a", 1, 1.0)
-    exchange.down(Visit("a", 1, "first"), client, STATE)
-    assert exchange.up(Visit("a", 1, "first"), client, {"w": torch.zeros(2)}, WORK) is None
-    assert exchange.upload is None
-    (down, up), whole = exchange.num_bytes, Identity().down_bytes(STATE)
+    wire, client, whole = exchange(Twice()), Client("a", 1, 1.0), Identity().down_bytes(STATE)
+    first, down = wire.down(Visit("a", 1, "first"), client, None)
+    update, up = wire.up(first, {"w": torch.zeros(2)}, WORK)
+    assert (update, wire.upload) == (None, None)
     assert (down, up) == (whole, 0)
-    assert exchange.down(Visit("a", 1, "second"), client, {"w": torch.ones(2)}) is STATE
-    exchange.up(Visit("a", 1, "second"), client, {"w": torch.tensor([2.0, 2.0])}, WORK)
-    assert exchange.num_bytes == (0, whole)
-    assert exchange.upload.state["w"].tolist() == [2.0, 2.0]
+    second, down = wire.down(Visit("a", 1, "second"), client, first)
+    assert second.received is STATE
+    assert second.before is first
+    _, up = wire.up(second, {"w": torch.tensor([2.0, 2.0])}, WORK)
+    assert (down, up) == (0, whole)
+    assert wire.upload.state["w"].tolist() == [2.0, 2.0]

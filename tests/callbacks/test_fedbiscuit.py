@@ -185,7 +185,7 @@ def test_grouping_leaves_the_weights_and_the_mode_alone():
 
 
 class KeepsState(Algorithm):
-    def reply(self, visit, client, received, trained, work):
+    def reply(self, visiting, trained, work):
         return trained
 
 

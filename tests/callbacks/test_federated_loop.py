@@ -213,9 +213,9 @@ def test_schedulers_step_once_a_round():
             rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
     class Told(FedAvg):
-        def finish_visit(self, visit, client, movement, work):
+        def finish_visit(self, visiting, movement, work):
             told.append(work.lr)
-            return super().finish_visit(visit, client, movement, work)
+            return super().finish_visit(visiting, movement, work)
 
     told = []
     trainer(3, [FederatedLoop(Told(), clients_per_round=2, local_steps=1), Watch()]).fit(

@@ -24,9 +24,9 @@ class Wiretap(Identity):
     def __init__(self):
         self.ups = []
 
-    def up(self, received, trained, client):
+    def up(self, received, trained, client, without_feedback=()):
         self.ups.append((client.id, {name: value.clone() for name, value in trained.items()}))
-        return super().up(received, trained, client)
+        return super().up(received, trained, client, without_feedback)
 
 
 class Spied(FewFedPIT):
@@ -36,9 +36,10 @@ class Spied(FewFedPIT):
         super().__init__(*args, **kwargs)
         self.trained = {}
 
-    def reply(self, visit, client, received, trained, work):
+    def reply(self, visiting, trained, work):
+        visit = visiting.visit
         self.trained[visit.client_id, visit.split] = {name: value.clone() for name, value in trained.items()}
-        return super().reply(visit, client, received, trained, work)
+        return super().reply(visiting, trained, work)
 
 
 def rows(loop):

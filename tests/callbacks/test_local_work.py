@@ -101,9 +101,9 @@ def test_algorithms_are_told_the_sum_of_each_parameters_rates():
     told = []
 
     class Told(FedAvg):
-        def finish_visit(self, visit, client, movement, work):
+        def finish_visit(self, visiting, movement, work):
             told.append((work.num_steps, work.lr, dict(work.lr_sums)))
-            return super().finish_visit(visit, client, movement, work)
+            return super().finish_visit(visiting, movement, work)
 
     federate(rounds=1, algorithm=Told(), model=seeded(Manual))
     sums = {

@@ -14,6 +14,7 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.own_models import parameters_of
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.local_only import LocalOnly
+from fedlight.federation.client import OWN_STATE
 
 SHIFTS = {"a": 0.0, "b": 0.25, "c": 1.0, "d": 0.3}
 
@@ -21,11 +22,14 @@ SHIFTS = {"a": 0.0, "b": 0.25, "c": 1.0, "d": 0.3}
 class Owns(FedAvg):
     """Client a would go on with the global model, which stays as it was; the others with a shift of their own."""
 
-    def finish_visit(self, visit, client, movement, work):
-        return None
+    def reply(self, visiting, trained, work):
+        client = visiting.client
+        if client.id != "a":
+            client.memory[OWN_STATE] = {"shift": torch.tensor([SHIFTS[client.id]])}
+        return {}
 
-    def own_state(self, client):
-        return {"shift": torch.tensor([SHIFTS[client.id]])} if client.id != "a" else None
+    def finish_visit(self, visiting, movement, work):
+        return None
 
 
 # Shifted by 0.25, nothing of b changes; by 1, all of c is right; d's margins are 0, 0 and 0.25: 0.3 makes one right.

@@ -216,9 +216,9 @@ def test_algorithms_are_told_the_rate_of_a_visit_s_last_step():
     told = []
 
     class Told(FedAvg):
-        def finish_visit(self, visit, client, movement, work):
+        def finish_visit(self, visiting, movement, work):
             told.append((work.lr, work.lr_sums["net.0.bias"]))
-            return super().finish_visit(visit, client, movement, work)
+            return super().finish_visit(visiting, movement, work)
 
     recorded(rounds=1, local_steps=2, model=Scheduled(by_step), algorithm=Told())
     assert told == [(pytest.approx(LR * DECAY), pytest.approx(LR * (1 + DECAY)))] * 3

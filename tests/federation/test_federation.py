@@ -21,7 +21,9 @@ def combined(weighting, shares, deltas, num_clients):
     for i, (share, delta) in enumerate(zip(shares, deltas, strict=True)):
         client = Client(str(i), 1, share)
         moved_by = {"w": torch.tensor([delta], dtype=torch.float64)}
-        aggregation.add(algorithm.finish_visit(Visit(client.id, 1), client, moved_by, WORK))
+        aggregation.add(
+            algorithm.finish_visit(algorithm.start_visit(Visit(client.id, 1), client, {}), moved_by, WORK)
+        )
     return aggregation.result()["w"].item()
 
 

@@ -17,41 +17,43 @@ from fedlight.federation.client import Client, Visit
 CLIENT, VISIT = Client("a", 1, 1.0), Visit("a", 1)
 
 
-def parameter(value, gradient):
-    made = nn.Parameter(torch.tensor([value]))
-    made.grad = None if gradient is None else torch.tensor([gradient])
-    return made
-
-
 def test_only_what_was_received_and_has_a_gradient_is_held():
     prox, received = FedProx(mu=0.1), {"w": torch.tensor([1.0]), "b": torch.tensor([2.0])}
-    prox.start_visit(VISIT, CLIENT, received, nn.Module())
-    held = {"w": parameter(6.0, 3.0), "b": parameter(9.0, None), "other": parameter(9.0, 1.0)}
-    prox.adjust_gradients(CLIENT, received, held)
-    assert held["w"].grad.item() == pytest.approx(3.0 + 0.1 * (6 - 1))
-    assert held["b"].grad is None
-    assert held["other"].grad.item() == 1.0
-    assert held["w"].item() == 6.0
+    parameters = {name: torch.tensor([value]) for name, value in {"w": 6.0, "b": 9.0, "other": 9.0}.items()}
+    gradients = {"w": torch.tensor([3.0]), "other": torch.tensor([1.0])}
+    prox.adjust_gradients(prox.start_visit(VISIT, CLIENT, received), parameters, gradients)
+    assert gradients["w"].item() == pytest.approx(3.0 + 0.1 * (6 - 1))
+    assert list(gradients) == ["w", "other"]
+    assert gradients["other"].item() == 1.0
+    assert parameters["w"].item() == 6.0
 
 
-def test_a_new_visit_has_a_new_anchor():
+def test_visits_under_way_at_once_have_anchors_of_their_own():
     prox = FedProx(mu=1.0)
-    for anchor in (1.0, 4.0):
-        received = {"w": torch.tensor([anchor])}
-        prox.start_visit(VISIT, CLIENT, received, nn.Module())
-        for _ in range(2):
-            w = parameter(6.0, 0.0)
-            prox.adjust_gradients(CLIENT, received, {"w": w})
-            assert w.grad.item() == 6.0 - anchor
+    visits = {a: prox.start_visit(VISIT, CLIENT, {"w": torch.tensor([a])}) for a in (1.0, 4.0)}
+    for _ in range(2):
+        for anchor, visiting in visits.items():
+            gradient = torch.zeros(1)
+            prox.adjust_gradients(visiting, {"w": torch.tensor([6.0])}, {"w": gradient})
+            assert gradient.item() == 6.0 - anchor
+
+
+def test_a_slice_of_stacked_parameters_is_changed_in_place():
+    """As where several clients train side by side: the gradient of a client is a view of all clients' gradients."""
+    prox, start = FedProx(mu=0.5), torch.tensor([[1.0, 2.0], [3.0, 5.0]])
+    weights, gradients = start + 4, torch.ones(2, 2)
+    for row in (0, 1):
+        visiting = prox.start_visit(VISIT, CLIENT, {"w": start[row]})
+        prox.adjust_gradients(visiting, {"w": weights[row]}, {"w": gradients[row]})
+    assert gradients.tolist() == [[3.0, 3.0], [3.0, 3.0]]
 
 
 def test_a_bf16_parameter_starts_without_a_pull():
     prox, received = FedProx(mu=1.0), {"w": torch.tensor([1.001])}
-    prox.start_visit(VISIT, CLIENT, received, nn.Module())
-    w = nn.Parameter(received["w"].bfloat16())
-    w.grad = torch.ones_like(w)
-    prox.adjust_gradients(CLIENT, received, {"w": w})
-    assert w.grad.item() == 1.0
+    w = received["w"].bfloat16()
+    gradient = torch.ones_like(w)
+    prox.adjust_gradients(prox.start_visit(VISIT, CLIENT, received), {"w": w}, {"w": gradient})
+    assert gradient.item() == 1.0
 
 
 @pytest.mark.parametrize("weighting", ["unbiased", "uniform"])

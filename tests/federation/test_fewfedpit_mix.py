@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fedlight.federation.algorithm import predict_payloads
 from fedlight.federation.algorithms.fewfedpit import FewFedPIT, mixed
 from fedlight.federation.client import Client, Visit
 
@@ -42,5 +43,6 @@ def test_by_hand():
 def test_before_anybody_was_asked_for_candidates_a_client_has_one_visit_both_ways():
     """As Lightning needs a loader before the model is there, and as a plan of devices asks without a run."""
     algorithm, client, state = FewFedPIT(0.5), Client("a", 4, 1.0), {"w": torch.zeros(1)}
-    assert algorithm.payloads(Visit("a", 3), client, state) == (state, state)
+    (sent,) = predict_payloads(algorithm, [Visit("a", 3)], client, state)
+    assert [{n: v.shape for n, v in way.items()} for way in (sent.down, sent.up)] == [{"w": (1,)}] * 2
     assert algorithm.plan(0, [client], lambda client_id, split="train": 3) == [Visit("a", 3)]

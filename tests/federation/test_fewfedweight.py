@@ -28,9 +28,8 @@ def combined(algorithm, clients):
     total = algorithm.aggregation(num_clients=10)
     for name, (share, loss, moved) in clients.items():
         movement = {"w": torch.tensor([moved], dtype=torch.float64)}
-        total.add(
-            algorithm.finish_visit(Visit(name, 1), Client(name, 1, share), movement, Work(1, 0.1, loss, 1.0))
-        )
+        visiting = algorithm.start_visit(Visit(name, 1), Client(name, 1, share), {})
+        total.add(algorithm.finish_visit(visiting, movement, Work(1, 0.1, loss, 1.0)))
     return total.result()["w"].item()
 
 

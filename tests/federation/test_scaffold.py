@@ -38,17 +38,18 @@ class ByHand:
         for client in cohort:
             visit = Visit(client.id, num_steps)
             received = self.channel.down(self.algorithm.send(visit, client, self.state), client).state
-            w = nn.Parameter(self.algorithm.start_visit(visit, client, received, nn.Module())["w"].clone())
+            visiting = self.algorithm.start_visit(visit, client, received)
+            w = visiting.start["w"].clone()
             for _ in range(num_steps):
                 value = gradients[client.id]
-                w.grad = None if value is None else torch.tensor([value])
-                self.algorithm.adjust_gradients(client, received, {"w": w})
-                if w.grad is not None:
-                    w.data -= lr * w.grad
-            work, trained = Work(num_steps, lr, 0.0, 0.0, {"w": num_steps * lr}), {"w": w.detach().clone()}
-            reply = self.algorithm.reply(visit, client, received, trained, work)
+                found = {} if value is None else {"w": torch.tensor([value])}
+                self.algorithm.adjust_gradients(visiting, {"w": w}, found)
+                if "w" in found:
+                    w -= lr * found["w"]
+            work = Work(num_steps, lr, 0.0, 0.0, {"w": num_steps * lr})
+            reply = self.algorithm.reply(visiting, {"w": w}, work)
             moved = self.channel.up(received, reply, client).state
-            aggregation.add(self.algorithm.finish_visit(visit, client, moved, work))
+            aggregation.add(self.algorithm.finish_visit(visiting, moved, work))
         movement = self.algorithm.finish_round(aggregation.result())
         assert list(movement) == ["w"]
         self.state = {"w": self.state["w"] + movement["w"].float()}

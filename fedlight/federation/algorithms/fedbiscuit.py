@@ -26,7 +26,7 @@ from fedlight.federation import grouping
 from fedlight.federation.aggregation import Aggregation, WeightedSum
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.channel import serialized_bytes
-from fedlight.federation.client import Client, Update, Visit, Work
+from fedlight.federation.client import Client, Update, Visit, Visiting, Work
 from fedlight.federation.federation import Federation, HoldsAdapters
 from fedlight.federation.state import State, read, write
 
@@ -85,7 +85,8 @@ class FedBiscuit(Algorithm):
         self._adapters: list[str] = []
         self._selector_of: dict[str, int] = {}
         self._warming: int | None = None
-        self._bytes = {"down": 0.0, "up": 0.0}
+
+    # The server: it groups the clients, and moves each selector by its group
 
     def check(self, federation: Federation) -> None:
         module = federation.module
@@ -118,10 +119,13 @@ class FedBiscuit(Algorithm):
             )
         return owners[0]
 
+    def prepare_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
+        is_warm = round_idx >= self.warmup_rounds * len(self._adapters)
+        self._warming = None if is_warm else round_idx // self.warmup_rounds
+
     def start_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
-        self._bytes = {"down": 0.0, "up": 0.0}
+        federation.log({"grouping_bytes_down": 0.0, "grouping_bytes_up": 0.0})
         trained_for = round_idx - self.warmup_rounds * len(self._adapters)
-        self._warming = round_idx // self.warmup_rounds if trained_for < 0 else None
         if trained_for >= 0 and trained_for % self.regroup_every == 0:
             self._regroup(round_idx, federation)
         self._members = np.bincount(
@@ -157,12 +161,18 @@ class FedBiscuit(Algorithm):
         groups = assign(np.array(list(self.losses.values())))
         self.groups = dict(zip(clients, groups.tolist(), strict=True))
         answer = serialized_bytes({"losses": tensor(by_selector[0][clients[0]]).expand(len(self._adapters))})
-        self._bytes = {"down": float(payload.num_bytes * len(clients)), "up": float(answer * len(clients))}
+        sent = {"down": payload.num_bytes, "up": answer}
+        federation.log({f"grouping_bytes_{way}": float(size * len(clients)) for way, size in sent.items()})
 
     def _selector(self, client: Client) -> int:
-        return self.groups[client.id] if self._warming is None else self._warming
+        if self._warming is not None:
+            return self._warming
+        # Before the first grouping only sizes are asked for, and selectors are equally large.
+        return self.groups[client.id] if self.groups else 0
 
     def send(self, visit: Visit, client: Client, state: State) -> State:
+        if not self._selector_of:  # asked for sizes without a run: the state is that of one selector
+            return state
         selector = self._selector(client)
         unknown = [name for name in state if name not in self._selector_of]
         if unknown:
@@ -172,21 +182,8 @@ class FedBiscuit(Algorithm):
             )
         return {name: value for name, value in state.items() if self._selector_of[name] == selector}
 
-    def payloads(self, visit: Visit, client: Client, state: State) -> tuple[State, State]:
-        # Which selector it will be is not known before the grouping; they are equally large. Before ``check`` selectors
-        # are not told apart: then the state is that of one.
-        one = {name: value for name, value in state.items() if self._selector_of.get(name, 0) == 0}
-        return one, one
-
-    def start_visit(self, visit: Visit, client: Client, received: State, module: nn.Module) -> State:
-        assert isinstance(module, HoldsAdapters)
-        module.use_adapter(self._adapters[self._selector(client)])
-        return self.local.start_visit(visit, client, received, module)
-
-    def adjust_gradients(self, client: Client, received: State, parameters: Mapping[str, Tensor]) -> None:
-        self.local.adjust_gradients(client, received, parameters)
-
-    def finish_visit(self, visit: Visit, client: Client, movement: State, work: Work) -> Update | None:
+    def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
+        client = visiting.client
         weight = 1.0 if self.weighting == "uniform" else client.share
         if self._warming is None and self.weighting == "unbiased" and not self.share_alone:
             weight /= self._group_shares[self._selector(client)]
@@ -200,16 +197,25 @@ class FedBiscuit(Algorithm):
         sizes = {name: float(self._members[selector]) for name, selector in self._selector_of.items()}
         return WeightedSum("count", scale=sizes)
 
-    def metrics(self) -> dict[str, float]:
-        """Bytes of the round's grouping, beside those of its visits."""
-        return {f"grouping_bytes_{way}": number for way, number in self._bytes.items()}
-
     def state_dict(self) -> dict[str, Any]:
         return {"groups": self.groups, "losses": self.losses, "grouped_round": self.grouped_round}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.groups, self.losses = state["groups"], state["losses"]
         self.grouped_round = state["grouped_round"]
+
+    # The client: it trains the selector of its group, as ``local`` does
+
+    def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
+        visiting = self.local.start_visit(visit, client, received)
+        if self._adapters:
+            visiting.adapter = self._adapters[self._selector(client)]
+        return visiting
+
+    def adjust_gradients(
+        self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
+    ) -> None:
+        self.local.adjust_gradients(visiting, parameters, gradients)
 
 
 def _trained(module: nn.Module) -> dict[str, nn.Parameter]:

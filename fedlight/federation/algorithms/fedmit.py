@@ -11,6 +11,7 @@ from fedlight.federation.algorithm import Algorithm, Weighting
 from fedlight.federation.candidates import Candidates
 from fedlight.federation.client import Client, NumBatches, Visit
 from fedlight.federation.federation import Federation
+from fedlight.federation.state import State
 
 
 class FedMIT(Algorithm):
@@ -37,5 +38,6 @@ class FedMIT(Algorithm):
     def plan(self, round_idx: int, cohort: Sequence[Client], num_batches: NumBatches) -> list[Visit]:
         return self._candidates.mixed_visits(cohort, num_batches)
 
-    def metrics(self) -> dict[str, float]:
-        return self._candidates.metrics()
+    def finish_round(self, movement: State) -> State:
+        self._candidates.log()
+        return super().finish_round(movement)

@@ -8,12 +8,11 @@ clients may do unequal work; here that is the number of batches in their visits.
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedlight.federation.algorithm import Algorithm, Weighting
-from fedlight.federation.client import Client, Visit
+from fedlight.federation.client import Visiting
 from fedlight.federation.federation import Federation, refuse_odd_steps
-from fedlight.federation.state import State
 
 
 class FedProx(Algorithm):
@@ -30,12 +29,11 @@ class FedProx(Algorithm):
             loss.
 
     Example:
-        >>> prox, client = FedProx(mu=0.5), Client("a", 1, 1.0)
-        >>> received = {"w": torch.tensor([1.0])}
-        >>> w = nn.Parameter(prox.start_visit(Visit("a", 1), client, received, nn.Module())["w"] + 4)
-        >>> w.grad = torch.tensor([10.0])
-        >>> prox.adjust_gradients(client, received, {"w": w})
-        >>> w.grad.item()
+        >>> prox, received = FedProx(mu=0.5), {"w": torch.tensor([1.0])}
+        >>> visiting = prox.start_visit(Visit("a", 1), Client("a", 1, 1.0), received)
+        >>> gradient = torch.tensor([10.0])
+        >>> prox.adjust_gradients(visiting, {"w": visiting.start["w"] + 4}, {"w": gradient})
+        >>> gradient.item()
         12.0
     """
 
@@ -44,26 +42,22 @@ class FedProx(Algorithm):
         if not 0 <= mu < float("inf"):
             raise ValueError(f"federated.algorithm.mu={mu} must be at least 0; 0 is FedAvg")
         self.mu = mu
-        self._anchors: State = {}
 
     def check(self, federation: Federation) -> None:
         super().check(federation)
         if self.mu > 0:
             refuse_odd_steps(federation.optimizers, "FedProx")
 
-    def start_visit(self, visit: Visit, client: Client, received: State, module: nn.Module) -> State:
-        self._anchors = {}
-        return received
-
     @torch.no_grad()
-    def adjust_gradients(self, client: Client, received: State, parameters: Mapping[str, Tensor]) -> None:
+    def adjust_gradients(
+        self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
+    ) -> None:
         if self.mu == 0:
             return
-        held = [n for n in parameters if n in received]
+        received, anchors = visiting.received, visiting.own
+        held = [name for name in gradients if name in received]
         for name in held:
-            if name not in self._anchors:  # copied to where the parameters are once a visit, not once a step
-                self._anchors[name] = received[name].to(parameters[name])
-        moving = [n for n in held if parameters[n].grad is not None]
-        gradients = [g for n in moving if (g := parameters[n].grad) is not None]
-        distances = torch._foreach_sub([parameters[n] for n in moving], [self._anchors[n] for n in moving])
-        torch._foreach_add_(gradients, distances, alpha=self.mu)
+            if name not in anchors:  # copied to where the parameters are once a visit, not once a step
+                anchors[name] = received[name].to(parameters[name])
+        distances = torch._foreach_sub([parameters[n] for n in held], [anchors[n] for n in held])
+        torch._foreach_add_([gradients[n] for n in held], distances, alpha=self.mu)

@@ -25,7 +25,7 @@ from typing import Literal
 
 from fedlight.federation.algorithm import Algorithm, Weighting
 from fedlight.federation.candidates import Candidates
-from fedlight.federation.client import Client, NumBatches, Update, Visit, Work
+from fedlight.federation.client import Client, NumBatches, Update, Visit, Visiting, Work
 from fedlight.federation.federation import Federation
 from fedlight.federation.state import State
 from fedlight.federation.synthesis import SYNTHETIC
@@ -62,7 +62,8 @@ class FewFedPIT(Algorithm):
         self.scorer = scorer
         self._candidates = Candidates()
         self._splits: dict[str, list[str]] = {}
-        self._private: State = {}
+
+    # The server
 
     def check(self, federation: Federation) -> None:
         super().check(federation)
@@ -81,6 +82,35 @@ class FewFedPIT(Algorithm):
             for split in splits
         ]
 
+    def send(self, visit: Visit, client: Client, state: State) -> State | None:
+        return state if self._is_first(visit) else None
+
+    def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
+        return super().finish_visit(visiting, movement, work) if self._is_last(visiting.visit) else None
+
+    def finish_round(self, movement: State) -> State:
+        if self.beta < 1:
+            self._candidates.log()
+        return super().finish_round(movement)
+
+    # The client: a private visit, then a public one that starts anew
+
+    def reply(self, visiting: Visiting, trained: State, work: Work) -> State:
+        if self.beta == 1:
+            return trained
+        if not self._is_last(visiting.visit):  # nothing leaves the client
+            # Now, as the first batch of the next visit, which is asked for before that starts, is of what was chosen.
+            if self.scorer == "private" and not visiting.shapes_only:
+                self._candidates.choose(visiting.client)
+            visiting.own["private"] = trained if self.beta > 0 else {}
+            return {}
+        if visiting.visit.split == PRIVATE:  # no candidate is left
+            return mixed(trained, visiting.received, self.beta)
+        private = visiting.before.own["private"] if visiting.before else {}
+        return mixed(private, trained, self.beta)
+
+    # Which visits a client has
+
     def _splits_of(self, client: Client) -> list[str]:
         """The client's visits: none that has no effect on what it sends."""
         left = self._candidates.left.get(client.id)
@@ -88,41 +118,6 @@ class FewFedPIT(Algorithm):
             return [PRIVATE]
         trains_private = self.beta > 0 or (self.scorer == "private" and left > 0)
         return [PRIVATE] * trains_private + [SYNTHETIC] * (left > 0)
-
-    def start_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
-        self._module = federation.module
-        self._private = {}
-
-    def send(self, visit: Visit, client: Client, state: State) -> State | None:
-        return state if self._is_first(visit) else None
-
-    def payloads(self, visit: Visit, client: Client, state: State) -> tuple[State, State]:
-        return state if self._is_first(visit) else {}, state if self._is_last(visit) else {}
-
-    def reply(self, visit: Visit, client: Client, received: State, trained: State, work: Work) -> State:
-        if self.beta == 1:
-            return trained
-        if not self._is_last(
-            visit
-        ):  # nothing leaves; before the next visit's first batch is asked for, as that is chosen
-            if self.scorer == "private":
-                self._candidates.choose(client, self._module)
-            self._private = trained if self.beta > 0 else {}
-            return {}
-        private, public = (trained, received) if visit.split == PRIVATE else (self._private, trained)
-        self._private = {}
-        return mixed(private, public, self.beta)
-
-    def finish_visit(self, visit: Visit, client: Client, movement: State, work: Work) -> Update | None:
-        return super().finish_visit(visit, client, movement, work) if self._is_last(visit) else None
-
-    def leave_out(self, visit: Visit, client: Client) -> None:
-        self._private = {}
-        if not self._is_last(visit) and self.scorer == "private":  # its next visit asks for what was chosen
-            self._candidates.choose(client, self._module)
-
-    def metrics(self) -> dict[str, float]:
-        return self._candidates.metrics() if self.beta < 1 else {}
 
     def _is_first(self, visit: Visit) -> bool:
         return self._splits.get(visit.client_id, [visit.split])[0] == visit.split

@@ -22,7 +22,7 @@ from typing import Literal
 from fedlight.federation.aggregation import Aggregation, WeightedSum
 from fedlight.federation.algorithm import Weighting
 from fedlight.federation.algorithms.fedmit import FedMIT
-from fedlight.federation.client import Client, Update, Visit, Work
+from fedlight.federation.client import Update, Visiting, Work
 from fedlight.federation.state import State
 
 MOST_LOSS = 100.0
@@ -43,9 +43,9 @@ class FewFedWeight(FedMIT):
         >>> import torch
         >>> algorithm, mean = FewFedWeight(), FewFedWeight().aggregation(num_clients=10)
         >>> for name, loss in (("a", 0.0), ("b", math.log(3))):
-        ...     client, work = Client(name, 5, 0.5), Work(1, 0.1, mean_loss=loss, seconds=1.0)
+        ...     visiting = algorithm.start_visit(Visit(name, 1), Client(name, 5, 0.5), {})
         ...     movement = {"w": torch.tensor([8.0 if name == "a" else 0.0])}
-        ...     mean.add(algorithm.finish_visit(Visit(name, 1), client, movement, work))
+        ...     mean.add(algorithm.finish_visit(visiting, movement, Work(1, 0.1, mean_loss=loss, seconds=1.0)))
         >>> round(mean.result()["w"].item(), 4)  # 1 : 1/3
         6.0
     """
@@ -54,14 +54,15 @@ class FewFedWeight(FedMIT):
         self.by_performance = weighting == "performance"
         super().__init__("normalized" if weighting == "performance" else weighting)
 
-    def finish_visit(self, visit: Visit, client: Client, movement: State, work: Work) -> Update | None:
+    def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
         if not self.by_performance:
-            return super().finish_visit(visit, client, movement, work)
+            return super().finish_visit(visiting, movement, work)
         if work.mean_loss is None:
             raise ValueError(
                 "FewFedWeight weights clients by their loss, and training_step returned none: return it, or set "
                 "federated.algorithm.weighting=normalized"
             )
+        client = visiting.client
         return Update(client.id, movement, client.share * math.exp(-min(work.mean_loss, MOST_LOSS)))
 
     def aggregation(self, num_clients: int) -> Aggregation:

@@ -3,13 +3,9 @@
 The baseline that says what a client gains by taking part.
 """
 
-from torch import nn
-
 from fedlight.federation.algorithm import Algorithm
-from fedlight.federation.client import Client, Update, Visit, Work
+from fedlight.federation.client import OWN_STATE, Client, Update, Visit, Visiting, Work
 from fedlight.federation.state import State
-
-OWN = "own_state"
 
 
 class LocalOnly(Algorithm):
@@ -24,23 +20,16 @@ class LocalOnly(Algorithm):
         super().__init__()
 
     def send(self, visit: Visit, client: Client, state: State) -> State:
-        own: State = client.memory.get(OWN, {})
+        own: State = client.memory.get(OWN_STATE, {})
         return {name: value for name, value in state.items() if name not in own}
 
-    def payloads(self, visit: Visit, client: Client, state: State) -> tuple[State, State]:
-        return self.send(visit, client, state), {}
+    def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
+        own: State = client.memory.get(OWN_STATE, {})
+        return Visiting(visit, client, received, start=received | own)
 
-    def start_visit(self, visit: Visit, client: Client, received: State, module: nn.Module) -> State:
-        own: State = client.memory.get(OWN, {})
-        return received | own
-
-    def reply(self, visit: Visit, client: Client, received: State, trained: State, work: Work) -> State:
-        client.memory[OWN] = trained
+    def reply(self, visiting: Visiting, trained: State, work: Work) -> State:
+        visiting.client.memory[OWN_STATE] = trained
         return {}
 
-    def finish_visit(self, visit: Visit, client: Client, movement: State, work: Work) -> Update | None:
+    def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
         return None
-
-    def own_state(self, client: Client) -> State | None:
-        own: State | None = client.memory.get(OWN)
-        return own

@@ -15,7 +15,8 @@ through the channel, so the bytes count twice. The paper averages movements unif
 
 Where the wire loses something, c_m+ is what the server decodes, which the client can decode as well, so c stays the mean.
 The next change then makes up for what was lost, as in EF21 (Richtarik et al., NeurIPS 2021,
-https://arxiv.org/abs/2106.05203). So controls take no part in a codec's error feedback, which would add the loss twice.
+https://arxiv.org/abs/2106.05203). So controls may take no part in a codec's error feedback, which would add the loss twice;
+nothing does that is no parameter (:meth:`fedlight.federation.channel.Channel.up`).
 """
 
 import logging
@@ -23,18 +24,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedlight.federation.algorithm import Algorithm, Weighting
-from fedlight.federation.client import Client, Update, Visit, Work
+from fedlight.federation.client import Client, Update, Visit, Visiting, Work
 from fedlight.federation.exact_sum import ExactSums
 from fedlight.federation.federation import Federation, refuse_odd_steps
 from fedlight.federation.state import State
 
 PREFIX = "control."
 OWN = "control"
-WIRE = "wire"
-"""Where a lossy wire keeps with a client what its messages lost, by name."""
 logger = logging.getLogger("fedlight")
 
 
@@ -58,7 +57,8 @@ class Scaffold(Algorithm):
         super().__init__(weighting)
         self._control: State = {}
         self._changes = ExactSums()
-        self._corrections: State = {}
+
+    # The server: it keeps c, and sends it beside the parameters
 
     def check(self, federation: Federation) -> None:
         super().check(federation)
@@ -103,55 +103,17 @@ class Scaffold(Algorithm):
         }
         return state | {PREFIX + name: control for name, control in controls.items()}
 
-    def payloads(self, visit: Visit, client: Client, state: State) -> tuple[State, State]:
-        both = state | {PREFIX + name: value for name, value in state.items()}
-        return both, both
-
-    def start_visit(self, visit: Visit, client: Client, received: State, module: nn.Module) -> State:
-        own = client.memory.get(OWN, {})
-        parameters, controls = _split(received)
-        self._corrections = {n: c - own[n] if n in own else c for n, c in controls.items()}
-        # A tensor without a correction, as all are in the first round, is left alone.
-        self._corrections = {n: correction for n, correction in self._corrections.items() if correction.any()}
-        return parameters
-
-    @torch.no_grad()
-    def adjust_gradients(self, client: Client, received: State, parameters: Mapping[str, Tensor]) -> None:
-        for name, parameter in parameters.items():
-            if (correction := self._corrections.get(name)) is None:
-                continue
-            # After the first step of a visit it is where the parameter is.
-            self._corrections[name] = correction = correction.to(parameter)
-            if parameter.grad is None:  # a gradient of 0 is corrected like any other
-                parameter.grad = correction.clone()
-            else:
-                parameter.grad.add_(correction)
-
-    def reply(self, visit: Visit, client: Client, received: State, trained: State, work: Work) -> State:
-        parameters, controls = _split(received)
-        changes = {
-            n: (parameters[n].double() - w) / work.lr_sums[n] - controls[n]
-            for n, w in trained.items()
-            if work.lr_sums[n] != 0
-        }
-        return trained | {PREFIX + n: (controls[n] + d).float() for n, d in changes.items()}
-
-    def finish_visit(self, visit: Visit, client: Client, movement: State, work: Work) -> Update | None:
+    def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
         parameters, changes = _split(movement)
-        own, lost = dict(client.memory.get(OWN, {})), client.memory.get(WIRE, {})
         for name, change in changes.items():
             self._changes.add(name, change)
-            own[name] = (own[name] + change if name in own else change).float()
-            lost.pop(PREFIX + name, None)
-        if changes:
-            client.memory[OWN] = own
-        return super().finish_visit(visit, client, parameters, work)
+        _keep_control(visiting.client, changes)
+        return super().finish_visit(visiting, parameters, work)
 
     def finish_round(self, movement: State) -> State:
         for name, change in self._changes.result().items():
             before = self._control.get(name, torch.zeros_like(change))
             self._control[name] = before + change / self._num_clients
-        self._corrections = {}
         return movement
 
     def state_dict(self) -> dict[str, Any]:
@@ -163,6 +125,46 @@ class Scaffold(Algorithm):
                 "the checkpoint has no controls, so another algorithm than Scaffold made it: resume with that one"
             )
         self._control = dict(state["control"])
+
+    # The client: it steps by its gradients + c - c_m, and sends c + (c_m+ - c_m) back
+
+    def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
+        own = client.memory.get(OWN, {})
+        parameters, controls = _split(received)
+        corrections = {n: c - own[n] if n in own else c for n, c in controls.items()}
+        # A tensor without a correction, as all are in the first round, is left alone. Meta tensors have no values.
+        corrections = {n: c for n, c in corrections.items() if c.is_meta or c.any()}
+        return Visiting(visit, client, received, start=parameters, own=corrections)
+
+    @torch.no_grad()
+    def adjust_gradients(
+        self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
+    ) -> None:
+        corrections = visiting.own
+        for name in [name for name in parameters if name in corrections]:
+            # After the first step of a visit it is where the parameter is.
+            corrections[name] = correction = corrections[name].to(parameters[name])
+            if name in gradients:
+                gradients[name].add_(correction)
+            else:  # a gradient of 0 is corrected like any other
+                gradients[name] = correction.clone()
+
+    def reply(self, visiting: Visiting, trained: State, work: Work) -> State:
+        parameters, controls = _split(visiting.received)
+        changes = {
+            n: (parameters[n].double() - w) / work.lr_sums[n] - controls[n]
+            for n, w in trained.items()
+            if work.lr_sums[n] != 0
+        }
+        return trained | {PREFIX + n: (controls[n] + d).float() for n, d in changes.items()}
+
+
+def _keep_control(client: Client, changes: State) -> None:
+    """Keep c_m+ with the client, which decodes as the server does what has arrived of its change."""
+    if changes:
+        own = dict(client.memory.get(OWN, {}))
+        own |= {n: (own[n] + change if n in own else change).float() for n, change in changes.items()}
+        client.memory[OWN] = own
 
 
 def _split(state: State) -> tuple[State, State]:

@@ -1,0 +1,76 @@
+"""What an algorithm will send, known before a round by its own hooks on tensors without values."""
+
+import pytest
+import torch
+
+from fedlight.federation.algorithm import Algorithm, predict_payloads
+from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
+from fedlight.federation.algorithms.fedprox import FedProx
+from fedlight.federation.algorithms.fewfedpit import FewFedPIT
+from fedlight.federation.algorithms.local_only import LocalOnly
+from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.client import Client, Visit
+
+STATE = {"v": torch.ones(3), "w": torch.ones(2, 2)}
+PARAMETERS, BOTH = {"v": (3,), "w": (2, 2)}, {"v": (3,), "w": (2, 2), "control.v": (3,), "control.w": (2, 2)}
+
+
+def shapes(state):
+    assert all(value.is_meta for value in state.values())
+    return {name: tuple(value.shape) for name, value in state.items()}
+
+
+def predicted(algorithm, memory=None, splits=("train",)):
+    client = Client("a", 4, 1.0, memory or {})
+    found = predict_payloads(algorithm, [Visit("a", 2, split) for split in splits], client, STATE)
+    return [(shapes(one.down), shapes(one.up), shapes(one.start)) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "memory", "down", "up"),
+    [
+        (Algorithm(), {}, PARAMETERS, PARAMETERS),
+        (FedProx(), {}, PARAMETERS, PARAMETERS),
+        (FedBiscuit(), {}, PARAMETERS, PARAMETERS),  # without a run: the state is that of one selector
+        (FewFedPIT(), {}, PARAMETERS, PARAMETERS),
+        (Scaffold(), {}, BOTH, BOTH),
+        (Scaffold(), {"control": {"v": torch.ones(3)}}, BOTH, BOTH),
+        (LocalOnly(), {}, PARAMETERS, {}),
+        (LocalOnly(), {"own_state": {"w": torch.ones(2, 2)}}, {"v": (3,)}, {}),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Algorithm) else None,
+)
+def test_what_goes_down_and_up_by_the_hooks_of_the_algorithm(algorithm, memory, down, up):
+    kept = {key: dict(value) for key, value in memory.items()}
+    assert predicted(algorithm, memory) == [(down, up, PARAMETERS)]
+    assert memory == kept
+
+
+def test_a_server_that_has_controls_by_now_mixes_no_devices():
+    algorithm = Scaffold()
+    algorithm.load_state_dict({"control": {"v": torch.ones(3, dtype=torch.float64)}})
+    assert predicted(algorithm) == [(BOTH, BOTH, PARAMETERS)]
+
+
+def test_the_second_visit_of_a_client_knows_the_first_and_nothing_is_done_beside_the_reply():
+    """FewFedPIT with candidates: down in the private visit, up in the public one, and no candidate is chosen."""
+    algorithm = FewFedPIT(beta=0.5)
+    algorithm._candidates.left = {"a": 3}
+    algorithm._candidates.choose = None  # calling it would fail
+    algorithm.plan(0, [Client("a", 4, 1.0)], lambda client_id, split="train": 2)
+    assert predicted(algorithm, splits=("train", "synthetic")) == [
+        (PARAMETERS, {}, PARAMETERS),
+        ({}, PARAMETERS, PARAMETERS),
+    ]
+
+
+@pytest.mark.parametrize("hook", ["send", "start_visit", "reply"])
+def test_a_hook_that_looks_at_values_is_named(hook):
+    def looks(self, *args):
+        return {"w": torch.zeros(2)} if bool(args[-1 if hook != "reply" else 1]["w"].sum() > 0) else {}
+
+    odd = type("Odd", (Algorithm,), {hook: looks})()
+    with pytest.raises(
+        ValueError, match="how many bytes Odd sends cannot be known before a round, as its send"
+    ):
+        predict_payloads(odd, [Visit("a", 1)], Client("a", 1, 1.0), STATE)
