@@ -38,7 +38,7 @@ from fedlight.evaluation.alignment import alignment
 from fedlight.evaluation.coverage import domain_coverage
 from fedlight.report.figures.coverage_plots import draw_similarities
 from fedlight.report.figures.figures import save
-from fedlight.support.json_files import write_json
+from fedlight.support.files import write_json
 from fedlight.support.results import markdown, summary
 from fedlight.support.seeding import derive_seed
 

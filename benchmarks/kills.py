@@ -40,8 +40,7 @@ import torch
 
 from fedlight.cli.main import main as fedlight
 from fedlight.recipes.stages import newest_checkpoint
-from fedlight.support.json_files import read_json, write_json
-from fedlight.support.seals import sealed
+from fedlight.support.files import read_json, sealed, write_json
 
 KILLS_OF_A_RUN = 4
 TIMES = ("seconds",)

@@ -24,7 +24,7 @@ import torch
 from fedlight.conf import path as conf_path
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.lightning_cli.cli import lightning_cli
-from fedlight.support.json_files import write_json
+from fedlight.support.files import write_json
 from fedlight.support.results import summary
 
 Row = dict[str, Any]

@@ -22,11 +22,10 @@ from pathlib import Path
 
 import torch
 
-from fedlight.federation.channel import serialized_bytes
+from fedlight.federation.channel import pack, serialized_bytes, unpack
 from fedlight.federation.codecs import Codec, Quantize, TopK
 from fedlight.federation.privacy import ClipAndNoise
 from fedlight.federation.state import State
-from fedlight.federation.wire import pack, unpack
 
 CHAINS: dict[str, list[Codec]] = {
     "fp16": [Quantize("fp16")],

@@ -51,7 +51,7 @@ _FILES = {
     "PrivateMean": "federation.privacy",
     # What is sent, and on what it is trained.
     "Identity": "federation.channel",
-    "Wire": "federation.wire",
+    "Wire": "federation.channel",
     "Quantize": "federation.codecs",
     "TopK": "federation.codecs",
     "ClipAndNoise": "federation.privacy",
@@ -221,6 +221,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.federation.algorithms.scaffold import Scaffold as Scaffold
     from fedlight.federation.channel import Channel as Channel
     from fedlight.federation.channel import Identity as Identity
+    from fedlight.federation.channel import Wire as Wire
     from fedlight.federation.client import Client as Client
     from fedlight.federation.client import Update as Update
     from fedlight.federation.client import Visit as Visit
@@ -238,7 +239,6 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.federation.server import FedYogi as FedYogi
     from fedlight.federation.server import ServerOptimizer as ServerOptimizer
     from fedlight.federation.state import State as State
-    from fedlight.federation.wire import Wire as Wire
     from fedlight.generators.endpoint import ChatEndpoint as ChatEndpoint
     from fedlight.generators.local_generator import LocalGenerator as LocalGenerator
     from fedlight.generators.toy_teacher import ToyTeacher as ToyTeacher

@@ -21,7 +21,7 @@ from fedlight.modules.language.readout import response_log_probs
 from fedlight.modules.language.streams import joint_key, text_keys
 from fedlight.modules.pairs import PairModule, join
 from fedlight.support.checks import check_range
-from fedlight.support.eval_mode import eval_mode
+from fedlight.support.torch_parts import eval_mode
 
 REFERENCE_KEY = "reference_log_probs"
 """Key of the reference's log-probabilities in a checkpoint."""

@@ -31,8 +31,7 @@ from fedlight.generators.chat_server import Answer
 from fedlight.modules.language.adapter_folders import adapter_folders
 from fedlight.report.runs import Run
 from fedlight.support.checkpoint_files import check_resumable
-from fedlight.support.json_files import read_json, write_json
-from fedlight.support.seals import sealed
+from fedlight.support.files import read_json, sealed, write_json
 
 FLIPS = 40
 ROWS = [

@@ -18,10 +18,9 @@ from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.channel import Identity
+from fedlight.federation.channel import Identity, Wire
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.privacy import ClipAndNoise, PrivateMean, sampled_epsilon
-from fedlight.federation.wire import Wire
 from fedlight.modules.dpo import DPOModule
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule

@@ -6,7 +6,7 @@ from matplotlib.colors import to_rgb
 
 from fedlight.recipes.stages import Stage
 from fedlight.report.figures import figures, plots
-from fedlight.support.json_files import read_json
+from fedlight.support.files import read_json
 
 METRICS = "epoch,step,train/loss,win_rate/oracle,win_rate/selector"
 CLIENTS = "stage,round,client,examples,group,selector,accuracy,own_accuracy"

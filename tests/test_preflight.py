@@ -13,7 +13,7 @@ from fedlight.preflight.memory import check_memory
 from fedlight.preflight.need import needs
 from fedlight.preflight.reference import check_references
 from fedlight.recipes.stages import Stage
-from fedlight.support.json_files import write_json
+from fedlight.support.files import write_json
 from fedlight.support.needs import Model, Package, Rows, Server
 
 ENDPOINT = {

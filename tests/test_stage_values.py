@@ -9,7 +9,7 @@ from tiny_world import fedlight
 from fedlight.recipes import recipe as recipes
 from fedlight.recipes.overlay import set_in
 from fedlight.recipes.stages import Stage
-from fedlight.support.seals import DIGEST, sealed
+from fedlight.support.files import DIGEST, sealed
 
 TEXTS = [
     "POST : {instruction} {input}\nCHOICE :",

@@ -19,8 +19,8 @@ from fedlight.callbacks.attacks.attack_needs import HoldsClientRows, TakesUpload
 from fedlight.callbacks.attacks.attack_records import GLOBAL, AttackTable, remove_later, write_lines
 from fedlight.callbacks.logs.log_now import log_now
 from fedlight.callbacks.loop.round_table import Row
-from fedlight.support.folders import refuse_unwritable
-from fedlight.support.lower_bounds import refuse_below
+from fedlight.support.checks import refuse_below
+from fedlight.support.files import refuse_unwritable
 
 Target = Literal["global", "uploads"]
 

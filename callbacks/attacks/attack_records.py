@@ -14,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from fedlight.support.whole_files import write_whole
+from fedlight.support.files import write_whole
 
 GLOBAL = "global"
 """The target that is the server's model; every other target is the client whose upload was attacked."""

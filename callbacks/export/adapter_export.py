@@ -7,8 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import lightning as L
 
-from fedlight.support.full_disk import full_disk_named
-from fedlight.support.whole_files import sync
+from fedlight.support.files import full_disk_named, sync
 
 
 @runtime_checkable

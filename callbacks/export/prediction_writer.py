@@ -19,9 +19,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from fedlight.support.full_disk import full_disk_named
-from fedlight.support.seals import sealed, unsealed
-from fedlight.support.whole_files import sync, write_whole
+from fedlight.support.files import full_disk_named, sealed, sync, unsealed, write_whole
 
 LINES = "digest of lines"
 

@@ -14,7 +14,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.callbacks.loop.federated_run import training_data
-from fedlight.support.whole_files import write_whole
+from fedlight.support.files import write_whole
 
 COLUMNS = ("client", "label", "split", "rows")
 

@@ -26,7 +26,6 @@ from fedlight.callbacks.loop.frozen_parameters import FrozenParameters
 from fedlight.federation.aggregation import Aggregation, WeightedSum
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.channel import serialized_bytes
-from fedlight.federation.divergence import refuse_not_finite
 from fedlight.federation.exact_sum import ExactSums
 from fedlight.federation.module_buffers import (
     Buffers,
@@ -38,7 +37,7 @@ from fedlight.federation.module_buffers import (
     put_back,
     snapshot,
 )
-from fedlight.federation.state import State, read
+from fedlight.federation.state import State, read, refuse_not_finite
 
 Policy = Literal["refuse", "average", "local"]
 LOCAL = "local_layers"

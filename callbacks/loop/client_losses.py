@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedlight.callbacks.loop.data_hooks import ready
-from fedlight.support.eval_mode import eval_mode
+from fedlight.support.torch_parts import eval_mode
 
 
 @runtime_checkable

@@ -11,10 +11,9 @@ from fedlight.callbacks.loop.buffers import BufferPolicy
 from fedlight.callbacks.loop.round_schedule import RoundSchedule
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.client import Update, Visit
-from fedlight.federation.divergence import Diverged
 from fedlight.federation.module_buffers import Buffers
 from fedlight.federation.server import ServerOptimizer
-from fedlight.federation.state import State
+from fedlight.federation.state import Diverged, State
 
 logger = logging.getLogger("fedlight")
 

@@ -11,8 +11,7 @@ from fedlight.callbacks.loop.local_work import LocalWork
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.channel import Channel, Payload
 from fedlight.federation.client import Client, Update, Upload, Visit, Visiting, Work
-from fedlight.federation.divergence import Diverged, refuse_not_finite
-from fedlight.federation.state import State, moved
+from fedlight.federation.state import Diverged, State, moved, refuse_not_finite
 
 
 @dataclass

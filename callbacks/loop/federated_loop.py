@@ -59,12 +59,11 @@ from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.channel import Channel, Identity
 from fedlight.federation.client import OWN_STATE, Client, Upload, Visit, Visiting, Work, build_clients
 from fedlight.federation.client_state import ClientMemories
-from fedlight.federation.divergence import DIVERGED, Diverged
 from fedlight.federation.federation import HoldsAdapters
 from fedlight.federation.server import Average, ServerOptimizer
-from fedlight.federation.state import State, read, write
-from fedlight.support.full_disk import full_disk_named
-from fedlight.support.lower_bounds import refuse_below
+from fedlight.federation.state import DIVERGED, Diverged, State, read, write
+from fedlight.support.checks import refuse_below
+from fedlight.support.files import full_disk_named
 
 
 @dataclass

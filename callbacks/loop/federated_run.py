@@ -14,11 +14,10 @@ from fedlight.callbacks.loop.own_models import parameters_of
 from fedlight.callbacks.loop.round_table import Row
 from fedlight.callbacks.loop.same_machine import SameMachine
 from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.candidates import MIXED, SYNTHETIC, SynthesizesData
 from fedlight.federation.channel import Channel, Payload
 from fedlight.federation.client import Client, FederatedData, Visit, Work
-from fedlight.federation.divergence import DIVERGED
-from fedlight.federation.state import State
-from fedlight.federation.synthesis import MIXED, SYNTHETIC, SynthesizesData
+from fedlight.federation.state import DIVERGED, State
 from fedlight.support.seeding import derive_seed
 
 

@@ -23,8 +23,8 @@ from torchmetrics import Metric
 
 from fedlight.callbacks.loop.micro_batches import count_examples, join_results, reduce_parts, take_examples
 from fedlight.devices.cost import Checkpointed
-from fedlight.devices.replaced import replaced
-from fedlight.support.lower_bounds import refuse_below
+from fedlight.support.checks import refuse_below
+from fedlight.support.torch_parts import replaced
 
 
 class FittedStep:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import is_namedtuple_instance
 
-from fedlight.devices.nesting import tensors, with_parts
+from fedlight.support.torch_parts import tensors, with_parts
 
 
 def count_examples(batch: Any) -> int:

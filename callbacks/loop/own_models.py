@@ -12,7 +12,7 @@ from torchmetrics import Metric
 from fedlight.callbacks.loop.data_hooks import ready
 from fedlight.federation.module_buffers import put, put_back, snapshot
 from fedlight.federation.state import State, write
-from fedlight.support.eval_mode import eval_mode
+from fedlight.support.torch_parts import eval_mode
 
 
 @runtime_checkable

@@ -8,8 +8,7 @@ from torch import Tensor
 from fedlight.callbacks.loop.federated_run import Run, seed_all
 from fedlight.callbacks.loop.round_schedule import RoundSchedule, number_asked, visit_lengths
 from fedlight.federation.algorithm import Algorithm
-from fedlight.federation.client import Client, FederatedData, Visit
-from fedlight.federation.sampling import uniform_cohort
+from fedlight.federation.client import Client, FederatedData, Visit, uniform_cohort
 
 
 class RoundPlanner:

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
-from fedlight.support.full_disk import full_disk_named
-from fedlight.support.whole_files import write_whole
+from fedlight.support.files import full_disk_named, write_whole
 
 Row = dict[str, int | float | str]
 

@@ -10,7 +10,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from rich.table import Table
 
-from fedlight.federation.divergence import DIVERGED
+from fedlight.federation.state import DIVERGED
 from fedlight.support.words import duration, short
 
 PASSING = ("run.lock",)

@@ -20,8 +20,7 @@ from fedlight.evaluation.by_client import spread
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.evaluation.tasks.result import Result
 from fedlight.evaluation.tasks.task import Task
-from fedlight.support.folders import refuse_unwritable
-from fedlight.support.whole_files import write_whole
+from fedlight.support.files import refuse_unwritable, write_whole
 
 SECONDS_BETWEEN_REPORTS = 60
 WORST = 0.1

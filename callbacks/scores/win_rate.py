@@ -18,7 +18,7 @@ from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.evaluation.both_positions import BothPositions
 from fedlight.evaluation.judge import Fields, Judge
 from fedlight.evaluation.length_controlled import Compared, length_controlled
-from fedlight.support.lower_bounds import refuse_below
+from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
 
 

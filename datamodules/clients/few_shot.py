@@ -21,7 +21,7 @@ from fedlight.datamodules.instructions.augmentation import Fields, instruction_t
 from fedlight.datamodules.rows.public_rows import question
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.vectors.encoders import Encoder
-from fedlight.support.lower_bounds import refuse_below
+from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
 
 

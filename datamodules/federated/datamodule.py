@@ -17,7 +17,7 @@ from fedlight.datamodules.federated.client_positions import client_positions
 from fedlight.datamodules.federated.rounds import ClientIndices, PooledSampler, RoundPlan
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.client import Visit
-from fedlight.support.lower_bounds import refuse_below
+from fedlight.support.checks import refuse_below
 from fedlight.support.settings_record import digest
 
 

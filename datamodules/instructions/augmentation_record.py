@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlight.datamodules.instructions.augmentation import Added, Fields
-from fedlight.support.folders import refuse_unwritable
-from fedlight.support.seals import sealed, unsealed
-from fedlight.support.whole_files import write_whole
+from fedlight.support.files import refuse_unwritable, sealed, unsealed, write_whole
 
 OF_FILES = "digests"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from string import Formatter
 
 from fedlight.datamodules.instructions.augmentation import NO_SLOTS, Fields
-from fedlight.support.lower_bounds import refuse_below
+from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
 
 DIGITS = tuple("0123456789")

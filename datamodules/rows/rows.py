@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import parse_qsl
 
+from fedlight.support.files import write_whole
 from fedlight.support.hub_errors import hub_asked_once
-from fedlight.support.whole_files import write_whole
 
 Rows = Sequence[Mapping[str, Any]]
 TEXT_ENDINGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")

@@ -35,8 +35,8 @@ from fedlight.datamodules.synthesis.synthesis import SURVIVED, Synthesis
 from fedlight.devices.shape import BatchShape
 from fedlight.evaluation.instruction_scores import best
 from fedlight.evaluation.tasks.model import AnswersPrompts
+from fedlight.federation.candidates import MIXED, SYNTHETIC
 from fedlight.federation.client import Visit
-from fedlight.federation.synthesis import MIXED, SYNTHETIC
 from fedlight.support.seeding import derive_seed
 
 
@@ -87,7 +87,7 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         self._parts: list[Part] = []
         self._not_finite: Counter[str] = Counter()
 
-    # What an algorithm asks for: fedlight.federation.synthesis.SynthesizesData
+    # What an algorithm asks for: fedlight.federation.candidates.SynthesizesData
 
     def synthesize(self, round_idx: int, client_ids: Sequence[str], module: nn.Module) -> None:
         """Makes candidates for these clients, or reads them; see `SynthesizesData`.

@@ -25,7 +25,7 @@ from fedlight.datamodules.synthesis.filters import EMPTY
 from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Synthesis
 from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.tasks.model import AnswersPrompts
-from fedlight.support.lower_bounds import refuse_below
+from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
 
 

@@ -19,9 +19,7 @@ from torch import nn
 
 from fedlight.datamodules.instructions.augmentation_record import digest_of_bytes, flat, lines_of
 from fedlight.datamodules.synthesis.synthesis import Candidate
-from fedlight.support.folders import refuse_unwritable
-from fedlight.support.seals import sealed, unsealed
-from fedlight.support.whole_files import write_whole
+from fedlight.support.files import refuse_unwritable, sealed, unsealed, write_whole
 
 Settings = Mapping[str, object]
 

@@ -32,7 +32,7 @@ from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS, SelfGenera
 from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Synthesis
 from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.tasks.model import AnswersPrompts
-from fedlight.support.lower_bounds import refuse_below
+from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
 
 FEWER = "fewer_demonstrations"

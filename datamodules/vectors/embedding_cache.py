@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedlight.support.whole_files import whole_file
+from fedlight.support.files import whole_file
 
 KEY_BYTES = 16
 ENDING = ".safetensors"

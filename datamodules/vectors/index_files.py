@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.support.seals import sealed, unsealed
-from fedlight.support.whole_files import whole_file
+from fedlight.support.files import sealed, unsealed, whole_file
 
 FORMAT = 1
 HASHED_ROWS = 16_384

@@ -8,7 +8,7 @@ from fedlight.datamodules.instructions.augmentation import Added, Fields, instru
 from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.datamodules.vectors.index_files import has_index
 from fedlight.datamodules.vectors.vector_index import Hits, VectorIndex
-from fedlight.support.folders import refuse_unwritable
+from fedlight.support.files import refuse_unwritable
 
 IndexKind = Literal["auto", "exact", "hnsw"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 
 from fedlight.devices.device import Device
-from fedlight.federation.divergence import DIVERGED
+from fedlight.federation.state import DIVERGED
 
 IDLE_SECONDS = 600.0
 """Wait of the server after a round without clients and without a deadline; lets traces move on."""

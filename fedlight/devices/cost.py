@@ -12,12 +12,9 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from fedlight.devices.interpolation import anchors
-from fedlight.devices.nesting import tensors, with_parts
-from fedlight.devices.replaced import replaced
-from fedlight.devices.shape import BatchShape
+from fedlight.devices.shape import BatchShape, anchors
 from fedlight.devices.shape_run import DryRun
-from fedlight.devices.undisturbed import undisturbed
+from fedlight.support.torch_parts import replaced, tensors, undisturbed, with_parts
 
 logger = logging.getLogger("fedlight")
 
@@ -64,7 +61,7 @@ class CostMeter:
     counted on its skeleton, whose base is in 16 bits as on a device. Any other module runs its ``training_step`` on a copy
     without weights. Where that fails, because the step depends on values of the weights or was set on this one object, it
     runs once per shape on the module itself, which stays as it is, as does the random stream: see
-    :mod:`fedlight.devices.undisturbed`. Memory that kernels take while they run is left out.
+    :mod:`fedlight.support.torch_parts`. Memory that kernels take while they run is left out.
 
     Args:
         module: module that is trained, or a skeleton of it.
@@ -101,7 +98,7 @@ class CostMeter:
     def cost(self, shape: BatchShape, checkpointing: bool = False) -> StepCost:
         """Return the cost of one step on a batch of that shape, counted when it is first needed.
 
-        Costs of texts follow from those of a few lengths and sizes, see :mod:`fedlight.devices.interpolation`.
+        Costs of texts follow from those of a few lengths and sizes, see :mod:`fedlight.devices.shape`.
 
         Args:
             shape: shape of the batch.

@@ -1,6 +1,14 @@
-"""Shape of a batch, and how its cost follows from the costs of a few other shapes."""
+"""Shapes of batches, and the cost of any shape from the costs of a few: texts have hundreds of lengths.
+
+The cost of a step is a polynomial in the shape of its batch: linear in the examples and in the share of labelled tokens,
+quadratic in the length of the texts (attention). Each counted size doubles the one before it, and between two of them FLOPs
+follow exactly. The peak of memory is the largest of several such polynomials: it follows exactly as long as the same moment
+of the step is the peak, else very nearly.
+"""
 
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
 
 
 @dataclass(frozen=True, order=True)
@@ -23,3 +31,55 @@ class BatchShape:
     def __post_init__(self) -> None:
         if self.examples < 1 or self.tokens < 0 or self.responses < 0:
             raise ValueError(f"{self} must have an example or more, and no negative number of tokens")
+
+
+LINE, CURVE = (1, 2), (1, Fraction(3, 2), 2)
+"""Nodes of the interpolation between a power of two and the next, as multiples of the lower one."""
+
+
+def anchors(shape: BatchShape) -> dict[BatchShape, Fraction]:
+    """Return the shapes from whose costs that of this shape follows, with their weights; a pure function of the shape.
+
+    Args:
+        shape: shape of a batch of texts.
+
+    Example:
+        >>> for anchor, weight in anchors(BatchShape(examples=4, tokens=40)).items():
+        ...     print(anchor.tokens, weight)
+        32 3/8
+        48 3/4
+        64 -1/8
+        >>> anchors(BatchShape(examples=4, tokens=64))
+        {BatchShape(examples=4, tokens=64, responses=0): Fraction(1, 1)}
+    """
+    if shape.tokens < 8:
+        return {shape: Fraction(1)}
+    positions = shape.examples * (shape.tokens - 1)  # the first token of a text is never labelled
+    shares = (
+        _around(Fraction(shape.responses, positions), LINE) if shape.responses else {Fraction(0): Fraction(1)}
+    )
+    found: dict[BatchShape, Fraction] = {}
+    for (examples, a), (tokens, b), (share, c) in product(
+        _around(Fraction(shape.examples), LINE).items(),
+        _around(Fraction(shape.tokens), CURVE).items(),
+        shares.items(),
+    ):
+        anchor = BatchShape(int(examples), int(tokens), round(share * examples * (tokens - 1)))
+        found[anchor] = found.get(anchor, Fraction(0)) + a * b * c
+    return found
+
+
+def _around(value: Fraction, nodes: tuple[int | Fraction, ...]) -> dict[Fraction, Fraction]:
+    """Return Lagrange's weights of ``nodes`` times the power of two below ``value``, without zeros."""
+    low = Fraction(2) ** (value.numerator.bit_length() - value.denominator.bit_length())
+    low = low / 2 if low > value else low * 2 if low * 2 <= value else low
+    x = value / low
+    weights = {}
+    for node in nodes:
+        weight = Fraction(1)
+        for other in nodes:
+            if other != node:
+                weight *= (x - other) / (node - other)
+        if weight:
+            weights[low * node] = weight
+    return weights

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from fedlight.devices.replaced import replaced
+from fedlight.support.torch_parts import replaced
 
 aten = torch.ops.aten
 

@@ -1,18 +1,23 @@
 """Channel between server and client: what it does to a payload, and how many bytes it carries.
 
-Bytes are those of a safetensors file with the payload, header included, which could really be sent, stored and read back.
+Bytes are those of a safetensors file with the payload, header included, which could really be sent, stored and read back. A
+lossy payload has a handful of tensors, whatever the number of tensors in the state: names and shapes are known at both ends,
+so only the values and the codecs' side tensors are sent.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from safetensors.torch import save
+from torch import Size
 
 from fedlight.federation.client import Client
-from fedlight.federation.state import State, movement
+from fedlight.federation.codecs import Codec, Quantize
+from fedlight.federation.privacy import ClipAndNoise
+from fedlight.federation.state import Diverged, State, movement
 
 
 @dataclass(frozen=True)
@@ -93,3 +98,193 @@ class Identity(Channel):
     def up_bytes(self, state: State) -> int:
         """Return the bytes of the trained tensors as a safetensors file."""
         return serialized_bytes(state)
+
+
+class Wire(Channel):
+    """Channel that encodes with a chain of codecs, left to right, and decodes at the other end.
+
+    Error feedback is that of the whole chain: the client keeps ``meant - decoded`` of each tensor (fp32) in
+    ``client.memory["wire"]`` and adds it to its next movement, but for the tensors that :meth:`up` is told to leave out.
+
+    Args:
+        up: codecs of the client's movement, such as ``[TopK(0.1), Quantize("nf4")]``; lossless without any.
+        down: codecs of the server's parameters; lossless without any.
+
+    Raises:
+        ValueError: the codecs do not fit together; the message says why.
+
+    Example:
+        >>> wire = Wire(up=Quantize("nf4"))
+        >>> state = {"w": torch.zeros(64, 256)}
+        >>> wire.down_bytes(state), wire.up_bytes(state)
+        (65608, 9360)
+    """
+
+    def __init__(
+        self, up: Codec | list[Codec] | None = None, down: Codec | list[Codec] | None = None
+    ) -> None:
+        self.up_codecs = _chain(up)
+        self.down_codecs = _chain(down)
+        _refuse("up", self.up_codecs)
+        _refuse("down", self.down_codecs)
+        for codec in self.down_codecs:
+            if codec.movements_only:
+                raise ValueError(
+                    f"channel.down: {type(codec).__name__} is for movements and would ruin the parameters "
+                    "that go down: give it to channel.up, and Quantize to channel.down"
+                )
+        self._feeds_back = any(codec.error_feedback for codec in self.up_codecs)
+        self._lossless = Identity()
+        self._last_down: tuple[State, Payload] | None = None
+        self._measured: dict[tuple[str, tuple[tuple[str, Size], ...]], int] = {}
+
+    def down(self, state: State, client: Client) -> Payload:
+        """Return the parameters as they arrive, fp32; all clients share one payload of one state, so nobody may change it.
+
+        Raises:
+            Diverged: a parameter is not finite.
+        """
+        if not self.down_codecs:
+            return self._lossless.down(state, client)
+        if self._last_down is None or self._last_down[0] is not state:  # one state goes to many clients
+            self._last_down = state, _sent(state, self.down_codecs, "down", client)
+        return self._last_down[1]
+
+    def up(
+        self, received: State, trained: State, client: Client, without_feedback: Collection[str] = ()
+    ) -> Payload:
+        """Return the movement as it arrives, fp64.
+
+        Raises:
+            Diverged: a movement is not finite.
+        """
+        if not self.up_codecs:
+            return self._lossless.up(received, trained, client)
+        lost: State = client.memory.get("wire", {}) if self._feeds_back else {}
+        meant = {
+            name: (value + lost[name] if name in lost else value).to(torch.float32)
+            for name, value in movement(received, trained).items()
+        }
+        payload = _sent(meant, self.up_codecs, "up", client)
+        if self._feeds_back:
+            kept = [name for name in meant if name not in without_feedback]
+            client.memory["wire"] = lost | {name: meant[name] - payload.state[name] for name in kept}
+        return Payload({name: value.double() for name, value in payload.state.items()}, payload.num_bytes)
+
+    def down_bytes(self, state: State) -> int:
+        """Return the bytes of the encoded parameters, measured once per layout."""
+        return self._bytes(state, self.down_codecs, "down")
+
+    def up_bytes(self, state: State) -> int:
+        """Return the bytes of the encoded movement, measured once per layout."""
+        return self._bytes(state, self.up_codecs, "up")
+
+    @property
+    def delta(self) -> float | None:
+        """Delta of the noise on the way up; None without noise."""
+        first = self.up_codecs[0] if self.up_codecs else None
+        return first.delta if isinstance(first, ClipAndNoise) else None
+
+    def epsilon(self, delta: float, rounds: Sequence[tuple[int, int]]) -> float | None:
+        """Return epsilon as :meth:`~fedlight.federation.privacy.ClipAndNoise.epsilon` does; None without noise."""
+        first = self.up_codecs[0] if self.up_codecs else None
+        return first.epsilon(delta, rounds) if isinstance(first, ClipAndNoise) else None
+
+    def _bytes(self, state: State, codecs: Sequence[Codec], way: str) -> int:
+        if not codecs or not state:
+            return serialized_bytes(state)
+        layout = tuple((name, value.shape) for name, value in state.items())
+        if (way, layout) not in self._measured:
+            with torch.random.fork_rng(devices=[]):  # measuring a size must not change the client's noise
+                packed = pack({name: torch.zeros(shape) for name, shape in layout}, codecs)
+            self._measured[way, layout] = serialized_bytes(packed)
+        return self._measured[way, layout]
+
+
+def pack(state: State, codecs: Sequence[Codec]) -> State:
+    """Return what is sent for a state: ``values``, and the side tensors of codec i as ``i.NAME``.
+
+    Args:
+        state: finite tensors, at least one; in the order of their names they become one fp32 vector.
+        codecs: applied from left to right.
+
+    Example:
+        >>> from fedlight.federation.codecs import TopK
+        >>> packed = pack({"w": torch.tensor([[1.0, 0.0], [0.0, -2.0]])}, [TopK(0.25)])
+        >>> {name: value.tolist() for name, value in packed.items()}
+        {'0.positions': [3], 'values': [-2.0]}
+    """
+    names = sorted(state)
+    sizes = [state[name].numel() for name in names]
+    values = torch.cat([state[name].to(torch.float32).reshape(-1) for name in names])
+    packed: State = {}
+    for place, codec in enumerate(codecs):
+        values, side = codec.encode(values, sizes)
+        sizes = codec.encoded_sizes(sizes)
+        packed |= {f"{place}.{name}": value for name, value in side.items()}
+    return packed | {"values": values}
+
+
+def unpack(packed: State, shapes: Mapping[str, Size], codecs: Sequence[Codec]) -> State:
+    """Return the state that a payload stands for, fp32.
+
+    Args:
+        packed: result of :func:`pack`.
+        shapes: shape of each tensor of the state, by name.
+        codecs: codecs that packed it.
+
+    Example:
+        >>> unpack({"values": torch.tensor([1.0, 2.0])}, {"w": torch.Size([2, 1])}, [])["w"].tolist()
+        [[1.0], [2.0]]
+    """
+    names = sorted(shapes)
+    first = [shapes[name].numel() for name in names]
+    steps, sizes = [], first
+    for place, codec in enumerate(codecs):
+        steps.append((f"{place}.", codec, sizes))
+        sizes = codec.encoded_sizes(sizes)
+    values = packed["values"]
+    for prefix, codec, before in reversed(steps):
+        side = {name.removeprefix(prefix): each for name, each in packed.items() if name.startswith(prefix)}
+        values = codec.decode(values, side, before)
+    parts = dict(zip(names, values.split(first), strict=True))
+    return {name: parts[name].reshape(shape) for name, shape in shapes.items()}
+
+
+def _sent(state: State, codecs: Sequence[Codec], way: str, client: Client) -> Payload:
+    if not state:
+        return Payload({}, 0)
+    for name, value in state.items():
+        if not value.isfinite().all():
+            raise Diverged(
+                f"channel.{way}: {name} of client {client.id!r} is not finite and cannot be encoded: training "
+                "diverged, take a smaller learning rate or trainer.gradient_clip_val"
+            )
+    packed = pack(state, codecs)
+    decoded = unpack(packed, {name: value.shape for name, value in state.items()}, codecs)
+    return Payload(decoded, serialized_bytes(packed))
+
+
+def _chain(codecs: Codec | list[Codec] | None) -> list[Codec]:
+    if codecs is None:
+        return []
+    return [codecs] if isinstance(codecs, Codec) else list(codecs)
+
+
+def _refuse(way: str, codecs: Sequence[Codec]) -> None:
+    for codec in codecs[:-1]:
+        if isinstance(codec, Quantize):
+            raise ValueError(
+                f"channel.{way}: Quantize must be last, since what follows it would have to work on codes instead of numbers"
+            )
+    for codec in codecs[1:]:
+        if isinstance(codec, ClipAndNoise):
+            raise ValueError(
+                f"channel.{way}: ClipAndNoise must be first: its norm is that of the whole movement, "
+                "and what comes before it is not covered by its epsilon"
+            )
+    if codecs and isinstance(codecs[0], ClipAndNoise) and any(codec.error_feedback for codec in codecs):
+        raise ValueError(
+            f"channel.{way}: ClipAndNoise cannot go with error feedback, which would send later what was clipped off now: "
+            "set error_feedback: false in the other codecs"
+        )

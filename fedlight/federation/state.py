@@ -48,3 +48,25 @@ def moved(state: State, by: State, scale: float = 1.0) -> State:
         name: value.to(float64).add_(by[name], alpha=scale).to(float32) if name in by else value
         for name, value in state.items()
     }
+
+
+DIVERGED = "diverged"
+"""Reason why a client whose training diverged did not take part, beside those of the virtual clock."""
+
+
+class Diverged(ValueError):
+    """Training of a client that gave NaN or infinity; its work of the round is left out."""
+
+
+def refuse_not_finite(state: Mapping[str, Tensor], what: str) -> None:
+    """Raise :class:`Diverged` for a tensor with NaN or infinity; ``what`` names the state in the error.
+
+    Example:
+        >>> import torch
+        >>> refuse_not_finite({"w": torch.tensor([1.0, float("nan")])}, "the trained")
+        Traceback (most recent call last):
+        fedlight.federation.state.Diverged: the trained w is not finite
+    """
+    for name, value in state.items():
+        if not value.isfinite().all():
+            raise Diverged(f"{what} {name} is not finite")

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedlight.support.file_lock import FileLock
-from fedlight.support.whole_files import sync
+from fedlight.support.files import sync
 
 ENDING = ".unsaved"
 _own: set[Path] = set()

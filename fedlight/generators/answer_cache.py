@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlight.generators.chat_server import Answer
-from fedlight.support.json_files import read_json
-from fedlight.support.seals import sealed
-from fedlight.support.whole_files import whole_file
+from fedlight.support.files import read_json, sealed, whole_file
 
 
 class AnswerCache:

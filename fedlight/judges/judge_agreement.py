@@ -18,7 +18,7 @@ from fedlight.evaluation.human_agreement import Agreement, Judged, agreement
 from fedlight.evaluation.win_tie_lose import outcomes, win_tie_lose
 from fedlight.judges.duels import made_judge
 from fedlight.judges.voted_pairs import Pair, VoteCounts, read_pairs
-from fedlight.support.json_files import write_json
+from fedlight.support.files import write_json
 from fedlight.support.results import rich_text
 
 ALL, WITHOUT_CATEGORY = "all", "(none)"

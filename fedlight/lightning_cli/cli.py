@@ -26,7 +26,7 @@ from fedlight.lightning_cli.parser_words import tell, tell_reference
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
 from fedlight.support.checkpoint_files import check_readable, check_resumable
-from fedlight.support.full_disk import full_disk_named
+from fedlight.support.files import full_disk_named
 
 ELSEWHERE = re.compile(r"best|last|hpc|registry(:.*)?|\w+://.*")
 """What Lightning itself looks up: its words for a checkpoint, and addresses."""

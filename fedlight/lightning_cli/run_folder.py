@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedlight.support.file_lock import FileLock, holder, this_process
-from fedlight.support.folders import refuse_unwritable
-from fedlight.support.whole_files import remove_unfinished
+from fedlight.support.files import refuse_unwritable, remove_unfinished
 
 LOCK = "run.lock"
 

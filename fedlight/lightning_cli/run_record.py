@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from fedlight.support.contents import tables_since
-from fedlight.support.json_files import read_json, write_json
+from fedlight.support.files import read_json, sealed, write_json
 from fedlight.support.results import versions
-from fedlight.support.seals import sealed
 
 NAME = "run.json"
 

@@ -15,7 +15,7 @@ from fedlight.datamodules.rows.columns import check_columns, text_at
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.vectors.encoders import Encoder, HashedEncoder, SentenceEncoder
 from fedlight.evaluation.coverage import domain_coverage
-from fedlight.support.json_files import result_of
+from fedlight.support.files import result_of
 
 
 def domain_table(

@@ -13,7 +13,7 @@ import numpy as np
 from fedlight.datamodules.rows.rows import Rows, load_rows
 from fedlight.evaluation.judge import Fields
 from fedlight.judges.toy_and_selector import OracleJudge, SelectorJudge
-from fedlight.support.json_files import result_of
+from fedlight.support.files import result_of
 from fedlight.toy.oracle import Oracle
 
 Scores = Callable[[Sequence[Fields], Sequence[str], Sequence[str]], list[float]]

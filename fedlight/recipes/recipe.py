@@ -22,8 +22,7 @@ from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.recipes.chosen_stages import chosen_stages
 from fedlight.recipes.overlay import merge_arguments, merge_recipes
 from fedlight.recipes.stages import Stage
-from fedlight.support.json_files import write_json
-from fedlight.support.seals import sealed
+from fedlight.support.files import sealed, write_json
 
 Recipe = dict[str, Any]
 OVER_SEEDS = "over_seeds"

@@ -19,10 +19,15 @@ from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.config_files import check_config
 from fedlight.recipes.overlay import as_yaml, is_class, set_in, setting_order
 from fedlight.support.contents import Contents, changed, contents_of, left_in, refuse_changed_results
-from fedlight.support.full_disk import full_disk_named
-from fedlight.support.json_files import DONE, read_json, remedy_for, write_json
-from fedlight.support.seals import sealed
-from fedlight.support.whole_files import write_whole
+from fedlight.support.files import (
+    DONE,
+    full_disk_named,
+    read_json,
+    remedy_for,
+    sealed,
+    write_json,
+    write_whole,
+)
 
 CONTENTS = "contents of files"
 CONFIG = "stage.yaml"

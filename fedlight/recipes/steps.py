@@ -9,7 +9,7 @@ from fedlight.datamodules.preferences.labelling import Orders, agreement, form_p
 from fedlight.datamodules.rows.rows import load_rows, write_rows
 from fedlight.datamodules.rows.votes import Comparison
 from fedlight.evaluation.win_rate import win_rate
-from fedlight.support.json_files import result_of
+from fedlight.support.files import result_of
 from fedlight.toy import rows as toy_rows
 from fedlight.toy.oracle import Oracle
 

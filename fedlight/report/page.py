@@ -33,7 +33,7 @@ from fedlight.report.sections import (
     tasks,
 )
 from fedlight.report.svg import inlined
-from fedlight.support.whole_files import whole_file
+from fedlight.support.files import whole_file
 
 SECTIONS = (
     *(overview, curves, clients, client_data, devices, groups, coverage, leakage),

@@ -15,7 +15,7 @@ from typing import Any
 from fedlight.report.folders import SEED, begun, labels, methods, runs_below
 from fedlight.report.tables import Rows, merged, objects, text_can_hold
 from fedlight.support.contents import OWN_FILES, digest_of
-from fedlight.support.seals import CHANGED, unsealed
+from fedlight.support.files import CHANGED, unsealed
 
 
 class Run:

@@ -1,14 +1,14 @@
-"""Refusals of settings that cannot be meant, raised before any work is done."""
+"""Checks of settings, made before any work."""
 
 import difflib
 from collections.abc import Iterable
 
 
 def check_choice(setting: str, value: str, options: Iterable[str]) -> None:
-    """Refuses a value that is not among the options, and says which is near.
+    """Check that a value is among the options.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is not; the error names options with similar names.
 
     Example:
         >>> check_choice("optimizer", "AdmaW", ["SGD", "Adam", "AdamW"])
@@ -28,7 +28,7 @@ def check_choice(setting: str, value: str, options: Iterable[str]) -> None:
 
 
 def check_range(setting: str, value: float, low: float, high: float, above_low: bool = False) -> None:
-    """Refuses a number outside ``[low, high]``, or ``(low, high]`` with ``above_low``.
+    """Check that a number is in ``[low, high]``, or in ``(low, high]`` with ``above_low``.
 
     Raises:
         ValueError: it is outside.
@@ -44,10 +44,10 @@ def check_range(setting: str, value: float, low: float, high: float, above_low: 
 
 
 def check_precision(precision: str) -> None:
-    """Refuses a ``trainer.precision`` that would turn fp32 adapters into half precision.
+    """Check that ``trainer.precision`` keeps fp32 adapters in full precision.
 
     Raises:
-        ValueError: it would.
+        ValueError: it would round them.
 
     Example:
         >>> check_precision("bf16-mixed")
@@ -62,3 +62,25 @@ def check_precision(precision: str) -> None:
             f"trainer.precision={precision!r} would round the adapter after every step: set model.dtype, which is "
             "the base's, to 'bf16' or 'fp16', and trainer.precision to '32-true' or to a '-mixed' one"
         )
+
+
+def refuse_below(least: int, owner: str = "", **settings: int | None) -> None:
+    """Check that settings are at least ``least``; None is not checked.
+
+    Args:
+        least: smallest allowed value.
+        owner: prefix of the names in an error, such as ``"federated."``.
+        settings: name -> value.
+
+    Raises:
+        ValueError: a setting is too small.
+
+    Example:
+        >>> refuse_below(1, "federated.", local_steps=3, clients_per_round=None)
+        >>> refuse_below(1, "federated.", local_steps=0)
+        Traceback (most recent call last):
+        ValueError: federated.local_steps=0 must be at least 1
+    """
+    for name, value in settings.items():
+        if value is not None and value < least:
+            raise ValueError(f"{owner}{name}={value} must be at least {least}")

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedlight.support.json_files import DONE, read_json, remedy_for
+from fedlight.support.files import DONE, read_json, remedy_for
 
 OUTPUTS = ("output", "path", "folder", "dirpath", "cache")
 OUTPUT_ENDINGS = ("_folder", "_dir", "_cache", "_path")

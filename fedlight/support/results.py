@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from fedlight.support.whole_files import write_whole
+from fedlight.support.files import write_whole
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -9,8 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedlight.support.seals import sealed, unsealed
-from fedlight.support.whole_files import write_whole
+from fedlight.support.files import sealed, unsealed, write_whole
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"

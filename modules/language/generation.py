@@ -10,7 +10,7 @@ from torch import Tensor
 from fedlight.modules.language.stopping import decode_behind, stop_at, until
 from fedlight.modules.language.streams import own_stream
 from fedlight.support.checks import check_range
-from fedlight.support.eval_mode import eval_mode
+from fedlight.support.torch_parts import eval_mode
 
 
 def complete(

@@ -15,7 +15,7 @@ from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.modules.language.generation import opening_ids
 from fedlight.modules.language.readout import head_logits, hidden_states
 from fedlight.support.checks import check_range
-from fedlight.support.eval_mode import eval_mode
+from fedlight.support.torch_parts import eval_mode
 
 
 class Scored(NamedTuple):

@@ -22,12 +22,11 @@ from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.fewfedpit import FewFedPIT
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.channel import Identity, serialized_bytes
+from fedlight.federation.channel import Identity, Wire, serialized_bytes
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.codecs import Quantize
 from fedlight.federation.privacy import ClipAndNoise, PrivateMean
 from fedlight.federation.server import FedAvgM
-from fedlight.federation.wire import Wire
 
 SIZES = {name: len(indices) for name, indices in ten_clients(None).items()}
 NORM = {"net.1.weight", "net.1.bias"}

@@ -29,13 +29,12 @@ from fedlight.federation.algorithms.fewfedweight import FewFedWeight
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.local_self_generation import LocalSelfGeneration
 from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.channel import Identity
+from fedlight.federation.channel import Identity, Wire
 from fedlight.federation.client import Update, Visit
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.privacy import PrivateMean
 from fedlight.federation.server import Average, FedAdam, FedAvgM
-from fedlight.federation.wire import Wire
 
 NAN, INF = float("nan"), float("inf")
 

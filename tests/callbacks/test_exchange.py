@@ -5,10 +5,9 @@ import torch
 from fedlight.callbacks.loop.exchange import Exchange
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.channel import Identity
+from fedlight.federation.channel import Identity, Wire
 from fedlight.federation.client import Client, Visit, Work
 from fedlight.federation.codecs import TopK
-from fedlight.federation.wire import Wire
 
 WORK = Work(num_steps=1, lr=1.0, mean_loss=0.0, seconds=0.0, lr_sums={"w": 1.0})
 STATE = {"w": torch.tensor([1.0, 2.0])}

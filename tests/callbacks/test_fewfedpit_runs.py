@@ -12,10 +12,10 @@ from torch import nn
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fewfedpit import FewFedPIT
+from fedlight.federation.channel import Wire
 from fedlight.federation.codecs import Quantize
 from fedlight.federation.server import FedAdam
 from fedlight.federation.state import read
-from fedlight.federation.wire import Wire
 
 
 def made_in(data):

@@ -7,10 +7,9 @@ import pytest
 from plain_lightning import federate
 
 from fedlight.callbacks.loop.privacy_account import PrivacyAccount
-from fedlight.federation.channel import Identity
+from fedlight.federation.channel import Identity, Wire
 from fedlight.federation.codecs import Quantize
 from fedlight.federation.privacy import ClipAndNoise, PrivateMean, gaussian_epsilon, sampled_epsilon
-from fedlight.federation.wire import Wire
 
 
 class Logged(L.Callback):

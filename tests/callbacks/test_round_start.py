@@ -27,10 +27,10 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.wrapper import FederatedWrapper
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.channel import Wire
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.codecs import TopK
 from fedlight.federation.server import FedAdam
-from fedlight.federation.wire import Wire
 
 ROUNDS, STEPS = 4, 6  # three visits of two steps
 LAST = STEPS - 1

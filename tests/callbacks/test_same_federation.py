@@ -19,10 +19,10 @@ from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.channel import Wire
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.server import FedAdam, FedAvgM
-from fedlight.federation.wire import Wire
 from fedlight.support.settings_record import constructor_arguments
 
 

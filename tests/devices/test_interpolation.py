@@ -5,8 +5,7 @@ import random
 import pytest
 
 from fedlight.devices.cost import CostMeter
-from fedlight.devices.interpolation import anchors
-from fedlight.devices.shape import BatchShape
+from fedlight.devices.shape import BatchShape, anchors
 from fedlight.modules.dpo import DPOModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule

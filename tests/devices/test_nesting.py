@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import torch
 
-from fedlight.devices.nesting import tensors, with_parts
+from fedlight.support.torch_parts import tensors, with_parts
 
 Pair = namedtuple("Pair", "x y")
 

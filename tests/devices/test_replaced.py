@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedlight.devices.replaced import replaced
+from fedlight.support.torch_parts import replaced
 
 
 class Owner:

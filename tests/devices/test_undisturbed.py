@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torchmetrics import CatMetric, MetricCollection, SumMetric
 
-from fedlight.devices.undisturbed import undisturbed
+from fedlight.support.torch_parts import undisturbed
 
 
 class Keeps(nn.Module):

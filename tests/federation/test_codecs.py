@@ -5,8 +5,8 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
+from fedlight.federation.channel import pack, unpack
 from fedlight.federation.codecs import Quantize, TopK
-from fedlight.federation.wire import pack, unpack
 
 # The 16 levels of QLoRA (https://arxiv.org/abs/2305.14314), appendix E.
 BELOW = [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlight.support.full_disk import full_disk_named
+from fedlight.support.files import full_disk_named
 
 
 def test_names_the_file_and_the_remedy():

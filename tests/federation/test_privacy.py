@@ -10,7 +10,7 @@ from plain_lightning import federate
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from fedlight.federation.channel import Identity
+from fedlight.federation.channel import Identity, Wire
 from fedlight.federation.client import Client, Update
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.privacy import (
@@ -20,7 +20,6 @@ from fedlight.federation.privacy import (
     gaussian_epsilon,
     sampled_epsilon,
 )
-from fedlight.federation.wire import Wire
 
 DELTA = 1e-4
 

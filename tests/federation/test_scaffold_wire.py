@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.wrapper import FederatedWrapper
 from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.channel import Wire
 from fedlight.federation.codecs import Quantize, TopK
-from fedlight.federation.wire import Wire
 
 WIRES = {
     "nf4": {"up": Quantize("nf4")},

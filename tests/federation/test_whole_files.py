@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from fedlight.support.whole_files import remove_unfinished, whole_file, write_whole
+from fedlight.support.files import remove_unfinished, whole_file, write_whole
 
 
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):

@@ -7,12 +7,11 @@ import yaml
 from plain_lightning import assert_equal, federate, weights
 from safetensors.torch import load, save
 
-from fedlight.federation.channel import Channel, Identity
+from fedlight.federation.channel import Channel, Identity, Wire, pack, unpack
 from fedlight.federation.client import Client
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.privacy import ClipAndNoise
 from fedlight.federation.state import movement
-from fedlight.federation.wire import Wire, pack, unpack
 
 CHAINS = {
     "fp16": [Quantize("fp16")],

@@ -6,7 +6,7 @@ import torch
 from fedlight.augmentation.less.example_gradients import example_gradients
 from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.sft import SFTModule
-from fedlight.support.eval_mode import eval_mode
+from fedlight.support.torch_parts import eval_mode
 
 WAYS = ("func", "layers")
 

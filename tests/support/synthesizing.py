@@ -13,8 +13,8 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.federated.rounds import visit_batches
 from fedlight.devices.shape import BatchShape
-from fedlight.support.eval_mode import eval_mode
 from fedlight.support.seeding import derive_seed
+from fedlight.support.torch_parts import eval_mode
 
 
 class Synthesizing(FederatedDataModule):

@@ -13,8 +13,7 @@ import numpy as np
 
 from fedlight.datamodules.instructions.augmentation import Fields
 from fedlight.datamodules.instructions.augmentation_record import digest_of
-from fedlight.support.seals import sealed_bytes, unsealed_bytes
-from fedlight.support.whole_files import write_whole
+from fedlight.support.files import sealed_bytes, unsealed_bytes, write_whole
 
 
 class ScoredBlocks:

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from fedlight.augmentation.less.example_gradients import example_gradients
 from fedlight.modules.sft import SFTModule
-from fedlight.support.eval_mode import eval_mode
+from fedlight.support.torch_parts import eval_mode
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8

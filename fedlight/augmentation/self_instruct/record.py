@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from fedlight.datamodules.instructions.augmentation import Fields
-from fedlight.support.seals import sealed, unsealed
+from fedlight.support.files import sealed, unsealed
 
 
 class Try(NamedTuple):

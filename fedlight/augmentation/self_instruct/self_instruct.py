@@ -25,7 +25,7 @@ from fedlight.augmentation.self_instruct.prompts import (
 from fedlight.augmentation.self_instruct.record import Try, fingerprint, open_record
 from fedlight.datamodules.instructions.augmentation import NO_SLOTS, Added, Augmentation, Fields
 from fedlight.generators.endpoint import TextGenerator
-from fedlight.support.lower_bounds import refuse_below
+from fedlight.support.checks import refuse_below
 from fedlight.support.progress_bar import progress_bar
 
 

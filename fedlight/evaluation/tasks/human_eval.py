@@ -15,7 +15,7 @@ from fedlight.evaluation.sandbox import Check, Limits, SandboxError, check_funct
 from fedlight.evaluation.tasks.completed_function import complete_program, stub
 from fedlight.evaluation.tasks.result import Verdict
 from fedlight.evaluation.tasks.task import Example, Prompts, Row, Task
-from fedlight.support.lower_bounds import refuse_below
+from fedlight.support.checks import refuse_below
 
 CODE_STOPS = ["\nclass ", "\ndef ", "\n#", "\nif ", "\nprint("]  # the paper's, section 2.1
 INSTRUCTION = "Create a Python script for this problem:\n{prompt}"  # as WizardCoder and others ask instruction-tuned models

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
 from fedlight.evaluation.tasks.result import TOO_LONG, Outcome, Result, Verdict
-from fedlight.support.lower_bounds import refuse_below
+from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
 
 Fields = Mapping[str, str]

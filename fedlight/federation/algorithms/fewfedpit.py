@@ -24,11 +24,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from fedlight.federation.algorithm import Algorithm, Weighting
-from fedlight.federation.candidates import Candidates
+from fedlight.federation.candidates import SYNTHETIC, Candidates
 from fedlight.federation.client import Client, NumBatches, Update, Visit, Visiting, Work
 from fedlight.federation.federation import Federation
 from fedlight.federation.state import State
-from fedlight.federation.synthesis import SYNTHETIC
 
 PRIVATE = "train"
 

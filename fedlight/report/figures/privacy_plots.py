@@ -19,7 +19,7 @@ from fedlight.report.attack_log import GLOBAL, metric_of, read_attacks
 from fedlight.report.figures.figures import COLORS, STYLE, add_legend, colors, new_figure, save
 from fedlight.report.figures.labels import Point, name_lines, name_points
 from fedlight.report.figures.privacy_table import PRETRAINED
-from fedlight.support.json_files import result_of
+from fedlight.support.files import result_of
 
 Values = Mapping[str, Sequence[float]]
 DASHES: Any = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fedlight.report.attack_log import GLOBAL, read_attacks
-from fedlight.support.json_files import result_of
+from fedlight.support.files import result_of
 from fedlight.support.results import rich_text
 
 PRETRAINED = "pre-trained"

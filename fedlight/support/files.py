@@ -1,0 +1,259 @@
+"""Files that are written whole or not at all: after a kill, on a full disk, and when the power goes.
+
+Content goes to a file beside the target first, is synced to the disk, and replaces the target in one step. A killed process
+leaves files named ``TARGET.<8 hex digits>.tmp``, which :func:`remove_unfinished` finds. Digests inside files show damage
+when such a file is read.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_UNFINISHED = re.compile(r".+\.[0-9a-f]{8}\.tmp")
+_NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES}
+"""Errors of file systems that cannot sync a folder; they order their writes in another way, or not at all."""
+
+
+@contextmanager
+def whole_file(file: Path, synced: bool = True) -> Iterator[Path]:
+    """Yield a new path in the same folder, unique to this process, which replaces ``file`` if the block ends without error.
+
+    Args:
+        file: the target; its folder is made.
+        synced: sync file and name to the disk; else :func:`sync` must be called before anything relies on them.
+
+    Raises:
+        OSError: it cannot be written; then ``file`` is as it was.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_name(f"{file.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        yield new
+        if synced:
+            sync(new)
+        os.replace(new, file)
+        if synced:
+            sync(file.parent)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def write_whole(file: Path, content: str | bytes, synced: bool = True) -> None:
+    """Write a file, all of it or nothing.
+
+    Args:
+        file: the target; its folder is made.
+        content: bytes, or text, which is written as UTF-8.
+        synced: as for :func:`whole_file`.
+
+    Raises:
+        OSError: it cannot be written; a full disk is named with the remedy.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    with full_disk_named(file), whole_file(file, synced) as new:
+        new.write_bytes(data)
+
+
+def sync(path: Path) -> None:
+    """Sync a file, or the names in a folder, to the disk.
+
+    Raises:
+        OSError: the disk fails.
+    """
+    if path.is_dir() and os.name != "posix":  # elsewhere a folder cannot be opened
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if not path.is_dir() or error.errno not in _NO_SYNC:
+            raise
+    finally:
+        os.close(handle)
+
+
+def remove_unfinished(folder: Path, but_below: str) -> int:
+    """Remove unfinished files of killed processes, and return how many there were.
+
+    Args:
+        folder: folder in which no other process writes.
+        but_below: name of a file that marks a sub-folder as another run's, which is left alone.
+    """
+    removed = 0
+    for place, folders, files in os.walk(folder):
+        if Path(place) != folder and but_below in files:
+            folders.clear()
+            continue
+        for name in files:
+            if _UNFINISHED.fullmatch(name):
+                Path(place, name).unlink(missing_ok=True)
+                removed += 1
+    return removed
+
+
+MESSAGE = "the disk is full"
+
+
+@contextmanager
+def full_disk_named(path: Path) -> Iterator[None]:
+    """Turn the error of a full disk inside the block into one that names ``path`` and the remedy.
+
+    In nested blocks the inner path is named.
+
+    Raises:
+        OSError: with ``errno.ENOSPC``.
+
+    Example:
+        >>> with full_disk_named(Path("runs/demo/visits.csv")):
+        ...     raise OSError(errno.ENOSPC, "No space left on device")
+        Traceback (most recent call last):
+        OSError: [Errno 28] the disk is full while writing runs/demo/visits.csv: free some space and ...
+    """
+    try:
+        yield
+    except Exception as error:
+        if not _is_full(error) or MESSAGE in str(error):
+            raise
+        raise OSError(
+            errno.ENOSPC,
+            f"{MESSAGE} while writing {path}: free some space and give the same command again; "
+            "a recipe goes on from what is finished, fit from the checkpoint in --ckpt_path",
+        ) from error
+
+
+def _is_full(error: Exception) -> bool:
+    """Return whether a disk is full; safetensors reports it with an error class of its own."""
+    code = getattr(error, "errno", None)
+    return code in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
+
+
+def refuse_unwritable(folder: Path, setting: str) -> None:
+    """Make a folder and check that it can be written, before hours of work.
+
+    Args:
+        folder: folder for the results.
+        setting: setting that names it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise OSError(
+            f"{setting}={folder} cannot be written ({error.strerror}): choose another folder"
+        ) from error
+
+
+DIGEST = "digest"
+CHANGED = "it is not what was written"
+_NUM_BYTES = 8
+
+
+def sealed(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a JSON object with its digest.
+
+    Example:
+        >>> sealed({"a": 1})
+        {'a': 1, 'digest': '165b44bb3d3e0923'}
+    """
+    plain: dict[str, Any] = json.loads(json.dumps(content))  # as it is read back from a file
+    return {**plain, DIGEST: _digest(plain)}
+
+
+def unsealed(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content without its digest; unchanged if it has none.
+
+    Raises:
+        ValueError: the digest is of other content.
+    """
+    plain = {key: value for key, value in content.items() if key != DIGEST}
+    if content.get(DIGEST, _digest(plain)) != _digest(plain):
+        raise ValueError(CHANGED)
+    return plain
+
+
+def sealed_bytes(data: bytes) -> bytes:
+    """Return the data with their digest.
+
+    Example:
+        >>> unsealed_bytes(sealed_bytes(b"abc"))
+        b'abc'
+    """
+    return data + hashlib.blake2b(data, digest_size=_NUM_BYTES).digest()
+
+
+def unsealed_bytes(data: bytes) -> bytes:
+    """Return the data without their digest.
+
+    Raises:
+        ValueError: the digest is of other data.
+    """
+    if sealed_bytes(data[:-_NUM_BYTES]) != data:
+        raise ValueError(CHANGED)
+    return data[:-_NUM_BYTES]
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=_NUM_BYTES).hexdigest()
+
+
+DONE = "done.json"
+"""File of a finished stage of a recipe, with ``result``, ``seconds`` and ``files``."""
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Write plain values as JSON, all or nothing."""
+    write_whole(file, json.dumps(content, indent=2) + "\n")
+
+
+def read_json(file: Path, remedy: str) -> dict[str, Any]:
+    """Return the object in a JSON file, without its digest if it has one.
+
+    Args:
+        file: the file.
+        remedy: what to do if the file is damaged.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is empty, cut, no JSON object, or its digest is of other content.
+    """
+    data = file.read_bytes()
+    try:
+        content = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        why = "it is no JSON: " + " ".join(str(error).split()) if data.strip(b"\0 \n") else "it is empty"
+        raise ValueError(f"{file} is damaged ({why}): {remedy}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} is damaged (it holds no object): {remedy}")
+    try:
+        return unsealed(content)
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}): {remedy}") from None
+
+
+def result_of(folder: str | Path) -> dict[str, Any]:
+    """Return what a finished stage has returned: the dict of its call, or ``{"metrics": ...}`` of its command.
+
+    Raises:
+        ValueError: the stage is not done, or its ``done.json`` is damaged.
+    """
+    file = Path(folder) / DONE
+    if not file.is_file():
+        raise ValueError(f"{file}: there is no such file: give the folder of a finished stage")
+    result: dict[str, Any] = read_json(file, remedy_for(file.parent)).get("result", {})
+    return result
+
+
+def remedy_for(stage: Path) -> str:
+    """Return how to have a damaged stage done again."""
+    return f"delete the folder {stage} and those of the stages after it, and the same command does them again"
