@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlight.devices.shape import BatchShape, anchors
-from fedlight.devices.shape_run import DryRun
+from fedlight.devices.shape_run import ShapeRun
 from fedlight.support.torch_parts import replaced, tensors, undisturbed, with_parts
 
 logger = logging.getLogger("fedlight")
@@ -175,7 +175,7 @@ def _counted(module: Any, batch: Any, step: Callable[[], Tensor], checkpointing:
             weight.grad = torch.zeros_like(weight)
     known += [weight.grad for weight in known if weight.grad is not None]
     with torch.random.fork_rng(), torch.enable_grad(), _checkpointing(module, checkpointing):
-        counted = DryRun(known)
+        counted = ShapeRun(known)
         with counted:
             step().backward()
     return StepCost(counted.flops, counted.peak_bytes)

@@ -32,7 +32,7 @@ FLOPS: dict[Any, Callable[..., int]] = {
 """FLOPs of an operation as in ``torch.utils.flop_counter``, 2 for a multiplication with its addition."""
 
 
-class DryRun(TorchDispatchMode):
+class ShapeRun(TorchDispatchMode):
     """Counter of the FLOPs of what runs inside it, and of the bytes that live at the same time.
 
     Tensors with values are computed, and counted in the same way.
@@ -46,7 +46,7 @@ class DryRun(TorchDispatchMode):
 
     Example:
         >>> weight, x = torch.ones(4, 3, device="meta"), torch.ones(2, 4, device="meta")
-        >>> with DryRun([weight, x]) as counted:
+        >>> with ShapeRun([weight, x]) as counted:
         ...     y = (x @ weight) + 1
         >>> counted.flops, counted.peak_bytes  # 2 * 2 * 4 * 3; two tensors of 2 * 3 * 4 bytes
         (48, 48)
@@ -66,7 +66,7 @@ class DryRun(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled here: avoids a wrapper around every operation
 
-    def __enter__(self) -> "DryRun":
+    def __enter__(self) -> "ShapeRun":
         self._attention.enter_context(_fused_on_meta())
         super().__enter__()
         return self

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedlight.devices.cost import Checkpointed, CostMeter, Sketched, without_weights
 from fedlight.devices.shape import BatchShape
-from fedlight.devices.shape_run import DryRun
+from fedlight.devices.shape_run import ShapeRun
 from fedlight.modules.dpo import DPOModule
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
@@ -186,7 +186,7 @@ def test_a_copy_without_weights_keeps_ties_and_drops_the_trainer():
 
 def test_live_bytes_follow_births_and_deaths():
     x = torch.ones(10, device="meta")
-    with DryRun([x]) as counted:
+    with ShapeRun([x]) as counted:
         a = x + 1  # 40
         b = a * 2  # 80
         del a
