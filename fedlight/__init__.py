@@ -86,15 +86,15 @@ _FILES = {
     # How good it is.
     "WinRate": "callbacks.scores.win_rate",
     "Judge": "evaluation.judge",
-    "OracleJudge": "judges.toy_and_selector",
-    "FactJudge": "judges.fact_judge",
-    "LengthJudge": "judges.length_judge",
+    "OracleJudge": "judges.rule_judges",
+    "FactJudge": "judges.rule_judges",
+    "LengthJudge": "judges.rule_judges",
     "LocalJudge": "judges.local_judge",
     "ChatEndpoint": "generators.endpoint",
     "LocalGenerator": "generators.local_generator",
     "ToyTeacher": "generators.toy_teacher",
     "ChatJudge": "judges.chat_judge",
-    "SelectorJudge": "judges.toy_and_selector",
+    "SelectorJudge": "judges.selector_judge",
     "TaskScores": "callbacks.scores.task_scores",
     "TaskDataModule": "datamodules.instructions.task_data",
     "TaskRows": "datamodules.rows.task_rows",
@@ -243,11 +243,11 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.generators.local_generator import LocalGenerator as LocalGenerator
     from fedlight.generators.toy_teacher import ToyTeacher as ToyTeacher
     from fedlight.judges.chat_judge import ChatJudge as ChatJudge
-    from fedlight.judges.fact_judge import FactJudge as FactJudge
-    from fedlight.judges.length_judge import LengthJudge as LengthJudge
     from fedlight.judges.local_judge import LocalJudge as LocalJudge
-    from fedlight.judges.toy_and_selector import OracleJudge as OracleJudge
-    from fedlight.judges.toy_and_selector import SelectorJudge as SelectorJudge
+    from fedlight.judges.rule_judges import FactJudge as FactJudge
+    from fedlight.judges.rule_judges import LengthJudge as LengthJudge
+    from fedlight.judges.rule_judges import OracleJudge as OracleJudge
+    from fedlight.judges.selector_judge import SelectorJudge as SelectorJudge
     from fedlight.modules.dpo import DPOModule as DPOModule
     from fedlight.modules.projector import ProjectorModule as ProjectorModule
     from fedlight.modules.reward import RewardModule as RewardModule

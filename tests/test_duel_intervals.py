@@ -15,7 +15,7 @@ from fedlight.evaluation.length_controlled import Compared, length_controlled
 from fedlight.judges.duels import duels
 from fedlight.modules.dpo import DPOModule
 
-LONGER = {"class_path": "fedlight.judges.length_judge.LengthJudge"}
+LONGER = {"class_path": "fedlight.LengthJudge"}
 LENGTHS = [3, 9, 9, 4, 9, 9, 9, 2, 9, 9, 9, 6]
 
 

@@ -10,7 +10,8 @@ from tiny_world import EVAL_PROMPTS, fedlight, table, write_rows
 from fedlight.datamodules.preferences.completions import CompletionPairDataModule
 from fedlight.datamodules.preferences.labelling import form_pairs, gather, majority
 from fedlight.datamodules.rows.rows import load_rows
-from fedlight.judges.toy_and_selector import OracleJudge, SelectorJudge
+from fedlight.judges.rule_judges import OracleJudge
+from fedlight.judges.selector_judge import SelectorJudge
 from fedlight.modules.selector import SelectorModule
 from fedlight.toy import rows
 from fedlight.toy.oracle import Oracle
@@ -154,10 +155,7 @@ def test_a_config_names_prompts_and_judges(adapter, tiny_model, tmp_path):
     source = {"source": EVAL_PROMPTS, "tokenizer": tiny_model, "max_tokens": 128}
     prompts = {"class_path": "fedlight.datamodules.preferences.prompts.PromptDataModule", "init_args": source}
     options = {"OracleJudge": {"opposition": 1.0}, "SelectorJudge": {"adapter": adapter, "model": tiny_model}}
-    judges = {
-        name: {"class_path": f"fedlight.judges.toy_and_selector.{name}", "init_args": own}
-        for name, own in options.items()
-    }
+    judges = {name: {"class_path": f"fedlight.{name}", "init_args": own} for name, own in options.items()}
     callback = {
         "class_path": "fedlight.callbacks.scores.win_rate.WinRate",
         "init_args": {"prompts": prompts, "judges": judges, "max_new_tokens": 6},

@@ -9,9 +9,9 @@ from transformers import AutoTokenizer
 from fedlight.evaluation.both_positions import BothPositions
 from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.judges.duels import made_judge
-from fedlight.judges.length_judge import LengthJudge
 from fedlight.judges.local_judge import LocalJudge, likeliest
 from fedlight.judges.pairwise import WORDS, pairwise_prompt
+from fedlight.judges.rule_judges import LengthJudge
 from fedlight.modules.sft import SFTModule
 
 FIELDS = [{"prompt": f"{name} bakes bread ."} for name in ("anna", "ben", "gina", "finn", "anna", "ben")]
@@ -125,6 +125,6 @@ def test_equal_probabilities_tie():
 
 
 def test_the_longer_answer_wins():
-    longer = made_judge({"class_path": "fedlight.judges.length_judge.LengthJudge"})
+    longer = made_judge({"class_path": "fedlight.LengthJudge"})
     assert isinstance(longer, LengthJudge)
     assert longer.verdicts([{}] * 3, ["ab ", "a", ""], ["ab", "abc", "x"]) == [0.5, 0, 0]

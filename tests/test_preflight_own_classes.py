@@ -120,7 +120,7 @@ def test_an_augmentation_inside_a_datamodule(project, tmp_path):
 def test_fedlights_own_classes_say_it_in_the_same_way():
     from fedlight.augmentation.less.less import LESS
     from fedlight.generators.endpoint import ChatEndpoint
-    from fedlight.judges.length_judge import LengthJudge
+    from fedlight.judges.rule_judges import LengthJudge
     from fedlight.modules.selector import SelectorModule
 
     assert isinstance(LESS, Requires)

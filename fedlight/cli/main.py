@@ -42,7 +42,7 @@ def _main(argv: list[str]) -> None:
         print(f"fedlight {__version__}")
     elif command == "run":
         with one_line_errors():
-            from fedlight.cli.run_command import main as run_recipe
+            from fedlight.cli.run import main as run_recipe
 
             run_recipe(argv[1:])
     elif command == "plan":

@@ -1,17 +1,15 @@
-"""The one interface of judges: which of two answers to a prompt is the better one.
+"""Interface of judges, which tell the better of two answers to a prompt.
 
-=========================================  ===========================================================================
-``fedlight.judges.toy_and_selector.OracleJudge``            knows every client's taste in the embedded world
-``fedlight.judges.fact_judge.FactJudge``          knows the facts of the embedded instruction domains
-``fedlight.judges.toy_and_selector.SelectorJudge``          a trained selector, or several, of which the majority decides
-``fedlight.judges.local_judge.LocalJudge``        a language model on this machine: which verdict it finds likeliest
-``fedlight.judges.chat_judge.ChatJudge``          whatever writes text: an endpoint or a local model, asked in words
-``fedlight.judges.length_judge.LengthJudge``      the longer answer wins: the baseline of every judge
-=========================================  ===========================================================================
+* ``fedlight.OracleJudge``: knows every client's taste in the embedded world.
+* ``fedlight.FactJudge``: knows the facts of the embedded instruction domains.
+* ``fedlight.SelectorJudge``: a trained selector, or several, of which the majority decides.
+* ``fedlight.LocalJudge``: a language model on this machine; the verdict that it finds likeliest.
+* ``fedlight.ChatJudge``: an endpoint or a local model, asked in words.
+* ``fedlight.LengthJudge``: the longer answer wins; the baseline of every judge.
 
-A judge gives verdicts, and all else follows: scores here, both orders of a pair in `fedlight.evaluation.both_positions`,
-wins with their intervals in `fedlight.evaluation.win_tie_lose`, agreement with people in
-`fedlight.evaluation.human_agreement`.
+A judge gives verdicts, from which all else follows: scores here, both orders of a pair in
+`fedlight.evaluation.both_positions`, wins with their intervals in `fedlight.evaluation.win_tie_lose`, agreement with people
+in `fedlight.evaluation.human_agreement`.
 """
 
 import math

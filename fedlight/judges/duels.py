@@ -14,7 +14,7 @@ from fedlight.evaluation.both_positions import BothPositions
 from fedlight.evaluation.judge import Judge
 from fedlight.evaluation.length_controlled import Compared, length_controlled
 from fedlight.evaluation.win_tie_lose import WinTieLose, outcomes, win_tie_lose
-from fedlight.recipes.task_answers import TaskAnswer, read_answers
+from fedlight.judges.task_answers import TaskAnswer, read_answers
 from fedlight.support.results import rich_text
 
 REFERENCE = "reference"
@@ -42,7 +42,7 @@ def duels(
     Args:
         methods: method -> folder of a run with the callback ``TaskScores``. Of a run that scored its clients' own models,
             each client's answers are judged, and all of them count.
-        judge: ``class_path`` and ``init_args`` of a judge, such as ``fedlight.judges.fact_judge.FactJudge``.
+        judge: ``class_path`` and ``init_args`` of a judge, such as ``fedlight.FactJudge``.
         task: whose answers.
         output: a folder for ``verdicts.jsonl``, every pair with both its verdicts.
         against: the folder of the run whose answers they are compared with; None: the right answer of each row.
@@ -93,7 +93,7 @@ def made_judge(spec: dict[str, Any]) -> Judge:
         ValueError: there is no such class, or it does not have these arguments.
 
     Example:
-        >>> made_judge({"class_path": "fedlight.judges.fact_judge.FactJudge", "init_args": {"seed": 3}}).seed
+        >>> made_judge({"class_path": "fedlight.FactJudge", "init_args": {"seed": 3}}).seed
         3
     """
     from argparse import ArgumentError

@@ -12,7 +12,8 @@ import numpy as np
 
 from fedlight.datamodules.rows.rows import Rows, load_rows
 from fedlight.evaluation.judge import Fields
-from fedlight.judges.toy_and_selector import OracleJudge, SelectorJudge
+from fedlight.judges.rule_judges import OracleJudge
+from fedlight.judges.selector_judge import SelectorJudge
 from fedlight.support.files import result_of
 from fedlight.toy.oracle import Oracle
 

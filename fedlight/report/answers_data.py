@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedlight.recipes.task_answers import last_moment
+from fedlight.judges.task_answers import last_moment
 from fedlight.report import facts
 from fedlight.report.parts import Answer
 from fedlight.report.runs import Run

@@ -1,4 +1,4 @@
-"""Judges of pairs of answers: the embedded world's oracle, and a trained selector. See `fedlight.evaluation.judge`."""
+"""Judge that asks a trained selector."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,90 +15,31 @@ from fedlight.datamodules.text.examples import collate_choices
 from fedlight.datamodules.text.templates import Template, check_choice
 from fedlight.datamodules.text.tokens import load_tokenizer, pad_id
 from fedlight.evaluation.judge import Fields, Judge, check_slots
-from fedlight.evaluation.win_rate import win_rate
 from fedlight.generators.local_generator import make_ready
 from fedlight.modules.selector import SelectorModule, check_odd
 from fedlight.support.needs import Model, Need
-from fedlight.toy.oracle import Oracle
-
-
-class OracleJudge(Judge):
-    """Knows every client's taste: the answer with the higher mean utility is better.
-
-    Args:
-        seed: of the embedded world; this and the next three have to be those of the votes.
-        opposition: how far the clients' groups contradict each other, in [0, 1].
-        num_clients: of the world.
-        votes_per_client: the median number of training votes of a client.
-        group: whose mean taste counts; None: that of all clients.
-
-    Raises:
-        ValueError: a setting is out of range, or nobody is in the group.
-
-    Example:
-        >>> post = {"prompt": "anna bakes bread . ben reads maps ."}
-        >>> OracleJudge().scores([post] * 2, ["anna bakes bread .", "same"], ["anna bakes pies .", "same"])
-        [1.0, 0.5]
-    """
-
-    sees_order = False
-
-    def __init__(
-        self,
-        seed: int = 0,
-        opposition: float = 0.2,
-        num_clients: int = 40,
-        votes_per_client: float = 120.0,
-        group: str | None = None,
-    ) -> None:
-        self.group = group
-        self._oracle = Oracle(
-            seed, opposition=opposition, num_clients=num_clients, votes_per_client=votes_per_client
-        )
-        self._oracle.utility("", "", group)  # refuses a group of nobody now, not at the first pair
-
-    def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
-        """Who is better, pair by pair; see `fedlight.evaluation.judge`.
-
-        Args:
-            fields: per prompt its ``prompt``, the post.
-            ours: an answer to each.
-            theirs: another answer to each.
-
-        Raises:
-            ValueError: there is no ``prompt`` among the fields.
-        """
-        check_slots(["prompt"], fields, "OracleJudge")
-        return [
-            win_rate([self._utility(own, a)], [self._utility(own, b)]) if a.strip() != b.strip() else 0.5
-            for own, a, b in zip(fields, ours, theirs, strict=True)
-        ]
-
-    def _utility(self, fields: Fields, answer: str) -> float:
-        return self._oracle.utility(fields["prompt"], answer, self.group)
 
 
 class SelectorJudge(Judge):
-    """Asks a trained selector, or several adapters, of which the majority decides.
+    """Judge that asks a trained selector, or several adapters, of which the majority decides.
 
-    The pairs are shown as ``CompletionPairDataModule`` shows them, and the votes are counted as for the labels. A pair
-    that does not fit into ``max_tokens`` is not read; how many there are is said once. The model is loaded at the first
-    pair that has to be read.
+    Pairs are shown as ``CompletionPairDataModule`` shows them, and votes are counted as for labels. A pair that does not fit
+    into ``max_tokens`` is not read; their number is logged once. The model is loaded at the first pair to be read.
 
     Args:
         adapter: folder of one adapter, or of several.
         model: the selector's base: hub name, folder, or ``"toy"``.
         base: ``plain``, ``int8`` or ``nf4``.
-        choice_template: a name or a text, as in the selector's training.
-        choices: likewise.
-        max_tokens: most tokens of a pair, likewise.
-        orders: show each pair in both orders, so that a taste for the first position cancels, or in one.
-        dtype: of the base: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
+        choice_template: name or text of the template of the selector's training.
+        choices: the two labels of that training.
+        max_tokens: most tokens of a pair, as in that training.
+        orders: ``both``: show each pair in both orders, so that a preference for the first position cancels; or ``one``.
+        dtype: number type of the base: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
         batch_size: sequences per forward pass.
         device: ``auto`` is the GPU where there is one.
 
     Attributes:
-        too_long: pairs so far that did not fit.
+        too_long: number of pairs so far that did not fit.
 
     Raises:
         FileNotFoundError: there is no such adapter.
@@ -128,15 +69,15 @@ class SelectorJudge(Judge):
         self.too_long = 0
         self._selector = SelectorModule(model, base=base, choices=choices, adapter=adapter, dtype=dtype)
         self._tokenizer: Any = None
-        check_odd(len(self._selector.adapter_names))  # looks into the folder now, not at the first pair
+        check_odd(len(self._selector.adapter_names))  # reads the folder now, not at the first pair
 
     @classmethod
     def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
-        """The model."""
+        """Return the model."""
         return [Model(settings["model"])]
 
     def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
-        """Who is better, pair by pair; see `fedlight.evaluation.judge`.
+        """Return a verdict on each pair; see `fedlight.evaluation.judge`.
 
         Args:
             fields: per prompt the texts of the template's slots.
@@ -156,12 +97,12 @@ class SelectorJudge(Judge):
         if different:
             log_probs = self._log_probs([pairs[index] for index in different])
             winners = majority(log_probs)
-            said = np.where(winners == 0, 1.0, np.where(winners == 1, 0.0, 0.5))
-            found[different] = np.where(np.isnan(log_probs).any(axis=(0, 2)), np.nan, said)
+            verdicts = np.where(winners == 0, 1.0, np.where(winners == 1, 0.0, 0.5))
+            found[different] = np.where(np.isnan(log_probs).any(axis=(0, 2)), np.nan, verdicts)
         return [float(verdict) for verdict in found]
 
     def _log_probs(self, pairs: list[Comparison]) -> np.ndarray:
-        """``(selectors, pairs, 2)``, as `fedlight.datamodules.preferences.labelling.gather` has them; NaN where too long."""
+        """Return log-probabilities, ``(selectors, pairs, 2)``, in the form of ``labelling.gather``; NaN where too long."""
         selector = self._loaded()
         encoded = encode_choice(self._tokenizer, self.template, pairs, self.max_tokens, self.choices)
         fits = np.flatnonzero(encoded.both_kept())
@@ -170,17 +111,17 @@ class SelectorJudge(Judge):
         return gather(self._votes(selector, ShownPairs(encoded, rows)), len(pairs), self.orders)
 
     def _votes(self, selector: SelectorModule, shown: ShownPairs) -> Iterator[dict[str, Any]]:
-        """What the selector says of each sequence, in the form of the rows that ``votes.yaml`` writes."""
+        """Yield the selector's vote on each sequence, in the form of the rows that ``votes.yaml`` writes."""
         for start in range(0, len(shown), self.batch_size):
             sequences = [shown[i] for i in range(start, min(start + self.batch_size, len(shown)))]
             batch = collate_choices(
                 [choice for choice, _, _ in sequences], pad_id(self._tokenizer), with_types=False
             )
             with torch.no_grad():
-                said = selector.predict_step(
+                votes = selector.predict_step(
                     {k: part.to(selector.causal_lm.device) for k, part in batch.items()}, 0
                 )
-            for (_, index, order), log_probs in zip(sequences, said.tolist(), strict=True):
+            for (_, index, order), log_probs in zip(sequences, votes.tolist(), strict=True):
                 yield {"index": index, "order": order, "logp_a": log_probs[0], "logp_b": log_probs[1]}
 
     def _loaded(self) -> SelectorModule:
@@ -189,9 +130,9 @@ class SelectorJudge(Judge):
             make_ready(self._selector, self.device)
         return self._selector
 
-    def _count_too_long(self, found: int, of: int) -> None:
+    def _count_too_long(self, found: int, number: int) -> None:
         if found and not self.too_long:
             rank_zero_info(
-                f"SelectorJudge: {found} of {of} pairs are longer than max_tokens={self.max_tokens} and count one half"
+                f"SelectorJudge: {found} of {number} pairs are longer than max_tokens={self.max_tokens} and count one half"
             )
         self.too_long += found

@@ -1,0 +1,141 @@
+"""Judges that follow a rule and load no model: the embedded world's oracle, its facts, and the length of answers."""
+
+from collections.abc import Sequence
+
+from fedlight.evaluation.judge import Fields, Judge, check_slots
+from fedlight.evaluation.win_rate import win_rate
+from fedlight.toy.instructions import DOMAINS, answer
+from fedlight.toy.oracle import Oracle
+from fedlight.toy.world import NAMES
+
+DOMAIN_OF = {area: name for name, domain in DOMAINS.items() for area in domain.areas}
+
+
+class OracleJudge(Judge):
+    """Judge that knows every client's taste in the embedded world: the answer with the higher mean utility is better.
+
+    Args:
+        seed: seed of the embedded world; this and the next three have to be those of the votes.
+        opposition: how far the clients' groups contradict each other, in [0, 1].
+        num_clients: number of clients of the world.
+        votes_per_client: median number of training votes of a client.
+        group: group whose mean taste counts; None: that of all clients.
+
+    Raises:
+        ValueError: a setting is out of range, or the group has no client.
+
+    Example:
+        >>> post = {"prompt": "anna bakes bread . ben reads maps ."}
+        >>> OracleJudge().scores([post] * 2, ["anna bakes bread .", "same"], ["anna bakes pies .", "same"])
+        [1.0, 0.5]
+    """
+
+    sees_order = False
+
+    def __init__(
+        self,
+        seed: int = 0,
+        opposition: float = 0.2,
+        num_clients: int = 40,
+        votes_per_client: float = 120.0,
+        group: str | None = None,
+    ) -> None:
+        self.group = group
+        self._oracle = Oracle(
+            seed, opposition=opposition, num_clients=num_clients, votes_per_client=votes_per_client
+        )
+        self._oracle.utility("", "", group)  # refuses an empty group now, not at the first pair
+
+    def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
+        """Return a verdict on each pair; see `fedlight.evaluation.judge`.
+
+        Raises:
+            ValueError: ``prompt``, the post, is not among the fields.
+        """
+        check_slots(["prompt"], fields, "OracleJudge")
+        return [
+            win_rate([self._utility(own, a)], [self._utility(own, b)]) if a.strip() != b.strip() else 0.5
+            for own, a, b in zip(fields, ours, theirs, strict=True)
+        ]
+
+    def _utility(self, fields: Fields, answer: str) -> float:
+        return self._oracle.utility(fields["prompt"], answer, self.group)
+
+
+class FactJudge(Judge):
+    """Judge that knows the facts of the embedded domains: the answer with more right words is better.
+
+    Args:
+        seed: seed of the embedded world, as in the source of the rows.
+        slot: slot of the prompt whose text ends in the topic, a name and a thing.
+
+    Example:
+        >>> from fedlight.toy.instructions import answer
+        >>> topic, right = {"input": "anna bees"}, answer(0, "farm", ("bees", "anna"))
+        >>> FactJudge().scores([topic] * 3, [right, "kind", right.split()[0]], ["rude", "rude", right])
+        [1.0, 0.5, 0.0]
+    """
+
+    sees_order = False
+
+    def __init__(self, seed: int = 0, slot: str = "input") -> None:
+        self.seed, self.slot = seed, slot
+
+    def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
+        """Return a verdict on each pair; see `fedlight.evaluation.judge`.
+
+        Raises:
+            ValueError: a prompt has no such slot, or asks about no topic of a domain.
+        """
+        check_slots([self.slot], fields, "FactJudge")
+        right = [self._right(own[self.slot]) for own in fields]
+        return [
+            win_rate([share_right(a, known)], [share_right(b, known)])
+            for known, a, b in zip(right, ours, theirs, strict=True)
+        ]
+
+    def _right(self, text: str) -> str:
+        name, area = ["", "", *text.split()][-2:]
+        if name not in NAMES or area not in DOMAIN_OF:
+            raise ValueError(
+                f"FactJudge: {self.slot}={text!r} does not end in a name and a thing of the toy domains: judge answers to "
+                "rows of toy:instructions, and set slot to the name of their input"
+            )
+        return answer(self.seed, DOMAIN_OF[area], (area, name))
+
+
+class LengthJudge(Judge):
+    """Judge that prefers the answer with more characters; equally long ones tie. A baseline for every other judge.
+
+    Example:
+        >>> LengthJudge().verdicts([{}] * 3, ["long", "no", "same "], ["no", "long", "size"])
+        [1.0, 0.0, 0.5]
+    """
+
+    sees_order = False
+
+    def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
+        """Return a verdict on each pair; see `fedlight.evaluation.judge`."""
+        return [
+            win_rate([len(a.strip())], [len(b.strip())]) for _, a, b in zip(fields, ours, theirs, strict=True)
+        ]
+
+
+def share_right(text: str, right: str) -> float:
+    """Return the share of words that are right in their place, of the words of the longer text.
+
+    Args:
+        text: an answer.
+        right: the right one.
+
+    Returns:
+        In [0, 1]; 1 for the right answer alone.
+
+    Example:
+        >>> share_right("kind 7", "kind 7"), share_right("kind 8", "kind 7"), share_right("kind 7 7 7", "kind 7")
+        (1.0, 0.5, 0.5)
+        >>> share_right("7 kind", "kind 7"), share_right("", "kind 7")
+        (0.0, 0.0)
+    """
+    words, known = text.split(), right.split()
+    return sum(a == b for a, b in zip(words, known, strict=False)) / max(len(words), len(known))
