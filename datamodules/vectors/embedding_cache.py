@@ -1,9 +1,9 @@
 """Cache of text vectors on disk, by the content of the text and the identity of the encoder.
 
-A cache is a folder for each encoder, of safetensors files that are written once and never changed: the keys (hashes) of up
-to a thousand texts and their vectors, with a checksum of each in the metadata. A file appears whole or not at all. So
-several processes may share a cache without locks, and an interrupted encoding keeps all that was finished. A damaged file
-is removed and its texts are encoded again.
+Each encoder has a folder of safetensors files that are written once and never changed. A file holds the keys (hashes) of
+up to a thousand texts and their vectors, with a checksum of each in the metadata. A file appears whole or not at all. So
+several processes may share a cache without locks, and an interrupted encoding keeps all finished files. A damaged file is
+removed and its texts are encoded again.
 """
 
 import hashlib
@@ -21,11 +21,11 @@ ENDING = ".safetensors"
 
 
 class EmbeddingCache:
-    """Vectors of one encoder.
+    """Cached vectors of one encoder.
 
     Args:
-        folder: for the caches of all encoders, ``~`` allowed; made when something is written.
-        identity: of the encoder; another identity never sees these vectors.
+        folder: folder for the caches of all encoders, ``~`` allowed; created by the first write.
+        identity: identity of the encoder; another identity never sees these vectors.
 
     Attributes:
         damaged: files that were found damaged and removed.
@@ -40,19 +40,16 @@ class EmbeddingCache:
         self._opened: dict[Path, np.ndarray] = {}
 
     def dimension(self) -> int | None:
-        """Return the numbers in a vector; None where there is none yet."""
+        """Return the length of a vector; None if no vector is cached."""
         read = (self._read(file, "vectors") for file, _ in self._blocks())
         return next((vectors.shape[1] for vectors in read if vectors is not None), None)
 
     def find(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the vectors that are there of some texts.
-
-        Args:
-            texts: each once.
+        """Return the cached vectors of distinct texts.
 
         Returns:
             Vectors ``(texts, dimension)`` float32, and for each text whether it was found ``(texts,)``; the rows of
-            others are not filled. None where no text was found.
+            missing texts are not filled. None if no text was found.
         """
         keys = text_keys(texts)
         order = np.argsort(keys)
@@ -73,14 +70,10 @@ class EmbeddingCache:
         return None if vectors is None else (vectors, known)
 
     def add(self, texts: Sequence[str], vectors: np.ndarray) -> None:
-        """Write the vectors of some texts, in one file.
-
-        Args:
-            texts: each once, at least one.
-            vectors: ``(texts, dimension)``.
+        """Write the vectors ``(texts, dimension)`` of distinct texts, at least one, into one file.
 
         Raises:
-            OSError: the folder cannot be written, or the disk is full; what was added before stays.
+            OSError: the folder cannot be written, or the disk is full; earlier files stay.
         """
         from safetensors.numpy import save
 
@@ -90,7 +83,7 @@ class EmbeddingCache:
             "vectors": np.ascontiguousarray(vectors, dtype=np.float32),
         }
         checksums = {name: str(zlib.crc32(values.data)) for name, values in block.items()}
-        # Named by its texts: two processes that encode the same ones write the same file.
+        # Named by its texts: two processes that encode the same texts write the same file.
         file = self.folder / f"{hashlib.blake2b(keys.data, digest_size=12).hexdigest()}{ENDING}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -103,11 +96,11 @@ class EmbeddingCache:
             raise OSError(
                 error.errno,
                 f"{file} of the embedding cache cannot be written ({error.strerror}): free some space, or set the "
-                "encoder's `cache` to another folder; what is there stays, and the same command goes on from it",
+                "encoder's `cache` to another folder; cached vectors stay, and the same command continues from them",
             ) from error
 
     def _blocks(self) -> Iterator[tuple[Path, np.ndarray]]:
-        """Yield each file with its keys ``(rows,)``; another process may have added some, none is opened twice."""
+        """Yield each file with its keys ``(rows,)``, files of other processes too; no file's keys are read twice."""
         for file in sorted(self.folder.glob(f"*{ENDING}")):
             if file not in self._opened and (keys := self._read(file, "keys")) is not None:
                 self._opened[file] = keys.view(f"S{KEY_BYTES}").ravel()
@@ -115,7 +108,7 @@ class EmbeddingCache:
                 yield file, self._opened[file]
 
     def _read(self, file: Path, name: str) -> np.ndarray | None:
-        """Return ``keys`` or ``vectors`` of a file; None for a file that has gone, or is damaged and removed."""
+        """Return ``keys`` or ``vectors`` of a file; None if the file is missing, or damaged and thus removed."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -137,7 +130,7 @@ class EmbeddingCache:
 
 
 def text_keys(texts: Sequence[str]) -> np.ndarray:
-    """Return sixteen bytes for each text, equal for equal texts alone, ``(texts,)``.
+    """Return 16 bytes for each text, equal for equal texts alone, ``(texts,)``.
 
     Example:
         >>> one, other, again = text_keys(["x", "y", "x"])

@@ -1,8 +1,8 @@
-"""Vectors of the same texts by two encoders: what the projector of FedDCA* is trained on.
+"""Vectors of the same texts by two encoders: training data of FedDCA*'s projector.
 
 Z. Wang et al. (FedDCA), 2024, https://arxiv.org/abs/2409.20135, section 4.3: the server trains the projector on its public
-instructions, which it encodes with the clients' small encoder and with its own large one. What is encoded of a row is what
-retrieval encodes: the template's slots but the response.
+instructions, which it encodes with the clients' small encoder and with its own large one. As for retrieval, the encoded
+text of a row is the template's slots without the response.
 """
 
 from collections.abc import Sequence
@@ -28,46 +28,42 @@ Pair = dict[str, Tensor]
 
 @runtime_checkable
 class MapsDimensions(Protocol):
-    """What a projector says of itself: the dimension that it maps from, and the one that it maps to."""
+    """Projector, with the dimensions it maps from and to."""
 
     dimensions: tuple[int, int]
 
 
 class EmbeddingPairs(Dataset[Pair]):
-    """Vectors ``small`` and ``large`` of each text.
-
-    Args:
-        small: ``(texts, small dimension)`` float32.
-        large: ``(texts, large dimension)`` float32.
-    """
+    """Vectors ``small`` and ``large`` of each text, ``(texts, dimension)`` float32 each."""
 
     def __init__(self, small: np.ndarray, large: np.ndarray) -> None:
         self.small, self.large = torch.from_numpy(small), torch.from_numpy(large)
 
     def __len__(self) -> int:
-        """The number of texts."""
+        """Return the number of texts."""
         return len(self.small)
 
     def __getitem__(self, index: int) -> Pair:
-        """The two vectors of a text."""
+        """Return both vectors of a text."""
         return {"small": self.small[index], "large": self.large[index]}
 
 
 class EmbeddingDataModule(FederatedDataModule):
-    """Public texts, encoded twice; to a federated loop they are one client's, the server's.
+    """Public texts as vectors of two encoders; a federated loop sees one client, ``server``, that holds all of them.
 
     Args:
         small: the clients' encoder.
-        large: the server's.
-        source: where the rows are, one source or several; see `fedlight.datamodules.rows.rows`.
+        large: the server's encoder.
+        source: one source of rows or several; see `fedlight.datamodules.rows.rows`.
         split: split of a hub dataset.
-        columns: where the rows have the slots that are encoded, in their order; ``response``, ``client`` and ``category``
-            are passed over. One map for all sources, or a list with one for each.
-        max_texts: so many texts are drawn where there are more; None: all.
-        val_share: share of the texts that is held out, in [0, 1); 0: no validation.
-        val_max: most texts that are held out; validation finds each among all of them.
-        batch_size: texts per training batch, which eq. 4 tells from each other: at least 2.
-        eval_batch_size: texts per validation batch, at least; as many, if ``val/loss`` is to be like ``train/loss``.
+        columns: encoded slot -> column, in the order of encoding; ``response``, ``client`` and ``category`` are skipped.
+            One mapping for all sources, or a list with one for each.
+        max_texts: number of texts to draw, >= 2; None: all.
+        val_share: share of the texts to hold out for validation, in [0, 1); 0: no validation.
+        val_max: most texts to hold out; validation ranks each text among all of them.
+        batch_size: texts per training batch, >= 2; eq. 4 contrasts a text with the others of its batch.
+        eval_batch_size: least texts per validation batch, >= 2; set it to ``batch_size`` to compare ``val/loss`` with
+            ``train/loss``.
         seed, num_workers: see `FederatedDataModule`.
 
     Raises:
@@ -92,8 +88,8 @@ class EmbeddingDataModule(FederatedDataModule):
         super().__init__(batch_size, eval_batch_size, seed, bucket=False, num_workers=num_workers)
         if min(batch_size, eval_batch_size) < 2:
             raise ValueError(
-                f"batch_size={batch_size} and eval_batch_size={eval_batch_size} must be at least 2: eq. 4 tells a text from "
-                "the others of its batch"
+                f"batch_size={batch_size} and eval_batch_size={eval_batch_size} must be at least 2: the loss (eq. 4) "
+                "contrasts a text with the others of its batch"
             )
         check_validation(val_share, val_max, least=2)
         if max_texts is not None and max_texts < 2:
@@ -106,20 +102,20 @@ class EmbeddingDataModule(FederatedDataModule):
         self.columns = [columns] * len(self.sources) if isinstance(columns, dict) else columns
         if not self.sources or len(self.columns) != len(self.sources):
             raise ValueError(
-                f"columns has {len(self.columns)} maps for {len(self.sources)} sources: give one for all, or one for each"
+                f"columns has {len(self.columns)} mappings for {len(self.sources)} sources: give one for all, or one each"
             )
 
     def setup(self, stage: str) -> None:
-        """Reads, draws and encodes, once."""
+        """Read, draw and encode the texts, once."""
         if self.ready:
             return
         self._check_dimensions()
-        texts = self._texts()
+        texts = self._draw_texts()
         held_out = min(round(self.val_share * len(texts)), self.val_max)
         if len(texts) - held_out < 2 or (held_out < 2 and self.val_share):
             raise ValueError(
                 f"{len(texts)} texts with val_share={self.val_share} leave {len(texts) - held_out} for training and "
-                f"{held_out} for validation, and each needs 2: give more rows, or val_share=0"
+                f"{held_out} for validation, each of which needs 2: give more rows, or val_share=0"
             )
         small, large = self.small.encode(texts), self.large.encode(texts)
         self.ready = True
@@ -128,11 +124,11 @@ class EmbeddingDataModule(FederatedDataModule):
         self.client_indices = {"server": np.arange(len(texts) - held_out)}
 
     def collate(self, examples: list[Any]) -> Any:
-        """``small`` and ``large``, ``(batch, dimension)`` each."""
+        """Return ``small`` and ``large``, ``(batch, dimension)`` each."""
         return default_collate(examples)
 
     def val_dataloader(self) -> DataLoader | list:
-        """The held-out texts, in batches of equal size: a last one with one text would have nothing to compare it with."""
+        """Return the held-out texts in batches of equal size, as the loss needs at least two texts per batch."""
         if self.val_set is None:
             return []
         number = len(self.val_set)  # type: ignore[arg-type]
@@ -140,33 +136,33 @@ class EmbeddingDataModule(FederatedDataModule):
         return self._loader(self.val_set, RoundSampler([part.tolist() for part in parts]))
 
     def _check_dimensions(self) -> None:
-        """Refuses a projector of other dimensions before anything is encoded."""
+        """Raise ValueError for a projector of other dimensions, before any text is encoded."""
         module = self.trainer.lightning_module if self.trainer else None
-        has = (self.small.dimension, self.large.dimension)
-        if isinstance(module, MapsDimensions) and (wanted := module.dimensions) != has:
+        small, large = self.small.dimension, self.large.dimension
+        if isinstance(module, MapsDimensions) and (wanted := module.dimensions) != (small, large):
             raise ValueError(
-                f"the projector maps {wanted[0]} dimensions to {wanted[1]}, the encoders give {has[0]} and {has[1]}: set "
-                f"model.small_dimension={has[0]} and model.large_dimension={has[1]}"
+                f"the projector maps {wanted[0]} dimensions to {wanted[1]}, the encoders give {small} and {large}: set "
+                f"model.small_dimension={small} and model.large_dimension={large}"
             )
 
-    def _texts(self) -> list[str]:
-        """Distinct texts of all sources, in an order that follows from the seed."""
+    def _draw_texts(self) -> list[str]:
+        """Return distinct texts of all sources, in an order that follows from the seed."""
         found: list[str] = []
         for source, columns in zip(self.sources, self.columns, strict=True):
-            found += _source_texts(source, self.split, columns)
+            found += _read_texts(source, self.split, columns)
         texts = sorted({text for text in found if text})
         drawn = np.random.default_rng(derive_seed(self.seed, "embeddings")).permutation(len(texts))
         kept = [texts[index] for index in drawn[: self.max_texts]]
         rank_zero_info(
-            f"{', '.join(self.sources)}: {len(found):,} rows, {len(texts):,} distinct texts, {len(kept):,} of them used"
+            f"{', '.join(self.sources)}: {len(found):,} rows, {len(texts):,} distinct texts, {len(kept):,} used"
         )
         return kept
 
 
-def _source_texts(source: str, split: str, columns: dict[str, str]) -> Sequence[str]:
+def _read_texts(source: str, split: str, columns: dict[str, str]) -> Sequence[str]:
     slots = {name: path for name, path in columns.items() if name not in NO_SLOTS}
     if not slots:
-        raise RowsError(f"{source}: columns names nothing to encode. Set columns.instruction to a column.")
+        raise RowsError(f"{source}: columns names no slot to encode: set columns.instruction to a column")
     rows = load_rows(source, split)
     check_columns(rows, slots, source)
     return [instruction_text({name: text_at(row, path) for name, path in slots.items()}) for row in rows]

@@ -1,12 +1,13 @@
-"""From texts to unit vectors, by which instructions are clustered, compared and retrieved.
+"""Encoders of texts into unit vectors, by which instructions are clustered, compared and retrieved.
 
 ``SentenceEncoder`` is a sentence-transformers model (Reimers and Gurevych, "Sentence-BERT", EMNLP 2019,
-https://arxiv.org/abs/1908.10084). ``HashedEncoder`` needs no model and no hub: words are hashed to signed coordinates
+https://arxiv.org/abs/1908.10084). ``HashedEncoder`` needs no model and no hub: it hashes words to signed coordinates
 (Weinberger et al., "Feature Hashing for Large Scale Multitask Learning", ICML 2009, https://arxiv.org/abs/0902.2206), with
 counts damped to 1 + ln(count).
 """
 
 import hashlib
+import json
 import math
 import re
 import warnings
@@ -21,42 +22,47 @@ from typing import Any
 import numpy as np
 
 from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
-from fedlight.datamodules.vectors.sentence_folder import content_digest, find_folder, most_tokens
+from fedlight.support.hub_errors import NAME, hub_asked_once, hub_errors
 from fedlight.support.needs import Model, Need
 from fedlight.support.progress_bar import progress_bar
 
-KEPT_AT_ONCE = 1024  # texts that an interruption loses at most
+CACHED_AT_ONCE = 1024  # an interruption loses at most so many texts
+WEIGHTS = ".safetensors"
+# Files of a model folder that decide its vectors, those that do not and are not in every copy, and those never downloaded.
+READ = (".json", ".txt", ".model", WEIGHTS)
+IGNORED = ("data_config.json", "train_script.py", "README.md")
+UNUSED_FORMATS = ["onnx/*", "openvino/*", "*.bin", "*.ot", "*.h5", "*.msgpack", "*.onnx"]
 
 
 class Encoder(ABC):
-    """Turns texts into vectors of unit length."""
+    """Base class of encoders that map texts to vectors of unit length."""
 
     @property
     @abstractmethod
     def identity(self) -> str:
-        """Names all that the vectors depend on; equal identities give equal vectors."""
+        """Description of everything the vectors depend on; equal identities give equal vectors."""
 
     @property
     @abstractmethod
     def dimension(self) -> int:
-        """Numbers in a vector; may load the model."""
+        """Length of a vector; reading it may load the model."""
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """Unit vectors ``(texts, dimension)`` float32, in the order of the texts."""
+        """Return unit vectors ``(texts, dimension)`` float32, in the order of the texts."""
 
-    def release(self) -> None:  # noqa: B027 (an encoder without a model has nothing to give back)
-        """Gives back the memory of a loaded model; the next text that is not cached loads it again."""
+    def release(self) -> None:  # noqa: B027 (an encoder without a model has nothing to free)
+        """Free the memory of a loaded model; the next text that is not cached loads it again."""
 
 
 class HashedEncoder(Encoder):
-    """Words and pairs of neighbouring words, hashed: the encoder of the toy world, and where no model can be had.
+    """Encoder by feature hashing of words and pairs of neighbouring words; needs no model.
 
-    A text without any word has a fixed vector of its own.
+    All texts without any word have the same fixed vector.
 
     Args:
-        dimension: numbers in a vector, >= 1.
-        seed: of the hash; another one scatters the words in another way.
+        dimension: length of a vector, >= 1.
+        seed: seed of the hash.
         word_pairs: count pairs of neighbouring words too.
 
     Example:
@@ -68,7 +74,7 @@ class HashedEncoder(Encoder):
 
     def __init__(self, dimension: int = 384, seed: int = 0, word_pairs: bool = True) -> None:
         if dimension < 1:
-            raise ValueError(f"dimension={dimension}: a vector needs at least 1 number, for example 384")
+            raise ValueError(f"dimension={dimension} must be at least 1, for example 384")
         self._dimension = dimension
         self.seed = seed
         self.word_pairs = word_pairs
@@ -101,7 +107,7 @@ class HashedEncoder(Encoder):
         return Counter(words + pairs if self.word_pairs else words)
 
     def _place(self, feature: str) -> tuple[int, float]:
-        """Coordinate and sign; Python's own hash would differ between processes."""
+        """Return coordinate and sign of a feature; Python's own ``hash`` would differ between processes."""
         if feature not in self._places:
             digest = hashlib.blake2b(f"{self.seed} {feature}".encode("utf-8", "surrogatepass"), digest_size=8)
             number = int.from_bytes(digest.digest(), "little")
@@ -110,21 +116,21 @@ class HashedEncoder(Encoder):
 
 
 class SentenceEncoder(Encoder):
-    """A sentence-transformers model, with a cache on disk: a text is encoded once, and never again in a later run.
+    """Encoder by a sentence-transformers model, with a cache on disk that later runs share.
 
-    Equal texts are encoded once, batches are of about equally long texts, and what is done is kept every 1,024 texts. The
+    Equal texts are encoded once, texts of a batch have about equal lengths, and vectors are cached every 1,024 texts. The
     model is loaded when the first text needs it. In a terminal a bar shows the progress.
 
     Args:
         model: folder of ``SentenceTransformer.save``, or hub name.
-        batch_size: texts in a batch, >= 1.
-        max_tokens: longer texts are cut; None leaves it to the model.
-        cache: folder of the cache, shared by all encoders; None keeps nothing.
+        batch_size: texts per batch, >= 1.
+        max_tokens: longer texts are truncated, >= 3; None: the model's own limit.
+        cache: folder of the cache, shared by all encoders; None: no cache.
         device: ``"auto"`` (the accelerator if there is one), or a torch device.
         trust_remote_code: run code that comes with the model.
 
     Raises:
-        ValueError: a number out of its range.
+        ValueError: a number is out of its range.
     """
 
     def __init__(
@@ -137,11 +143,9 @@ class SentenceEncoder(Encoder):
         trust_remote_code: bool = False,
     ) -> None:
         if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size}: a batch has at least 1 text, for example 64")
+            raise ValueError(f"batch_size={batch_size} must be at least 1, for example 64")
         if max_tokens is not None and max_tokens < 3:
-            raise ValueError(
-                f"max_tokens={max_tokens}: give at least 3 (a start, a word, an end), or leave it out"
-            )
+            raise ValueError(f"max_tokens={max_tokens} must be at least 3 (start, word, end), or null")
         self.model = model
         self.batch_size = batch_size
         self.max_tokens = max_tokens
@@ -152,20 +156,22 @@ class SentenceEncoder(Encoder):
 
     @classmethod
     def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
-        """The model."""
+        """Return the model."""
         return [Model(settings["model"], is_encoder=True)]
 
     @cached_property
     def folder(self) -> Path:
-        """Where the model lies.
+        """Folder of the model.
 
         Raises:
             OSError: there is no such model, or the hub cannot be reached.
-            ValueError: ``max_tokens`` is more than it has positions.
+            ValueError: ``max_tokens`` exceeds the number of the model's positions.
         """
         folder = find_folder(self.model)
-        limit = most_tokens(folder)
-        if limit is not None and self.max_tokens is not None and self.max_tokens > limit:
+        file = folder / "config.json"
+        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        limit = config.get("max_position_embeddings")
+        if isinstance(limit, int) and self.max_tokens is not None and self.max_tokens > limit:
             raise ValueError(
                 f"max_tokens={self.max_tokens}: model={self.model!r} reads {limit} tokens at most"
             )
@@ -173,12 +179,12 @@ class SentenceEncoder(Encoder):
 
     @cached_property
     def identity(self) -> str:
-        """By the content of the model's files, so that a folder that was moved is still known."""
+        """Digest of the model's files and ``max_tokens``; a moved folder keeps its identity."""
         return f"sentence-transformers {content_digest(self.folder)} max_tokens={self.max_tokens}"
 
     @property
     def dimension(self) -> int:
-        cached = None if self._kept is None else self._kept.dimension()
+        cached = None if self._cache is None else self._cache.dimension()
         return cached or self._encode_batch(["dimension"]).shape[1]
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
@@ -195,18 +201,18 @@ class SentenceEncoder(Encoder):
         self._network = None
 
     @cached_property
-    def _kept(self) -> EmbeddingCache | None:
+    def _cache(self) -> EmbeddingCache | None:
         return None if self.cache is None else EmbeddingCache(self.cache, self.identity)
 
     def _find(self, texts: Sequence[str]) -> tuple[np.ndarray | None, np.ndarray]:
-        """Vectors of what was kept, if any, and which texts are missing; says what was damaged."""
-        if self._kept is None:
+        """Return the vectors of cached texts, if any, and the missing texts; warn of damaged files."""
+        if self._cache is None:
             return None, np.arange(len(texts))
-        before = self._kept.damaged
-        found = self._kept.find(texts)
-        if self._kept.damaged > before:
+        before = self._cache.damaged
+        found = self._cache.find(texts)
+        if self._cache.damaged > before:
             warnings.warn(
-                f"{self._kept.damaged - before} damaged files of the embedding cache {self._kept.folder} were removed; "
+                f"{self._cache.damaged - before} damaged files of the embedding cache {self._cache.folder} were removed; "
                 "their texts are encoded again",
                 stacklevel=3,
             )
@@ -215,10 +221,10 @@ class SentenceEncoder(Encoder):
     def _encode_missing(
         self, texts: Sequence[str], vectors: np.ndarray | None, missing: np.ndarray
     ) -> np.ndarray:
-        """All vectors ``(texts, dimension)``: the rows ``missing`` are encoded, and kept on the way."""
+        """Return all vectors ``(texts, dimension)`` after encoding and caching the rows ``missing``."""
         with progress_bar(f"Encoding with {Path(self.model).name}", len(missing)) as advance:
-            for start in range(0, len(missing), KEPT_AT_ONCE):
-                some = missing[start : start + KEPT_AT_ONCE]
+            for start in range(0, len(missing), CACHED_AT_ONCE):
+                some = missing[start : start + CACHED_AT_ONCE]
                 some = some[np.argsort([-len(texts[row]) for row in some], kind="stable")]
                 for first in range(0, len(some), self.batch_size):
                     batch = some[first : first + self.batch_size]
@@ -227,8 +233,8 @@ class SentenceEncoder(Encoder):
                         vectors = np.empty((len(texts), new.shape[1]), dtype=np.float32)
                     vectors[batch] = new
                     advance(len(batch))
-                if self._kept is not None and vectors is not None:
-                    self._kept.add([texts[row] for row in some], vectors[some])
+                if self._cache is not None and vectors is not None:
+                    self._cache.add([texts[row] for row in some], vectors[some])
         assert vectors is not None
         return vectors
 
@@ -241,7 +247,9 @@ class SentenceEncoder(Encoder):
             show_progress_bar=False,
         )
         if not np.isfinite(vectors).all():
-            raise ValueError(f"model={self.model!r} gives vectors that are not finite: load its weights anew")
+            raise ValueError(
+                f"model={self.model!r} gives vectors that are not finite: download its weights again"
+            )
         return vectors.astype(np.float32)
 
     def _load(self) -> Any:
@@ -255,7 +263,9 @@ class SentenceEncoder(Encoder):
             messages.set_verbosity_error()
             messages.disable_progress_bar()
             try:
-                with torch.random.fork_rng(devices=[]):
+                with torch.random.fork_rng(
+                    devices=[]
+                ):  # loading draws initial weights from the run's random stream
                     self._network = SentenceTransformer(
                         str(folder),
                         device=None if self.device == "auto" else self.device,
@@ -273,3 +283,69 @@ class SentenceEncoder(Encoder):
             if self.max_tokens is not None:
                 self._network.max_seq_length = self.max_tokens
         return self._network
+
+
+def find_folder(model: str) -> Path:
+    """Return the folder of a sentence-transformers model; a model of the hub is downloaded once.
+
+    Args:
+        model: folder of ``SentenceTransformer.save``, or hub name such as ``sentence-transformers/all-MiniLM-L6-v2``.
+
+    Raises:
+        FileNotFoundError: the path does not exist, or the folder holds no sentence-transformers model.
+        OSError: there is no such hub name, or the hub cannot be reached.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _check_folder(path, model)
+    if not NAME.fullmatch(model):
+        raise FileNotFoundError(f"model={model!r}: there is no such folder")
+    return _check_folder(_download(model), model)
+
+
+def content_digest(folder: Path) -> str:
+    """Return 16 hex digits of a model's configuration, vocabulary and weights, equal for every copy of the model.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> _ = (folder / "config.json").write_text("{}")
+        >>> before = content_digest(folder)
+        >>> _ = (folder / "README.md").write_text("more words")
+        >>> before == content_digest(folder)
+        True
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+        name = file.relative_to(folder).as_posix()
+        if name.endswith(READ) and name not in IGNORED and not name.startswith((".", "onnx/", "openvino/")):
+            with file.open("rb") as stream:
+                content = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).digest()
+            digest.update(name.encode() + b"\0" + content)
+    return digest.hexdigest()
+
+
+def _check_folder(folder: Path, model: str) -> Path:
+    if not (folder / "modules.json").is_file():
+        raise FileNotFoundError(
+            f"model={model!r}: {folder} has no modules.json, so it is no sentence-transformers model; give a folder of "
+            "SentenceTransformer.save"
+        )
+    if not any(folder.rglob(f"*{WEIGHTS}")):
+        raise FileNotFoundError(
+            f"model={model!r}: {folder} has no {WEIGHTS} file; save the model again with SentenceTransformer.save"
+        )
+    return folder
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:  # a cached model needs no request to the hub
+        folder = Path(snapshot_download(name, local_files_only=True))
+        if (folder / "modules.json").is_file() and any(folder.rglob(f"*{WEIGHTS}")):
+            return folder
+    except OSError:
+        pass
+    with hub_errors(name, "check the network and HF_ENDPOINT, or use HashedEncoder"), hub_asked_once(name):
+        return Path(snapshot_download(name, ignore_patterns=UNUSED_FORMATS, etag_timeout=10))

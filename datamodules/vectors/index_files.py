@@ -1,7 +1,7 @@
-"""The folder of a saved vector index, and how damage in it is noticed.
+"""Files of a saved vector index, with digests that reveal damage.
 
-``vectors.npy``, ``graph.hnsw`` of the approximate kind, and ``index.json`` with digests of both and of itself. It is removed
-first and written last: a folder without it holds no index.
+A folder holds ``vectors.npy``, ``graph.hnsw`` for the approximate kind, and ``index.json`` with digests of both and of
+itself. ``index.json`` is removed first and written last: a folder without it holds no index.
 """
 
 import hashlib
@@ -22,13 +22,13 @@ ABOUT, VECTORS, GRAPH = "index.json", "vectors.npy", "graph.hnsw"
 def write_index(
     folder: Path, vectors: np.ndarray, about: dict[str, Any], save_graph: Callable[[str], int] | None
 ) -> None:
-    """Writes an index.
+    """Write an index.
 
     Args:
-        folder: made where it is missing.
+        folder: created if it is missing.
         vectors: ``(rows, dimension)`` float32.
         about: kind, rows, dimension and digest.
-        save_graph: writes the graph to a file and returns how many bytes it must have; None without a graph.
+        save_graph: writes the graph to a file and returns the size in bytes that the file must have; None without a graph.
 
     Raises:
         OSError: the folder cannot be written, or the disk is full.
@@ -52,75 +52,67 @@ def write_index(
 
 
 def _write_graph(file: Path, save_graph: Callable[[str], int]) -> str:
-    """Writes the graph and gives its digest."""
+    """Write the graph and return its digest."""
     with whole_file(file) as new:
         size = save_graph(str(new))
-        if not new.is_file() or new.stat().st_size != size:  # hnswlib does not look whether it could write
+        if not new.is_file() or new.stat().st_size != size:  # hnswlib ignores write errors
             raise OSError(f"{GRAPH} has not all of its {size:,} bytes")
         return _file_digest(new)
 
 
 def has_index(folder: Path) -> bool:
-    """Does an index lie there, whole or damaged later?"""
+    """Return whether the folder holds an index, even a damaged one."""
     return (folder / ABOUT).is_file()
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """What ``index.json`` says; the other files are not looked at.
+    """Return the content of ``index.json``; the other files are not read.
 
     Raises:
-        FileNotFoundError: there is no index.
+        FileNotFoundError: the folder holds no index.
         ValueError: the file is damaged.
     """
     file = folder / ABOUT
     if not has_index(folder):
-        raise FileNotFoundError(f"{folder}: no index lies there (no {ABOUT}); build one and save it")
+        raise FileNotFoundError(f"{folder} holds no index (no {ABOUT}): build one and save it")
     try:
         about = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(about, dict) and "about" in about:  # an earlier version had no digest around it
+        if isinstance(about, dict) and "about" in about:  # files of an earlier version have no digest
             about = unsealed(about)["about"]
     except ValueError as error:
-        raise _damaged(folder, ABOUT, str(error)) from None
+        raise _damage_error(folder, ABOUT, str(error)) from None
     if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise _damaged(folder, ABOUT, f"it does not describe an index of format {FORMAT}")
+        raise _damage_error(folder, ABOUT, f"it does not describe an index of format {FORMAT}")
     return about
 
 
 def read_vectors(folder: Path, about: dict[str, Any]) -> np.ndarray:
-    """The vectors, memory-mapped, ``(rows, dimension)``.
+    """Return the vectors, memory-mapped, ``(rows, dimension)``.
 
     Raises:
-        ValueError: they are damaged, or others than when the index was saved.
+        ValueError: the file is missing, damaged or of another index.
     """
-    vectors: np.ndarray = np.load(_checked(folder, VECTORS, about), mmap_mode="r")
+    vectors: np.ndarray = np.load(_check_file(folder, VECTORS, about), mmap_mode="r")
     return vectors
 
 
 def graph_file(folder: Path, about: dict[str, Any]) -> Path:
-    """Where the graph lies.
-
-    Raises:
-        ValueError: as for :func:`read_vectors`.
-    """
-    return _checked(folder, GRAPH, about)
+    """Return the path of the graph; raises like :func:`read_vectors`."""
+    return _check_file(folder, GRAPH, about)
 
 
-def _checked(folder: Path, name: str, about: dict[str, Any]) -> Path:
-    """A file as it was when the index was saved: it is read once, about a second for each GB.
-
-    Raises:
-        ValueError: it is missing, damaged, or of another index.
-    """
+def _check_file(folder: Path, name: str, about: dict[str, Any]) -> Path:
+    """Return the path of a file after a check of its digest, which takes about a second per GB."""
     file = folder / name
     if not file.is_file():
-        raise _damaged(folder, name, "it is missing")
+        raise _damage_error(folder, name, "it is missing")
     if _file_digest(file) != about["files"].get(name):
-        raise _damaged(folder, name, "it is not what was saved")
+        raise _damage_error(folder, name, "it is not what was saved")
     return file
 
 
 def vectors_digest(vectors: np.ndarray) -> str:
-    """Thirty-two hex digits of shape and content, read block by block.
+    """Return 32 hex digits of shape and content, read block by block.
 
     Example:
         >>> one = np.eye(2, dtype=np.float32)
@@ -138,7 +130,7 @@ def _file_digest(file: Path) -> str:
         return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def _damaged(folder: Path, name: str, reason: str) -> ValueError:
+def _damage_error(folder: Path, name: str, reason: str) -> ValueError:
     return ValueError(
         f"index {folder}: {name} is damaged ({reason}): remove the folder, and it is built anew"
     )

@@ -2,19 +2,18 @@
 
 Malkov and Yashunin, "Efficient and Robust Approximate Nearest Neighbor Search Using Hierarchical Navigable Small World
 Graphs", IEEE TPAMI 2020, https://arxiv.org/abs/1603.09320. FedDCA (https://arxiv.org/abs/2409.20135) searches public
-instructions only below a similarity alpha. A graph knows no such bound: it is asked again for more neighbours, as many as
-were above it; where that would be a quarter of all rows or more, the query is searched exactly. Scores of either kind are
-dot products with the stored vectors: the graph only proposes rows.
+instructions below a similarity alpha. A graph search has no such bound, so it is repeated with more neighbours, as many as
+were above alpha. If that is a quarter of all rows or more, the query is searched exactly. The graph only proposes rows:
+scores are dot products with the stored vectors.
 """
 
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
-from fedlight.datamodules.vectors.exact_search import Hits, best_first, exact_search
 from fedlight.datamodules.vectors.index_files import (
     graph_file,
     has_index,
@@ -24,23 +23,33 @@ from fedlight.datamodules.vectors.index_files import (
     write_index,
 )
 
-__all__ = ["Hits", "Kind", "VectorIndex"]
-
 Kind = Literal["auto", "exact", "hnsw"]
 EXACT_BELOW = 50_000
 LINKS, BUILD_EFFORT = 16, 200  # hnswlib's M and ef_construction, its own defaults
 SEARCH_EFFORT = 4  # candidates held while searching, for each neighbour asked for
 MIN_EFFORT = 200
-ADDED_AT_ONCE = 16_384
+ROWS_AT_ONCE, QUERIES_AT_ONCE = 16_384, 256  # rows are scored, checked and added block by block
+
+
+class Hits(NamedTuple):
+    """Rows found for one query, best first, no row twice; equal scores in the order of their rows.
+
+    Attributes:
+        rows: positions in the index, ``(hits,)`` int64.
+        scores: cosines, ``(hits,)`` float32.
+    """
+
+    rows: np.ndarray
+    scores: np.ndarray
 
 
 class VectorIndex:
-    """Unit vectors that can be searched; made by :meth:`build`, :meth:`load` or :meth:`open`.
+    """Searchable unit vectors; create one by :meth:`build`, :meth:`load` or :meth:`open`.
 
     Attributes:
         kind: ``"exact"`` or ``"hnsw"``.
-        vectors: ``(rows, dimension)`` float32, unit length; of a loaded index a read-only memory map.
-        digest: of the vectors, by :func:`~fedlight.datamodules.vectors.index_files.vectors_digest`.
+        vectors: ``(rows, dimension)`` float32, unit length; a read-only memory map in a loaded index.
+        digest: `vectors_digest` of the vectors.
     """
 
     def __init__(self, vectors: np.ndarray, graph: Any | None, digest: str) -> None:
@@ -50,12 +59,12 @@ class VectorIndex:
         self._graph = graph
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self.vectors)
 
     @property
     def dimension(self) -> int:
-        """Numbers in a vector."""
+        """Length of a vector."""
         return int(self.vectors.shape[1])
 
     @classmethod
@@ -67,101 +76,97 @@ class VectorIndex:
         build_effort: int = BUILD_EFFORT,
         threads: int = 1,
     ) -> Self:
-        """Indexes vectors, which are kept, not copied; a graph holds a copy of its own.
+        """Return an index of the vectors, which are not copied; a graph holds its own copy.
 
         Args:
             vectors: ``(rows, dimension)``, unit length.
             kind: ``"auto"`` is exact below 50,000 rows or without hnswlib, else ``"hnsw"``, the graph.
-            links: of a node to others (hnswlib's M), >= 2; more find more and take more memory.
-            build_effort: candidates held while building (ef_construction), >= 1; more find more and build longer.
-            threads: that build the graph. Only one builds the same graph each time: with more, a later search may find
-                slightly different rows.
+            links: links of a graph node (hnswlib's M), >= 2; more give better recall and take more memory.
+            build_effort: candidates held while building (ef_construction), >= 1; more give better recall and build longer.
+            threads: threads that build the graph. Only one thread builds the same graph each time: with more, a later
+                search may find slightly different rows.
 
         Raises:
-            ValueError: no rows, not a matrix, vectors that are not of unit length, or hnswlib is missing.
+            ValueError: there are no rows, the vectors are no matrix or not of unit length, or hnswlib is missing.
 
         Example:
             >>> index = VectorIndex.build(np.eye(3, dtype=np.float32))
             >>> index.kind, len(index), index.dimension
             ('exact', 3, 3)
         """
-        vectors = _checked(vectors)
+        vectors = _check_vectors(vectors)
         graph = None
-        if _chosen(kind, len(vectors)) == "hnsw":
-            graph = _new_graph(vectors.shape[1])
+        if _choose_kind(kind, len(vectors)) == "hnsw":
+            graph = _create_graph(vectors.shape[1])
             graph.init_index(max_elements=len(vectors), M=links, ef_construction=build_effort, random_seed=0)
-            for start in range(0, len(vectors), ADDED_AT_ONCE):
-                block = np.asarray(vectors[start : start + ADDED_AT_ONCE])
+            for start in range(0, len(vectors), ROWS_AT_ONCE):
+                block = np.asarray(vectors[start : start + ROWS_AT_ONCE])
                 graph.add_items(block, np.arange(start, start + len(block)), num_threads=threads)
         return cls(vectors, graph, vectors_digest(vectors))
 
     @classmethod
     def open(cls, folder: str | Path, vectors: np.ndarray, kind: Kind = "auto", threads: int = 1) -> Self:
-        """The index of these vectors that lies in a folder; built and saved there where it does not.
+        """Load the index of these vectors from a folder, or build it and save it there.
 
         Args:
-            folder: of :meth:`save`; an index of other vectors or of another kind in it is replaced.
-            vectors: see :meth:`build`, as for the others.
+            folder: folder of :meth:`save`; an index of other vectors or of another kind is replaced.
+            vectors: see :meth:`build`.
             kind: see :meth:`build`.
             threads: see :meth:`build`.
 
         Raises:
-            ValueError: see :meth:`build`; or what lies there is damaged.
+            ValueError: see :meth:`build`; or the saved index is damaged.
             OSError: the folder cannot be written.
         """
         folder = Path(folder)
         if has_index(folder):
             about = read_about(folder)
-            vectors = _checked(vectors)
-            same = about["kind"] == _chosen(kind, len(vectors)) and about["digest"] == vectors_digest(vectors)
-            if same:
+            vectors = _check_vectors(vectors)
+            if about["kind"] == _choose_kind(kind, len(vectors)) and about["digest"] == vectors_digest(
+                vectors
+            ):
                 return cls.load(folder)
         index = cls.build(vectors, kind, threads=threads)
         index.save(folder)
         return index
 
     def save(self, folder: str | Path) -> None:
-        """Writes the index; :meth:`load` reads it.
+        """Write the index for :meth:`load`.
 
         Raises:
             OSError: the folder cannot be written.
         """
-        about = {
-            "kind": self.kind,
-            "rows": len(self),
-            "dimension": self.dimension,
-            "digest": self.digest,
-        }
+        about = {"kind": self.kind, "rows": len(self), "dimension": self.dimension, "digest": self.digest}
         write_index(Path(folder), self.vectors, about, None if self._graph is None else self._save_graph)
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Opens a saved index, the vectors memory-mapped.
+        """Open a saved index, the vectors memory-mapped.
 
         Raises:
-            FileNotFoundError: there is none.
-            ValueError: a file of it is damaged or belongs to another index, or hnswlib is missing.
+            FileNotFoundError: the folder holds no index.
+            ValueError: a file is damaged or belongs to another index, or hnswlib is missing.
         """
         about = read_about(Path(folder))
         vectors, graph = read_vectors(Path(folder), about), None
         if about["kind"] == "hnsw":
-            graph = _new_graph(about["dimension"])
+            graph = _create_graph(about["dimension"])
             graph.load_index(str(graph_file(Path(folder), about)))
         return cls(vectors, graph, about["digest"])
 
     def search(
         self, queries: np.ndarray, number: int, below: float | None = None, threads: int = 1
     ) -> list[Hits]:
-        """The ``number`` rows most similar to each query, of those below ``below``.
+        """Return the ``number`` rows most similar to each query, among rows with a cosine below ``below``.
 
         Args:
             queries: ``(queries, dimension)``, of any length but 0.
-            number: hits per query, >= 1; fewer where there are fewer.
-            below: rows with this cosine or more are passed over; None passes over none.
-            threads: that search a graph, each a query of its own; the hits do not depend on it.
+            number: hits per query, >= 1; fewer if the index has fewer.
+            below: rows with this cosine or more are skipped; None skips none.
+            threads: threads that search a graph, one query each; the hits do not depend on it.
 
         Returns:
-            For each query its hits, best first.
+            Hits of each query, best first.
 
         Raises:
             ValueError: ``number`` < 1, queries of another dimension, or a query of length 0.
@@ -181,18 +186,18 @@ class VectorIndex:
                 scores = np.asarray(self.vectors[rows]) @ queries[query]
                 under = np.flatnonzero(scores < (np.inf if below is None else below))
                 if len(under) >= number:
-                    found[query] = best_first(rows[under], scores[under], number)
+                    found[query] = _take_best(rows[under], scores[under], number)
                 else:
                     above = max(above, asked - len(under))
             waiting = np.array([query for query in waiting.tolist() if query not in found], dtype=int)
-            # Who is above the bound is nearest, so all of them are seen as soon as one below is.
+            # Rows above the bound are the nearest, so all of them are known once one row below it is proposed.
             asked = number + above if above < asked else 2 * asked
         exact = exact_search(self.vectors, queries[waiting], number, below)
         found |= dict(zip(waiting.tolist(), exact, strict=True))
         return [found[query] for query in range(len(queries))]
 
     def _propose(self, queries: np.ndarray, asked: int, threads: int) -> np.ndarray | None:
-        """Rows near each query, ``(queries, asked)``; None where the graph's parts are too badly linked for so many."""
+        """Return rows near each query, ``(queries, asked)``; None if the graph has too few links to reach so many."""
         assert self._graph is not None
         self._graph.set_ef(max(SEARCH_EFFORT * asked, MIN_EFFORT))
         try:
@@ -219,7 +224,7 @@ class VectorIndex:
         return np.asarray(queries / lengths, dtype=np.float32)
 
 
-def _chosen(kind: Kind, rows: int) -> str:
+def _choose_kind(kind: Kind, rows: int) -> str:
     if kind != "auto":
         return kind
     if rows < EXACT_BELOW:
@@ -227,21 +232,22 @@ def _chosen(kind: Kind, rows: int) -> str:
     if find_spec("hnswlib") is None:
         warnings.warn(
             f"{rows:,} rows are searched exactly, as hnswlib is not installed: pip install 'fedlight[hnsw]', or set the "
-            "kind of index to exact",
+            "index's kind to exact",
             stacklevel=3,
         )
         return "exact"
     return "hnsw"
 
 
-def _checked(vectors: np.ndarray) -> np.ndarray:
+def _check_vectors(vectors: np.ndarray) -> np.ndarray:
+    """Return the vectors as float32; raise ValueError unless they are a matrix of unit vectors."""
     vectors = np.asarray(vectors, dtype=np.float32)
     if vectors.ndim != 2 or not len(vectors):
         raise ValueError(
             f"an index needs vectors of shape (rows, dimension) and at least one row, not {vectors.shape}"
         )
-    for start in range(0, len(vectors), ADDED_AT_ONCE):
-        lengths = np.linalg.norm(vectors[start : start + ADDED_AT_ONCE], axis=1)
+    for start in range(0, len(vectors), ROWS_AT_ONCE):
+        lengths = np.linalg.norm(vectors[start : start + ROWS_AT_ONCE], axis=1)
         wrong = np.flatnonzero(~(np.abs(lengths - 1) < 1e-3))
         if len(wrong):
             raise ValueError(
@@ -250,12 +256,62 @@ def _checked(vectors: np.ndarray) -> np.ndarray:
     return vectors
 
 
-def _new_graph(dimension: int) -> Any:
+def _create_graph(dimension: int) -> Any:
     if find_spec("hnswlib") is None:
         raise ValueError(
-            "an index of kind hnsw needs hnswlib: pip install 'fedlight[hnsw]' (compiled with a C++ compiler), or choose "
-            "kind exact"
+            "an index of kind hnsw needs hnswlib: pip install 'fedlight[hnsw]' (needs a C++ compiler), or choose kind exact"
         )
     import hnswlib
 
     return hnswlib.Index(space="cosine", dim=dimension)
+
+
+def exact_search(
+    vectors: np.ndarray, queries: np.ndarray, number: int, below: float | None = None
+) -> list[Hits]:
+    """Return the same hits as :meth:`VectorIndex.search`, from a comparison with every row.
+
+    At most ``QUERIES_AT_ONCE x (ROWS_AT_ONCE + number)`` scores are held at once, so memory does not grow with the rows.
+
+    Args:
+        vectors: ``(rows, dimension)`` float32, unit length; may be a memory map.
+        queries: ``(queries, dimension)`` float32, unit length.
+        number: see :meth:`VectorIndex.search`.
+        below: see :meth:`VectorIndex.search`.
+
+    Example:
+        >>> hits = exact_search(np.eye(3, dtype=np.float32), np.array([[0.6, 0.8, 0.0]], dtype=np.float32), 2)
+        >>> hits[0].rows.tolist()
+        [1, 0]
+    """
+    found = []
+    for start in range(0, len(queries), QUERIES_AT_ONCE):
+        some = queries[start : start + QUERIES_AT_ONCE]
+        best = [Hits(np.empty(0, np.int64), np.empty(0, np.float32))] * len(some)
+        for first in range(0, len(vectors), ROWS_AT_ONCE):
+            scores = some @ np.asarray(vectors[first : first + ROWS_AT_ONCE]).T
+            best = [_merge(hits, new, first, number, below) for hits, new in zip(best, scores, strict=True)]
+        found += best
+    return found
+
+
+def _take_best(rows: np.ndarray, scores: np.ndarray, number: int) -> Hits:
+    if len(scores) > number:
+        worst = np.partition(scores, len(scores) - number)[len(scores) - number]
+        candidates = np.flatnonzero(scores >= worst)  # slightly more than number if scores are equal
+        rows, scores = rows[candidates], scores[candidates]
+    order = np.lexsort((rows, -scores))[:number]
+    return Hits(rows[order].astype(np.int64), scores[order].astype(np.float32))
+
+
+def _merge(hits: Hits, scores: np.ndarray, first: int, number: int, below: float | None) -> Hits:
+    """Return the best of earlier hits and of the block that begins at row ``first``."""
+    keep = np.full(len(scores), True) if below is None else scores < below
+    if len(hits.scores) == number:
+        keep &= scores > hits.scores[-1]  # later rows lose against equal earlier ones
+    rows = np.flatnonzero(keep)
+    if not len(rows):
+        return hits
+    return _take_best(
+        np.concatenate([hits.rows, rows + first]), np.concatenate([hits.scores, scores[rows]]), number
+    )

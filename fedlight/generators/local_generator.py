@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlight.datamodules.text.templates import Template
-from fedlight.datamodules.vectors.sentence_folder import content_digest
+from fedlight.datamodules.vectors.encoders import content_digest
 from fedlight.devices import hardware
 from fedlight.generators.endpoint import TextGenerator
 from fedlight.modules.language.adapter_folders import adapter_checksum

@@ -62,7 +62,7 @@ def _local(model: Model) -> Finding:
     what = f"model {model.name}"
     try:
         if model.is_encoder:
-            from fedlight.datamodules.vectors.sentence_folder import find_folder
+            from fedlight.datamodules.vectors.encoders import find_folder
 
             folder = find_folder(model.name)
         else:

@@ -107,13 +107,13 @@ def test_what_does_not_fit_is_refused(rows):
         make(rows, batch_size=1)
     with pytest.raises(ValueError, match=r"must lie in \[0, 1\) and val_max=1 must be at least 2"):
         make(rows, val_max=1)
-    with pytest.raises(ValueError, match="columns has 1 maps for 2 sources"):
+    with pytest.raises(ValueError, match="columns has 1 mappings for 2 sources"):
         make([rows, rows], columns=[COLUMNS])
     with pytest.raises(
         ValueError, match=r"40 texts with val_share=0\.02 leave 39 for training and 1 for validation"
     ):
         make(rows, val_share=0.02).setup("fit")
-    with pytest.raises(RowsError, match=r"names nothing to encode\. Set columns\.instruction"):
+    with pytest.raises(RowsError, match=r"names no slot to encode: set columns\.instruction"):
         make(rows, columns={"response": "output"}).setup("fit")
     with pytest.raises(RowsError, match="no column 'missing'"):
         make(rows, columns={"instruction": "missing"}).setup("fit")

@@ -82,7 +82,7 @@ def test_only_new_texts_are_encoded(make, encoded):
 
 
 def test_an_interrupted_encoding_goes_on(make, monkeypatch):
-    monkeypatch.setattr(encoders_file, "KEPT_AT_ONCE", 4)
+    monkeypatch.setattr(encoders_file, "CACHED_AT_ONCE", 4)
     texts = [f"one claim {number} a" for number in range(10)]
     original, done = SentenceEncoder._encode_batch, []
 
@@ -106,7 +106,7 @@ def test_an_interrupted_encoding_goes_on(make, monkeypatch):
 def test_what_was_damaged_is_said_and_encoded_again(make, encoded):
     encoder = make()
     first = encoder.encode(TEXTS)
-    (file,) = encoder._kept.folder.glob("*.safetensors")
+    (file,) = encoder._cache.folder.glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-1])
     encoded.clear()
     with pytest.warns(UserWarning, match=r"1 damaged files .* were removed; their texts are encoded again"):
@@ -163,7 +163,7 @@ def test_settings_that_are_refused(make, folder, tmp_path):
         HashedEncoder(dimension=0)
     for model, complaint in [
         (str(tmp_path / "none" / "where"), "there is no such folder"),
-        (str(tmp_path), r"no modules\.json lies in"),
+        (str(tmp_path), r"has no modules\.json"),
     ]:
         with pytest.raises(FileNotFoundError, match=complaint):
             SentenceEncoder(model).encode(TEXTS)
@@ -172,7 +172,7 @@ def test_settings_that_are_refused(make, folder, tmp_path):
     with pytest.raises(OSError, match="cannot be loaded"):
         SentenceEncoder(str(copy), cache=None).encode(TEXTS)
     (copy / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"no \.safetensors file lies in"):
+    with pytest.raises(FileNotFoundError, match=r"has no \.safetensors file"):
         SentenceEncoder(str(copy), cache=None).encode(TEXTS)
 
 

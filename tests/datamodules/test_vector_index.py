@@ -6,11 +6,9 @@ import re
 import numpy as np
 import pytest
 
-from fedlight.datamodules.vectors import exact_search as exact_file
 from fedlight.datamodules.vectors import vector_index as index_file
-from fedlight.datamodules.vectors.exact_search import exact_search
 from fedlight.datamodules.vectors.index_files import vectors_digest
-from fedlight.datamodules.vectors.vector_index import VectorIndex
+from fedlight.datamodules.vectors.vector_index import VectorIndex, exact_search
 
 ROWS, DIMENSION = 1500, 12
 
@@ -49,8 +47,8 @@ def sorted_out(vectors, query, number, below=None):
 @pytest.mark.parametrize("below", [None, 0.7, 0.2, -2.0])
 @pytest.mark.parametrize("number", [1, 10, 400, 5000])
 def test_exact_search_is_a_sort(vectors, queries, number, below, monkeypatch):
-    monkeypatch.setattr(exact_file, "ROWS_AT_ONCE", 128)
-    monkeypatch.setattr(exact_file, "QUERIES_AT_ONCE", 3)
+    monkeypatch.setattr(index_file, "ROWS_AT_ONCE", 128)
+    monkeypatch.setattr(index_file, "QUERIES_AT_ONCE", 3)
     for query, hits in zip(queries, exact_search(vectors, queries, number, below), strict=True):
         rows, scores = sorted_out(vectors, query, number, below)
         assert hits.rows.tolist() == rows
@@ -59,7 +57,7 @@ def test_exact_search_is_a_sort(vectors, queries, number, below, monkeypatch):
 
 
 def test_equal_scores_come_in_the_order_of_their_rows_over_blocks(monkeypatch):
-    monkeypatch.setattr(exact_file, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(index_file, "ROWS_AT_ONCE", 4)
     vectors = np.tile(np.eye(2, dtype=np.float32), (9, 1))
     (hits,) = exact_search(vectors, np.array([[1, 0]], dtype=np.float32), number=5)
     assert hits.rows.tolist() == [0, 2, 4, 6, 8]
@@ -203,14 +201,14 @@ def test_an_unreadable_description(vectors, tmp_path, text):
 
 
 def test_no_index_and_an_interrupted_one(vectors, tmp_path, monkeypatch):
-    with pytest.raises(FileNotFoundError, match="no index lies there"):
+    with pytest.raises(FileNotFoundError, match="holds no index"):
         VectorIndex.load(tmp_path)
     index = VectorIndex.build(vectors)
     index.save(tmp_path)
     monkeypatch.setattr(np, "save", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(OSError, match=r"cannot be written \(No space left on device\): free some space"):
         index.save(tmp_path)
-    with pytest.raises(FileNotFoundError, match="no index lies there"):
+    with pytest.raises(FileNotFoundError, match="holds no index"):
         VectorIndex.load(tmp_path)
 
 
