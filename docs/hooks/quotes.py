@@ -3,7 +3,7 @@
     [code: FedAdam.direction](../fedlight/federation/server.py)     a function, class, method or constant without docstrings
     [config: federated.init_args.algorithm](../conf/selector.yaml)  a key of a config, with its comments
     [recipes: *_table*](../conf/recipes)                            a table of recipes, by the first line of each
-    [reference: fedlight.devices](../fedlight/devices)              the docstrings of the folder's files, by mkdocstrings
+    [reference: fedlight.devices](../fedlight/devices)              the public names of a room, by mkdocstrings
 
 On GitHub the line stays a link. A name that is gone ends the build.
 """
@@ -100,9 +100,26 @@ def config(source: str, key: str) -> str:
     return textwrap.dedent("\n".join(lines))
 
 
-def modules(folder: Path, package: str) -> list[str]:
-    """Dotted names of the public Python files of a folder, in the alphabet's order."""
-    return [f"{package}.{path.stem}" for path in sorted(folder.glob("*.py")) if not path.stem.startswith("_")]
+def reference(folder: Path, package: str) -> str:
+    """Return the docstring of a room, those of its public names in full, and a table of its other files.
+
+    Args:
+        folder: of the room; its ``__init__.py`` maps public names to files in ``_FILES``.
+        package: dotted name of the room.
+    """
+    init = ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))
+    listed = [node.value for node in init.body if isinstance(node, ast.Assign) and "_FILES" in _names(node)]
+    files: dict[str, str] = ast.literal_eval(listed[0]) if listed else {}
+    parts = [ast.get_docstring(init) or ""]
+    parts += [f"::: {package}.{file}.{name}" for name, file in files.items()]
+    others = [path for path in sorted(folder.glob("*.py")) if path.stem not in {*files.values(), "__init__"}]
+    lines = [f"| `{path.stem}` | {_first_line(path)} |" for path in others if path.stem[0] != "_"]
+    parts += ["\n".join(["| file | |", "|---|---|", *lines])] if lines else []
+    return "\n\n".join(parts)
+
+
+def _first_line(path: Path) -> str:
+    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
 
 
 def recipes(folder: Path, pattern: str) -> str:
@@ -128,7 +145,7 @@ def quote(kind: str, name: str, path: Path) -> str:
     if not path.exists():
         raise NotThere(f"no {path.name}")
     if kind == "reference":
-        return "\n\n".join(f"::: {module}" for module in modules(path, name))
+        return reference(path, name)
     if kind == "recipes":
         return recipes(path, name)
     language, found = (
