@@ -37,7 +37,7 @@ from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.scaffold import OWN, Scaffold
 from fedlight.federation.client import Client
 from fedlight.federation.client_state import ClientMemories
-from fedlight.federation.federation import Federation
+from fedlight.federation.protocols import Federation
 
 WIDTH, RANK, LAYERS = 256, 16, 2
 EXAMPLES, COHORT, STEPS, BATCH = 20_000, 4, 5, 16

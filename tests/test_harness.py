@@ -10,7 +10,7 @@ from tiny_world import write_rows
 
 from fedlight.modules.sft import SFTModule
 from fedlight.recipes.harness import HarnessModel, main, options_of, run_harness
-from fedlight.support.errors import one_line_errors
+from fedlight.support.console import one_line_errors
 
 CHOICE = """task: posts_choice
 dataset_path: json

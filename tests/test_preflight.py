@@ -14,7 +14,7 @@ from fedlight.preflight.need import needs
 from fedlight.preflight.reference import check_references
 from fedlight.recipes.stages import Stage
 from fedlight.support.files import write_json
-from fedlight.support.needs import Model, Package, Rows, Server
+from fedlight.support.needs import Model, Package, RowSource, Server
 
 ENDPOINT = {
     "class_path": "fedlight.generators.endpoint.ChatEndpoint",
@@ -153,9 +153,9 @@ def test_needs_of_settings(tmp_path):
     found = needs([stage(tmp_path, "a", {"model": model, "data": data, "judge": JUDGE})])
     assert found == {
         Model("o/large", False): ["a"],
-        Rows("o/private", "train", (("instruction", "q"),)): ["a"],
-        Rows("o/one", "train", (("instruction", "a"),)): ["a"],
-        Rows("o/two", "train", (("instruction", "b"),)): ["a"],
+        RowSource("o/private", "train", (("instruction", "q"),)): ["a"],
+        RowSource("o/one", "train", (("instruction", "a"),)): ["a"],
+        RowSource("o/two", "train", (("instruction", "b"),)): ["a"],
         Model("o/small", True): ["a"],
         Server("http://h/v1", "OPENAI_API_KEY"): ["a"],
         Package("openai", "'fedlight[chat]'"): ["a"],
@@ -170,7 +170,7 @@ def test_a_benchmark_needs_what_its_class_reads(tmp_path):
     rows["init_args"]["columns"] = {"question": "asked", "post": "never asked for"}
     task = {"class_path": "fedlight.evaluation.tasks.gsm8k.GSM8K", "init_args": {"data": rows}}
     (found,) = needs([stage(tmp_path, "a", {"tasks": {"gsm8k": task}}, command="test")])
-    assert found == Rows("o/x", "test", (("answer", "answer"), ("question", "asked")))
+    assert found == RowSource("o/x", "test", (("answer", "answer"), ("question", "asked")))
 
 
 def test_a_stage_that_is_done_needs_nothing(tmp_path):

@@ -11,7 +11,7 @@ from tiny_world import VOTES, fedlight
 
 from fedlight.datamodules.instructions.augmentation import Augmentation
 from fedlight.evaluation.judge import Judge
-from fedlight.support.needs import Memory, Model, Need, Package, Requires, Rows, Server
+from fedlight.support.needs import Memory, Model, Need, Package, Requires, RowSource, Server
 
 KEY, NOWHERE = "OWN_JUDGE_KEY", "./nor/this"
 
@@ -27,7 +27,7 @@ class OwnJudge(Judge):
         return [
             Model(settings["model"]),
             Server(settings["url"], KEY),
-            Rows(VOTES, columns=(("prompt", "no_such_column"),)),
+            RowSource(VOTES, columns=(("prompt", "no_such_column"),)),
             Package("no_such_package", "no-such-package>=1"),
             Memory(settings["gib"] * 2**30, "the judge"),
         ]

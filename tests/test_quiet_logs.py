@@ -13,8 +13,7 @@ import lightning
 import pytest
 from tiny_world import HELDOUT, VOTES
 
-from fedlight.support.errors import one_line_errors
-from fedlight.support.quiet_logs import NOTICES, quiet_logs
+from fedlight.support.console import NOTICES, one_line_errors, quiet_logs
 
 LIGHTNING = "lightning.pytorch.utilities.rank_zero"
 KERNEL = (

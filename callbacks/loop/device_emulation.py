@@ -35,6 +35,7 @@ from fedlight.devices.memory import (
 from fedlight.devices.quantization import QuantizedBase
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.client import Client, Visit
+from fedlight.federation.protocols import KnowsBaseBits
 
 logger = logging.getLogger("fedlight")
 
@@ -48,17 +49,6 @@ class KnowsBatchShapes(Protocol):
 
     def example_batch(self, examples: int) -> Any:
         """Some batch of so many examples."""
-
-
-@runtime_checkable
-class KnowsBaseBits(Protocol):
-    """A module that remembers what its base has computed, and so has to know on which it does.
-
-    Attributes:
-        base_bits: of the base in use: 16, 8 or 4.
-    """
-
-    base_bits: int
 
 
 class DeviceEmulation(SameMachine):

@@ -59,7 +59,7 @@ from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.channel import Channel, Identity
 from fedlight.federation.client import OWN_STATE, Client, Upload, Visit, Visiting, Work, build_clients
 from fedlight.federation.client_state import ClientMemories
-from fedlight.federation.federation import HoldsAdapters
+from fedlight.federation.protocols import HoldsAdapters
 from fedlight.federation.server import Average, ServerOptimizer
 from fedlight.federation.state import DIVERGED, Diverged, State, read, write
 from fedlight.support.checks import refuse_below

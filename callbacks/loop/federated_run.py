@@ -14,9 +14,10 @@ from fedlight.callbacks.loop.own_models import parameters_of
 from fedlight.callbacks.loop.round_table import Row
 from fedlight.callbacks.loop.same_machine import SameMachine
 from fedlight.federation.algorithm import Algorithm
-from fedlight.federation.candidates import MIXED, SYNTHETIC, SynthesizesData
+from fedlight.federation.candidates import MIXED, SYNTHETIC
 from fedlight.federation.channel import Channel, Payload
-from fedlight.federation.client import Client, FederatedData, Visit, Work
+from fedlight.federation.client import Client, Visit, Work
+from fedlight.federation.protocols import FederatedData, SynthesizesData
 from fedlight.federation.state import DIVERGED, State
 from fedlight.support.seeding import derive_seed
 
@@ -41,7 +42,7 @@ class OpensLater(Protocol):
 
 
 class Run:
-    """The :class:`~fedlight.federation.federation.Federation` of a trainer.
+    """The :class:`~fedlight.federation.protocols.Federation` of a trainer.
 
     Args:
         trainer: that runs.

@@ -8,7 +8,8 @@ from torch import Tensor
 from fedlight.callbacks.loop.federated_run import Run, seed_all
 from fedlight.callbacks.loop.round_schedule import RoundSchedule, number_asked, visit_lengths
 from fedlight.federation.algorithm import Algorithm
-from fedlight.federation.client import Client, FederatedData, Visit, uniform_cohort
+from fedlight.federation.client import Client, Visit, uniform_cohort
+from fedlight.federation.protocols import FederatedData
 
 
 class RoundPlanner:

@@ -10,7 +10,8 @@ import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.federation.client import NumBatches, Visit
+from fedlight.federation.client import Visit
+from fedlight.federation.protocols import NumBatches
 
 
 class RoundSchedule:

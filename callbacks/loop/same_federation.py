@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.federation.client import FederatedData
+from fedlight.federation.protocols import FederatedData
 from fedlight.support.settings_record import (
     constructor_arguments,
     described,

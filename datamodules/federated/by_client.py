@@ -7,8 +7,7 @@ import lightning as L
 
 from fedlight.datamodules.federated.client_reading import MakeBatches
 from fedlight.datamodules.federated.loader_by_client import LoaderByClient
-from fedlight.federation.client import FederatedData
-from fedlight.federation.federation import TrainsRounds
+from fedlight.federation.protocols import FederatedData, TrainsRounds
 
 
 class ByClient(L.Callback):

@@ -13,8 +13,7 @@ from fedlight.datamodules.rows.exclusion import Excluded, without
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import fit_texts, leading_ids, load_tokenizer
-from fedlight.support.needs import Need
-from fedlight.support.needs import Rows as NeededRows
+from fedlight.support.needs import Need, RowSource
 
 
 class Prompts(Dataset):
@@ -100,7 +99,7 @@ class PromptDataModule(FederatedDataModule):
         """The rows of ``exclude``; those of ``source`` are asked for as every data module's are."""
         for name, rows in (settings.get("exclude") or {}).items():
             if rows:
-                yield NeededRows(rows["source"], rows.get("split") or "train", ((name, rows["column"]),))
+                yield RowSource(rows["source"], rows.get("split") or "train", ((name, rows["column"]),))
 
     def setup(self, stage: str) -> None:
         """Reads, renders and, where they are too long, cuts the prompts, once."""

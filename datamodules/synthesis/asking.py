@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from fedlight.datamodules.synthesis.filters import CUT_OFF, PROMPT_TOO_LONG
 from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
-from fedlight.support.progress_bar import progress_bar
+from fedlight.support.console import progress_bar
 from fedlight.support.seeding import derive_seed
 
 Row = Mapping[str, str]

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
 
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
@@ -13,18 +12,8 @@ from fedlight.datamodules.synthesis.record import Part, SynthesisRecord, state_d
 from fedlight.datamodules.synthesis.synthesis import Synthesis
 from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.tasks.model import AnswersPrompts
+from fedlight.federation.protocols import KnowsBaseBits
 from fedlight.support.seeding import derive_seed
-
-
-@runtime_checkable
-class KnowsBaseBits(Protocol):
-    """A module that knows with how many bits its base computes, since a device's may be under it.
-
-    Attributes:
-        base_bits: 16, 8 or 4; None: as it was loaded.
-    """
-
-    base_bits: int | None
 
 
 def made_or_read(

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
+from fedlight.support.console import progress_bar
 from fedlight.support.hub_errors import NAME, hub_asked_once, hub_errors
 from fedlight.support.needs import Model, Need
-from fedlight.support.progress_bar import progress_bar
 
 CACHED_AT_ONCE = 1024  # an interruption loses at most so many texts
 WEIGHTS = ".safetensors"

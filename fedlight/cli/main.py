@@ -7,7 +7,7 @@ The key ``federated:`` holds the federated loop; without it the same config trai
 
 import sys
 
-from fedlight.support.errors import one_line_errors, quiet_when_unread
+from fedlight.support.console import one_line_errors, quiet_when_unread
 
 USAGE = """usage: fedlight COMMAND ...
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from fedlight.conf import path as conf_path
-from fedlight.support.errors import OneLineArguments
+from fedlight.support.console import OneLineArguments
 
 
 def main(argv: list[str]) -> None:

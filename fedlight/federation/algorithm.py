@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fedlight.federation.aggregation import Aggregation, WeightedSum
-from fedlight.federation.client import Client, NumBatches, Update, Visit, Visiting, Work
-from fedlight.federation.federation import Federation, refuse_several_adapters
+from fedlight.federation.client import Client, Update, Visit, Visiting, Work
+from fedlight.federation.protocols import Federation, NumBatches, refuse_several_adapters
 from fedlight.federation.state import State
 
 Weighting = Literal["unbiased", "normalized", "uniform"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
@@ -111,27 +111,6 @@ class Upload:
     round_idx: int
     client_id: str
     state: State
-
-
-class NumBatches(Protocol):
-    """Function that says how many batches a visit has."""
-
-    def __call__(self, client_id: str, split: str = "train") -> int:
-        """Return the batches of a visit to the client on its data of ``split``."""
-
-
-@runtime_checkable
-class FederatedData(Protocol):
-    """Datamodule of a federation: it knows whose example is whose, and gives batches visit after visit."""
-
-    def client_sizes(self) -> dict[str, int]:
-        """Return the number of training examples of each client, after ``setup("fit")``."""
-
-    def num_batches(self, client_id: str, split: str = "train") -> int:
-        """Return the batches in one pass over the client's data of ``split``."""
-
-    def set_visits(self, visits: Sequence[Visit], round_idx: int) -> None:
-        """Let the next training loader stream these visits in this order."""
 
 
 def build_clients(sizes: dict[str, int]) -> dict[str, Client]:

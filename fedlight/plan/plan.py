@@ -29,7 +29,7 @@ from fedlight.modules.dpo import DPOModule
 from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.language.language_model import LanguageModule
 from fedlight.modules.language.optimizers import make_optimizer
-from fedlight.support.errors import OneLineArguments
+from fedlight.support.console import OneLineArguments
 
 ABOUT = """Which devices could take part in a run, and what a visit would cost them; from the config alone, without weights.
 

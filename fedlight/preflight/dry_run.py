@@ -22,7 +22,7 @@ from fedlight.preflight.need import needs
 from fedlight.preflight.reference import check_references
 from fedlight.preflight.rows import check_rows
 from fedlight.recipes import recipe as recipes
-from fedlight.support.needs import Memory, Model, Need, Package, Rows, Server
+from fedlight.support.needs import Memory, Model, Need, Package, RowSource, Server
 
 
 def dry_run(
@@ -76,7 +76,7 @@ def _check(recipe: recipes.Recipe, folder: Path, seeds: Sequence[int]) -> list[F
     stages = [*(stage for of_seed in by_seed.values() for stage in of_seed), *together]
     findings.append(check_output(folder, stages))
     wanted, hub = needs([*parsed, *over_seeds]), Hub()
-    rows = check_rows(_of(wanted, Rows), hub, folder)
+    rows = check_rows(_of(wanted, RowSource), hub, folder)
     models = check_models(_of(wanted, Model), hub, folder)
     findings += rows.findings + models.findings
     if unasked := [*dict.fromkeys(rows.unasked), *models.unasked]:

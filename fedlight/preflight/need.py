@@ -7,7 +7,7 @@ from typing import Any
 from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.evaluation.tasks.task import Task
 from fedlight.preflight.command import ParsedStage, class_of, parts_of
-from fedlight.support.needs import Model, Need, Requires, Rows
+from fedlight.support.needs import Model, Need, Requires, RowSource
 
 
 def needs(stages: Sequence[ParsedStage]) -> dict[Need, list[str]]:
@@ -44,7 +44,7 @@ def _needs_of_call(arguments: dict[str, Any]) -> Iterator[Need]:
         yield Model(encoder, True)
 
 
-def _rows(arguments: dict[str, Any], command: str, of_task: dict[str, str] | None) -> Iterator[Rows]:
+def _rows(arguments: dict[str, Any], command: str, of_task: dict[str, str] | None) -> Iterator[RowSource]:
     source = arguments.get("source")
     columns = arguments.get("columns") if of_task is None else of_task
     is_task_rows = of_task is not None
@@ -62,12 +62,12 @@ def _rows(arguments: dict[str, Any], command: str, of_task: dict[str, str] | Non
         yield from _each(arguments["public_source"], arguments.get("public_split") or "train", public)
 
 
-def _each(source: Any, split: str, columns: Any) -> Iterator[Rows]:
+def _each(source: Any, split: str, columns: Any) -> Iterator[RowSource]:
     sources = [source] if isinstance(source, str) else list(source)
     maps = list(columns) if isinstance(columns, (list, tuple)) else [columns] * len(sources)
     for one, mapped in zip(sources, maps, strict=False):
         named = {str(name): path for name, path in (mapped or {}).items() if path}
-        yield Rows(str(one), split, tuple(sorted(named.items())))
+        yield RowSource(str(one), split, tuple(sorted(named.items())))
 
 
 def _task_columns(config: Any, arguments: dict[str, Any]) -> dict[str, str] | None:

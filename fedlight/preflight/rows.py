@@ -9,7 +9,7 @@ from fedlight.datamodules.rows.rows import ENDINGS, HUB_NAME, RowsError, load_ro
 from fedlight.preflight.columns import Shape, read_shape
 from fedlight.preflight.finding import Finding, ok, problem, unknown
 from fedlight.preflight.hub import Hub, HubUnreachableError, Repository
-from fedlight.support.needs import Rows
+from fedlight.support.needs import RowSource
 
 
 class RowsReport(NamedTuple):
@@ -28,7 +28,7 @@ class RowsReport(NamedTuple):
     counts: dict[tuple[str, str], int]
 
 
-def check_rows(wanted: Mapping[Rows, Sequence[str]], hub: Hub, output: Path) -> RowsReport:
+def check_rows(wanted: Mapping[RowSource, Sequence[str]], hub: Hub, output: Path) -> RowsReport:
     """Check each source once for each split and set of columns.
 
     Args:
@@ -52,7 +52,7 @@ def _is_hub_name(source: str) -> bool:
     return HUB_NAME.fullmatch(source) is not None and not source.endswith(ENDINGS)
 
 
-def _local(rows: Rows, counts: dict[tuple[str, str], int]) -> Finding:
+def _local(rows: RowSource, counts: dict[tuple[str, str], int]) -> Finding:
     what = f"data {rows.source}"
     try:
         found = load_rows(rows.source, rows.split)
@@ -63,11 +63,11 @@ def _local(rows: Rows, counts: dict[tuple[str, str], int]) -> Finding:
     return ok(what, f"{len(found):,} rows{_columns(rows)}")
 
 
-def _columns(rows: Rows) -> str:
+def _columns(rows: RowSource) -> str:
     return f"; columns {', '.join(dict.fromkeys(path for _, path in rows.columns))}" if rows.columns else ""
 
 
-def _at_hub(rows: Rows, hub: Hub, report: RowsReport) -> None:
+def _at_hub(rows: RowSource, hub: Hub, report: RowsReport) -> None:
     name, _, config = rows.source.partition(":")
     what = f"data {rows.source}, {rows.split}"
     try:
@@ -90,7 +90,7 @@ def _at_hub(rows: Rows, hub: Hub, report: RowsReport) -> None:
         report.downloads[rows.source] = shape.size or sum(repository.files.values())
 
 
-def _shape_finding(what: str, rows: Rows, repository: Repository, shape: Shape) -> Finding:
+def _shape_finding(what: str, rows: RowSource, repository: Repository, shape: Shape) -> Finding:
     splits = rows.split.split("+")
     if shape.splits and (
         missing := [split for split in splits if split.partition("[")[0] not in shape.splits]

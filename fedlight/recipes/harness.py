@@ -20,7 +20,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from fedlight.modules.language.language_model import LanguageModule
 from fedlight.modules.language.scoring import Scored, encode_pairs, score
-from fedlight.support.errors import one_line_errors
+from fedlight.support.console import one_line_errors
 from fedlight.support.seeding import derive_seed
 
 MISSING = "the lm-evaluation-harness is not installed: pip install 'fedlight[harness]'"

@@ -3,7 +3,7 @@
 import webbrowser
 from pathlib import Path
 
-from fedlight.support.errors import OneLineArguments
+from fedlight.support.console import OneLineArguments
 
 
 def main(argv: list[str]) -> None:

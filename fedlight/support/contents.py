@@ -1,9 +1,8 @@
-"""What a stage reads from this machine, by content: a file that has changed under its name is another setting.
+"""Contents of the local files that a stage reads: a file that has changed counts as a changed setting.
 
-A text in the settings counts as such a file or folder where it is one. Left out are the places to which a stage writes,
-by the names of their settings (``output``, ``path``, ``folder``, ``..._folder``, ``cache`` and the like), and what earlier
-stages of the same run have left: their ``done.json`` says what it was. Hidden files and folders, such as ``.git``, do not
-count.
+Every text in the settings that is the path of a file or folder counts. Not counted are the places to which a stage writes,
+by the names of their settings (``output``, ``path``, ``folder``, ``..._folder``, ``cache`` and the like), results of earlier
+stages of the same run, which their ``done.json`` describes, and hidden files and folders such as ``.git``.
 """
 
 import hashlib
@@ -19,32 +18,32 @@ from fedlight.support.files import DONE, read_json, remedy_for
 OUTPUTS = ("output", "path", "folder", "dirpath", "cache")
 OUTPUT_ENDINGS = ("_folder", "_dir", "_cache", "_path")
 BARE_FOLDERS = ("source", "model", "tokenizer", "adapter", "encoder")
-"""Settings, or ends of them, whose value may be the name of a folder here, without any slash."""
+"""Settings, or ends of their names, whose value may be a folder's name without a slash."""
 
 OWN_FILES = ("settings.json", DONE, "run.json", "run.lock")
 OWN_FOLDERS = ("checkpoints", "clients", "metrics")
-"""What a stage keeps for itself."""
+"""Folders of a stage that later stages do not read."""
 
 TABLES = (".csv", ".jsonl", ".json")
-"""What a report reads of what a command leaves."""
+"""File types that a report reads."""
 
 TIMER_STEP_NS = 2 * 10**9
-"""Two changes of a file within this time may leave it with the same time, on the coarsest file systems."""
+"""Time within which two changes of a file may get the same time stamp, on the coarsest file systems."""
 
 Contents = dict[str, dict[str, Any]]
 
 
 def contents_of(settings: Any, stage: Path, run: Path) -> Contents:
-    """Digests of all files and folders that settings name.
+    """Return digests of all files and folders that settings name.
 
     Args:
-        settings: plain values, nested as they are in a config.
-        stage: folder of the stage, where nothing counts.
-        run: folder of the whole run, where nothing counts that a stage has left.
+        settings: plain values, nested as in a config.
+        stage: folder of the stage, in which nothing counts.
+        run: folder of the whole run, in which results of stages do not count.
 
     Returns:
-        By the text in the settings: ``digest``, and ``unchanged_while``, a digest of the sizes and times under which it need
-        not be read again; None where the files were changed so lately that their times say nothing.
+        Text in the settings -> ``digest``, and ``unchanged_while``, a digest of sizes and times: while it stays the same the
+        files need not be read again. It is None if the files changed too recently for their times to be reliable.
     """
     found = {text: Path(text).expanduser().absolute() for text in sorted(local_paths(settings))}
     return {
@@ -55,7 +54,7 @@ def contents_of(settings: Any, stage: Path, run: Path) -> Contents:
 
 
 def _is_of_run(path: Path, stage: Path, run: Path) -> bool:
-    """Is it the stage's own, around it, or left by another stage of the run?"""
+    """Return whether a path is in the stage's folder, contains it, or is a result of another stage of the run."""
     return (
         path.is_relative_to(stage)
         or stage.is_relative_to(path)
@@ -64,12 +63,12 @@ def _is_of_run(path: Path, stage: Path, run: Path) -> bool:
 
 
 def local_paths(settings: Any) -> set[str]:
-    """The texts in settings that name files or folders which are read."""
+    """Return the texts in settings that name files or folders to read."""
     return {text for key, text in _texts(settings) if _is_local(text, key)}
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """The texts in settings with the last part of their keys, but for places to which something is written."""
+    """Yield texts in settings with the last part of their keys, without places to which a stage writes."""
     last = key.rpartition(".")[2]
     if last in OUTPUTS or last.endswith(OUTPUT_ENDINGS):
         return
@@ -90,7 +89,7 @@ def _is_local(text: str, key: str) -> bool:
     try:
         if path.is_file():
             return True
-        # A word such as `test` may happen to be the name of a folder here.
+        # A word such as `test` may happen to be the name of a local folder.
         return (
             path.is_dir()
             and (os.sep in text or key.endswith(BARE_FOLDERS))
@@ -101,11 +100,11 @@ def _is_local(text: str, key: str) -> bool:
 
 
 def changed(made_with: Contents, everything: bool) -> str | None:
-    """The first file or folder whose content is no longer what it was; None where all are, or are gone.
+    """Return the first file or folder whose content has changed; None if none has. Files that are gone do not count.
 
     Args:
-        made_with: of :func:`contents_of`.
-        everything: read all; else files of which size and time are as they were are not read again.
+        made_with: result of :func:`contents_of`.
+        everything: read all files; else those with unchanged size and time are not read again.
     """
     for text, was in made_with.items():
         path = Path(text).expanduser()
@@ -116,7 +115,7 @@ def changed(made_with: Contents, everything: bool) -> str | None:
 
 
 def digest_of(path: Path) -> str:
-    """Thirty-two hex digits of a file's content, or of the names and contents of all files in a folder.
+    """Return a digest (32 hex digits) of a file's content, or of the names and contents of all files in a folder.
 
     A file is read once in a process, unless its size or time changes.
     """
@@ -135,7 +134,7 @@ def _file_digest(file: Path, size: int, time_ns: int) -> str:
 
 
 def times_of(path: Path) -> str | None:
-    """A digest of the sizes and times of all files; None where one was changed so lately that its time says nothing."""
+    """Return a digest of the sizes and times of all files; None if one changed too recently for its time to be reliable."""
     files = [path] if path.is_file() else files_below(path)
     signatures = [(str(file.relative_to(path)), *_signature(file)) for file in files]
     if any(time.time_ns() - time_ns < TIMER_STEP_NS for _, _, time_ns in signatures):
@@ -149,7 +148,7 @@ def _signature(file: Path) -> tuple[int, int]:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """All files in a folder and its folders, in the order of their names; hidden ones are left out."""
+    """Return all files below a folder in the order of their names, without hidden ones."""
     found = []
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -158,7 +157,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def left_in(stage: Path) -> dict[str, str]:
-    """Digests of all that a stage has left for others in its folder, by the path from there."""
+    """Return digests of a stage's files for later stages, by their path in its folder."""
     files = {str(file.relative_to(stage)): file for file in files_below(stage)}
     return {
         name: digest_of(file)
@@ -168,10 +167,10 @@ def left_in(stage: Path) -> dict[str, str]:
 
 
 def tables_since(folder: Path, start: float) -> dict[str, str]:
-    """Digests of the tables and texts in a folder that were written since ``start``, by the path from there.
+    """Return digests of the tables and texts in a folder that were written since ``start``, by their path in it.
 
     Args:
-        folder: of a command; what else lies there does not count.
+        folder: folder of a command; other files in it do not count.
         start: seconds since 1970; two seconds of tolerance cover coarse file systems.
     """
     files = {str(file.relative_to(folder)): file for file in files_below(folder) if file.suffix in TABLES}
@@ -185,14 +184,14 @@ def tables_since(folder: Path, start: float) -> dict[str, str]:
 
 
 def refuse_changed_results(settings: Any, run: Path) -> None:
-    """Looks at what earlier stages have left, as far as the settings of this one name it.
+    """Check that results of earlier stages that settings name are unchanged.
 
     Args:
-        settings: plain values, nested as they are in a config.
+        settings: plain values, nested as in a config.
         run: folder of the whole run.
 
     Raises:
-        ValueError: a file is gone, or is not what its stage has written.
+        ValueError: a file is gone or has changed since its stage wrote it.
     """
     for text in sorted({text for _, text in _texts(settings) if text.startswith(str(run))}):
         path = Path(text)
@@ -206,6 +205,6 @@ def refuse_changed_results(settings: Any, run: Path) -> None:
 
 
 def _stage_of(path: Path, run: Path) -> Path | None:
-    """The folder of the finished stage that a path in the run's folder belongs to."""
+    """Return the folder of the finished stage that a path in the run's folder belongs to."""
     folders = [folder for folder in (path, *path.parents) if folder.is_relative_to(run)]
     return next((folder for folder in folders if (folder / DONE).is_file()), None)

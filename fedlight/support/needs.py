@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 
-class Rows(NamedTuple):
-    """Rows that are read.
+class RowSource(NamedTuple):
+    """Source of rows that are read.
 
     Attributes:
         source: see `fedlight.datamodules.rows`.
@@ -70,7 +70,7 @@ class Memory(NamedTuple):
     what: str
 
 
-Need = Rows | Model | Server | Package | Memory
+Need = RowSource | Model | Server | Package | Memory
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""The table of a recipe's results: one line per method, the mean over seeds with its spread."""
+"""Table of a recipe's results: one line per method, with mean and standard deviation over seeds."""
 
 import io
 from importlib.metadata import version
@@ -11,11 +11,11 @@ from fedlight.support.files import write_whole
 if TYPE_CHECKING:
     from rich.table import Table
 
-WIDTH = 250  # characters, where there is no terminal
+WIDTH = 250  # characters, without a terminal
 
 
 def versions() -> dict[str, str]:
-    """Versions of what the numbers rest on."""
+    """Return the versions of the packages that determine the numbers."""
     from fedlight import __version__
 
     packages = ("torch", "lightning", "transformers", "peft")
@@ -23,7 +23,7 @@ def versions() -> dict[str, str]:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
-    """Method -> metric -> ``mean ± standard deviation`` over its rows, in order of appearance.
+    """Return method -> metric -> ``mean ± standard deviation`` over its rows, in order of appearance.
 
     Example:
         >>> summary([{"method": "m", "seed": 0, "x": 1.0}, {"method": "m", "seed": 1, "x": 2.0}])
@@ -50,7 +50,7 @@ def _spread(values: list[float]) -> str:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The table of ``results`` in Markdown, ready for a README.
+    """Return the table of ``results`` in Markdown.
 
     Example:
         >>> print(markdown({"rows": [{"method": "m", "seed": 0, "win_rate": 0.5}]}))
@@ -64,7 +64,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def _cells(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Column names, and a line of texts for each method."""
+    """Return column names, and a line of texts for each method."""
     rows = summary(results["rows"])
     metrics = list(dict.fromkeys(key for row in rows.values() for key in row))
     header = ["method", *(metric.replace("_", " ") for metric in metrics)]
@@ -72,7 +72,7 @@ def _cells(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def rich_text(title: str, header: list[str], lines: list[list[str]]) -> str:
-    """A table as text, for the ``report`` of a stage; numbers stand at the right.
+    """Return a table as text for the ``report`` of a stage, with numbers aligned right.
 
     Example:
         >>> print(rich_text("wins", ["method", "win"], [["FedAvg", "0.5"]]))
@@ -103,13 +103,13 @@ def _table(title: str, header: list[str], lines: list[list[str]]) -> "Table":
 
 
 def show(results: dict[str, Any], folder: Path) -> None:
-    """Prints the table and where the rest lies; writes the table as ``results.md`` as well."""
+    """Print the table and the folder of the results; write the table as ``results.md`` as well."""
     from rich.console import Console
 
     seeds = sorted({row["seed"] for row in results["rows"]})
     header, lines = _cells(results)
     console = Console()
-    if not console.is_terminal:  # a file has no width, and a narrow table cuts its words
+    if not console.is_terminal:  # a file has no width, and a narrow table breaks words
         console = Console(width=WIDTH)
     title = f"{results['recipe']}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
     console.print(_table(title, header, lines))
@@ -121,7 +121,7 @@ def show(results: dict[str, Any], folder: Path) -> None:
 
 
 def show_stages(rows: list[dict[str, Any]], folder: Path) -> None:
-    """Prints the metrics of single stages, and that there are no results."""
+    """Print the metrics of single stages, and that there are no results of the whole recipe."""
     for row in rows:
         metrics = (f"{name} {value:.4g}" for name, value in row.items() if name not in ("method", "seed"))
         print(f"seed {row['seed']}, {row['method']}: {', '.join(metrics) or 'done'}")

@@ -1,6 +1,6 @@
 """A bar in a terminal, nothing elsewhere."""
 
-from fedlight.support.progress_bar import progress_bar
+from fedlight.support.console import progress_bar
 
 
 def test_no_bar_outside_of_a_terminal(capfd, monkeypatch):

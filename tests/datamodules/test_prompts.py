@@ -12,7 +12,7 @@ from fedlight.datamodules.rows.exclusion import Excluded, same_text
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.lightning_cli.cli import OneLineParser
 from fedlight.recipes import recipe as recipes
-from fedlight.support.needs import Rows
+from fedlight.support.needs import RowSource
 from fedlight.toy.votes import NAMES_OF_ROWS
 
 
@@ -96,7 +96,7 @@ def test_a_config_can_name_them_and_a_dry_run_asks_for_them(posts, excluded):
     made = parser.instantiate(parser.parse_args([f"--data={json.dumps(spec)}"])).data
     assert made.exclude == {"clients": excluded["clients"], "held_out": None}
     needs = list(PromptDataModule.requires({"exclude": spec["init_args"]["exclude"]}))
-    assert needs == [Rows(entry["source"], "train", (("clients", "info.post"),))]
+    assert needs == [RowSource(entry["source"], "train", (("clients", "info.post"),))]
     assert list(PromptDataModule.requires({"exclude": None})) == []
 
 

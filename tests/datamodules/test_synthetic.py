@@ -10,8 +10,8 @@ from torch import nn
 
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.synthesis.self_generation import SelfGeneration
-from fedlight.federation.candidates import SynthesizesData
-from fedlight.federation.client import FederatedData, Visit
+from fedlight.federation.client import Visit
+from fedlight.federation.protocols import FederatedData, SynthesizesData
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from fedlight.augmentation.less.warm_up import Epoch, warm_up
 from fedlight.datamodules.text.examples import ResponseExamples, collate_responses
 from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.sft import SFTModule
-from fedlight.support.progress_bar import progress_bar
+from fedlight.support.console import progress_bar
 
 BLOCK = 1000
 """Rows whose scores are kept in one file."""

@@ -26,7 +26,7 @@ from fedlight.augmentation.self_instruct.record import Try, fingerprint, open_re
 from fedlight.datamodules.instructions.augmentation import NO_SLOTS, Added, Augmentation, Fields
 from fedlight.generators.endpoint import TextGenerator
 from fedlight.support.checks import refuse_below
-from fedlight.support.progress_bar import progress_bar
+from fedlight.support.console import progress_bar
 
 
 class SelfInstruct(Augmentation):

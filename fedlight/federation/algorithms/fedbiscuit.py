@@ -5,7 +5,7 @@ https://arxiv.org/abs/2407.03038, Algorithm 1. Selectors are adapters on one bas
 
 * Warm-up: each selector in turn is trained by the whole federation for some rounds, as FedBis does (eq. 8).
 * Then, every tau rounds, each client scores every selector on its validation pairs and is assigned to one
-  (:mod:`fedlight.federation.grouping`); a sampled client trains the selector of its group.
+  (:mod:`fedlight.federation.algorithms.grouping`); a sampled client trains the selector of its group.
 
 Eq. 6 is used in movement form: ``w_u <- w_u + sum over the sampled members of p_m * delta_m``. A selector without
 sampled members does not move. Deviation: other weightings can be chosen, since with p_m alone a selector moves by
@@ -22,12 +22,12 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor, nn, tensor
 
-from fedlight.federation import grouping
 from fedlight.federation.aggregation import Aggregation, WeightedSum
 from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithms import grouping
 from fedlight.federation.channel import serialized_bytes
 from fedlight.federation.client import Client, Update, Visit, Visiting, Work
-from fedlight.federation.federation import Federation, HoldsAdapters
+from fedlight.federation.protocols import Federation, HoldsAdapters
 from fedlight.federation.state import State, read, write
 
 HOOKS_OF_LOCAL = ("check", "start_visit", "adjust_gradients")

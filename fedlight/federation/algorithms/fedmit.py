@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from fedlight.federation.algorithm import Algorithm, Weighting
 from fedlight.federation.candidates import Candidates
-from fedlight.federation.client import Client, NumBatches, Visit
-from fedlight.federation.federation import Federation
+from fedlight.federation.client import Client, Visit
+from fedlight.federation.protocols import Federation, NumBatches
 from fedlight.federation.state import State
 
 

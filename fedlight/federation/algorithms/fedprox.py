@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedlight.federation.algorithm import Algorithm, Weighting
 from fedlight.federation.client import Visiting
-from fedlight.federation.federation import Federation, refuse_odd_steps
+from fedlight.federation.protocols import Federation, refuse_odd_steps
 
 
 class FedProx(Algorithm):

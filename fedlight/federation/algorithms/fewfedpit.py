@@ -25,8 +25,8 @@ from typing import Literal
 
 from fedlight.federation.algorithm import Algorithm, Weighting
 from fedlight.federation.candidates import SYNTHETIC, Candidates
-from fedlight.federation.client import Client, NumBatches, Update, Visit, Visiting, Work
-from fedlight.federation.federation import Federation
+from fedlight.federation.client import Client, Update, Visit, Visiting, Work
+from fedlight.federation.protocols import Federation, NumBatches
 from fedlight.federation.state import State
 
 PRIVATE = "train"

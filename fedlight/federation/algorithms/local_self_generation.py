@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.candidates import Candidates, as_received
-from fedlight.federation.client import Client, NumBatches, Visit
-from fedlight.federation.federation import Federation
+from fedlight.federation.client import Client, Visit
+from fedlight.federation.protocols import Federation, NumBatches
 from fedlight.federation.state import State
 
 

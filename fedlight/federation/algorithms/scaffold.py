@@ -29,7 +29,7 @@ from torch import Tensor
 from fedlight.federation.algorithm import Algorithm, Weighting
 from fedlight.federation.client import Client, Update, Visit, Visiting, Work
 from fedlight.federation.exact_sum import ExactSums
-from fedlight.federation.federation import Federation, refuse_odd_steps
+from fedlight.federation.protocols import Federation, refuse_odd_steps
 from fedlight.federation.state import State
 
 PREFIX = "control."

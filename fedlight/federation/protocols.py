@@ -1,4 +1,4 @@
-"""Run as an algorithm sees it; the federated loop provides it."""
+"""Protocols between algorithm, loop, module and data of a federation, and checks of what an algorithm cannot work with."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedlight.federation.channel import Payload
-from fedlight.federation.client import Client
+from fedlight.federation.client import Client, Visit
 from fedlight.federation.state import State
 
 
@@ -85,6 +85,74 @@ class HoldsAdapters(Protocol):
 
     def use_adapter(self, name: str) -> None:
         """Activate one adapter, which computes and learns; all of them stay trainable."""
+
+
+class NumBatches(Protocol):
+    """Function that says how many batches a visit has."""
+
+    def __call__(self, client_id: str, split: str = "train") -> int:
+        """Return the batches of a visit to the client on its data of ``split``."""
+
+
+@runtime_checkable
+class FederatedData(Protocol):
+    """Datamodule of a federation: it knows whose example is whose, and gives batches visit after visit."""
+
+    def client_sizes(self) -> dict[str, int]:
+        """Return the number of training examples of each client, after ``setup("fit")``."""
+
+    def num_batches(self, client_id: str, split: str = "train") -> int:
+        """Return the batches in one pass over the client's data of ``split``."""
+
+    def set_visits(self, visits: Sequence[Visit], round_idx: int) -> None:
+        """Let the next training loader stream these visits in this order."""
+
+
+@runtime_checkable
+class SynthesizesData(Protocol):
+    """Data whose clients make candidates for training and choose among them; candidates stay with the client.
+
+    Candidates are a function of the round, the client, its own examples and the module as it stands. No random stream is
+    advanced, and the module keeps its mode.
+    """
+
+    def synthesize(self, round_idx: int, client_ids: Sequence[str], module: nn.Module) -> None:
+        """Make new candidates for these clients, with the module as it stands.
+
+        It may be called several times in a round, each time for other clients, whose devices or own models differ.
+        Candidates of an earlier round are dropped, those of other clients in the same round stay.
+
+        Args:
+            round_idx: round in which the candidates are trained on.
+            client_ids: clients that make candidates.
+            module: module that writes them.
+        """
+
+    def choose(self, client_id: str, module: nn.Module) -> None:
+        """Score the client's candidates by the module as it stands and keep the best; no pass is made if all are kept.
+
+        It is called before the first batch of the client's visit is asked for.
+        """
+
+    def num_synthetic(self, client_id: str) -> int:
+        """Return how many examples ``choose`` keeps, or will keep; 0 for a client without candidates."""
+
+    def synthesis_metrics(self) -> dict[str, float]:
+        """Return counts over all candidates of the last round that has some."""
+
+    def reset_synthesis(self) -> None:
+        """Drop the candidates of all clients."""
+
+
+@runtime_checkable
+class KnowsBaseBits(Protocol):
+    """Module whose results depend on the bits of its base, which a device may change.
+
+    Attributes:
+        base_bits: bits of the base in use, 16, 8 or 4; None for the base as it was loaded.
+    """
+
+    base_bits: int | None
 
 
 def refuse_odd_steps(optimizers: Sequence[torch.optim.Optimizer], algorithm: str) -> None:

@@ -1,0 +1,172 @@
+"""Output of commands besides their results: errors in one line, progress bars, and no notices of libraries.
+
+A notice of a library that asks for no action is left out. Each is listed by its logger and the start of its text, so new
+ones are seen; messages of fedlight and warnings that ask for an action pass.
+"""
+
+import argparse
+import logging
+import os
+import re
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import NoReturn
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End the program with one line for an error that the user can mend, instead of a stack trace.
+
+    ``FEDLIGHT_TRACEBACK=1`` in the environment shows the stack. Ctrl-C ends it with exit code 130, and so does SIGTERM, at
+    which Lightning would end with exit code 0, or go on until the stage is over. Notices of libraries are left out.
+    """
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        with quiet_logs():
+            yield
+    except KeyboardInterrupt as stop:
+        print(f"fedlight: stopped {stop}".rstrip(), file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        if os.environ.get("FEDLIGHT_TRACEBACK") or not _can_be_mended(error):
+            raise
+        sys.exit(f"fedlight: {_said(error)}\n(FEDLIGHT_TRACEBACK=1 shows where)")
+
+
+@contextmanager
+def quiet_when_unread() -> Iterator[None]:
+    """End without a message if the reader of the output is gone, as in ``fedlight --help | head -1``.
+
+    The exit code is 141, that of a program which SIGPIPE ends.
+    """
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        with suppress(OSError, ValueError):  # Python would flush once more at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+
+
+class OneLineArguments(argparse.ArgumentParser):
+    """Parser that reports wrong arguments in one line, without the command's usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the program with exit code 2."""
+        print(f"{self.prog.split()[0]}: {message}; see {self.prog} --help", file=sys.stderr)
+        sys.exit(2)
+
+
+def _said(error: Exception) -> str:
+    """Return an error's message in one line; for an error of the system about a file, with path and remedy."""
+    if isinstance(error, OSError) and error.filename and str(error).startswith("[Errno"):
+        return f"{error.filename}: {error.strerror}; check the path and who may read and write there, or give another"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _can_be_mended(error: Exception) -> bool:
+    if isinstance(error, ModuleNotFoundError):
+        return error.name is None  # raised by fedlight for an optional package; a failed import has a name
+    if isinstance(error, (ValueError, OSError)):
+        return True  # checked before the class of Lightning, which takes seconds to import
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+    return isinstance(error, MisconfigurationException)
+
+
+NOTICES = {
+    # Lightning, about itself and about what the config says already
+    "lightning.pytorch.utilities.rank_zero": (
+        r"💡 Tip: For seamless cloud (logging|uploads)",
+        r"GPU available: False, used: False",
+        r"GPU available: True \(\w+\), used: True",
+        r"TPU available: False, using: 0 TPU cores",
+        r"`Trainer\.fit` stopped: `max_epochs=\d+` reached",  # the table that ends a run says how far it came
+        # `trainer.limit_*_batches` and `trainer.val_check_interval`, said again
+        r"`Trainer\(limit_(train|val|test|predict)_batches=1\)` was configured so 1 batch (per epoch )?will be used\.",
+        r"`Trainer\(limit_(train|val|test|predict)_batches=1\.0\)` was configured so 100% of the batches "
+        r"(per epoch )?will be used\.",
+        r"`Trainer\(val_check_interval=1(\.0)?\)` was configured so validation will run "
+        r"(after every batch|at the end of the training epoch)\.",
+        r"You are using a CUDA device \(.*\) that has Tensor Cores",  # precision is `trainer.precision`
+    ),
+    "lightning.fabric.utilities.seed": (r"(\[rank: \d+\] )?Seed set to",),
+    "lightning.pytorch.accelerators.cuda": (r"LOCAL_RANK: \d+ - CUDA_VISIBLE_DEVICES",),
+    # bitsandbytes, wherever it is imported on a processor with AVX512-BF16: a faster product for weights that it packs for
+    # evaluation alone, as bases here are not (see base_model). With `kernels` installed, what goes wrong is heard.
+    "bitsandbytes.backends.cpu.ops": (
+        r"Failed to load CPU gemm_4bit_forward from kernels-community: No module named 'kernels'\.",
+    ),
+}
+WARNINGS = (
+    # Lightning's own call of a function that torch is about to rename
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    # PEFT, about transformers
+    r"`is_gradient_checkpointing` is deprecated",
+    # Lightning, of data that lies in memory ready to be batched: processes would only copy it
+    r"The '\w+_dataloader' does not have many workers",
+)
+
+
+@contextmanager
+def quiet_logs() -> Iterator[None]:
+    """Leave out the notices of libraries while the body runs."""
+    filters = {logging.getLogger(name): _Unless(starts) for name, starts in NOTICES.items()}
+    for logger, unless in filters.items():
+        logger.addFilter(unless)
+    try:
+        with warnings.catch_warnings():
+            for start in WARNINGS:
+                warnings.filterwarnings("ignore", message=start)
+            yield
+    finally:
+        for logger, unless in filters.items():
+            logger.removeFilter(unless)
+
+
+class _Unless(logging.Filter):
+    """Filter of messages that start with one of the patterns."""
+
+    def __init__(self, starts: tuple[str, ...]) -> None:
+        super().__init__()
+        self.pattern = re.compile("|".join(starts))
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not self.pattern.match(record.getMessage())
+
+
+@contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function that advances a progress bar, shown in a terminal only and removed at the end.
+
+    Args:
+        what: description of the work.
+        total: number of items; 0 shows no bar.
+
+    Example:
+        >>> with progress_bar("Encoding", total=2) as advance:
+        ...     advance(2)
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal or not total:
+        yield lambda number: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda number: progress.advance(task, number)
