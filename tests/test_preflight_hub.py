@@ -10,7 +10,7 @@ from fedlight.preflight.columns import read_shape
 from fedlight.preflight.finding import State
 from fedlight.preflight.hub import HEAD_BYTES, Hub
 from fedlight.preflight.models import check_models
-from fedlight.preflight.need import Model, Rows
+from fedlight.preflight.need import Model, RowSource
 from fedlight.preflight.rows import check_rows
 
 
@@ -87,7 +87,7 @@ def model(hub, tmp_path, name):
 
 
 def rows(hub, tmp_path, source, split="train", **columns):
-    report = check_rows({Rows(source, split, tuple(columns.items())): ["stage"]}, hub, tmp_path)
+    report = check_rows({RowSource(source, split, tuple(columns.items())): ["stage"]}, hub, tmp_path)
     return report, report.findings[0]
 
 
@@ -168,7 +168,7 @@ def test_rows_that_cannot_be_had(hub, tmp_path, source, split, columns, words):
 
 def test_a_hub_out_of_reach_is_asked_once(hub, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    wanted = {Rows(f"o/{name}", "train", ()): ["stage"] for name in "abc"}
+    wanted = {RowSource(f"o/{name}", "train", ()): ["stage"] for name in "abc"}
     report = check_rows(wanted, hub, tmp_path)
     assert (report.findings, report.unasked) == ([], ["o/a", "o/b", "o/c"])
     assert hub.silent in ("ConnectError", "ConnectionError")  # of httpx, of requests

@@ -1,17 +1,13 @@
 """What an attack needs of others: the clients' rows of the datamodule, the uploads of the federated loop."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from fedlight.callbacks.loop.round_table import Row
-
-Fields = Mapping[str, str]
-"""One row: the template's slots and ``response``, as texts."""
-
-ByClient = Mapping[str, Sequence[Fields]]
+from fedlight.support.types import Fields, FieldsByClient
 
 
 class Text(Protocol):
@@ -47,8 +43,8 @@ class HoldsClientRows(Protocol):
         template: makes prompts of rows.
     """
 
-    client_rows: ByClient
-    planted: ByClient
+    client_rows: FieldsByClient
+    planted: FieldsByClient
     template: RendersPrompts
 
     def unseen_rows(self) -> Sequence[Fields]:

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, get_args
 
 from fedlight.callbacks.attacks.attack import Attack, Found
-from fedlight.callbacks.attacks.attack_needs import Fields, HoldsClientRows, prompts_of
+from fedlight.callbacks.attacks.attack_needs import HoldsClientRows, prompts_of
 from fedlight.callbacks.attacks.attack_records import GLOBAL
 from fedlight.evaluation.extraction import matches, memory_metrics, opening_of, says
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.support.seeding import derive_seed
+from fedlight.support.types import Fields
 
 Forms = Literal["all", "without_input"]
 

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlight.datamodules.clients.clusters import pseudo_labels
-from fedlight.datamodules.instructions.augmentation import Fields, instruction_text
+from fedlight.datamodules.instructions.augmentation import instruction_text
 from fedlight.datamodules.rows.public_rows import question
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
+from fedlight.support.types import Fields
 
 
 @dataclass(frozen=True)

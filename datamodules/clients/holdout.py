@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlight.datamodules.rows.columns import check_columns, text_at
-from fedlight.datamodules.rows.rows import Rows, RowsError
+from fedlight.datamodules.rows.rows import RowsError
+from fedlight.support.types import Rows
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedlight.datamodules.clients.clusters import pseudo_labels
-from fedlight.datamodules.instructions.augmentation import Fields, instruction_text
+from fedlight.datamodules.instructions.augmentation import instruction_text
 from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.support.seeding import derive_seed
+from fedlight.support.types import Fields
 
 
 @dataclass(frozen=True)

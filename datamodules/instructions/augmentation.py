@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
-Fields = Mapping[str, str]
-"""One row: the template's slots and ``response``, as texts."""
+from fedlight.support.types import Fields
 
 NO_SLOTS = ("response", "client", "category")
 

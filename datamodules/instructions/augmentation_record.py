@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlight.datamodules.instructions.augmentation import Added, Fields
+from fedlight.datamodules.instructions.augmentation import Added
 from fedlight.support.files import refuse_unwritable, sealed, unsealed, write_whole
+from fedlight.support.types import Fields
 
 OF_FILES = "digests"
 

@@ -6,7 +6,7 @@ clients (``private_rows: 1000``); the other rows of the domain and those of othe
 chooses among these for each client, once, before the first round.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.datamodules.clients.splits import Split
-from fedlight.datamodules.instructions.augmentation import Added, Augmentation, Fields
+from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord, digest_of
 from fedlight.datamodules.instructions.augmentation_report import check_added, nothing_public, report
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
@@ -25,9 +25,9 @@ from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.text.encoding import Encoded, encode_responses
 from fedlight.datamodules.text.examples import ResponseExamples, joined
 from fedlight.support.seeding import derive_seed
+from fedlight.support.types import Fields, FieldsByClient
 
 Columns = dict[str, str]
-ByClient = Mapping[str, Sequence[Fields]]
 T = TypeVar("T")
 
 
@@ -148,7 +148,7 @@ class AugmentedInstructionDataModule(InstructionDataModule):
             found.append((source, read_instructions(raw, columns, self.template, source, setting)))
         return found
 
-    def _add(self, private: ByClient, asked: set[Question]) -> dict[str, list[Added]]:
+    def _add(self, private: FieldsByClient, asked: set[Question]) -> dict[str, list[Added]]:
         """What each client gets: from the record of an earlier run where that is still right, else chosen now."""
         settings, record = self._settings(private, asked), self._record()
         why_not = "nowhere to look" if record is None else record.why_not(settings)
@@ -171,7 +171,7 @@ class AugmentedInstructionDataModule(InstructionDataModule):
         return added
 
     def _choose(
-        self, private: ByClient, asked: set[Question]
+        self, private: FieldsByClient, asked: set[Question]
     ) -> tuple[dict[str, list[Added]], dict[str, object]]:
         """Asks the augmentation; also says what is worth keeping of that."""
         if self.augmentation is None:
@@ -206,7 +206,7 @@ class AugmentedInstructionDataModule(InstructionDataModule):
         fields = {**dict.fromkeys(self.template.slots, ""), **row.fields}
         return Added(fields, None if row.row is None else int(fits[row.row]), row.score)
 
-    def _settings(self, private: ByClient, asked: set[Question]) -> dict[str, object]:
+    def _settings(self, private: FieldsByClient, asked: set[Question]) -> dict[str, object]:
         """What the rows that are added depend on."""
         own = [{"client": client, **row} for client, rows in private.items() for row in rows]
         augmentation = self.augmentation

@@ -18,7 +18,6 @@ from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.clients.pseudo_labels import PseudoLabels
 from fedlight.datamodules.clients.splits import Split, check_validation, pool, share_out
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
-from fedlight.datamodules.instructions.augmentation import Fields
 from fedlight.datamodules.instructions.reports import SetupReport, padding_shares
 from fedlight.datamodules.rows.canaries import Canaries
 from fedlight.datamodules.rows.instruction_rows import (
@@ -35,8 +34,8 @@ from fedlight.datamodules.text.encoding import encode_responses
 from fedlight.datamodules.text.examples import ResponseExamples, collate_responses, joined
 from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import load_tokenizer, pad_id
+from fedlight.support.types import Fields
 
-Row = dict[str, str]
 CANARY = "canary"
 """The category of planted rows, where rows have categories."""
 
@@ -110,10 +109,10 @@ class InstructionDataModule(FederatedDataModule):
         self.holdout, self.val_share, self.val_max = holdout, val_share, val_max
         self.report: SetupReport | None = None
         self.pseudo_labels, self.few_shot, self.canaries = pseudo_labels, few_shot, canaries
-        self.client_rows: dict[str, list[Row]] = {}
-        self.planted: dict[str, list[Row]] = {}
-        self._validation: list[Row] = []
-        self._left_over: list[Row] | None = None
+        self.client_rows: dict[str, list[dict[str, str]]] = {}
+        self.planted: dict[str, list[dict[str, str]]] = {}
+        self._validation: list[dict[str, str]] = []
+        self._left_over: list[dict[str, str]] | None = None
         check_slots(self.columns, self.template)
         self._check_sources()
 
@@ -126,7 +125,7 @@ class InstructionDataModule(FederatedDataModule):
             examples, _, _ = self._encode(self._test_rows(), (self.test_rows or self.train_rows)[0])
             self.test_set = examples.take(np.argsort(examples.lengths, kind="stable"))
 
-    def unseen_rows(self) -> list[Row]:
+    def unseen_rows(self) -> list[dict[str, str]]:
         """Rows that no client trains on: those of validation, else those to test on, else none."""
         trained = {whole(row) for row in self._trained_rows()}
         found = self._without(self._validation, trained)
@@ -168,11 +167,11 @@ class InstructionDataModule(FederatedDataModule):
         self.report = SetupReport("examples", split, too_long, trimmed, *padding)
         rank_zero_info(str(self.report))
 
-    def _own_rows(self) -> list[Row]:
+    def _own_rows(self) -> list[dict[str, str]]:
         """The rows that are the clients', before few of them are chosen."""
         return self._read(*self.train_rows, held_out=False)
 
-    def _shared_rows(self) -> list[Row]:
+    def _shared_rows(self) -> list[dict[str, str]]:
         """The rows that are shared out among the clients; of few-shot data, what is left is put aside for the test."""
         rows = self._own_rows()
         if self.few_shot is None:
@@ -186,8 +185,8 @@ class InstructionDataModule(FederatedDataModule):
         ]
 
     def _with_canaries(
-        self, examples: ResponseExamples, rows: list[Row], split: Split
-    ) -> tuple[ResponseExamples, list[Row], Split]:
+        self, examples: ResponseExamples, rows: list[dict[str, str]], split: Split
+    ) -> tuple[ResponseExamples, list[dict[str, str]], Split]:
         """Plants the canaries behind the clients' training rows, each ``repeats`` times; validation stays as it is."""
         if self.canaries is None:
             return examples, rows, split
@@ -218,12 +217,12 @@ class InstructionDataModule(FederatedDataModule):
         return joined(examples, more), [*rows, *new], replace(split, train=train)
 
     def _with_more(
-        self, examples: ResponseExamples, rows: list[Row], split: Split
+        self, examples: ResponseExamples, rows: list[dict[str, str]], split: Split
     ) -> tuple[ResponseExamples, Split]:
         """Room for what clients train on besides their own rows: more examples, and who has which."""
         return examples, split
 
-    def _categories(self, rows: list[Row]) -> list[str]:
+    def _categories(self, rows: list[dict[str, str]]) -> list[str]:
         if self.pseudo_labels is not None:
             labels = self.pseudo_labels.of(rows, self.seed)
             for row, label in zip(rows, labels, strict=True):
@@ -234,7 +233,7 @@ class InstructionDataModule(FederatedDataModule):
     def _has_test_rows(self) -> bool:
         return self.test_rows is not None or bool(self.few_shot and self.few_shot.rest_as_test)
 
-    def _test_rows(self) -> list[Row]:
+    def _test_rows(self) -> list[dict[str, str]]:
         if not self._has_test_rows:
             raise ValueError(
                 "there is nothing to test on: set test_source, or holdout to test on held-out rows, or "
@@ -246,7 +245,7 @@ class InstructionDataModule(FederatedDataModule):
             self._shared_rows()
         return self._left_over or []
 
-    def _kept_for_testing(self) -> list[Row]:
+    def _kept_for_testing(self) -> list[dict[str, str]]:
         """Rows of ``source`` that no client may get in another way."""
         held_out = self._read(*self.train_rows, held_out=True) if self.holdout is not None else []
         return held_out + (self._left_over or [])
@@ -255,14 +254,14 @@ class InstructionDataModule(FederatedDataModule):
         """All that clients train on in every round."""
         return [row for rows in self.client_rows.values() for row in rows]
 
-    def _plain(self, row: Fields) -> Row:
+    def _plain(self, row: Fields) -> dict[str, str]:
         """The template's slots and the response alone."""
         return {name: row[name] for name in (*self.template.slots, "response")}
 
-    def _by_client(self, rows: list[Row], split: Split) -> dict[str, list[Row]]:
+    def _by_client(self, rows: list[dict[str, str]], split: Split) -> dict[str, list[dict[str, str]]]:
         return {client: [self._plain(rows[row]) for row in own] for client, own in split.train.items()}
 
-    def _without(self, rows: list[Row], known: set[tuple[str, ...]]) -> list[Row]:
+    def _without(self, rows: list[dict[str, str]], known: set[tuple[str, ...]]) -> list[dict[str, str]]:
         return [plain for plain in map(self._plain, rows) if whole(plain) not in known]
 
     def _check_sources(self) -> None:
@@ -280,7 +279,9 @@ class InstructionDataModule(FederatedDataModule):
                 "both say what to test on. Set rest_as_test to 0, or remove the other."
             )
 
-    def _encode(self, rows: list[Row], source: str) -> tuple[ResponseExamples, list[Row], tuple[int, int]]:
+    def _encode(
+        self, rows: list[dict[str, str]], source: str
+    ) -> tuple[ResponseExamples, list[dict[str, str]], tuple[int, int]]:
         """The examples that fit, their rows, and how many are too long and how many were cut."""
         encoded = encode_responses(
             self.tokenizer, self.template, rows, [row["response"] for row in rows], self.max_tokens
@@ -291,7 +292,7 @@ class InstructionDataModule(FederatedDataModule):
         kept = [rows[example] for example in fits]
         return ResponseExamples(encoded, fits), kept, (len(rows) - len(fits), encoded.trimmed)
 
-    def _read(self, source: str, split: str, held_out: bool) -> list[Row]:
+    def _read(self, source: str, split: str, held_out: bool) -> list[dict[str, str]]:
         raw = load_rows(source, split)
         if self.holdout is not None:
             raw = self.holdout.side(raw, source, held_out)

@@ -20,7 +20,7 @@ from fedlight.datamodules.clients.splits import check_validation, pool, position
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.instructions.reports import SetupReport, padding_shares
 from fedlight.datamodules.rows.columns import value_at
-from fedlight.datamodules.rows.rows import Rows, RowsError, load_rows
+from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.rows.votes import Comparison, Votes, one_group_each, read_votes
 from fedlight.datamodules.text.encoding import Encoded, encode_choice, encode_pair, encode_responses
 from fedlight.datamodules.text.examples import (
@@ -34,6 +34,7 @@ from fedlight.datamodules.text.examples import (
 )
 from fedlight.datamodules.text.templates import Template, check_choice
 from fedlight.datamodules.text.tokens import load_tokenizer, pad_id
+from fedlight.support.types import Rows
 
 TOY_COLUMNS = {
     "prompt": "prompt",

@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedlight.datamodules.rows.rows import Rows, RowsError
+from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.rows.votes import Comparison
+from fedlight.support.types import Rows
 
 Orders = Literal["one", "both"]
 

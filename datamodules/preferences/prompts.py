@@ -1,6 +1,6 @@
 """Prompts to be answered: rendered texts and nothing else, for ``trainer.predict``."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import fit_texts, leading_ids, load_tokenizer
 from fedlight.support.needs import Need, RowSource
+from fedlight.support.types import Fields
 
 
 class Prompts(Dataset):
@@ -24,7 +25,7 @@ class Prompts(Dataset):
         fields: per prompt the slots' texts it was made of, not cut.
     """
 
-    def __init__(self, texts: list[str], fields: list[dict[str, str]]) -> None:
+    def __init__(self, texts: list[str], fields: Sequence[Fields]) -> None:
         self.texts = texts
         self.fields = fields
 
@@ -127,7 +128,7 @@ class PromptDataModule(FederatedDataModule):
             "index": torch.tensor([example["index"] for example in examples]),
         }
 
-    def _read(self) -> tuple[list[dict[str, str]], str]:
+    def _read(self) -> tuple[Sequence[Fields], str]:
         """Slots' texts of each prompt, and what was left out, in words."""
         rows = load_rows(self.source, self.split)
         check_columns(rows, self.columns, self.source)

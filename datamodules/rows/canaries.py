@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
 
-from fedlight.datamodules.instructions.augmentation import NO_SLOTS, Fields
+from fedlight.datamodules.instructions.augmentation import NO_SLOTS
 from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
+from fedlight.support.types import Fields
 
 DIGITS = tuple("0123456789")
 LEAST_ALTERNATIVES = 1000

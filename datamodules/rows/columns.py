@@ -12,7 +12,8 @@ the template.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedlight.datamodules.rows.rows import Rows, RowsError
+from fedlight.datamodules.rows.rows import RowsError
+from fedlight.support.types import Rows
 
 Columns = Mapping[str, str]
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from fedlight.datamodules.rows.columns import check_columns, text_at
 from fedlight.datamodules.rows.rows import load_rows
-
-Fields = dict[str, str]
+from fedlight.support.types import Fields
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.datamodules.rows.columns import Columns, check_columns, text_at
-from fedlight.datamodules.rows.rows import Rows, RowsError
+from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.text.templates import Template
+from fedlight.support.types import Rows
 
 ALPACA_COLUMNS = {"instruction": "instruction", "input": "input", "response": "output"}
 OWNERS = ("client", "category")

@@ -11,7 +11,8 @@ client drops by itself what it has, of what it is sent.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from fedlight.datamodules.instructions.augmentation import NO_SLOTS, Fields
+from fedlight.datamodules.instructions.augmentation import NO_SLOTS
+from fedlight.support.types import Fields
 
 Question = tuple[str, ...]
 """What a row asks; see `question`."""

@@ -19,7 +19,7 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -27,8 +27,8 @@ from urllib.parse import parse_qsl
 
 from fedlight.support.files import write_whole
 from fedlight.support.hub_errors import hub_asked_once
+from fedlight.support.types import Rows
 
-Rows = Sequence[Mapping[str, Any]]
 TEXT_ENDINGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 ENDINGS = (*TEXT_ENDINGS, *(ending + ".gz" for ending in TEXT_ENDINGS), ".parquet")
 WANTED = (

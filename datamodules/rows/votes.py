@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from fedlight.datamodules.rows.columns import Columns, check_columns, text_at
-from fedlight.datamodules.rows.rows import Rows, RowsError
+from fedlight.datamodules.rows.rows import RowsError
+from fedlight.support.types import Rows
 
 ChoiceValues = Mapping[str, Any]
 SPECIAL = (

@@ -1,6 +1,6 @@
 """Many prompts with demonstrations, of all clients at once, to a model: what fits, in what batches, what was cut off."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -8,8 +8,7 @@ from fedlight.datamodules.synthesis.filters import CUT_OFF, PROMPT_TOO_LONG
 from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
 from fedlight.support.console import progress_bar
 from fedlight.support.seeding import derive_seed
-
-Row = Mapping[str, str]
+from fedlight.support.types import Fields
 
 CUT_SHARE = 0.98
 """Of ``max_new_tokens``: from there on an answer counts as cut off. Its tokens are counted anew, which may be fewer."""
@@ -30,11 +29,11 @@ class Question(NamedTuple):
         write: demonstrations -> prompt.
     """
 
-    shown: Sequence[Row]
-    write: Callable[[list[Row]], str]
+    shown: Sequence[Fields]
+    write: Callable[[list[Fields]], str]
 
 
-class Answer(NamedTuple):
+class Reply(NamedTuple):
     """What came of a question.
 
     Attributes:
@@ -70,7 +69,7 @@ class Asking:
     batch_size: int
     keep_cut: bool
 
-    def ask(self, questions: Sequence[Question], seed: int, what: str) -> list[Answer]:
+    def ask(self, questions: Sequence[Question], seed: int, what: str) -> list[Reply]:
         """Asks all of them.
 
         Args:
@@ -85,7 +84,7 @@ class Asking:
         for prompt, shown in written:
             text, cut = ("", False) if prompt is None else next(answers)
             fault = PROMPT_TOO_LONG if prompt is None else CUT_OFF if cut and not self.keep_cut else None
-            found.append(Answer(text, fault, shown))
+            found.append(Reply(text, fault, shown))
         return found
 
     def _fitting(self, questions: Sequence[Question]) -> list[tuple[str | None, int]]:

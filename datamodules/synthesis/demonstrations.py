@@ -5,10 +5,10 @@ from itertools import chain, zip_longest
 
 import numpy as np
 
-from fedlight.datamodules.synthesis.asking import Row
+from fedlight.support.types import Fields
 
 
-def drawn(rng: np.random.Generator, rows: Sequence[Row], number: int) -> list[Row]:
+def drawn(rng: np.random.Generator, rows: Sequence[Fields], number: int) -> list[Fields]:
     """So many of the rows, or all, in random order.
 
     Args:
@@ -23,7 +23,7 @@ def drawn(rng: np.random.Generator, rows: Sequence[Row], number: int) -> list[Ro
     return [rows[index] for index in rng.permutation(len(rows))[:number]]
 
 
-def alternately(rng: np.random.Generator, rows: Sequence[Row], number: int) -> list[Row]:
+def alternately(rng: np.random.Generator, rows: Sequence[Fields], number: int) -> list[Fields]:
     """Rows drawn at random, alternately with and without an input; more of one kind where there are not enough of the other.
 
     Args:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
-from fedlight.datamodules.instructions.augmentation import Fields
 from fedlight.datamodules.instructions.augmentation_record import digest_of
 from fedlight.datamodules.synthesis.record import Part, SynthesisRecord, state_digest
 from fedlight.datamodules.synthesis.synthesis import Synthesis
@@ -14,6 +13,7 @@ from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.federation.protocols import KnowsBaseBits
 from fedlight.support.seeding import derive_seed
+from fedlight.support.types import Fields
 
 
 def made_or_read(

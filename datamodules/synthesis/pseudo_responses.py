@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from fedlight.datamodules.instructions.augmentation import Fields
 from fedlight.datamodules.synthesis.asking import Asking, Question
 from fedlight.datamodules.synthesis.filters import EMPTY
 from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Synthesis
@@ -27,6 +26,7 @@ from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
+from fedlight.support.types import Fields
 
 
 @runtime_checkable

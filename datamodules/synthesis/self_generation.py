@@ -24,8 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlight.datamodules.instructions.augmentation import Fields
-from fedlight.datamodules.synthesis.asking import Answer, Asking, Question, Row
+from fedlight.datamodules.synthesis.asking import Asking, Question, Reply
 from fedlight.datamodules.synthesis.demonstrations import alternately, drawn
 from fedlight.datamodules.synthesis.filters import NO_MATCH, REASONS, REFUSALS, OwnTexts, format_fault
 from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS, SelfGenerationPrompts
@@ -34,6 +33,7 @@ from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
+from fedlight.support.types import Fields
 
 FEWER = "fewer_demonstrations"
 """Note: prompts that were made with fewer demonstrations, as they did not fit into the model."""
@@ -179,7 +179,7 @@ class SelfGeneration(Synthesis):
         }
 
     def _drafts(
-        self, rows: Mapping[str, list[Row]], template: Template, model: AnswersPrompts, seed: int
+        self, rows: Mapping[str, list[Fields]], template: Template, model: AnswersPrompts, seed: int
     ) -> dict[str, list[Draft]]:
         """All drafts of each client, in the order in which they were made."""
         texts = {client: OwnTexts(own, self.max_rouge_l) for client, own in rows.items()}
@@ -207,7 +207,7 @@ class SelfGeneration(Synthesis):
     def _write_instructions(
         self,
         drafts: Sequence[Draft],
-        rows: Mapping[str, list[Row]],
+        rows: Mapping[str, list[Fields]],
         texts: Mapping[str, OwnTexts],
         model: AnswersPrompts,
         seed: int,
@@ -229,7 +229,7 @@ class SelfGeneration(Synthesis):
     def _write_responses(
         self,
         drafts: Sequence[Draft],
-        rows: Mapping[str, list[Row]],
+        rows: Mapping[str, list[Fields]],
         template: Template,
         model: AnswersPrompts,
         seed: int,
@@ -246,7 +246,7 @@ class SelfGeneration(Synthesis):
                 draft.fault = answer.fault or self._complete(draft, answer.text, template)
             missing = [draft for draft in missing if draft.fault is not None]
 
-    def _response_question(self, draft: Draft, own: list[Row], attempt: int, seed: int) -> Question:
+    def _response_question(self, draft: Draft, own: list[Fields], attempt: int, seed: int) -> Question:
         rng = np.random.default_rng(derive_seed(seed, "response", draft.client, draft.number, attempt))
         instruction = draft.row["instruction"]
         shown = alternately(rng, own, self.response_demonstrations)
@@ -262,7 +262,7 @@ class SelfGeneration(Synthesis):
         draft.row |= {"input": found[0], "response": found[1]}
         return None
 
-    def _ask(self, asking: Asking, questions: list[Question], seed: int, what: str) -> list[Answer]:
+    def _ask(self, asking: Asking, questions: list[Question], seed: int, what: str) -> list[Reply]:
         answers = asking.ask(questions, seed, what)
         fewer = sum(
             0 < answer.shown < len(asked.shown) for asked, answer in zip(questions, answers, strict=True)
@@ -275,14 +275,14 @@ class SelfGeneration(Synthesis):
             model, max_new_tokens, stop, self.temperature, self.top_p, self.batch_size, self.keep_cut
         )
 
-    def _row(self, fields: Fields) -> Row:
+    def _row(self, fields: Fields) -> Fields:
         return {
             "instruction": fields[self.instruction_slot],
             "input": fields.get(self.input_slot, "").strip(),
             "response": fields["response"],
         }
 
-    def _fields(self, row: Row, template: Template) -> dict[str, str]:
+    def _fields(self, row: Fields, template: Template) -> dict[str, str]:
         named = {
             self.instruction_slot: row["instruction"],
             self.input_slot: row["input"],

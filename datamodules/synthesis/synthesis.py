@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedlight.datamodules.instructions.augmentation import Fields, settings_of
+from fedlight.datamodules.instructions.augmentation import settings_of
 from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.tasks.model import AnswersPrompts
+from fedlight.support.types import Fields
 
 TRIED, SURVIVED = "tried", "survived"
 

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedlight.datamodules.clients.clusters import Clusters, cluster
-from fedlight.datamodules.instructions.augmentation import Fields, instruction_text
+from fedlight.datamodules.instructions.augmentation import instruction_text
 from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.support.seeding import derive_seed
+from fedlight.support.types import Fields
 
 
 def client_centers(

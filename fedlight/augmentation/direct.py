@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from fedlight.augmentation.client_centers import check_alpha, check_clusters, client_centers, sent_bytes
 from fedlight.augmentation.feddca import too_few
 from fedlight.augmentation.public_index import IndexKind, check_index_folder, public_index, rows_of
-from fedlight.datamodules.instructions.augmentation import Added, Augmentation, Fields
+from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.datamodules.vectors.retrieval import retrieve_direct
+from fedlight.support.types import Fields
 
 
 class DirectRetrieval(Augmentation):

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from fedlight.augmentation.client_centers import check_alpha, check_clusters, client_centers, sent_bytes
 from fedlight.augmentation.public_index import IndexKind, check_index_folder, public_index, rows_of
 from fedlight.datamodules.clients.clusters import Clusters
-from fedlight.datamodules.instructions.augmentation import Added, Augmentation, Fields
+from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.datamodules.vectors.retrieval import retrieve
 from fedlight.datamodules.vectors.selection import Selection, check_selection, select_centers
 from fedlight.datamodules.vectors.vector_index import VectorIndex
+from fedlight.support.types import Fields
 
 
 class FedDCA(Augmentation):

@@ -14,9 +14,10 @@ from fedlight.augmentation.client_centers import check_alpha, check_clusters, cl
 from fedlight.augmentation.feddca import notes, retrieved, too_few
 from fedlight.augmentation.public_index import IndexKind, check_index_folder, public_index
 from fedlight.datamodules.clients.clusters import Clusters
-from fedlight.datamodules.instructions.augmentation import Added, Augmentation, Fields
+from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.datamodules.vectors.selection import Selection, check_selection, select_centers
+from fedlight.support.types import Fields
 
 if TYPE_CHECKING:
     from fedlight.modules.projector import ProjectorModule

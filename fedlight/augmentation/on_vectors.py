@@ -15,7 +15,7 @@ from fedlight.datamodules.vectors.selection import select_centers
 from fedlight.datamodules.vectors.vector_index import VectorIndex
 from fedlight.support.seeding import derive_seed
 
-ByClient = Mapping[str, np.ndarray]
+VectorsByClient = Mapping[str, np.ndarray]
 """Client -> rows."""
 Sent = Mapping[str, Clusters]
 """Client -> its centres and their sizes."""
@@ -37,7 +37,7 @@ class Server(NamedTuple):
     projected: Mapping[str, Sent]
 
 
-def send(vectors: np.ndarray, clients: ByClient, clusters: int, seed: int) -> dict[str, Clusters]:
+def send(vectors: np.ndarray, clients: VectorsByClient, clusters: int, seed: int) -> dict[str, Clusters]:
     """What each client sends: at most ``clusters`` centres of its rows.
 
     Args:
@@ -120,7 +120,7 @@ def ways(
 
 
 def same_clusters(
-    large: np.ndarray, small: np.ndarray, clients: ByClient, sent: Sent, chosen: Mapping[str, int]
+    large: np.ndarray, small: np.ndarray, clients: VectorsByClient, sent: Sent, chosen: Mapping[str, int]
 ) -> dict[str, Clusters]:
     """Of each client's chosen cluster the centre that its small encoder would have sent.
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedlight.datamodules.instructions.augmentation import Added, Augmentation, Fields
+from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.support.seeding import derive_seed
+from fedlight.support.types import Fields
 
 
 class RandomSampling(Augmentation):

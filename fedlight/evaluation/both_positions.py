@@ -7,8 +7,9 @@ section 3.4.
 import math
 from collections.abc import Sequence
 
-from fedlight.evaluation.judge import Fields, Judge
+from fedlight.evaluation.judge import Judge
 from fedlight.evaluation.win_tie_lose import outcomes
+from fedlight.support.types import Fields
 
 
 class BothPositions:

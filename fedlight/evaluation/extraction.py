@@ -24,7 +24,7 @@ import numpy as np
 from fedlight.evaluation.rouge_l import pairwise_rouge_l, rouge_l_of_pairs
 from fedlight.support.seeding import derive_seed
 
-Row = TypeVar("Row")
+T = TypeVar("T")
 
 
 class Opening(NamedTuple):
@@ -225,7 +225,7 @@ def exposure(log_prob: float, others: Sequence[float]) -> float:
     return math.log2(len(others) + 1) - math.log2(rank)
 
 
-def round_robin(rows: Mapping[str, Sequence[Row]], number: int, seed: int) -> list[tuple[str, Row]]:
+def round_robin(rows: Mapping[str, Sequence[T]], number: int, seed: int) -> list[tuple[str, T]]:
     """A row of each client in turn, clients and rows in an order drawn by seed, until there are enough or no more.
 
     Args:

@@ -14,9 +14,9 @@ in `fedlight.evaluation.human_agreement`.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-Fields = Mapping[str, str]
+from fedlight.support.types import Fields
 
 
 class Judge(ABC):

@@ -16,10 +16,11 @@ from typing import Literal
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.datamodules.text.templates import Template
-from fedlight.evaluation.judge import Fields, Judge, check_slots
+from fedlight.evaluation.judge import Judge, check_slots
 from fedlight.evaluation.win_rate import win_rate
 from fedlight.generators.endpoint import TextGenerator
 from fedlight.judges.pairwise import TASK, pairwise_prompt, read_verdict
+from fedlight.support.types import Fields
 
 ASPECTS = ("helpfulness", "relevance", "correctness", "coherence")
 LOWEST, HIGHEST = 1, 10

@@ -11,12 +11,13 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.datamodules.text.templates import Template
-from fedlight.evaluation.judge import Fields, Judge, check_slots
+from fedlight.evaluation.judge import Judge, check_slots
 from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.generators.local_generator import make_ready
 from fedlight.judges.pairwise import AT_ONCE, WORDS, pairwise_prompt
 from fedlight.modules.sft import SFTModule
 from fedlight.support.needs import Model, Need
+from fedlight.support.types import Fields
 
 VERDICT = AT_ONCE.rpartition("\n")[2]
 CONTINUATIONS = [f" {word}" for word in WORDS]

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from fedlight.evaluation.judge import Fields, Judge, check_slots
+from fedlight.evaluation.judge import Judge, check_slots
 from fedlight.evaluation.win_rate import win_rate
+from fedlight.support.types import Fields
 from fedlight.toy.instructions import DOMAINS, answer
 from fedlight.toy.oracle import Oracle
 from fedlight.toy.world import NAMES

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 TIMEOUT_SECONDS = 10.0
 HEAD_BYTES = 262_144
 
@@ -78,9 +78,7 @@ class Hub:
         # Streamed, with a block size of 0: a server may pass over ranges and send gigabytes.
         return self.read(of, kind, path, lambda file: file.read(size), block_size=0)
 
-    def read(
-        self, of: Repository, kind: str, path: str, read: Callable[[Any], Answer], **options: Any
-    ) -> Answer:
+    def read(self, of: Repository, kind: str, path: str, read: Callable[[Any], T], **options: Any) -> T:
         """Return what a function reads of a file, of which only the parts that it seeks are fetched.
 
         Args:
@@ -96,7 +94,7 @@ class Hub:
         """
         from huggingface_hub.errors import HfHubHTTPError
 
-        def question() -> Answer:
+        def question() -> T:
             try:
                 with self._files.open(
                     _path(of.name, kind) + f"/{path}", revision=of.revision, **options
@@ -115,7 +113,7 @@ class Hub:
 
         return HfFileSystem(endpoint=constants.ENDPOINT, skip_instance_cache=True)
 
-    def _ask(self, question: Callable[[], Answer]) -> Answer:
+    def _ask(self, question: Callable[[], T]) -> T:
         if self.silent is not None:
             raise HubUnreachableError(self.silent)
         try:

@@ -7,7 +7,7 @@ adapter or of checkpoints, an argument of a function. A path that it names in an
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import fedlight
 from fedlight.preflight.command import ParsedStage, class_of, parts_of, paths_of
@@ -74,7 +74,7 @@ def _paths_elsewhere(own: Path, config: dict, folders: Sequence[Path]) -> Iterat
 
 def _written(own: Path, config: dict) -> Written:
     paths = {Path(text) for _, text in paths_of(config) if Path(text).is_relative_to(own)}
-    kinds = (class_of(path) for path, _ in parts_of(config))
+    kinds: Iterator[Any] = (class_of(path) for path, _ in parts_of(config))
     logs = {kind.log_name for kind in kinds if isinstance(kind, KeepsLog)}
     return Written(paths - {own}, logs, config.get("trainer", {}).get("max_epochs"))
 
@@ -103,8 +103,8 @@ def _missing(
 
 def _remedy(file: str) -> str:
     """Return what would write a file of this name."""
-    public = (getattr(fedlight, name) for name in fedlight.__all__)
-    writers = [kind.__name__ for kind in public if isinstance(kind, KeepsLog) and kind.log_name == file]
+    public = {name: getattr(fedlight, name) for name in fedlight.__all__}
+    writers = [name for name, kind in public.items() if isinstance(kind, KeepsLog) and kind.log_name == file]
     if writers:
         return f"give it the callback {writers[0]}"
     return "name this place in one of its settings, such as the folder of AdapterExport"

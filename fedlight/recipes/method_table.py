@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.datamodules.rows.rows import Rows, load_rows
-from fedlight.evaluation.judge import Fields
+from fedlight.datamodules.rows.rows import load_rows
 from fedlight.judges.rule_judges import OracleJudge
 from fedlight.judges.selector_judge import SelectorJudge
 from fedlight.support.files import result_of
+from fedlight.support.types import Fields, Rows
 from fedlight.toy.oracle import Oracle
 
 Scores = Callable[[Sequence[Fields], Sequence[str], Sequence[str]], list[float]]

@@ -65,7 +65,7 @@ MOST_ROWS = 500  # of a topic: there are not many more wordings
 HOME_AREAS, HOME_NAMES = 2, 3
 KNOWN_NAMES = NAMES[:5]  # whom a client may know: some people are in no private row
 
-Row = dict[str, str]
+ToyRow = dict[str, str]
 Topic = tuple[str, str]
 """An area and a person."""
 
@@ -132,7 +132,7 @@ class InstructionOptions(NamedTuple):
         return chosen
 
 
-def instructions(**options: int | str) -> list[Row]:
+def instructions(**options: int | str) -> list[ToyRow]:
     """Rows of the toy domains, a function of the options.
 
     Args:
@@ -177,7 +177,7 @@ def instructions(**options: int | str) -> list[Row]:
     return rows
 
 
-def _held(chosen: InstructionOptions) -> list[Row]:
+def _held(chosen: InstructionOptions) -> list[ToyRow]:
     """As many rows of each topic as the clients hold: they differ from these in their wording alone."""
     rng = _rng(chosen.seed, "held", chosen.domain)
     counts = Counter(row["topic"] for row in _private(chosen))
@@ -211,7 +211,7 @@ def answer(seed: int, domain: str, topic: Topic) -> str:
     return f"{rng.choice(JUDGEMENTS)} {rng.choice(NUMBERS)}"
 
 
-def question(rng: random.Random, seed: int, domain: str, topic: Topic) -> Row:
+def question(rng: random.Random, seed: int, domain: str, topic: Topic) -> ToyRow:
     """A question about a topic in some wording, with its answer."""
     area, name = topic
     before = f"{_fact(rng)} . " if rng.random() < 0.3 else ""
@@ -224,7 +224,7 @@ def question(rng: random.Random, seed: int, domain: str, topic: Topic) -> Row:
     }
 
 
-def small_talk(rng: random.Random) -> Row:
+def small_talk(rng: random.Random) -> ToyRow:
     """A row of chatter: two facts of a post, of which the first is to be repeated."""
     first, second = draw_post(rng).split(" .")[:2]
     asked = _padded(rng, rng.choice(("YOUR SUMMARY ?", "which POST SUMMARY ?")))
@@ -232,7 +232,7 @@ def small_talk(rng: random.Random) -> Row:
     return {**texts, "domain": CHATTER, "topic": CHATTER}
 
 
-def _private(chosen: InstructionOptions) -> list[Row]:
+def _private(chosen: InstructionOptions) -> list[ToyRow]:
     rng = _rng(chosen.seed, "private", chosen.domain)
     areas = rng.sample(DOMAINS[chosen.domain].areas, 6)
     popularity = [1 / (rank + 1) ** 1.5 for rank in range(6)]
@@ -250,9 +250,9 @@ def _private(chosen: InstructionOptions) -> list[Row]:
     return rows
 
 
-def draw_rows(split: str, number: int, draw: Callable[[], Row]) -> list[Row]:
+def draw_rows(split: str, number: int, draw: Callable[[], ToyRow]) -> list[ToyRow]:
     """Different rows of this split; every possible text belongs to one split, whatever the seed, so none is shared."""
-    rows: dict[tuple[str, str], Row] = {}
+    rows: dict[tuple[str, str], ToyRow] = {}
     while len(rows) < number:
         row = draw()
         text = (row["instruction"], row["input"])

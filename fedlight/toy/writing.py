@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from fedlight.support.seeding import derive_seed
-from fedlight.toy.instructions import DOMAINS, TEMPLATE, Row, Topic, draw_rows, question, topics
+from fedlight.toy.instructions import DOMAINS, TEMPLATE, Topic, ToyRow, draw_rows, question, topics
 from fedlight.toy.options import read_options
 from fedlight.toy.world import NAMES
 
@@ -65,7 +65,7 @@ class Somebody(NamedTuple):
         return f"{row['instruction']} {row['input']}"
 
 
-def writing(**options: int | str) -> list[Row]:
+def writing(**options: int | str) -> list[ToyRow]:
     """Exercises, a function of the options.
 
     Args:
@@ -109,13 +109,13 @@ def known_topics(seed: int, domain: str, number: int) -> list[Topic]:
     return random.Random(derive_seed(seed, "toy", "known", domain)).sample(topics(domain), number)
 
 
-def common_knowledge(rng: random.Random, seed: int, domain: str, known: Sequence[Topic]) -> Row:
+def common_knowledge(rng: random.Random, seed: int, domain: str, known: Sequence[Topic]) -> ToyRow:
     """A question about a known topic, with its answer."""
     (row,) = draw_rows("public", 1, partial(question, rng, seed, domain, rng.choice(known)))
     return {"instruction": TEMPLATE.format(**row), "output": row["output"]}
 
 
-def exercise(rng: random.Random, most: int) -> Row:
+def exercise(rng: random.Random, most: int) -> ToyRow:
     """Some questions, at most ``most``, to be followed by another."""
     whose = Somebody.drawn(rng)
     shown = [whose.ask(rng, rng.choice(whose.topics)) for _ in range(rng.randint(0, most))]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedlight.datamodules.instructions.augmentation import Fields
 from fedlight.datamodules.instructions.augmentation_record import digest_of
 from fedlight.support.files import sealed_bytes, unsealed_bytes, write_whole
+from fedlight.support.types import Fields
 
 
 class ScoredBlocks:

@@ -22,9 +22,9 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.augmentation.less.blocks import ScoredBlocks, scored_blocks
 from fedlight.augmentation.less.example_gradients import check_way
-from fedlight.augmentation.less.scores import Rows, influence_scores, make_features
+from fedlight.augmentation.less.scores import PaddedExamples, influence_scores, make_features
 from fedlight.datamodules.federated.rounds import PooledSampler
-from fedlight.datamodules.instructions.augmentation import Added, Augmentation, Fields
+from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.text.encoding import encode_responses
 from fedlight.datamodules.text.examples import ResponseExamples
 from fedlight.datamodules.text.templates import Template
@@ -34,6 +34,7 @@ from fedlight.modules.sft import SFTModule
 from fedlight.support.checks import check_range
 from fedlight.support.needs import Model, Need
 from fedlight.support.seeding import derive_seed
+from fedlight.support.types import Fields
 
 
 class LESS(Augmentation):
@@ -159,7 +160,9 @@ class LESS(Augmentation):
         """Of the last call: the course of the warm-up, what a client would have sent, what did not fit."""
         return dict(self._record)
 
-    def _scores(self, candidates: Rows, targets: Sequence[Rows], seed: int, done: ScoredBlocks) -> np.ndarray:
+    def _scores(
+        self, candidates: PaddedExamples, targets: Sequence[PaddedExamples], seed: int, done: ScoredBlocks
+    ) -> np.ndarray:
         """Of every candidate for every client, ``(candidates, clients)``."""
         module = self._new_module(seed)
         with torch.device(candidates.device):
@@ -188,11 +191,13 @@ class LESS(Augmentation):
         names = ("model", "base", "dtype", "lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "lr")
         return SFTModule(**{name: getattr(self, name) for name in names}, seed=derive_seed(seed, "less"))
 
-    def _read(self, tokenizer: object, rows: Sequence[Fields], device: torch.device) -> Rows:
+    def _read(self, tokenizer: object, rows: Sequence[Fields], device: torch.device) -> PaddedExamples:
         """The rows that fit; their examples know which rows they are."""
         responses = [row["response"] for row in rows]
         encoded = encode_responses(tokenizer, self._template, rows, responses, self.max_tokens)
-        return Rows(ResponseExamples(encoded, np.flatnonzero(encoded.kept)), pad_id(tokenizer), device)
+        return PaddedExamples(
+            ResponseExamples(encoded, np.flatnonzero(encoded.kept)), pad_id(tokenizer), device
+        )
 
     def _warm_up_batches(self, lengths: np.ndarray, seed: int) -> list[list[list[int]]]:
         """Of each epoch its batches of candidates; all epochs are over the same ones."""

@@ -25,7 +25,7 @@ BLOCK = 1000
 """Rows whose scores are kept in one file."""
 
 
-class Rows:
+class PaddedExamples:
     """Examples as batches of a module, padded on the right.
 
     Args:
@@ -60,7 +60,7 @@ class Features(NamedTuple):
     way: str
 
     def of(
-        self, rows: Rows, indices: np.ndarray, moments: Moments | None = None
+        self, rows: PaddedExamples, indices: np.ndarray, moments: Moments | None = None
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Some of the indices and the features of these rows ``(rows, dimension)``, until all were there.
 
@@ -73,7 +73,7 @@ class Features(NamedTuple):
             some = indices[start : start + self.batch_size]
             yield some, gradient_features(self.module, rows.batch(some), self.project, moments, self.way)
 
-    def mean(self, rows: Rows) -> Tensor:
+    def mean(self, rows: PaddedExamples) -> Tensor:
         """The mean of the plain gradients' features, ``(dimension,)``."""
         parts = [found.sum(dim=0) for _, found in self.of(rows, rows.longest_first())]
         return torch.stack(parts).sum(dim=0) / len(rows)
@@ -81,8 +81,8 @@ class Features(NamedTuple):
 
 def influence_scores(
     features: Features,
-    candidates: Rows,
-    targets: Sequence[Rows],
+    candidates: PaddedExamples,
+    targets: Sequence[PaddedExamples],
     epochs: Sequence[Sequence[Sequence[int]]],
     lr: float,
     done: ScoredBlocks,

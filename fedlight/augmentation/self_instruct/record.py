@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from fedlight.datamodules.instructions.augmentation import Fields
 from fedlight.support.files import sealed, unsealed
+from fedlight.support.types import Fields
 
 
 class Try(NamedTuple):

@@ -23,10 +23,11 @@ from fedlight.augmentation.self_instruct.prompts import (
     response_in,
 )
 from fedlight.augmentation.self_instruct.record import Try, fingerprint, open_record
-from fedlight.datamodules.instructions.augmentation import NO_SLOTS, Added, Augmentation, Fields
+from fedlight.datamodules.instructions.augmentation import NO_SLOTS, Added, Augmentation
 from fedlight.generators.endpoint import TextGenerator
 from fedlight.support.checks import refuse_below
 from fedlight.support.console import progress_bar
+from fedlight.support.types import Fields
 
 
 class SelfInstruct(Augmentation):

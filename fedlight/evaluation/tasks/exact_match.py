@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedlight.evaluation.tasks.result import Verdict
-from fedlight.evaluation.tasks.task import Example, Prompts, Row, Task
+from fedlight.evaluation.tasks.task import Example, Prompts, Task
+from fedlight.support.types import Row
 
 
 class ExactMatch(Task):

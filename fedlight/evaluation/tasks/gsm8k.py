@@ -11,7 +11,8 @@ from decimal import Decimal
 
 from fedlight.evaluation.tasks.exact_match import text_of
 from fedlight.evaluation.tasks.result import Verdict
-from fedlight.evaluation.tasks.task import Example, Row, Task
+from fedlight.evaluation.tasks.task import Example, Task
+from fedlight.support.types import Row
 
 MARK = "####"
 # A minus belongs to the number unless it stands behind a digit or word, or a blank behind it: "5-3", "5 - 3", "- 3 cats".

@@ -14,8 +14,9 @@ from fedlight.evaluation.pass_at_k import pass_at_k
 from fedlight.evaluation.sandbox import Check, Limits, SandboxError, check_function, missing_protection
 from fedlight.evaluation.tasks.completed_function import complete_program, stub
 from fedlight.evaluation.tasks.result import Verdict
-from fedlight.evaluation.tasks.task import Example, Prompts, Row, Task
+from fedlight.evaluation.tasks.task import Example, Prompts, Task
 from fedlight.support.checks import refuse_below
+from fedlight.support.types import Row
 
 CODE_STOPS = ["\nclass ", "\ndef ", "\n#", "\nif ", "\nprint("]  # the paper's, section 2.1
 INSTRUCTION = "Create a Python script for this problem:\n{prompt}"  # as WizardCoder and others ask instruction-tuned models

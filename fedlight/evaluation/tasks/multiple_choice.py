@@ -12,7 +12,8 @@ from typing import Any, Literal
 from fedlight.evaluation.tasks.exact_match import text_of
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.evaluation.tasks.result import Verdict
-from fedlight.evaluation.tasks.task import Example, Prompts, Row, Task, joined
+from fedlight.evaluation.tasks.task import Example, Prompts, Task, joined
+from fedlight.support.types import Row
 
 LETTERS = "ABCDEFGHIJ"
 INSTRUCTION = "Answer the following multiple choice question{about}. Give the letter of the right choice."

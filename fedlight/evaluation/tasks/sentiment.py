@@ -22,7 +22,8 @@ from typing import Any, Literal
 
 from fedlight.evaluation.tasks.exact_match import text_of
 from fedlight.evaluation.tasks.result import Verdict
-from fedlight.evaluation.tasks.task import Example, Prompts, Row, Task
+from fedlight.evaluation.tasks.task import Example, Prompts, Task
+from fedlight.support.types import Row
 
 LABELS = ("negative", "neutral", "positive")
 INSTRUCTION = (

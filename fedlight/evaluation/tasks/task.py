@@ -19,9 +19,7 @@ from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
 from fedlight.evaluation.tasks.result import TOO_LONG, Outcome, Result, Verdict
 from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
-
-Fields = Mapping[str, str]
-Row = Mapping[str, Any]
+from fedlight.support.types import Fields, Row
 
 
 class Prompts(Protocol):
