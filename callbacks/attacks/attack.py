@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from fedlight.callbacks.attacks.attack_needs import HoldsClientRows, TakesUploads
 from fedlight.callbacks.attacks.attack_records import GLOBAL, AttackTable, remove_later, write_lines
-from fedlight.callbacks.logs.log_now import log_now
+from fedlight.callbacks.logs.trainer import log_now
 from fedlight.callbacks.loop.round_table import Row
 from fedlight.support.checks import refuse_below
 from fedlight.support.files import refuse_unwritable

@@ -1,7 +1,7 @@
-"""Accuracy by client: the mean hides whom a model serves badly.
+"""Accuracy by client, for modules that choose between two answers.
 
-For modules that choose between two answers. ``validation_step`` and ``test_step`` return ``{"correct": (batch, U) bool,
-"vote": (batch,) bool}``: whether each of U selectors, and their majority, is right.
+``validation_step`` and ``test_step`` return ``{"correct": (batch, U) bool, "vote": (batch,) bool}``: whether each of U
+selectors is right, and whether their majority is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.callbacks.logs.client_groups import grouping_of, known_groups, read_selectors
-from fedlight.callbacks.logs.log_now import log_now
+from fedlight.callbacks.logs.group_log import GroupsClients, find_grouping, known_groups, read_selectors
+from fedlight.callbacks.logs.trainer import find_callback, log_now
 from fedlight.callbacks.loop.own_models import OwnStates, OwnTestExamples, outputs_of_own_models
 from fedlight.callbacks.loop.round_table import RoundTable, Row
 from fedlight.evaluation.by_client import per_client, spread
@@ -24,39 +24,39 @@ Indices = Mapping[str, np.ndarray]
 
 @runtime_checkable
 class EvaluatesByClient(Protocol):
-    """What is needed of the datamodule: client id -> positions in the order of the loader; None where not known."""
+    """Datamodule with each client's examples: client id -> positions in the loader's order; None where not known."""
 
     val_client_indices: Indices | None
     test_client_indices: Indices | None
 
 
 class ClientAccuracy(L.Callback):
-    """Logs and writes the accuracy of each client's validation and test examples.
+    """Lightning callback that logs and writes the accuracy on each client's validation and test examples.
 
-    Logs ``val/client_mean``, ``val/client_worst_tenth`` (mean of the worst tenth of the clients, rounded up),
-    ``val/client_std`` (over the clients), the same under ``test/``, and where clients are grouped the same of the clients'
-    own selectors under ``own_client_mean`` and so on. Writes ``clients.csv``: stage, round (in fit), client, examples,
-    its known group, its selector, accuracy of the vote, and own_accuracy, that of its own selector; what is not known is
-    empty; of an epoch that validates several times the first pass is written. A killed and resumed run leaves the same file
-    as an uninterrupted one. Where the module does not say what is correct, or the datamodule not whose an example is, the
-    callback says so once and does nothing.
+    Logs ``val/client_mean``, ``val/client_worst_tenth`` (mean of the worst tenth of the clients, rounded up) and
+    ``val/client_std`` (over the clients), and the same under ``test/``. Where clients are grouped, the metrics of each
+    client's own selector follow as ``own_client_mean`` and so on. Writes ``clients.csv``: stage, round (in fit), client,
+    examples, known group, selector, accuracy of the vote, and own_accuracy, the accuracy of the client's own selector;
+    unknown values are empty. Of an epoch that validates several times the first pass is written. A killed and resumed run
+    leaves the same file as an uninterrupted one. Without ``correct`` from the module, or without the clients of examples
+    from the datamodule, the callback says so once and does nothing.
 
     Args:
-        path: the file; ``clients.csv`` in the trainer's ``default_root_dir`` if not given.
-        groups: the ``groups.csv`` of a federated run, whose last round says which selector is whose; for ``test`` and
+        path: the file; None: ``clients.csv`` in the trainer's ``default_root_dir``.
+        groups: ``groups.csv`` of a federated run, whose last round gives the clients' selectors in ``test`` and
             ``validate``. A grouping algorithm in the run itself comes first.
-        worst: share of the clients that are the worst, in (0, 1]. Metrics of another than a tenth are named after it,
-            ``client_worst_0.25``.
-        own_models: at the end of fit, tests each client's own model (what it would go on with alone, as in local-only
-            training) on its own test examples: ``own/client_mean`` and so on, and ``own/accuracy``, pooled over the
-            examples.
+        worst: share of clients that count as the worst, in (0, 1]. Any other share than a tenth is part of the metric's
+            name: ``client_worst_0.25``.
+        own_models: at the end of fit, test each client's own model (the one with which it would train on alone, as in
+            local-only training) on its own test examples: ``own/client_mean`` and so on, and ``own/accuracy``, pooled over
+            the examples.
 
     Attributes:
-        summary: what ``own_models`` has found, by the names of its metrics.
+        summary: metrics of ``own_models`` by name.
 
     Raises:
-        ValueError: ``worst`` is out of range; in ``setup``, ``groups`` is no such file or one of other clients, or
-            ``own_models`` has no federated loop or no test examples by client.
+        ValueError: ``worst`` is out of range; in ``setup``, ``groups`` is not a file of GroupLog or has other clients, or
+            ``own_models`` lacks a federated loop or test examples by client.
     """
 
     log_name = "clients.csv"
@@ -73,13 +73,13 @@ class ClientAccuracy(L.Callback):
         self.path, self.groups, self.worst, self.own_models = path, groups, worst, own_models
         self.summary: dict[str, float] = {}
         self._outputs: list[Any] = []
-        self._said: set[str] = set()
+        self._messages: set[str] = set()
         self._last_round = -1
         self._before: str | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._table = RoundTable(Path(self.path or Path(trainer.default_root_dir) / self.log_name))
-        self._grouping = grouping_of(trainer)
+        self._grouping: GroupsClients | None = find_grouping(trainer)
         evaluates = stage in ("validate", "test")
         self._selectors = read_selectors(Path(self.groups)) if self.groups and evaluates else {}
         if self._selectors:
@@ -136,18 +136,18 @@ class ClientAccuracy(L.Callback):
         self._replace("test", self._evaluate(trainer, pl_module, "test"))
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Tests the clients' own models; only now are those of the last round there, also where none was left to train."""
+        """Test the clients' own models; only now are the models of the last round complete, also of a finished run."""
         if not self.own_models:
             return
         correct: dict[str, np.ndarray] = {}
         for client, outputs in outputs_of_own_models(trainer, pl_module, self._loop, self._data):
             outcomes = _stacked(outputs)
             if outcomes is None:
-                return self._say(f"{type(pl_module).__name__}.test_step gives no 'correct' and 'vote'")
+                return self._say_once(f"{type(pl_module).__name__}.test_step gives no 'correct' and 'vote'")
             correct[client] = outcomes[:, :1]
         accuracies = {client: float(own.mean()) for client, own in correct.items()}
-        of_clients = {f"own/{name}": x for name, x in spread([*accuracies.values()], self.worst).items()}
-        self.summary = {"own/accuracy": float(np.concatenate([*correct.values()]).mean()), **of_clients}
+        by_client = {f"own/{name}": x for name, x in spread([*accuracies.values()], self.worst).items()}
+        self.summary = {"own/accuracy": float(np.concatenate([*correct.values()]).mean()), **by_client}
         known = known_groups(trainer)
         self._replace(
             "own",
@@ -158,23 +158,23 @@ class ClientAccuracy(L.Callback):
         rank_zero_info(f"each of {len(correct)} clients with its own model: {shown}")
 
     def state_dict(self) -> dict[str, Any]:
-        """The last round whose rows are in the file, and a digest of those so far."""
+        """Return the last round whose rows are in the file, and a digest of all rows so far."""
         return {"last_round": self._last_round, "before": self._table.digest(self._last_round)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._last_round, self._before = state_dict["last_round"], state_dict.get("before")
 
     def _evaluate(self, trainer: L.Trainer, module: L.LightningModule, stage: str) -> list[Row]:
-        """Logs the accuracies of the pass that has ended and gives a row for each client."""
+        """Log the accuracies of the finished pass and return a row for each client."""
         data = trainer.datamodule  # type: ignore[attr-defined]
         correct, self._outputs = _stacked(self._outputs), []
-        indices = getattr(data, f"{stage}_client_indices") if isinstance(data, EvaluatesByClient) else None
+        indices = _client_indices(data, stage)
         if correct is None:
-            self._say(f"the {stage} step of {type(module).__name__} gives no 'correct' and 'vote'")
+            self._say_once(f"the {stage} step of {type(module).__name__} gives no 'correct' and 'vote'")
         elif indices is None:
-            self._say(f"{type(data).__name__} does not know whose {stage} examples are whose")
+            self._say_once(f"{type(data).__name__} does not know whose {stage} examples are whose")
         elif trainer.world_size > 1:
-            self._say("several processes share the examples out among each other")
+            self._say_once("several processes share the examples out among each other")
         else:
             return self._log(trainer, module, stage, correct, indices)
         return []
@@ -182,7 +182,7 @@ class ClientAccuracy(L.Callback):
     def _log(
         self, trainer: L.Trainer, module: L.LightningModule, stage: str, correct: np.ndarray, indices: Indices
     ) -> list[Row]:
-        selectors, known = self._whose(correct.shape[1] - 1), known_groups(trainer)
+        selectors, known = self._own_selectors(correct.shape[1] - 1), known_groups(trainer)
         shares = per_client(correct, indices)
         rows = [
             client_row(
@@ -199,14 +199,14 @@ class ClientAccuracy(L.Callback):
 
     def _check_clients(self, trainer: L.Trainer, stage: str) -> None:
         data = trainer.datamodule  # type: ignore[attr-defined]
-        indices = getattr(data, f"{stage}_client_indices") if isinstance(data, EvaluatesByClient) else None
+        indices = _client_indices(data, stage)
         if indices and not indices.keys() & self._selectors.keys():
             raise ValueError(
                 f"groups={self.groups} names none of the {len(indices)} clients of the {stage} examples, such as "
                 f"{next(iter(indices))!r}: give the groups.csv of a run on the same clients"
             )
 
-    def _whose(self, num_selectors: int) -> Mapping[str, int]:
+    def _own_selectors(self, num_selectors: int) -> Mapping[str, int]:
         found = self._grouping.groups if self._grouping is not None else {}
         selectors = found or self._selectors
         if selectors and max(selectors.values()) >= num_selectors:
@@ -220,21 +220,21 @@ class ClientAccuracy(L.Callback):
         if rows:
             self._table.replace("stage", stage, [{"stage": stage, "round": "", **row} for row in rows])
 
-    def _say(self, why: str) -> None:
-        if why not in self._said:
+    def _say_once(self, why: str) -> None:
+        if why not in self._messages:
             rank_zero_info(f"ClientAccuracy: {why}, so there is no accuracy by client")
-        self._said.add(why)
+        self._messages.add(why)
 
 
 def client_row(
     client: str, examples: int, shares: np.ndarray, selector: int | None, known: Mapping[str, str]
 ) -> Row:
-    """A row of ``clients.csv``.
+    """Return a row of ``clients.csv``.
 
     Args:
         client: its id.
-        examples: how many of it were evaluated.
-        shares: how many of these the vote and each of U selectors get right, ``(1 + U,)``, in [0, 1].
+        examples: number of its examples that were evaluated.
+        shares: share of them on which the vote and each of U selectors are right, ``(1 + U,)``, in [0, 1].
         selector: the client's own, None where clients are not grouped.
         known: client id -> its known group.
 
@@ -255,7 +255,7 @@ def client_row(
 
 
 def _stacked(outputs: Sequence[Any]) -> np.ndarray | None:
-    """Outputs of all batches -> the vote and each selector, ``(examples, 1 + U)``; None where a step gave none."""
+    """Return the outcomes of the vote and each selector, ``(examples, 1 + U)``; None where a step gave none."""
     if not outputs or not all(
         isinstance(own, Mapping) and {"correct", "vote"} <= own.keys() for own in outputs
     ):
@@ -264,17 +264,21 @@ def _stacked(outputs: Sequence[Any]) -> np.ndarray | None:
     return torch.cat(stacked).cpu().numpy()
 
 
+def _client_indices(data: Any, stage: str) -> Indices | None:
+    return getattr(data, f"{stage}_client_indices") if isinstance(data, EvaluatesByClient) else None
+
+
 def _own_states(trainer: L.Trainer) -> OwnStates:
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, OwnStates):
-            return callback
+    loop: OwnStates | None = find_callback(trainer, OwnStates)
+    if loop is not None:
+        return loop
     raise ValueError(
         "ClientAccuracy.own_models=true needs clients: add a federated loop, or leave it at false"
     )
 
 
 def _own_examples(trainer: L.Trainer) -> OwnTestExamples:
-    """The datamodule with its test set, which is made before any training: what is missing is missed at once."""
+    """Return the datamodule with its test set, made before any training so that a missing one is reported at once."""
     data = trainer.datamodule  # type: ignore[attr-defined]
     if isinstance(data, OwnTestExamples):
         data.setup("test")

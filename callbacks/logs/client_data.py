@@ -1,7 +1,6 @@
-"""What every client has, as a table beside the run: what a report draws the clients' data from.
+"""Table of every client's number of examples by label, from which a report draws the clients' data.
 
-It counts and names labels; no text of any client is in it. Who may not say how many rows of which label a client has leaves
-this callback out.
+It holds labels and counts, no text of a client. Leave the callback out where the counts are private.
 """
 
 import csv
@@ -21,20 +20,21 @@ COLUMNS = ("client", "label", "split", "rows")
 
 @runtime_checkable
 class CountsClientRows(Protocol):
-    """What the table needs of the datamodule."""
+    """Datamodule that counts the clients' examples."""
 
     def client_counts(self) -> Sequence[tuple[str, str, str, int]]:
-        """Client, label (empty for none), split, and how many examples that are."""
+        """Return client, label (empty for none), split and number of examples."""
 
 
 class ClientData(L.Callback):
-    """Writes ``data.csv`` when training starts: client, label, split (``train`` or ``val``) and the number of rows.
+    """Lightning callback that writes ``data.csv`` when training starts.
 
-    Rows as training counts them: a vote that is read in both orders is two.
-    A resumed run writes the same again. With a datamodule that does not know its clients it says so and writes nothing.
+    Columns: client, label, split (``train`` or ``val``) and the number of rows. A vote that is trained on in both orders
+    counts as two rows. A resumed run writes the same file. Without a datamodule that knows its clients, the callback
+    says so and writes nothing.
 
     Args:
-        path: the file; ``data.csv`` in the trainer's ``default_root_dir`` if not given.
+        path: the file; None: ``data.csv`` in the trainer's ``default_root_dir``.
     """
 
     def __init__(self, path: str | None = None) -> None:
@@ -44,17 +44,12 @@ class ClientData(L.Callback):
         data = training_data(trainer)
         if not isinstance(data, CountsClientRows):
             rank_zero_info(
-                "ClientData: nobody knows whose training example is whose, so there is no data.csv: add "
+                "ClientData: the client of a training example is not known, so there is no data.csv: add "
                 "ByClient(clients) to the callbacks"
             )
         elif trainer.is_global_zero:
-            write_counts(Path(self.path or Path(trainer.default_root_dir) / "data.csv"), data.client_counts())
-
-
-def write_counts(file: Path, counts: Sequence[tuple[str, str, str, int]]) -> None:
-    """Writes the table, all or nothing."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(counts)
-    write_whole(file, text.getvalue())
+            text = io.StringIO()
+            writer = csv.writer(text, lineterminator="\n")
+            writer.writerow(COLUMNS)
+            writer.writerows(data.client_counts())
+            write_whole(Path(self.path or Path(trainer.default_root_dir) / "data.csv"), text.getvalue())

@@ -1,32 +1,62 @@
-"""The group log: which client trains which selector, and why, at every grouping of a federated run.
+"""Table of the groups that an algorithm finds: which client trains which selector, at every grouping of a run.
 
 For algorithms that group clients, such as FedBiscuit (Wu et al., "Towards Federated RLHF with Aggregated Client
-Preference for LLMs", ICLR 2025, https://arxiv.org/abs/2407.03038). Where the data know a group of each client, the
-log says how well the found groups agree with it.
+Preference for LLMs", ICLR 2025, https://arxiv.org/abs/2407.03038).
 """
 
+import csv
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.callbacks.logs.client_groups import GroupsClients, grouping_of, known_groups
 from fedlight.callbacks.loop.round_table import RoundTable, Row
-from fedlight.evaluation.agreement import agreement
+from fedlight.evaluation.group_agreement import group_metrics
+
+
+@runtime_checkable
+class GroupsClients(Protocol):
+    """Algorithm that assigns each client to one of several selectors.
+
+    Attributes:
+        groups: client id -> number of its selector; empty before the first grouping.
+        losses: client id -> its validation loss under each selector at the last grouping; empty with one selector.
+        grouped_round: round of the last grouping, None before the first.
+    """
+
+    groups: Mapping[str, int]
+    losses: Mapping[str, list[float]]
+    grouped_round: int | None
+
+
+@runtime_checkable
+class RunsAlgorithm(Protocol):
+    """Federated loop with an algorithm."""
+
+    algorithm: Any
+
+
+@runtime_checkable
+class KnowsGroups(Protocol):
+    """Datamodule with a known group for each client: client id -> group; None without such a column."""
+
+    client_groups: Mapping[str, str] | None
 
 
 class GroupLog(L.Callback):
-    """Writes ``groups.csv``: round, client, selector, its loss under each selector, and its known group if there is one.
+    """Lightning callback that writes ``groups.csv`` and logs how far a grouping agrees with the last and the known one.
 
-    Logs in the round of a grouping ``fed/groups_moved``, the share of clients that changed their selector (from the
-    second grouping on), and where groups are known ``fed/group_ari``, the adjusted Rand index, and ``fed/groups_found``,
-    the share of clients that sit with their group under the best matching of selectors to groups. Without an algorithm
-    that groups clients it says so and does nothing. A killed and resumed run leaves the same file as an uninterrupted one.
+    Columns: round, client, selector, the client's loss under each selector, and its known group where there is one.
+    In the round of a grouping it logs ``fed/groups_moved``, the share of clients that changed their selector (from the
+    second grouping on). Where groups are known it logs ``fed/group_ari``, the adjusted Rand index, and
+    ``fed/groups_found``, the share of clients in their known group under the best matching of selectors to groups.
+    Without an algorithm that groups clients, the callback says so and does nothing. A killed and resumed run leaves the
+    same file as an uninterrupted one.
 
     Args:
-        path: the file; ``groups.csv`` in the trainer's ``default_root_dir`` if not given.
+        path: the file; None: ``groups.csv`` in the trainer's ``default_root_dir``.
     """
 
     log_name = "groups.csv"
@@ -40,7 +70,7 @@ class GroupLog(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        self._grouping = grouping_of(trainer)
+        self._grouping = find_grouping(trainer)
         self._table = RoundTable(Path(self.path or Path(trainer.default_root_dir) / self.log_name))
         if trainer.current_epoch == 0:  # a checkpoint is loaded later
             self._written, self._before = {"round": -1, "groups": {}}, None
@@ -52,18 +82,18 @@ class GroupLog(L.Callback):
             self._table.restart(self._written["round"], self._before)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Also the first thing in a run that goes on from a checkpoint taken after validation."""
+        # A run resumed from a checkpoint taken after validation calls this hook first.
         found = self._grouping
         if found is None or found.grouped_round is None or found.grouped_round <= self._written["round"]:
             return
         known = known_groups(trainer)
         self._table.append(group_rows(found, known))
-        metrics = agreement(found.groups, self._written["groups"], known)
+        metrics = group_metrics(found.groups, self._written["groups"], known)
         pl_module.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1)
         self._written = {"round": found.grouped_round, "groups": dict(found.groups)}
 
     def state_dict(self) -> dict[str, Any]:
-        """The round of the last grouping that is in the file, that grouping, and a digest of the rows so far."""
+        """Return the last grouping in the file, its round, and a digest of the rows so far."""
         if self._grouping is None:
             return self._written
         return {**self._written, "before": self._table.digest(self._written["round"])}
@@ -74,10 +104,41 @@ class GroupLog(L.Callback):
 
 
 def group_rows(found: GroupsClients, known: Mapping[str, str]) -> list[Row]:
-    """The rows of one grouping, in the order of the clients."""
+    """Return the rows of one grouping, in the order of the clients."""
     rows: list[Row] = []
     for client, selector in found.groups.items():
         losses = {f"loss_{index}": loss for index, loss in enumerate(found.losses.get(client, ()))}
         row: Row = {"round": found.grouped_round or 0, "client": client, "selector": selector, **losses}
         rows.append(row | ({"known_group": known.get(client, "")} if known else {}))
     return rows
+
+
+def find_grouping(trainer: L.Trainer) -> GroupsClients | None:
+    """Return the algorithm of the trainer's federated loop if it groups clients."""
+    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    algorithms = [callback.algorithm for callback in callbacks if isinstance(callback, RunsAlgorithm)]
+    return next((algorithm for algorithm in algorithms if isinstance(algorithm, GroupsClients)), None)
+
+
+def known_groups(trainer: L.Trainer) -> Mapping[str, str]:
+    """Return client id -> known group; empty where the data have no groups."""
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    return (data.client_groups or {}) if isinstance(data, KnowsGroups) else {}
+
+
+def read_selectors(file: Path) -> dict[str, int]:
+    """Return client id -> selector of the last round in a ``groups.csv``.
+
+    Raises:
+        ValueError: the file is missing, has no row, or lacks a column of round, client and selector.
+    """
+    try:
+        with file.open(newline="", encoding="utf-8") as lines:
+            rows = list(csv.DictReader(lines))
+        last = max(int(row["round"]) for row in rows)
+        return {row["client"]: int(row["selector"]) for row in rows if int(row["round"]) == last}
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"groups={file} is not a file that GroupLog has written ({type(error).__name__}): give the groups.csv of the "
+            "federated run, or leave it out"
+        ) from None

@@ -1,8 +1,8 @@
-"""The visit log: one CSV row for every visit of a federated run, in the order in which the visits ended.
+"""Table of visits: one CSV row for each visit of a federated run, in the order in which the visits ended.
 
-A killed run that is resumed ends with the same file as one that was never interrupted
-(:mod:`fedlight.callbacks.loop.round_table`). The rows of the last finished round travel in the checkpoint, because a
-checkpoint can be taken (after validation) before the log has written that round.
+A killed and resumed run leaves the same file as an uninterrupted one (:mod:`fedlight.callbacks.loop.round_table`).
+The rows of the last finished round are part of the checkpoint: a checkpoint taken after validation comes before the
+log has written that round.
 """
 
 from pathlib import Path
@@ -11,17 +11,18 @@ from typing import Any, Protocol, runtime_checkable
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
+from fedlight.callbacks.logs.trainer import find_callback
 from fedlight.callbacks.loop.round_table import RoundTable, Row
 
 
 @runtime_checkable
 class RecordsVisits(Protocol):
-    """What the log needs of the federated loop.
+    """Federated loop with records of its visits.
 
     Attributes:
-        visit_records: finished visits of the current round, cleared when the next one starts; plain values,
-            the same keys in each, among them ``round``.
-        rounds_done: rounds whose server step is done; after a resume, the first round that is trained again.
+        visit_records: finished visits of the current round, cleared when the next one starts; plain values, the same keys
+            in each, among them ``round``.
+        rounds_done: number of rounds with a finished server step; after a resume, the first round to be trained again.
     """
 
     visit_records: list[Row]
@@ -29,14 +30,13 @@ class RecordsVisits(Protocol):
 
 
 class VisitLog(L.Callback):
-    """Writes ``visits.csv``; without a federated loop there are no visits: it says so and writes nothing.
+    """Lightning callback that writes ``visits.csv``; without a federated loop it says so and writes nothing.
 
-    With a fleet, a row says what a visit took on the client's device, and there is one for each client that dropped out
-    as well; what they add up to stands in the tables with which `RoundProgress` ends a run. A file that an earlier run
-    left there is replaced, unless that run is resumed.
+    With a fleet, a row holds the costs of the visit on the client's device, and each client that dropped out has a row;
+    `RoundProgress` prints the sums at the end of a run. A file of an earlier run is replaced, unless that run is resumed.
 
     Args:
-        path: the file; ``visits.csv`` in the trainer's ``default_root_dir`` if not given.
+        path: the file; None: ``visits.csv`` in the trainer's ``default_root_dir``.
     """
 
     log_name = "visits.csv"
@@ -48,11 +48,10 @@ class VisitLog(L.Callback):
         self._before: str | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        loops = [callback for callback in callbacks if isinstance(callback, RecordsVisits)]
-        self._loop = loops[0] if loops and trainer.is_global_zero else None
+        loop: RecordsVisits | None = find_callback(trainer, RecordsVisits)
+        self._loop = loop if trainer.is_global_zero else None
         self._table = RoundTable(Path(self.path or Path(trainer.default_root_dir) / self.log_name))
-        if stage == "fit" and not loops:
+        if stage == "fit" and loop is None:
             rank_zero_info("VisitLog: no FederatedLoop among the callbacks, so there are no visits to log")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -67,11 +66,11 @@ class VisitLog(L.Callback):
             self._table.append(self._loop.visit_records)
 
     def visit_rows(self) -> list[dict[str, str]]:
-        """All visits of the run so far, as text; none without a federated loop."""
+        """Return all visits of the run so far as text; empty without a federated loop."""
         return self._table.rows() if self._loop is not None else []
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows of the last finished round, which may not be in the file yet, and a digest of those that are."""
+        """Return the rows of the last finished round, which may not be in the file yet, and a digest of the file's rows."""
         if self._loop is None:
             return {"records": []}
         records = [dict(record) for record in self._loop.visit_records]
@@ -81,5 +80,5 @@ class VisitLog(L.Callback):
         self._restored, self._before = state_dict["records"], state_dict.get("before")
 
     def _first_open(self, records: list[Row]) -> int:
-        """The first round whose rows are not taken for granted: that of the last records."""
+        """Return the first round whose rows are not in the file for certain: the round of the last records."""
         return int(records[0]["round"]) if records or self._loop is None else self._loop.rounds_done

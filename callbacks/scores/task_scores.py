@@ -14,7 +14,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from fedlight.callbacks.logs.log_now import log_now
+from fedlight.callbacks.logs.trainer import log_now
 from fedlight.callbacks.scores.own_answers import answers_of_own_models, has_own_models, loop_of
 from fedlight.evaluation.by_client import spread
 from fedlight.evaluation.tasks.model import AnswersPrompts

@@ -13,7 +13,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from fedlight.callbacks.logs.log_now import log_now
+from fedlight.callbacks.logs.trainer import log_now
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.evaluation.both_positions import BothPositions
 from fedlight.evaluation.judge import Judge

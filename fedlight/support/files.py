@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -214,6 +214,11 @@ DONE = "done.json"
 def write_json(file: Path, content: Any) -> None:
     """Write plain values as JSON, all or nothing."""
     write_whole(file, json.dumps(content, indent=2) + "\n")
+
+
+def write_json_lines(file: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write one line of JSON for each record, all or nothing."""
+    write_whole(file, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
 
 
 def read_json(file: Path, remedy: str) -> dict[str, Any]:

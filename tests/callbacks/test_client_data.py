@@ -83,5 +83,5 @@ def test_data_without_clients_are_named_and_nothing_is_written(tmp_path, caplog)
 
     with caplog.at_level(logging.INFO, "lightning.pytorch.utilities.rank_zero"):
         fit(tmp_path, Plain())
-    assert "nobody knows whose training example is whose" in caplog.text
+    assert "the client of a training example is not known" in caplog.text
     assert not (tmp_path / "data.csv").exists()

@@ -7,7 +7,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from fedlight.evaluation.agreement import agreement
+from fedlight.evaluation.group_agreement import group_metrics
 from fedlight.report.drawing import Line, bands, draw_lines, key, looks, new_chart, over_seeds, slug
 from fedlight.report.figures.figures import COLORS, STYLE
 from fedlight.report.figures.plots import draw_groups, groups_of
@@ -80,7 +80,7 @@ def changes_of(table: Table_) -> dict[int, dict[str, float]]:
             for client, own in zip(table["client"], table["selector"], strict=True)
             if own[place] is not None
         }
-        found[round_idx] = agreement(groups, before, known)
+        found[round_idx] = group_metrics(groups, before, known)
         before = groups
     return found
 

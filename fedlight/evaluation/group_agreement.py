@@ -1,4 +1,4 @@
-"""How well found groups of clients agree with known ones. Names of groups are without meaning: partitions are compared."""
+"""Agreement of found groups of clients with known ones. Partitions are compared: the groups' names have no meaning."""
 
 from collections.abc import Hashable, Mapping
 
@@ -7,13 +7,13 @@ from scipy.optimize import linear_sum_assignment
 
 
 def adjusted_rand_index(found: Mapping[str, Hashable], known: Mapping[str, Hashable]) -> float:
-    """Agreement on which pairs of clients belong together, corrected for chance.
+    """Return the agreement on which pairs of clients belong together, corrected for chance.
 
     Hubert and Arabie, "Comparing Partitions", Journal of Classification 2, 1985, eq. 5.
 
     Args:
         found: client -> its group.
-        known: client -> its true group; clients that are not in both are left out.
+        known: client -> its true group; clients that are missing from one of the two are left out.
 
     Returns:
         1 for equal partitions, about 0 for chance, below 0 for less; 1 where both have one group, or one per client.
@@ -34,17 +34,9 @@ def adjusted_rand_index(found: Mapping[str, Hashable], known: Mapping[str, Hasha
 
 
 def share_with_their_group(found: Mapping[str, Hashable], known: Mapping[str, Hashable]) -> float:
-    """Share of clients that sit with their group, under the best matching of found groups to known ones, one to one.
+    """Return the share of clients in their known group, in (0, 1], under the best one-to-one matching of groups.
 
-    Args:
-        found: client -> its group.
-        known: client -> its true group; clients that are not in both are left out.
-
-    Returns:
-        In (0, 1].
-
-    Raises:
-        ValueError: no client is in both.
+    Args and Raises are those of :func:`adjusted_rand_index`.
 
     Example:
         >>> share_with_their_group(dict(a=0, b=0, c=1, d=1), dict(a="x", b="y", c="y", d="y"))
@@ -54,18 +46,18 @@ def share_with_their_group(found: Mapping[str, Hashable], known: Mapping[str, Ha
     return float(table[linear_sum_assignment(table, maximize=True)].sum() / table.sum())
 
 
-def agreement(
+def group_metrics(
     groups: Mapping[str, int], before: Mapping[str, int], known: Mapping[str, str]
 ) -> dict[str, float]:
-    """What is logged of a grouping.
+    """Return the metrics of a grouping by the names under which they are logged.
 
     Args:
         groups: client id -> its selector.
-        before: the same at the last grouping; empty at the first.
+        before: client id -> its selector at the last grouping; empty at the first.
         known: client id -> its known group; may lack clients.
 
     Example:
-        >>> agreement({"a": 0, "b": 1, "c": 1, "d": 0}, {"a": 0, "b": 1, "c": 0, "d": 0}, {})
+        >>> group_metrics({"a": 0, "b": 1, "c": 1, "d": 0}, {"a": 0, "b": 1, "c": 0, "d": 0}, {})
         {'fed/groups_moved': 0.25}
     """
     metrics = {}
@@ -78,14 +70,14 @@ def agreement(
 
 
 def _contingency(found: Mapping[str, Hashable], known: Mapping[str, Hashable]) -> np.ndarray:
-    """How many clients are in each found and each known group, ``(found groups, known groups)``."""
+    """Return the number of clients in each found and each known group, ``(found groups, known groups)``."""
     clients = [client for client in found if client in known]
     if not clients:
         raise ValueError("no client has both a found and a known group")
-    rows = {group: row for row, group in enumerate(dict.fromkeys(found[client] for client in clients))}
-    columns = {
-        group: column for column, group in enumerate(dict.fromkeys(known[client] for client in clients))
-    }
+    rows, columns = (
+        {group: index for index, group in enumerate(dict.fromkeys(groups[client] for client in clients))}
+        for groups in (found, known)
+    )
     table = np.zeros((len(rows), len(columns)), dtype=np.int64)
     for client in clients:
         table[rows[found[client]], columns[known[client]]] += 1

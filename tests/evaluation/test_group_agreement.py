@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score
 
-from fedlight.evaluation.agreement import adjusted_rand_index, share_with_their_group
+from fedlight.evaluation.group_agreement import adjusted_rand_index, share_with_their_group
 
 
 def partition(numbers):
