@@ -24,7 +24,7 @@ _FILES = {
     "dirichlet": "datamodules.clients.partition",
     "by_key": "datamodules.clients.partition",
     # What is shown and written on the way.
-    "RoundProgress": "callbacks.progress.progress",
+    "RoundProgress": "callbacks.progress.round_progress",
     "VisitLog": "callbacks.logs.visit_log",
     "ClientData": "callbacks.logs.client_data",
     "GroupLog": "callbacks.logs.group_log",
@@ -158,7 +158,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.callbacks.logs.group_log import GroupLog as GroupLog
     from fedlight.callbacks.logs.visit_log import VisitLog as VisitLog
     from fedlight.callbacks.loop.federated_loop import FederatedLoop as FederatedLoop
-    from fedlight.callbacks.progress.progress import RoundProgress as RoundProgress
+    from fedlight.callbacks.progress.round_progress import RoundProgress as RoundProgress
     from fedlight.callbacks.scores.task_scores import TaskScores as TaskScores
     from fedlight.callbacks.scores.win_rate import WinRate as WinRate
     from fedlight.datamodules.clients.few_shot import FewShot as FewShot

@@ -16,7 +16,7 @@ from fedlight import conf
 from fedlight.callbacks.export.adapter_export import AdapterExport
 from fedlight.callbacks.export.prediction_writer import PredictionWriter
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.progress.progress import RoundProgress
+from fedlight.callbacks.progress.round_progress import RoundProgress
 from fedlight.federation.client_state import ClientMemories
 from fedlight.recipes import stages
 

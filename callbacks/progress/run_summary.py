@@ -1,38 +1,40 @@
-"""What ends a run: its metrics from the first round to the last, what was sent, and where it all lies."""
+"""Summary at the end of a run: metrics, traffic or the devices' work, and where the outputs are."""
 
 import math
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from fedlight.devices.clock import NO_PART
 from fedlight.federation.state import DIVERGED
 from fedlight.support.words import duration, short
 
-PASSING = ("run.lock",)
-"""What is in the folder of a run only while it goes on."""
+TEMPORARY = ("run.lock",)
+"""Files in a run's folder that exist only during the run."""
 
 
 def metric_table(history: Mapping[int, Mapping[str, float]], unit: str, seconds: float) -> Table:
-    """A line for each metric: at first, in the end, at its lowest and at its highest, with the round of these.
-
-    Which of the two is the best one, only the metric knows.
+    """Return a table of each metric's first, last, lowest and highest value, with the rounds of the latter two.
 
     Args:
         history: round, from 1 -> its metrics by name, at least one round; a metric may be missing from a round or NaN.
         unit: what is counted, ``"round"`` or ``"epoch"``.
-        seconds: what they took.
+        seconds: duration of all rounds.
 
     Example:
         >>> table = metric_table({1: {"loss": 2.0}, 2: {"loss": 0.5}, 3: {"loss": 1.0}}, "round", 90.0)
         >>> table.title, [next(column.cells) for column in table.columns]
         ('3 rounds in 1.5 minutes', ['loss', '2.0000', '1.0000', '0.5000 (2)', '2.0000 (1)'])
     """
-    table = Table(title=f"{_which(sorted(history), unit)} in {duration(seconds)}")
+    table = Table(title=f"{_name_rounds(sorted(history), unit)} in {duration(seconds)}")
     for name in ("metric", "first", "last", f"lowest ({unit})", f"highest ({unit})"):
         table.add_column(name, justify="left" if name == "metric" else "right")
     for name in dict.fromkeys(name for metrics in history.values() for name in metrics):
@@ -45,8 +47,8 @@ def metric_table(history: Mapping[int, Mapping[str, float]], unit: str, seconds:
     return table
 
 
-def _which(rounds: Sequence[int], unit: str) -> str:
-    """``10 rounds``, or ``rounds 6 to 10`` of a run that was resumed."""
+def _name_rounds(rounds: Sequence[int], unit: str) -> str:
+    """Return ``10 rounds``, or ``rounds 6 to 10`` for a resumed run."""
     first, last = rounds[0], rounds[-1]
     if first > 1:
         return f"{unit} {last}" if first == last else f"{unit}s {first} to {last}"
@@ -54,7 +56,7 @@ def _which(rounds: Sequence[int], unit: str) -> str:
 
 
 def traffic(rows: Sequence[Mapping[str, str]]) -> str:
-    """What was sent in a run, of the rows of its ``visits.csv``.
+    """Return the bytes sent in a run as a sentence, from the rows of its ``visits.csv``.
 
     Example:
         >>> row = {"client": "c0", "bytes_down": "1500000", "bytes_up": "500000"}
@@ -69,11 +71,97 @@ def traffic(rows: Sequence[Mapping[str, str]]) -> str:
     return f"{short(down)} MB down and {short(up)} MB up in {visits} to {clients:,} client{'s' if clients > 1 else ''}{out}"
 
 
-def places(trainer: L.Trainer) -> str:
-    """Where a run has written: its folder with what is in it, or single paths where it has no folder of its own."""
+@dataclass
+class DeviceTotals:
+    """Sums over the visits of one device type; a client selected in a round counts once, whatever its visits.
+
+    Attributes:
+        clients: ids of the clients with such a device.
+        asked: pairs of round and client id.
+        dropped: reason for dropping out -> number of clients and rounds.
+    """
+
+    clients: set[str] = field(default_factory=set)
+    asked: set[tuple[str, str]] = field(default_factory=set)
+    dropped: Counter[str] = field(default_factory=Counter)
+    bytes_down: int = 0
+    bytes_up: int = 0
+    seconds: float = 0.0
+    joules: float = 0.0
+
+    def add(self, row: Mapping[str, str]) -> None:
+        """Add one row of ``visits.csv``."""
+        self.clients.add(row["client"])
+        is_new = (row["round"], row["client"]) not in self.asked
+        self.asked.add((row["round"], row["client"]))
+        if row["reason"] and is_new:  # all visits of a client in a round have the same reason
+            self.dropped[row["reason"]] += 1
+        self.bytes_down += int(row["bytes_down"])
+        self.bytes_up += int(row["bytes_up"])
+        self.seconds += sum(float(row[f"{phase}_seconds"]) for phase in ("download", "compute", "upload"))
+        self.joules += float(row["joules"])
+
+    @property
+    def took_part(self) -> int:
+        """Number of clients and rounds whose update the server used."""
+        return len(self.asked) - self.dropped.total()
+
+    def cells(self, name: str, reasons: Sequence[str]) -> list[str]:
+        """Return a line of the table, with a column for each of the reasons for dropping out."""
+        return [
+            name,
+            *(f"{count:,}" for count in (len(self.clients), len(self.asked), self.took_part)),
+            *(f"{self.dropped[reason]:,}" for reason in reasons),
+            *(short(size / 1e6) for size in (self.bytes_down, self.bytes_up)),
+            short(self.seconds / 3600),
+            short(self.joules / 1000),
+        ]
+
+
+def device_totals(rows: Iterable[Mapping[str, str]]) -> dict[str, DeviceTotals]:
+    """Return device name -> its sums over the rows of ``visits.csv``, by name."""
+    found: dict[str, DeviceTotals] = {}
+    for row in rows:
+        found.setdefault(row["device"], DeviceTotals()).add(row)
+    return dict(sorted(found.items()))
+
+
+def device_table(rows: list[dict[str, str]]) -> Table:
+    """Return the table of a run's devices: who took part, why others dropped out, and the costs.
+
+    Args:
+        rows: all rows of the ``visits.csv`` of a run with a fleet, at least one.
+    """
+    seconds = max(float(row["round_end_seconds"]) for row in rows)
+    rounds = 1 + max(int(row["round"]) for row in rows)
+    everybody = DeviceTotals()
+    for row in rows:
+        everybody.add(row)
+    reasons = [reason for reason in NO_PART if everybody.dropped[reason]]
+    # A terminal is narrow: no column without a count, no lines between columns, one blank (the box's) between two.
+    table = Table(
+        title=f"{rounds:,} round{'s' if rounds > 1 else ''} in {duration(seconds)} of simulated time",
+        box=SIMPLE_HEAD,
+        padding=0,
+        pad_edge=False,
+        show_edge=False,
+    )
+    table.add_column("device", no_wrap=True)
+    counts = ["clients", "asked", "took part", *(reason.replace("_", " ") for reason in reasons)]
+    for name in (*counts, "MB down", "MB up", "device hours", "kJ"):
+        table.add_column(name, justify="right", min_width=max(map(len, name.split())))
+    for name, totals in device_totals(rows).items():
+        table.add_row(*totals.cells(name, reasons))
+    table.add_section()
+    table.add_row(*everybody.cells("all", reasons))
+    return table
+
+
+def output_paths(trainer: L.Trainer) -> str:
+    """Return a run's folder with its entries, or single paths for a run without a folder of its own."""
     folder = _own_folder(trainer)
     if folder is not None:
-        left = (path for path in folder.iterdir() if path.name not in PASSING)
+        left = (path for path in folder.iterdir() if path.name not in TEMPORARY)
         entries = sorted(f"{path.name}{'/' if path.is_dir() else ''}" for path in left)
         return f"{_relative(folder)}: {', '.join(entries)}" if entries else ""
     paths = [logger.log_dir or logger.save_dir for logger in trainer.loggers]
@@ -82,10 +170,10 @@ def places(trainer: L.Trainer) -> str:
     return ", ".join(_relative(Path(path)) for path in paths if path)
 
 
-def as_page(trainer: L.Trainer) -> str:
-    """How a run that has a folder of its own is made a page; empty without one.
+def report_command(trainer: L.Trainer) -> str:
+    """Return the command that reports a run with a folder of its own, else "".
 
-    A stage of a recipe says nothing: the recipe itself does, in its end.
+    A stage of a recipe has none: the recipe prints the command for all stages at its end.
     """
     folder = _own_folder(trainer)
     if folder is None or (folder / "settings.json").exists():
@@ -100,6 +188,6 @@ def _own_folder(trainer: L.Trainer) -> Path | None:
 
 
 def _relative(path: Path) -> str:
-    """As one would type it from here."""
+    """Return a path relative to the working directory where it lies inside, else as it is."""
     inside = path.resolve().is_relative_to(Path.cwd())
     return os.path.relpath(path) if inside else str(path)

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from fedlight.callbacks.progress.fleet_summary import device_totals, fleet_summary
+from fedlight.callbacks.progress.run_summary import device_table, device_totals
 
 COLUMNS = (
     "round client device reason bytes_down bytes_up download_seconds compute_seconds upload_seconds joules"
@@ -38,7 +38,7 @@ def test_totals_by_device_count_a_client_once_a_round():
 
 
 def test_the_table_has_a_line_per_device_and_one_for_all():
-    table = fleet_summary(list(rows()))
+    table = device_table(list(rows()))
     assert table.title == "2 rounds in 3 hours of simulated time"
     cells = [list(column.cells) for column in table.columns]
     lines = dict(zip(cells[0], zip(*cells[1:], strict=True), strict=True))
@@ -58,6 +58,6 @@ def test_the_table_has_a_line_per_device_and_one_for_all():
 
 def test_a_terminal_of_80_columns_shows_whole_words():
     console = Console(file=io.StringIO(), width=80)
-    console.print(fleet_summary([{**row, "device": "galaxy_s24_ultra"} for row in rows()]))
+    console.print(device_table([{**row, "device": "galaxy_s24_ultra"} for row in rows()]))
     assert "galaxy_s24_ultra" in console.file.getvalue()
     assert "…" not in console.file.getvalue()

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from torch.utils.data import DataLoader
 
-from fedlight.callbacks.progress.progress import RoundProgress
+from fedlight.callbacks.progress.round_progress import RoundProgress
 from fedlight.federation.client import Visit
 
 

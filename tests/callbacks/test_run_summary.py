@@ -13,9 +13,8 @@ from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 from torch.utils.data import DataLoader
 
-from fedlight.callbacks.progress.progress import RoundProgress
-from fedlight.callbacks.progress.run_summary import as_page, metric_table, places, traffic
-from fedlight.callbacks.progress.time_left import seconds_left
+from fedlight.callbacks.progress.round_progress import RoundProgress, seconds_left
+from fedlight.callbacks.progress.run_summary import metric_table, output_paths, report_command, traffic
 
 LOADER = DataLoader(torch.tensor([1.0, 3.0]))
 
@@ -149,12 +148,12 @@ def test_a_folder_that_is_shared_is_not_listed(tmp_path, monkeypatch):
     (tmp_path / "thesis.txt").touch()
     said, trainer = fitted(tmp_path, ModelCheckpoint("kept"), logger=CSVLogger("logs"), checkpointing=True)
     assert said.splitlines()[-1] == "logs/lightning_logs/version_0, kept/epoch=2-step=6.ckpt"
-    assert places(trainer) == said.splitlines()[-1]
+    assert output_paths(trainer) == said.splitlines()[-1]
 
 
 def test_only_a_run_of_its_own_is_offered_as_a_page(tmp_path, monkeypatch):
     def offered(folder):
-        return as_page(L.Trainer(default_root_dir=folder, logger=False, accelerator="cpu"))
+        return report_command(L.Trainer(default_root_dir=folder, logger=False, accelerator="cpu"))
 
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "my run"

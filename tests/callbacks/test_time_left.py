@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from rich.console import Console
 
-from fedlight.callbacks.progress.progress import RoundProgress
+from fedlight.callbacks.progress.round_progress import RoundProgress
 from fedlight.support.words import duration
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.callbacks.progress.fleet_summary import device_totals
+from fedlight.callbacks.progress.run_summary import device_totals
 from fedlight.devices.clock import NO_PART
 from fedlight.report.costs import ByMethod, alike, cost_charts
 from fedlight.report.device_charts import (
@@ -206,7 +206,7 @@ def _totals(by_method: ByMethod) -> Table:
 
 
 def _devices(method: str, visits: Visits) -> Table:
-    """What `fleet_summary` prints at the end of a run."""
+    """Return the table that `device_table` prints at the end of a run."""
     totals = device_totals(visits.rows)
     reasons = [reason for reason in NO_PART if any(own.dropped[reason] for own in totals.values())]
     header = [

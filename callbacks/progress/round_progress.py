@@ -1,10 +1,11 @@
-"""Progress that names round, client, loss and the time that the run will still take; tables when it ends.
+"""Progress of a run by round, client, loss and time left, and its tables at the end.
 
 A live line in a terminal, else one line per round.
 """
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
@@ -14,60 +15,64 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from torch import Tensor
 
+from fedlight.callbacks.logs.trainer import find_callback
 from fedlight.callbacks.loop.step_loss import step_loss
-from fedlight.callbacks.progress.fleet_summary import fleet_summary
-from fedlight.callbacks.progress.run_summary import as_page, metric_table, places, traffic
-from fedlight.callbacks.progress.time_left import seconds_left
+from fedlight.callbacks.progress.run_summary import (
+    device_table,
+    metric_table,
+    output_paths,
+    report_command,
+    traffic,
+)
 from fedlight.federation.client import Visit
 from fedlight.support.words import duration
 
-OF_A_STEP = {"train/loss", "train_loss"}
-"""What modules call the loss of a batch; its mean over the round is shown instead."""
+STEP_LOSSES = {"train/loss", "train_loss"}
+"""Names of a batch's loss in modules; the bar shows its mean over the round instead."""
 
 
 @runtime_checkable
 class VisitsClients(Protocol):
-    """What the bar needs of the federated loop: the visit under way, None outside of one, and on which device it is."""
+    """Federated loop with the visit under way, None outside of one."""
 
     visit: Visit | None
 
     @property
     def device_name(self) -> str:
-        """Empty where devices are not emulated."""
+        """Name of the visit's device, empty without a fleet."""
 
 
 @runtime_checkable
 class LogsVisits(Protocol):
-    """What the end of a run needs of the visit log."""
+    """Callback with the rows of ``visits.csv``."""
 
     def visit_rows(self) -> list[dict[str, str]]:
-        """All visits of the run, as text."""
+        """Return all visits of the run as text."""
 
 
 class RoundProgress(ProgressBar):
-    """Takes the place of Lightning's bar; without a federated loop it counts epochs and names no client.
+    """Progress bar of rounds, in place of Lightning's; without a federated loop it counts epochs and names no client.
 
-    The time left is that of the whole run, from what its rounds have taken so far. Where the output is no terminal, fit
-    prints a line at the end of each round, and validate, test and predict print ten lines at most: a log file of a run
-    of 500 rounds has 500 lines, the tables of its end, and no control characters.
+    The time left is that of the whole run, estimated from its finished rounds. Where the output is not a terminal, fit
+    prints a line at the end of each round, and validate, test and predict print at most ten lines. So a log file of 500
+    rounds has 500 lines, the tables of the end, and no control characters.
 
     Args:
-        refresh_seconds: how often the live line is renewed, at least; reading the loss waits for the
-            accelerator.
+        refresh_seconds: shortest time between two updates of the live line; reading the loss waits for the accelerator.
     """
 
     def __init__(self, refresh_seconds: float = 0.2) -> None:
         super().__init__()
         self.refresh_seconds = refresh_seconds
         self.console = Console()
-        if not self.console.is_terminal:  # a file has no width, and a narrow table cuts its words
+        if not self.console.is_terminal:  # a file has no width, and a narrow table would cut its words
             self.console = Console(width=200)
         self._enabled = True
         self._live: Progress | None = None
         self._task = TaskID(0)
         self._losses: list[Tensor] = []
         self._started = self._shown = time.monotonic()
-        self._rounds: list[float] = []  # seconds of each, from its start to the next one's
+        self._rounds: list[float] = []  # seconds of each round, from its start to the start of the next
         self._rounds_after: int | None = 0
         self._history: dict[int, dict[str, float]] = {}
 
@@ -79,13 +84,11 @@ class RoundProgress(ProgressBar):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        loops = [callback for callback in callbacks if isinstance(callback, VisitsClients)]
-        self._loop: VisitsClients | None = loops[0] if loops else None
+        self._loop: VisitsClients | None = find_callback(trainer, VisitsClients)
         self._rounds, self._rounds_after, self._history = [], 0, {}
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Ends a fit with its tables: all that it leaves is written by now."""
+        """Print the tables of a fit; all its files are written by now."""
         self._stop()
         if stage == "fit" and self._history and self._enabled:
             self._summarize(trainer)
@@ -96,7 +99,7 @@ class RoundProgress(ProgressBar):
         self._stop()
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Prints above the live line."""
+        """Print above the live line."""
         self.console.print(*args, **kwargs)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -126,12 +129,14 @@ class RoundProgress(ProgressBar):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         shown = {"loss": torch.stack(self._losses).mean().item()} if self._losses else {}
         metrics = trainer.progress_bar_metrics
-        shown |= {name: float(value) for name, value in metrics.items() if name not in OF_A_STEP}
+        shown |= {name: float(value) for name, value in metrics.items() if name not in STEP_LOSSES}
         self._history[trainer.current_epoch + 1] = shown
         values = "  ".join(f"{name} {value:.4f}" for name, value in shown.items())
         seconds = time.monotonic() - self._started
         left = self._left([*self._rounds, seconds], elapsed=math.inf) if self._rounds_after else ""
-        self._say(f"{self._round_name(trainer)}: {values}  ({seconds:.1f} s{f', {left}' if left else ''})")
+        self._print_line(
+            f"{self._round_name(trainer)}: {values}  ({seconds:.1f} s{f', {left}' if left else ''})"
+        )
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._stop()
@@ -161,15 +166,7 @@ class RoundProgress(ProgressBar):
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._begin("test", sum(trainer.num_test_batches))
 
-    def on_test_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_test_batch_end(self, *args: Any, **kwargs: Any) -> None:
         self._count("test")
 
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -178,15 +175,7 @@ class RoundProgress(ProgressBar):
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._begin("predict", sum(trainer.num_predict_batches))
 
-    def on_predict_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_predict_batch_end(self, *args: Any, **kwargs: Any) -> None:
         self._count("predict")
 
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -197,7 +186,7 @@ class RoundProgress(ProgressBar):
         return f"{unit} {trainer.current_epoch + 1}/{trainer.max_epochs}"
 
     def _begin(self, name: str, total: float) -> None:
-        """A new line for ``total`` batches; the live display is started by the first."""
+        """Begin a line for ``total`` batches; the first one starts the live display."""
         self._started = self._shown = time.monotonic()
         self._done, self._total = 0, total
         if not self._enabled or not self.console.is_terminal:
@@ -209,7 +198,7 @@ class RoundProgress(ProgressBar):
         self._live.reset(self._task, description=name, total=total, note="", left=self._left(self._rounds))
 
     def _is_due(self, done: int) -> bool:
-        """Is it time to renew the live line? With the last batch it always is, so that it does not end at 29/30."""
+        """Return whether to update the live line; after the last batch always, so that it does not end at 29/30."""
         if self._live is None:
             return False
         return done >= self._total or time.monotonic() - self._shown >= self.refresh_seconds
@@ -221,39 +210,39 @@ class RoundProgress(ProgressBar):
         self._live.update(self._task, completed=done, note=note, left=left)
 
     def _left(self, rounds: list[float], share: float = 0.0, elapsed: float = 0.0) -> str:
-        """The time that the run, or the pass over the data, will still take; empty where it is not known or over."""
+        """Return the time left of the run, or of the pass over the data; empty where it is not known or over."""
         if self._rounds_after is None:
             return ""
         seconds = round(seconds_left(rounds, elapsed, share, self._rounds_after) or 0)
         return f"{duration(seconds)} left" if seconds else ""
 
     def _count(self, name: str) -> None:
-        """One more batch of validate, test or predict."""
+        """Count a batch of validate, test or predict."""
         self._done += 1
         if self._is_due(self._done):
             self._show(self._done, "")
         elif self._live is None and self._done * 10 // self._total > (self._done - 1) * 10 // self._total:
-            self._say(
+            self._print_line(
                 f"{name}: {self._done}/{self._total} batches  ({time.monotonic() - self._started:.1f} s)"
             )
 
-    def _say(self, line: str) -> None:
+    def _print_line(self, line: str) -> None:
         if self._enabled:
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _summarize(self, trainer: L.Trainer) -> None:
-        """Metrics, what was sent or what the devices did, and where it all lies."""
+        """Print the metrics, the traffic or the devices' work, and the paths of the outputs."""
         unit = "epoch" if self._loop is None else "round"
         seconds = time.monotonic() - self._fit_started
         self.console.print(metric_table(self._history, unit, seconds))
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         rows = [row for log in callbacks if isinstance(log, LogsVisits) for row in log.visit_rows()]
         if rows and "device" in rows[0]:
-            self.console.print(fleet_summary(rows))
+            self.console.print(device_table(rows))
         elif rows:
-            self._say(traffic(rows))
-        for line in filter(None, (places(trainer), as_page(trainer))):
-            self._say(line)
+            self._print_line(traffic(rows))
+        for line in filter(None, (output_paths(trainer), report_command(trainer))):
+            self._print_line(line)
 
     def _stop(self) -> None:
         if self._live is not None:
@@ -271,3 +260,36 @@ def _live_line(console: Console) -> Progress:
         console=console,
         transient=True,
     )
+
+
+def seconds_left(rounds: Sequence[float], elapsed: float, share: float, rounds_after: int) -> float | None:
+    """Return the seconds left of the round under way and of all rounds after it, None where nothing is known yet.
+
+    A round is expected to take the mean of the finished rounds, validation and all else between two rounds included.
+    The first is left out of the mean as soon as there is another: it loads and compiles. As long as no round is
+    finished, the speed of the one under way counts for all.
+
+    Args:
+        rounds: seconds of each finished round, from its start to the start of the next.
+        elapsed: seconds since the round under way began; infinite where it has just ended.
+        share: share of its batches that is done, in [0, 1].
+        rounds_after: number of rounds after the one under way.
+
+    Example:
+        >>> seconds_left([30.0, 10.0, 14.0], elapsed=5.0, share=0.5, rounds_after=2)
+        31.0
+        >>> seconds_left([30.0, 10.0, 14.0], elapsed=float("inf"), share=1.0, rounds_after=2)
+        24.0
+        >>> seconds_left([], elapsed=5.0, share=0.25, rounds_after=2)
+        55.0
+        >>> seconds_left([], elapsed=5.0, share=0.0, rounds_after=2) is None
+        True
+    """
+    if rounds:
+        usual = rounds[1:] or rounds
+        each = sum(usual) / len(usual)
+    elif share > 0:
+        each = elapsed / share
+    else:
+        return None
+    return max(each - elapsed, 0.0) + rounds_after * each
