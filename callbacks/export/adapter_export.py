@@ -1,4 +1,4 @@
-"""The trained adapter as a PEFT folder, which ``PeftModel.from_pretrained`` loads, written after training."""
+"""Trained adapter as a PEFT folder, written after training; ``PeftModel.from_pretrained`` loads it."""
 
 import os
 import shutil
@@ -12,17 +12,17 @@ from fedlight.support.files import full_disk_named, sync
 
 @runtime_checkable
 class SavesAdapter(Protocol):
-    """What the export needs of a module."""
+    """Module with an adapter that it can save."""
 
     def save_adapter(self, folder: Path) -> None:
-        """Writes ``adapter_config.json`` and the adapter's weights into ``folder``."""
+        """Write ``adapter_config.json`` and the adapter's weights into ``folder``."""
 
 
 class AdapterExport(L.Callback):
-    """Writes the adapter at the end of ``fit``; a killed run leaves the whole folder or none.
+    """Lightning callback that writes the adapter at the end of ``fit``; a killed run leaves the whole folder or none.
 
     Args:
-        folder: where the adapter goes; one that exists is replaced.
+        folder: the adapter's folder; an existing one is replaced.
 
     Raises:
         ValueError: before training, for a module without ``save_adapter``.
@@ -54,7 +54,7 @@ class AdapterExport(L.Callback):
 
 
 def _replace_folder(new: Path, folder: Path) -> None:
-    """Moves ``new`` to ``folder``; ``os.replace`` refuses to put a folder where a full one stands."""
+    """Move ``new`` to ``folder``; ``os.replace`` cannot replace a folder that is not empty."""
     old = folder.with_name(folder.name + ".old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():

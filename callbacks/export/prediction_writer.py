@@ -1,10 +1,10 @@
-"""Predictions as JSON lines, written batch by batch: an interrupted predict run goes on where it stopped.
+"""Predictions as JSON lines, written batch by batch: an interrupted predict run resumes where it stopped.
 
-While a run is under way the lines stand in ``<path>.partial``, and ``<path>.progress`` says how many batches
-and bytes of it are whole, with a digest of them; ``<path>`` itself appears at the end, complete. A run that finds
-a partial file cuts it back to the last whole batch, has the datamodule skip that many batches, and ends with the
-same file as an uninterrupted run, provided that ``predict_step`` draws its randomness from the batch (its
-``index``), never from ``batch_idx``, which starts at 0 again. Where one of the two files is damaged, all is predicted anew.
+During a run the lines are in ``<path>.partial``, and ``<path>.progress`` holds the number of complete batches and bytes
+with a digest of them; ``<path>`` appears at the end, complete. A run that finds a partial file cuts it back to the last
+complete batch and has the datamodule skip that many batches. It ends with the same file as an uninterrupted run,
+provided that ``predict_step`` draws its randomness from the batch (its ``index``), not from ``batch_idx``, which
+restarts at 0. Where one of the two files is damaged, all predictions are made again.
 """
 
 import hashlib
@@ -26,22 +26,22 @@ LINES = "digest of lines"
 
 @runtime_checkable
 class SkipsPredictBatches(Protocol):
-    """What going on needs of a datamodule: its next predict loader leaves out so many first batches."""
+    """Datamodule whose next predict loader can leave out its first batches."""
 
     skip_predict_batches: int
 
 
 class PredictionWriter(L.Callback):
-    """Writes one JSON line for each example of ``trainer.predict``.
+    """Lightning callback that writes one JSON line for each example of ``trainer.predict``.
 
     Args:
         path: the file of JSON lines.
-        fields: names of what is predicted: one name for a list with one entry per example (of completions,
-            say), k names for a tensor ``(batch, k)``, or ``(batch, k, U)`` for U numbers in each.
-        copy: keys of the batch whose entry is written in front of the prediction, such as ``prompt``.
+        fields: names of the predictions: one name for a list with one entry per example (such as its completions),
+            k names for a tensor ``(batch, k)``, or ``(batch, k, U)`` for U numbers under each name.
+        copy: keys of the batch whose entries precede the prediction, such as ``prompt``.
 
     Raises:
-        ValueError: before any work, for several processes, or a partial file of another model or other data.
+        ValueError: before any work, for several processes, or a partial file of another model or of other data.
         OSError: the disk is full.
 
     Example:
@@ -62,7 +62,7 @@ class PredictionWriter(L.Callback):
         self._progress = self.path.with_name(self.path.name + ".progress")
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Cuts a partial file back to its whole batches and has the datamodule skip them."""
+        """Cut a partial file back to its complete batches and have the datamodule skip them."""
         if stage != "predict":
             return
         if trainer.world_size > 1:
@@ -81,7 +81,7 @@ class PredictionWriter(L.Callback):
                 file.truncate(self._state["bytes"])
 
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Refuses to go on with lines of another model; weights from a checkpoint are loaded by now."""
+        """Check that a partial file is of this model; weights from a checkpoint are loaded by now."""
         num_batches = self._state["batches"] + sum(trainer.num_predict_batches)
         who = _fingerprint(pl_module, trainer.datamodule, num_batches)  # type: ignore[attr-defined]
         if self._state.setdefault("fingerprint", who) != who:
@@ -98,7 +98,7 @@ class PredictionWriter(L.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Notes that all batches before this one are whole."""
+        """Record that all batches before this one are complete."""
         if dataloader_idx > 0:
             raise ValueError(
                 f"PredictionWriter writes {self.path} from one predict loader, the datamodule has several"
@@ -114,7 +114,7 @@ class PredictionWriter(L.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Appends the lines of this batch."""
+        """Append the lines of this batch."""
         text = "".join(line + "\n" for line in _lines(batch, outputs, self.fields, self.copy)).encode()
         with full_disk_named(self._partial), self._partial.open("ab") as file:
             file.write(text)
@@ -123,20 +123,20 @@ class PredictionWriter(L.Callback):
         self._digest.update(text)
 
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Puts the complete file in its place."""
+        """Move the complete file to its place."""
         sync(self._partial)
         os.replace(self._partial, self.path)
         sync(self.path.parent)
         self._progress.unlink(missing_ok=True)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """The next predict run of the same datamodule skips nothing."""
+        """Have the next predict run of the same datamodule skip nothing."""
         data = trainer.datamodule  # type: ignore[attr-defined]
         if stage == "predict" and isinstance(data, SkipsPredictBatches):
             data.skip_predict_batches = 0
 
     def _read_progress(self) -> dict[str, Any]:
-        """Whole batches of the partial file: none where it is damaged, or the two files do not fit together."""
+        """Return the progress of the partial file; none where a file is damaged or the two do not belong together."""
         nothing = {"batches": 0, "bytes": 0}
         if not self._partial.exists() or not self._progress.exists():
             return nothing
@@ -153,7 +153,7 @@ class PredictionWriter(L.Callback):
                 return state
         except (ValueError, KeyError, TypeError, AttributeError):
             pass
-        rank_zero_warn(f"{self._partial} or {self._progress.name} is damaged: all is predicted anew")
+        rank_zero_warn(f"{self._partial} or {self._progress.name} is damaged: all predictions are made again")
         self._digest = hashlib.blake2b(digest_size=16)
         return nothing
 
@@ -162,7 +162,7 @@ class PredictionWriter(L.Callback):
 
 
 def _lines(batch: Any, predictions: Any, fields: Sequence[str], copy: Sequence[str]) -> list[str]:
-    """One JSON object per example: the copied entries of the batch, then the prediction."""
+    """Return one JSON object per example: the copied entries of the batch, then the prediction."""
     missing = [key for key in copy if not isinstance(batch, Mapping) or key not in batch]
     if missing:
         has = sorted(batch) if isinstance(batch, Mapping) else type(batch).__name__
@@ -176,7 +176,7 @@ def _lines(batch: Any, predictions: Any, fields: Sequence[str], copy: Sequence[s
 
 
 def _columns(predictions: Any, fields: Sequence[str]) -> list[list[Any]]:
-    """A column for each field, whichever of the two forms a prediction has."""
+    """Return a column for each field, from either form of predictions."""
     if len(fields) == 1:
         return [_plain(predictions)]
     shape = tuple(predictions.shape) if isinstance(predictions, Tensor) else ()
@@ -194,7 +194,7 @@ def _plain(column: Any) -> list[Any]:
 
 
 def _fingerprint(module: L.LightningModule, data: Any, num_batches: float) -> str:
-    """Tells models and data apart by their settings and trained weights; settings name the frozen base."""
+    """Return a digest of the settings and the trained weights; the settings name the frozen base."""
     data_settings = dict(data.hparams) if isinstance(data, L.LightningDataModule) else {}
     settings = [dict(module.hparams), data_settings, num_batches]
     text = json.dumps(settings, sort_keys=True, default=lambda o: type(o).__qualname__)

@@ -1,4 +1,7 @@
-"""Scores measured during training: win rates and task scores of the global model and of clients' own models."""
+"""Scores measured during training: win rates and task scores of the global model and of clients' own models.
+
+The measures are those of ``fedlight.evaluation``; what a score runs on is read from the federated loop.
+"""
 
 from fedlight.support.lazy import lazy_names
 

@@ -1,10 +1,8 @@
-"""Scores of a tuned model in benchmarks: while it is trained, and in ``fedlight test`` and ``fedlight validate``.
+"""Scores of a model in benchmarks, during training and in ``fedlight test`` and ``fedlight validate``.
 
-What a task asks and what an answer is worth is said in :mod:`fedlight.evaluation.tasks`; here is when it is asked, and
-where the numbers and the answers go.
+:mod:`fedlight.evaluation.tasks` holds the tasks. Here is when they run, and where their results go.
 """
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,13 +12,15 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from fedlight.callbacks.logs.trainer import log_now
-from fedlight.callbacks.scores.own_answers import answers_of_own_models, has_own_models, loop_of
+from fedlight.callbacks.logs.trainer import find_callback, log_now
+from fedlight.callbacks.loop.own_models import parameters_of
+from fedlight.callbacks.loop.round_table import Row
 from fedlight.evaluation.by_client import spread
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.evaluation.tasks.result import Result
 from fedlight.evaluation.tasks.task import Task
-from fedlight.support.files import refuse_unwritable, write_whole
+from fedlight.federation.state import State
+from fedlight.support.files import refuse_unwritable, write_json_lines
 
 SECONDS_BETWEEN_REPORTS = 60
 WORST = 0.1
@@ -28,39 +28,56 @@ WORST = 0.1
 
 @runtime_checkable
 class HoldsTasks(Protocol):
-    """A datamodule whose test set are the tasks' rows; see ``fedlight.datamodules.instructions.task_data``."""
+    """Datamodule whose test set holds the rows of tasks; see ``fedlight.datamodules.instructions.task_data``."""
 
     tasks: Mapping[str, Task]
 
 
+@runtime_checkable
+class KeepsOwnModels(Protocol):
+    """Federated loop that knows its clients' own models.
+
+    Attributes:
+        clients: client id -> client.
+        visit_records: a row for each visit of the round.
+    """
+
+    clients: Mapping[str, Any]
+    visit_records: list[Row]
+
+    def own_state(self, client_id: str) -> State | None:
+        """Return the parameters with which a client would train on alone; None for the global ones."""
+
+
 class TaskScores(L.Callback):
-    """Has the model do tasks, logs what it scores and keeps every answer.
+    """Lightning callback that runs tasks, logs the model's scores and keeps every answer.
 
-    For each task ``score/NAME``, ``stderr/NAME`` (standard error), ``unread/NAME`` (share of answers that could not be
-    read) and, where the rows have groups, ``score/NAME/GROUP`` and ``group_mean/NAME`` are logged. In training that is
-    done at the end of epochs, which are rounds, on the global model; training goes on as if nothing had been measured.
-    The answers stand in ``OUTPUT/MOMENT/NAME.jsonl`` and the numbers in ``OUTPUT/MOMENT/scores.json``, where the moment
-    is ``start``, ``epoch_3`` (from 1), ``validate`` or ``test``.
+    For each task it logs ``score/NAME``, ``stderr/NAME`` (standard error), ``unread/NAME`` (share of answers that could
+    not be read) and, where the rows have groups, ``score/NAME/GROUP`` and ``group_mean/NAME``. In training it scores the
+    global model at the end of epochs, which are rounds; training continues as if nothing had been measured. The answers go
+    to ``OUTPUT/MOMENT/NAME.jsonl`` and the scores to ``OUTPUT/MOMENT/scores.json``. The moment is ``start``, ``epoch_3``
+    (from 1), ``validate`` or ``test``.
 
-    With ``own_models`` each client's own model, with which it would go on alone (as after local training), does the tasks
-    when training is over: ``own/NAME/client_mean``, ``own/NAME/client_worst_tenth`` and ``own/NAME/client_std`` over the
-    clients are logged, and what they answer stands under the moment ``own``, a ``client`` in each line.
+    With ``own_models``, each client's own model (the one with which it would train on alone, as after local training) runs
+    the tasks after training. It logs ``own/NAME/client_mean``, ``own/NAME/client_worst_tenth`` and
+    ``own/NAME/client_std`` over the clients, and writes the answers under the moment ``own``, with a ``client`` in each
+    line.
 
     Args:
-        tasks: by the names under which they are logged; None: those of the datamodule.
-        every_n_epochs: in training, after each n-th epoch and after the last one; None: after the last one alone.
-        before_training: in training, also before it: zero-shot, as a new adapter changes nothing.
+        tasks: name under which it is logged -> task; None: those of the datamodule.
+        every_n_epochs: in training, run after each n-th epoch and after the last one; None: after the last one only.
+        before_training: in training, also run before it: zero-shot, as a new adapter changes nothing.
         output: a folder; None: ``tasks`` in ``trainer.default_root_dir``.
         own_models: at the end of training, score each client's own model.
 
     Attributes:
-        results: what was found last, by task.
+        results: name of a task -> its last result.
 
     Raises:
         ValueError: a setting is out of range; in ``setup``, a task cannot read its rows, the module writes no text, there
             are several processes, or ``own_models`` has no federated loop; after the first round, no client has a model
             of its own.
-        OSError: the disk is full; in ``setup``, nothing can be written to the folder.
+        OSError: the disk is full; in ``setup``, the folder cannot be written.
     """
 
     def __init__(
@@ -80,14 +97,14 @@ class TaskScores(L.Callback):
         self.tasks, self.every_n_epochs, self.before_training = tasks, every_n_epochs, before_training
         self.output, self.own_models = output, own_models
         self.results: dict[str, Result] = {}
-        self._asked: Mapping[str, Task] = {}
+        self._tasks: Mapping[str, Task] = {}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Reads the tasks' rows: what is wrong with them comes out before any work."""
+        """Read the rows of the tasks, so that faults in them are found before any work."""
         if stage not in ("fit", "validate", "test"):
             return
         if trainer.world_size > 1:
-            raise ValueError("TaskScores asks its questions in one process: set devices=1 and num_nodes=1")
+            raise ValueError("TaskScores runs its tasks in one process: set devices=1 and num_nodes=1")
         if not isinstance(pl_module, AnswersPrompts):
             raise ValueError(
                 f"TaskScores needs a module with generate and log_likelihoods, such as SFTModule, not "
@@ -98,14 +115,14 @@ class TaskScores(L.Callback):
             raise ValueError(
                 f"TaskScores.tasks is not given, and {type(data).__name__} has none: set tasks, or use TaskDataModule"
             )
-        self._asked = data.tasks if self.tasks is None else self.tasks
-        _check_names(self._asked)
+        self._tasks = data.tasks if self.tasks is None else self.tasks
+        _check_names(self._tasks)
         self._folder = Path(self.output or Path(trainer.default_root_dir) / "tasks")
         refuse_unwritable(self._folder, "TaskScores.output")
-        for name, task in self._asked.items():
+        for name, task in self._tasks.items():
             rank_zero_info(f"task {name}: {len(task.read()[0]):,} prompts")
         if self.own_models and stage == "fit":
-            self._loop, self._has_own = loop_of(trainer), False
+            self._loop, self._has_own = _keeper_of_models(trainer), False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.before_training and trainer.global_step == 0:
@@ -113,7 +130,7 @@ class TaskScores(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.own_models and not self._has_own:
-            self._has_own = has_own_models(self._loop)
+            self._has_own = _has_own_models(self._loop)
         done = trainer.current_epoch + 1
         due = self.every_n_epochs is not None and done % self.every_n_epochs == 0
         if due or done == trainer.max_epochs:
@@ -127,49 +144,51 @@ class TaskScores(L.Callback):
         pl_module.log_dict(self._measure(pl_module, "test"))
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Scores the clients' own models; only now are those of the last round there."""
+        """Score the clients' own models; only now are the models of the last round complete."""
         if not self.own_models:
             return
         with isolate_rng():
-            records, scores = answers_of_own_models(pl_module, self._loop, self._asked)
+            records, scores = answers_of_own_models(pl_module, self._loop, self._tasks)
         found = {
             f"own/{task}/{name}": value
-            for task, by_client in scores.items()
-            for name, value in spread([*by_client.values()], WORST).items()
+            for task, of_clients in scores.items()
+            for name, value in spread([*of_clients.values()], WORST).items()
         }
         for task, lines in records.items():
-            _write(self._folder / "own" / f"{task}.jsonl", lines)
-        _write(self._folder / "own" / "scores.json", [{**found, "clients": scores}])
+            write_json_lines(self._folder / "own" / f"{task}.jsonl", lines)
+        write_json_lines(self._folder / "own" / "scores.json", [{**found, "clients": scores}])
         log_now(trainer, found)
         shown = "  ".join(f"{name} {value:.4f}" for name, value in found.items())
         rank_zero_info(f"each of {len(self._loop.clients)} clients with its own model: {shown}")
 
     def _measure(self, module: Any, moment: str) -> dict[str, float]:
-        """The numbers of all tasks; writes them and the answers."""
+        """Run all tasks, write their answers and return their metrics."""
         found: dict[str, float] = {}
         self.results = {}
-        for name, task in self._asked.items():
+        for name, task in self._tasks.items():
             with isolate_rng():
-                result = task.run(module, said_now_and_then(name))
+                result = task.run(module, _progress_report(name))
             self.results[name] = result
             found |= result.metrics(name)
-            _write(self._folder / moment / f"{name}.jsonl", [outcome.record() for outcome in result.outcomes])
+            write_json_lines(
+                self._folder / moment / f"{name}.jsonl", [outcome.record() for outcome in result.outcomes]
+            )
             rank_zero_info(f"{moment}: {name} {result}")
-        _write(self._folder / moment / "scores.json", [found])
+        write_json_lines(self._folder / moment / "scores.json", [found])
         return found
 
 
-def said_now_and_then(name: str) -> Callable[[int, int], None]:
-    """Says how many prompts are answered, once a minute: a large model takes hours."""
+def _progress_report(name: str) -> Callable[[int, int], None]:
+    """Return a function that reports the number of answered prompts once a minute: a large model takes hours."""
     last = time.monotonic()
 
-    def say(done: int, number: int) -> None:
+    def report(done: int, number: int) -> None:
         nonlocal last
         if time.monotonic() - last > SECONDS_BETWEEN_REPORTS:
             last = time.monotonic()
             rank_zero_info(f"task {name}: {done:,} of {number:,} prompts answered")
 
-    return say
+    return report
 
 
 def _check_names(tasks: Mapping[str, Task]) -> None:
@@ -177,6 +196,63 @@ def _check_names(tasks: Mapping[str, Task]) -> None:
         raise ValueError(f"TaskScores.tasks={list(tasks)}: name one or more tasks, by names without a slash")
 
 
-def _write(file: Path, records: list[dict[str, Any]]) -> None:
-    """One line of JSON for each; the file appears when it is whole."""
-    write_whole(file, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+def _keeper_of_models(trainer: L.Trainer) -> KeepsOwnModels:
+    loop: KeepsOwnModels | None = find_callback(trainer, KeepsOwnModels)
+    if loop is None:
+        raise ValueError(
+            "TaskScores.own_models=true needs clients: add a federated loop, or leave it at false"
+        )
+    return loop
+
+
+def _has_own_models(loop: KeepsOwnModels) -> bool:
+    """Return whether a client has a model of its own by now; called early, before a run has taken hours.
+
+    Raises:
+        ValueError: clients were trained, but none of them keeps a model.
+    """
+    if any(loop.own_state(client) is not None for client in loop.clients):
+        return True
+    if any(row["steps"] for row in loop.visit_records):
+        raise ValueError(
+            "TaskScores.own_models=true, but no client keeps a model of its own: set federated.algorithm to one whose "
+            "clients do, such as LocalOnly, or leave it at false"
+        )
+    return False
+
+
+def answers_of_own_models(
+    module: L.LightningModule, loop: KeepsOwnModels, tasks: Mapping[str, Task]
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[str, float]]]:
+    """Run all tasks with each client's own model; a client without one answers with the global model.
+
+    Each client's model answers by itself, as it has weights of its own. Afterwards the module's parameters are equal
+    to those before, bit for bit.
+
+    Args:
+        module: answers prompts and has the parameters of the global model.
+        loop: knows the clients' own parameters.
+        tasks: name -> task.
+
+    Returns:
+        Task -> one record for each client and row, with ``client``; and task -> client -> its score, in [0, 1].
+
+    Raises:
+        ValueError: no client has a model of its own.
+    """
+    records: dict[str, list[dict[str, Any]]] = {name: [] for name in tasks}
+    scores: dict[str, dict[str, float]] = {name: {} for name in tasks}
+    without = [client for client in loop.clients if loop.own_state(client) is None]
+    if len(without) == len(loop.clients):
+        raise ValueError("TaskScores.own_models=true, but no client has a model of its own")
+    if without:
+        rank_zero_info(
+            f"{len(without)} of {len(loop.clients)} clients were never trained and answer with the global model"
+        )
+    for client in loop.clients:
+        with parameters_of(module, loop.own_state(client) or {}):
+            for name, task in tasks.items():
+                result = task.run(module)  # type: ignore[arg-type]  # setup has checked the module
+                records[name] += [{"client": client, **outcome.record()} for outcome in result.outcomes]
+                scores[name][client] = result.mean
+    return records, scores

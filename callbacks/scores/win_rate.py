@@ -1,8 +1,8 @@
-"""Win rate while a model is tuned: after each epoch its answers are compared with those of the raw model.
+"""Win rate during training: after an epoch the model's answers are compared with those of the untuned model.
 
-Tuning on a judge's labels pleases that judge; whether the answers become better, another judge has to say. Where the
-two part, the model has learnt the judge's errors (Gao, Schulman and Hilton, "Scaling Laws for Reward Model
-Overoptimization", ICML 2023, https://arxiv.org/abs/2210.10760).
+A model tuned on a judge's labels comes to please that judge; only another judge can show whether its answers become
+better. Where the two differ, the model has learned the judge's errors (Gao, Schulman and Hilton, "Scaling Laws for
+Reward Model Overoptimization", ICML 2023, https://arxiv.org/abs/2210.10760).
 """
 
 import math
@@ -25,37 +25,37 @@ from fedlight.support.types import Fields
 
 @runtime_checkable
 class WritesText(Protocol):
-    """What is needed of the module."""
+    """Module that writes text."""
 
     def generate(
         self, prompts: Sequence[str], *, temperature: float, max_new_tokens: int, seed: int, raw: bool
     ) -> list[list[str]]:
-        """Answers each prompt; ``raw`` as the model did before it was tuned, that is, with its adapter off."""
+        """Return answers to each prompt; ``raw`` turns the adapter off, as before tuning."""
 
 
 class WinRate(L.Callback):
-    """Logs how often each judge prefers the tuned model's answers to the raw model's; a tie counts one half.
+    """Lightning callback that logs how often each judge prefers the tuned model's answers to the raw model's.
 
-    Each pair is shown in both orders where that can matter. Logs ``win_rate/NAME`` for each judge, the ends of its
-    95 % interval as ``win_rate_low/NAME`` and ``win_rate_high/NAME`` (bootstrap over prompts), and
-    ``win_rate_length_controlled/NAME``, what it would be with answers as long as the raw ones
-    (`fedlight.evaluation.length_controlled`); and ``win_rate/words``, the words of all answers over those of the raw ones.
-    All before training, and after each n-th epoch, at the number of optimizer steps made so far. Both models draw with
-    the same seeds, at every epoch the same, so that what changes is the model alone. Training goes on as if nothing
-    had been measured. Checkpoints hold the raw answers: a resumed run is compared with the same ones.
+    A tie counts one half. Each pair is shown in both orders where the order can matter. Logs ``win_rate/NAME`` for each
+    judge, the ends of its 95 % interval as ``win_rate_low/NAME`` and ``win_rate_high/NAME`` (bootstrap over prompts),
+    ``win_rate_length_controlled/NAME``, the win rate at equal length (`fedlight.evaluation.length_controlled`), and
+    ``win_rate/words``, the number of words of all answers relative to the raw ones. It logs before training and after each
+    n-th epoch, at the number of optimizer steps made so far. Both models draw with the same seeds in every epoch, so only
+    the model changes. Training continues as if nothing had been measured. Checkpoints hold the raw answers: a resumed run
+    is compared with the same ones.
 
     Args:
-        prompts: its ``predict_dataloader`` gives batches with ``prompt`` (rendered texts) and ``fields``, such as a
-            ``PromptDataModule``; not the prompts of the training pairs.
-        judges: by the names under which they are logged.
+        prompts: datamodule whose ``predict_dataloader`` gives batches with ``prompt`` (rendered texts) and ``fields``, such
+            as a ``PromptDataModule``; other prompts than those of the training pairs.
+        judges: name under which it is logged -> judge.
         every_n_epochs: at least 1.
-        temperature: of the answers; 0 is greedy.
-        max_new_tokens: most tokens of an answer.
-        seed: of the answers.
+        temperature: temperature of the answers; 0 is greedy.
+        max_new_tokens: largest number of tokens in an answer.
+        seed: seed of the answers.
 
     Raises:
         ValueError: a setting is out of range; in ``setup``, the module writes no text or there are several processes;
-            before training, a checkpoint was made with other prompts or another way to draw.
+            before training, a checkpoint has answers to other prompts or from other sampling settings.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class WinRate(L.Callback):
         self.prompts, self.judges, self.every_n_epochs = prompts, judges, every_n_epochs
         self.temperature, self.max_new_tokens, self.seed = temperature, max_new_tokens, seed
         self._raw: list[str] = []
-        self._made_for = 0
+        self._fingerprint = 0
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -97,16 +97,16 @@ class WinRate(L.Callback):
             self._raw = []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The raw answers and, with them, where the win rate starts; a resumed run has both."""
+        """Write the raw answers and log the first win rate; a resumed run has both."""
         drawn = (str(self.temperature), self.max_new_tokens, self.seed)
-        made_for = derive_seed(*drawn, *(prompt for batch in self._batches for prompt in batch))
-        if self._raw and made_for != self._made_for:
+        fingerprint = derive_seed(*drawn, *(prompt for batch in self._batches for prompt in batch))
+        if self._raw and fingerprint != self._fingerprint:
             raise ValueError(
                 "WinRate: the raw answers in the checkpoint are to other prompts, or were drawn with another temperature, "
                 "max_new_tokens or seed: give those of the run that is resumed, or begin anew"
             )
         if not self._raw:
-            self._raw, self._made_for = self._answers(pl_module, raw=True), made_for
+            self._raw, self._fingerprint = self._answers(pl_module, raw=True), fingerprint
             self._measure(trainer, pl_module, "before training")
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -114,11 +114,11 @@ class WinRate(L.Callback):
             self._measure(trainer, pl_module, f"epoch {trainer.current_epoch + 1}")
 
     def state_dict(self) -> dict[str, Any]:
-        """The raw model's answers, and a number for the prompts and the way in which they were drawn."""
-        return {"raw": self._raw, "made_for": self._made_for}
+        """Return the raw model's answers, and a number that depends on the prompts and the sampling settings."""
+        return {"raw": self._raw, "made_for": self._fingerprint}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._raw, self._made_for = state_dict["raw"], state_dict["made_for"]
+        self._raw, self._fingerprint = state_dict["raw"], state_dict["made_for"]
 
     def _answers(self, module: Any, raw: bool) -> list[str]:
         drawn = {"temperature": self.temperature, "max_new_tokens": self.max_new_tokens}
@@ -139,7 +139,9 @@ class WinRate(L.Callback):
                 for name, judge in self.judges.items()
             }
         rates = {name: self._rates(scores, answers) for name, scores in found.items()}
-        metrics = {f"{metric}/{name}": value for name, own in rates.items() for metric, value in own.items()}
+        metrics = {
+            f"{metric}/{name}": value for name, found in rates.items() for metric, value in found.items()
+        }
         metrics["win_rate/words"] = word_ratio(answers, self._raw)
         log_now(trainer, metrics)
         shown = "  ".join(
@@ -148,7 +150,7 @@ class WinRate(L.Callback):
         rank_zero_info(f"{when}, against the raw model on {len(answers)} prompts: {shown}")
 
     def _rates(self, scores: Sequence[float], answers: Sequence[str]) -> dict[str, float]:
-        """The win rate, its interval and the length-controlled one; what cannot be said of few prompts is left out."""
+        """Return the win rate, its interval and the length-controlled rate, without undefined ones (too few prompts)."""
         low, high = bootstrap_interval(scores, seed=self.seed)
         longer = [len(ours.strip()) - len(raw.strip()) for ours, raw in zip(answers, self._raw, strict=True)]
         compared = Compared(scores, longer, range(len(scores)))
@@ -162,7 +164,7 @@ class WinRate(L.Callback):
 
 
 def word_ratio(ours: Sequence[str], theirs: Sequence[str]) -> float:
-    """Words of all our answers over those of theirs; NaN where theirs have none.
+    """Return the number of words of all our answers over that of theirs; NaN where theirs have none.
 
     Example:
         >>> word_ratio(["a b", "c"], ["a b", "c d e f"])

@@ -166,7 +166,7 @@ def test_damaged_files_are_told_and_predicted_anew(tmp_path, name, damage):
         predict(Echo(dies_at=3), path)
     (tmp_path / name).write_bytes(damage((tmp_path / name).read_bytes()))
     module = Echo()
-    with pytest.warns(UserWarning, match=r"is damaged: all is predicted anew"):
+    with pytest.warns(UserWarning, match=r"is damaged: all predictions are made again"):
         predict(module, path)
     assert module.seen == [0, 1, 2, 3, 4]
     assert read(path) == EXPECTED
