@@ -27,9 +27,9 @@ import torch
 from fedlight.augmentation.on_vectors import Server, around_one, same_clusters, send, ways
 from fedlight.augmentation.overlap import overlap
 from fedlight.augmentation.projection import Map, maps
-from fedlight.datamodules.clients.clusters import Clusters, pseudo_labels
-from fedlight.datamodules.instructions.augmentation import instruction_text
+from fedlight.datamodules.clients.clusters import Clusters, assign_clusters
 from fedlight.datamodules.rows.columns import text_at
+from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.vectors.encoders import SentenceEncoder
 from fedlight.datamodules.vectors.selection import select_centers
@@ -102,7 +102,7 @@ def draw_clients(vectors: np.ndarray, rows: np.ndarray, seed: int, split: str) -
     if split == "iid":
         drawn = rng.permutation(rows)[: NUM_CLIENTS * PRIVATE]
         return {f"c{client}": part for client, part in enumerate(np.array_split(drawn, NUM_CLIENTS))}
-    labels = pseudo_labels(vectors[rows], PSEUDO_LABELS, seed)
+    labels = assign_clusters(vectors[rows], PSEUDO_LABELS, seed)
     clusters = np.array_split(rng.permutation(np.unique(labels)), NUM_CLIENTS)
     return {
         f"c{client}": rng.permutation(rows[np.isin(labels, own)])[:PRIVATE]

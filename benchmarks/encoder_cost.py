@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlight.datamodules.instructions.augmentation import instruction_text
 from fedlight.datamodules.rows.columns import text_at
+from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.rows.rows import load_rows
 
 

@@ -69,7 +69,7 @@ def federate(rounds: int = 30, folder: str = "runs/own_devices") -> float:
     from fedlight.callbacks.logs.visit_log import VisitLog
     from fedlight.callbacks.loop.federated_loop import FederatedLoop
     from fedlight.datamodules.clients.partition import dirichlet
-    from fedlight.datamodules.federated.wrapper import FederatedWrapper
+    from fedlight.datamodules.federated.by_client import FederatedWrapper
     from fedlight.devices.fleet import Fleet
 
     def clients(train_set: torch.utils.data.Subset) -> dict:

@@ -54,7 +54,7 @@ def federate(rounds: int = 30) -> float:
     """All that is added to the project; gives the accuracy of the global model on the validation images."""
     from fedlight.callbacks.loop.federated_loop import FederatedLoop
     from fedlight.datamodules.clients.partition import dirichlet
-    from fedlight.datamodules.federated.wrapper import FederatedWrapper
+    from fedlight.datamodules.federated.by_client import FederatedWrapper
 
     def clients(train_set: torch.utils.data.Subset) -> dict:
         labels = train_set.dataset.tensors[1][train_set.indices].numpy()

@@ -15,10 +15,10 @@ _FILES = {
     # A Lightning project of yours, federated: the loop, and whose example is whose.
     "FederatedLoop": "callbacks.loop.federated_loop",
     "ByClient": "datamodules.federated.by_client",
-    "FederatedWrapper": "datamodules.federated.wrapper",
+    "FederatedWrapper": "datamodules.federated.by_client",
     "FederatedDataModule": "datamodules.federated.datamodule",
-    "GivenLoaders": "datamodules.federated.given_loaders",
-    "PartitionByField": "datamodules.clients.partition_by_field",
+    "GivenLoaders": "datamodules.federated.by_client",
+    "PartitionByField": "datamodules.clients.partition",
     "Partition": "datamodules.clients.partition",
     "iid": "datamodules.clients.partition",
     "dirichlet": "datamodules.clients.partition",
@@ -163,14 +163,14 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.callbacks.scores.win_rate import WinRate as WinRate
     from fedlight.datamodules.clients.few_shot import FewShot as FewShot
     from fedlight.datamodules.clients.partition import Partition as Partition
+    from fedlight.datamodules.clients.partition import PartitionByField as PartitionByField
     from fedlight.datamodules.clients.partition import by_key as by_key
     from fedlight.datamodules.clients.partition import dirichlet as dirichlet
     from fedlight.datamodules.clients.partition import iid as iid
-    from fedlight.datamodules.clients.partition_by_field import PartitionByField as PartitionByField
     from fedlight.datamodules.federated.by_client import ByClient as ByClient
+    from fedlight.datamodules.federated.by_client import FederatedWrapper as FederatedWrapper
+    from fedlight.datamodules.federated.by_client import GivenLoaders as GivenLoaders
     from fedlight.datamodules.federated.datamodule import FederatedDataModule as FederatedDataModule
-    from fedlight.datamodules.federated.given_loaders import GivenLoaders as GivenLoaders
-    from fedlight.datamodules.federated.wrapper import FederatedWrapper as FederatedWrapper
     from fedlight.datamodules.instructions.augmentation import Augmentation as Augmentation
     from fedlight.datamodules.instructions.augmented import (
         AugmentedInstructionDataModule as AugmentedInstructionDataModule,

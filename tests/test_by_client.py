@@ -257,7 +257,7 @@ def test_validation_loaders_of_every_kind(way, kind):
         (CombinedLoader({"x": train_loader(), "y": train_loader()}), "are a dict of 2 loaders"),
         (
             [[X, Y], [X, Y]],
-            "are a list, in which no example can be said to be a client's: give a torch DataLoader",
+            "are a list, whose examples cannot be assigned to clients: give a torch DataLoader",
         ),
         (
             DataLoader(Stream(), batch_size=2),
@@ -283,7 +283,7 @@ def test_who_says_whose_example_is_whose_is_said_once():
         ([loop, ByClient(halves)], FederatedWrapper(Data(), halves), "another ByClient or FederatedWrapper"),
         ([loop, ByClient(halves), ByClient(halves)], Data(), "another ByClient or FederatedWrapper"),
     ):
-        with pytest.raises(ValueError, match=f"ByClient and {other} both say .* take ByClient out"):
+        with pytest.raises(ValueError, match=f"ByClient and {other} both assign .* remove ByClient"):
             trainer(1, callbacks).fit(Validated() if other == "Knows" else Line(), data)
     with pytest.raises(ValueError, match="nothing trains by client: add FederatedLoop"):
         trainer(1, [ByClient(halves)]).fit(Line(), Data())

@@ -1,1 +1,16 @@
-"""Partitions of examples over clients."""
+"""Partitions of examples over clients, their training and validation sets, and clusters of instructions."""
+
+from fedlight.support.lazy import lazy_names
+
+_FILES = {
+    "Partition": "partition",
+    "PartitionByField": "partition",
+    "iid": "partition",
+    "dirichlet": "partition",
+    "by_key": "partition",
+    "FewShot": "few_shot",
+    "PseudoLabels": "clusters",
+}
+
+__all__ = [*_FILES]
+__getattr__ = lazy_names(__name__, _FILES)

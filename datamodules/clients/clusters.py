@@ -1,29 +1,34 @@
-"""k-means on unit vectors: what a client of FedDCA sends of its instructions, and pseudo labels for the heterogeneity study.
+"""k-means on unit vectors: clusters of a client's instructions, and pseudo labels for rows without categories.
 
 Wang et al. (FedDCA), "Federated Instruction Tuning of LLMs with Domain Coverage Augmentation",
-https://arxiv.org/abs/2409.20135: Algorithm 1, line 3 (xi = 10 clusters at each client), and appendix A.2.1 (pseudo labels
-from 100 clusters, dealt out by a Dirichlet distribution). k-means is scikit-learn's. Deviations, which the paper leaves
-open: centres are scaled to unit length, as similarities are cosines; clusters come largest first; pseudo labels are
-fitted to at most 20,000 rows, drawn by the seed, and given to all.
+https://arxiv.org/abs/2409.20135: Algorithm 1, line 3 (xi = 10 clusters at each client), and appendix A.2.1 (100 clusters as
+labels over which a Dirichlet distribution with alpha 0.01, 0.1, 1 and 10 makes the clients unlike each other). k-means is
+scikit-learn's. Deviations, which the paper leaves open: centres are scaled to unit length, as similarities are cosines;
+clusters come largest first; pseudo labels are fitted to at most 20,000 rows, drawn by the seed, and assigned to all.
 """
 
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from fedlight.datamodules.rows.fields import instruction_text
+from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.support.seeding import derive_seed
+from fedlight.support.types import Fields
 
 STARTS = 4
 FITTED_ROWS = 20_000
 
 
 class Clusters(NamedTuple):
-    """What a client sends: no text, no vector of a single instruction unless a cluster has one member only.
+    """Clusters that a client uploads: no text, and an instruction's own vector only where a cluster has one member.
 
     Attributes:
         centers: ``(clusters, dimension)`` float32, unit length, largest cluster first.
-        sizes: members of each, ``(clusters,)`` int64.
+        sizes: members of each cluster, ``(clusters,)`` int64.
     """
 
     centers: np.ndarray
@@ -31,12 +36,12 @@ class Clusters(NamedTuple):
 
 
 def cluster(vectors: np.ndarray, num_clusters: int, seed: int) -> Clusters:
-    """Unit centres and sizes of at most ``num_clusters`` clusters; fewer where fewer distinct vectors are.
+    """Return unit centres and sizes of ``num_clusters`` clusters, fewer where fewer distinct vectors exist.
 
     Args:
         vectors: ``(rows, dimension)``, unit length.
         num_clusters: xi, >= 1.
-        seed: of the starting points.
+        seed: seed of the starting points.
 
     Raises:
         ValueError: no vectors, or ``num_clusters`` < 1.
@@ -55,38 +60,72 @@ def cluster(vectors: np.ndarray, num_clusters: int, seed: int) -> Clusters:
     return Clusters(centers, sizes[order].astype(np.int64))
 
 
-def pseudo_labels(vectors: np.ndarray, num_labels: int, seed: int) -> np.ndarray:
-    """The cluster of each row, as a category where the data names none.
+@dataclass(frozen=True)
+class PseudoLabels:
+    """k-means labels for all rows; in YAML ``pseudo_labels: {encoder: {class_path: SentenceEncoder, ...}, number: 100}``.
+
+    Args:
+        encoder: encoder of the instructions.
+        number: number of labels, >= 2; fewer where fewer distinct instructions exist.
+    """
+
+    encoder: Encoder
+    number: int = 100
+
+    def __post_init__(self) -> None:
+        if self.number < 2:
+            raise ValueError(f"pseudo_labels.number={self.number}: one label says nothing. Set 2 or more.")
+
+    def label(self, rows: Sequence[Fields], seed: int) -> list[str]:
+        """Return a label such as ``"k07"`` for each row, a function of the instructions and the seed."""
+        vectors = self.encoder.encode([instruction_text(row) for row in rows])
+        labels = assign_clusters(vectors, self.number, derive_seed(seed, "pseudo labels"))
+        return name_clusters(labels, self.number)
+
+
+def name_clusters(labels: np.ndarray, number: int) -> list[str]:
+    """Return the name of each row's cluster, with as many digits as the largest of ``number`` clusters needs.
+
+    Example:
+        >>> name_clusters(np.array([7, 12]), number=100)
+        ['k07', 'k12']
+    """
+    width = len(str(number - 1))
+    return [f"k{label:0{width}d}" for label in labels]
+
+
+def assign_clusters(vectors: np.ndarray, num_clusters: int, seed: int) -> np.ndarray:
+    """Return the cluster of each row.
 
     Args:
         vectors: ``(rows, dimension)``, unit length.
-        num_labels: number of clusters, >= 1; there are fewer where fewer distinct vectors are.
-        seed: of the starting points, and of the rows that are fitted.
+        num_clusters: number of clusters, >= 1; fewer where fewer distinct vectors exist.
+        seed: seed of the starting points, and of the rows that are fitted.
 
     Returns:
-        ``(rows,)`` int64, in [0, ``num_labels``).
+        ``(rows,)`` int64, in [0, ``num_clusters``).
 
     Raises:
         ValueError: see :func:`cluster`.
 
     Example:
-        >>> one, other, again = pseudo_labels(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]), 2, seed=0)
+        >>> one, other, again = assign_clusters(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]), 2, seed=0)
         >>> bool(one == again), bool(one == other)
         (True, False)
     """
     vectors = np.asarray(vectors, dtype=np.float32)
     if len(vectors) <= FITTED_ROWS:
-        return _fit(vectors, num_labels, seed)[0]
+        return _fit(vectors, num_clusters, seed)[0]
     rng = np.random.default_rng(derive_seed(seed, "rows for pseudo labels"))
     fitted = vectors[np.sort(rng.choice(len(vectors), FITTED_ROWS, replace=False))]
-    centers = _fit(fitted, num_labels, seed)[1]
+    centers = _fit(fitted, num_clusters, seed)[1]
     offsets = (centers**2).sum(axis=1)
     blocks = (vectors[start : start + FITTED_ROWS] for start in range(0, len(vectors), FITTED_ROWS))
     return np.concatenate([(offsets - 2 * block @ centers.T).argmin(axis=1) for block in blocks])
 
 
 def _fit(vectors: np.ndarray, num_clusters: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Labels ``(rows,)`` and means ``(clusters, dimension)``."""
+    """Return labels ``(rows,)`` and means ``(clusters, dimension)``."""
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
@@ -97,19 +136,19 @@ def _fit(vectors: np.ndarray, num_clusters: int, seed: int) -> tuple[np.ndarray,
             f"k-means needs vectors of shape (rows, dimension) and at least one row, not {vectors.shape}"
         )
     k_means = KMeans(
-        n_clusters=_distinct(vectors, num_clusters),
+        n_clusters=_count_distinct(vectors, num_clusters),
         n_init=STARTS,
         random_state=derive_seed(seed, "k-means"),
     )
     with warnings.catch_warnings():
-        # Vectors that differ in their last bits alone may share a cluster; empty ones are left out above.
+        # Vectors that differ only in their last bits may share a cluster; `cluster` leaves empty ones out.
         warnings.simplefilter("ignore", ConvergenceWarning)
         k_means.fit(vectors)
     return k_means.labels_.astype(np.int64), k_means.cluster_centers_
 
 
-def _distinct(vectors: np.ndarray, enough: int) -> int:
-    """How many different rows there are, counted up to ``enough``."""
+def _count_distinct(vectors: np.ndarray, enough: int) -> int:
+    """Return the number of different rows, counted up to ``enough``."""
     seen: set[bytes] = set()
     for row in vectors:
         seen.add((row + 0.0).tobytes())  # -0.0 equals 0.0
@@ -121,5 +160,5 @@ def _distinct(vectors: np.ndarray, enough: int) -> int:
 def _unit_mean(members: np.ndarray) -> np.ndarray:
     mean = members.mean(axis=0, dtype=np.float64)
     length = np.linalg.norm(mean)
-    # Opposite vectors have no direction in common: then a member stands for them.
+    # The mean of opposite vectors has no direction: then a member stands for them.
     return (mean / length if length > 1e-6 else members[0]).astype(np.float32)

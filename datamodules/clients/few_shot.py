@@ -1,14 +1,14 @@
-"""A few rows of each kind: k-means on the embeddings of the instructions, then so many rows of each cluster.
+"""Few-shot data: rows drawn from each k-means cluster of the instructions' embeddings.
 
 Zhang et al., "FewFedPIT: Towards Privacy-preserving and Few-shot Federated Instruction Tuning",
-https://arxiv.org/abs/2403.06131, section 4.1: 100 clusters, ten or five samples of each, which a Dirichlet distribution with
-alpha 1.0 deals out to the clients by their clusters; 400 of the other rows are MedAlpaca's test set. The clusters follow
+https://arxiv.org/abs/2403.06131, section 4.1: 100 clusters, ten or five samples of each, divided among the clients by a
+Dirichlet distribution with alpha 1.0 over the clusters; 400 of the other rows are MedAlpaca's test set. The clusters follow
 M. Li et al., "From Quantity to Quality: Boosting LLM Performance with Self-Guided Data Selection for Instruction Tuning",
 NAACL 2024, https://arxiv.org/abs/2308.12032.
 
-What the papers leave open or what differs: the embeddings are those of an `Encoder`, of instructions without responses
-(FewFedPIT: a Longformer's, of instances); of a cluster rows are drawn at random by the seed, near the centre and far from it
-alike; nothing that asks what a chosen row asks is tested on.
+Deviations, and what the papers leave open: the embeddings are an `Encoder`'s, of instructions without responses (FewFedPIT:
+a Longformer's, of instances); rows of a cluster are drawn at random by the seed, at any distance from the centre; no test
+row asks what a chosen row asks.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlight.datamodules.clients.clusters import pseudo_labels
-from fedlight.datamodules.instructions.augmentation import instruction_text
-from fedlight.datamodules.rows.public_rows import question
+from fedlight.datamodules.clients.clusters import assign_clusters, name_clusters
+from fedlight.datamodules.rows.fields import instruction_text, make_question_key
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.support.checks import refuse_below
@@ -27,15 +26,15 @@ from fedlight.support.types import Fields
 
 
 @dataclass(frozen=True)
-class Few:
-    """What was chosen of some rows; ``str`` gives it in one line.
+class FewShotRows:
+    """Rows chosen to train and to test on; ``str`` gives a summary in one line.
 
     Attributes:
         chosen: indices of the rows to train on, in order, ``(chosen,)``.
-        labels: the cluster of each, such as ``"k07"``.
+        labels: cluster of each chosen row, such as ``"k07"``.
         test: indices of the rows to test on, in order, ``(test,)``.
-        num_rows: rows that were chosen from.
-        num_small: clusters with fewer rows than were wanted of each.
+        num_rows: number of rows to choose from.
+        num_small: number of clusters with fewer rows than wanted.
     """
 
     chosen: np.ndarray
@@ -53,15 +52,15 @@ class Few:
 
 @dataclass(frozen=True)
 class FewShot:
-    """Chooses few-shot data; in YAML ``few_shot: {encoder: {class_path: SentenceEncoder, ...}, per_cluster: 5}``.
+    """Settings of few-shot data; in YAML ``few_shot: {encoder: {class_path: SentenceEncoder, ...}, per_cluster: 5}``.
 
     The clusters are the categories of ``partition: {by: dirichlet, alpha: 1.0}``.
 
     Args:
-        encoder: of the instructions; responses are not looked at.
-        clusters: their number, >= 2; fewer where there are fewer distinct instructions.
-        per_cluster: rows of each cluster, >= 1; a smaller cluster gives all it has.
-        rest_as_test: so many of the other rows, drawn at random, are what is tested on; 0: none.
+        encoder: encoder of the instructions, without their responses.
+        clusters: number of clusters, >= 2; fewer where fewer distinct instructions exist.
+        per_cluster: rows of each cluster, >= 1; a smaller cluster gives all its rows.
+        rest_as_test: number of other rows, drawn at random, to test on; 0: none.
     """
 
     encoder: Encoder
@@ -74,8 +73,8 @@ class FewShot:
         refuse_below(1, "few_shot.", per_cluster=self.per_cluster)
         refuse_below(0, "few_shot.", rest_as_test=self.rest_as_test)
 
-    def choose(self, rows: Sequence[Fields], seed: int) -> Few:
-        """Which rows, a function of the instructions and the seed.
+    def choose(self, rows: Sequence[Fields], seed: int) -> FewShotRows:
+        """Choose rows, as a function of the instructions and the seed.
 
         Raises:
             RowsError: too few rows are left to test on.
@@ -88,22 +87,23 @@ class FewShot:
             (2, 2, 3, set())
         """
         vectors = self.encoder.encode([instruction_text(row) for row in rows])
-        labels = pseudo_labels(vectors, self.clusters, derive_seed(seed, "few shot clusters"))
+        labels = assign_clusters(vectors, self.clusters, derive_seed(seed, "few shot clusters"))
         members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
         drawn = [_draw(own, self.per_cluster, seed, f"few shot {at}") for at, own in enumerate(members)]
         chosen = np.sort(np.concatenate(drawn))
-        width = len(str(self.clusters - 1))
-        return Few(
+        return FewShotRows(
             chosen,
-            [f"k{label:0{width}d}" for label in labels[chosen]],
-            self._test(rows, chosen, seed),
+            name_clusters(labels[chosen], self.clusters),
+            self._draw_test(rows, chosen, seed),
             num_rows=len(rows),
             num_small=sum(len(own) < self.per_cluster for own in members),
         )
 
-    def _test(self, rows: Sequence[Fields], chosen: np.ndarray, seed: int) -> np.ndarray:
-        asked = {question(rows[row]) for row in chosen}
-        rest = np.array([at for at, row in enumerate(rows) if question(row) not in asked], dtype=np.int64)
+    def _draw_test(self, rows: Sequence[Fields], chosen: np.ndarray, seed: int) -> np.ndarray:
+        asked = {make_question_key(rows[row]) for row in chosen}
+        rest = np.array(
+            [at for at, row in enumerate(rows) if make_question_key(row) not in asked], dtype=np.int64
+        )
         if len(rest) < self.rest_as_test:
             raise RowsError(
                 f"few_shot.rest_as_test={self.rest_as_test}, but of {len(rows):,} rows {len(rest):,} are left that ask "

@@ -1,36 +1,38 @@
-"""Who holds which example: iid, Dirichlet over a category, by key. Pure functions of (data, seed), numpy alone.
+"""Partitions of examples over clients: iid, Dirichlet over a category, or by key; functions of data and seed.
 
-Every function returns ``{client id: sorted int64 array of example indices}``; each example has one client at most.
+Every function returns ``{client id: sorted int64 array of example indices}``; each example has at most one client.
 
-Source of the Dirichlet split: Li, Diao, Chen and He, "Federated Learning on Non-IID Data Silos: An Experimental
-Study", ICDE 2022, https://arxiv.org/abs/2102.02079. For each category k, p_k ~ Dir(alpha * 1_M) says how its
-examples are shared out among M clients; a client that already holds its even share N / M gets no more of the
-next categories. FedBiscuit (Wu et al., ICLR 2025, https://arxiv.org/abs/2407.03038) splits SHP so, with alpha
-0.3 over the post's domain.
+Source of the Dirichlet partition: Li, Diao, Chen and He, "Federated Learning on Non-IID Data Silos: An Experimental Study",
+ICDE 2022, https://arxiv.org/abs/2102.02079. For each category k, p_k ~ Dir(alpha * 1_M) are the shares of its examples that
+the M clients get; a client that already holds its even share N / M gets none of the next categories. FedBiscuit (Wu et al.,
+ICLR 2025, https://arxiv.org/abs/2407.03038) partitions SHP in this way, with alpha 0.3 over the post's domain.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from torch import Tensor
+from torch.utils.data import Dataset
 
 from fedlight.support.seeding import derive_seed
 
 Clients = dict[str, np.ndarray]
+"""Client id -> indices of its examples."""
 DIRICHLET_TRIES = 100
 
 
 @dataclass(frozen=True)
 class Partition:
-    """How examples are shared out among clients; in YAML ``partition: {by: dirichlet, num_clients: 200, alpha: 0.3}``.
+    """Settings of a partition; in YAML ``partition: {by: dirichlet, num_clients: 200, alpha: 0.3}``.
 
     Args:
-        by: ``"client"`` (the column mapped to ``client``), ``"dirichlet"`` (over the column mapped to ``category``, all
-            examples of one prompt at one client; k-means labels where there is none, `PseudoLabels`) or ``"iid"``.
-        num_clients: number of clients to make, >= 1; not used by ``"client"``.
-        alpha: concentration, > 0; small means that a client holds few categories. Used by ``"dirichlet"``.
-        min_size: fewest examples of a client, >= 1. ``"client"`` drops and counts smaller ones, the others make none.
+        by: ``"client"`` (the column mapped to ``client``), ``"dirichlet"`` (over the column mapped to ``category`` or the
+            labels of `PseudoLabels`, all examples of one prompt at one client) or ``"iid"``.
+        num_clients: number of clients, >= 1; not used by ``"client"``.
+        alpha: concentration, > 0; with a small one each client holds few categories. Used by ``"dirichlet"``.
+        min_size: fewest examples of a client, >= 1. ``"client"`` drops and counts smaller clients, the others make none.
     """
 
     by: Literal["client", "dirichlet", "iid"] = "client"
@@ -45,33 +47,82 @@ class Partition:
         prompts: Sequence[int] | np.ndarray,
         seed: int,
     ) -> Clients:
-        """Shares out ``len(prompts)`` examples, given each one's client key, category and prompt number.
+        """Return the clients of ``len(prompts)`` examples, from each one's client key, category and prompt number.
 
         Raises:
-            ValueError: the column that the split needs is not mapped, or the sizes cannot be met.
+            ValueError: a column that the partition needs is not mapped, or the sizes cannot be met.
         """
         if self.by == "client":
-            _need_column(clients, "client", self.by)
+            _check_column(clients, "client", self.by)
             return by_key(clients, self.min_size)
         if self.by == "dirichlet":
-            _need_column(categories, "category", self.by)
+            _check_column(categories, "category", self.by)
             return dirichlet(categories, self.num_clients, self.alpha, seed, self.min_size, prompts)
         split = iid(len(prompts), self.num_clients, seed, prompts)
-        _check_min_size(split, self.min_size, f"iid over {self.num_clients} clients")
+        smallest = min(len(indices) for indices in split.values())
+        if smallest < self.min_size:
+            raise ValueError(
+                f"iid over {self.num_clients} clients gives a client {smallest} examples, below min_size={self.min_size}. "
+                "Lower one of them."
+            )
         return split
+
+
+class PartitionByField:
+    """Partition of a training set whose examples are tuples or dicts, by one of their fields.
+
+    In YAML, as ``clients`` of a `FederatedWrapper`: ``{class_path: fedlight.PartitionByField, init_args: {partition: {by:
+    dirichlet, num_clients: 50}, field: label}}``. Each example is read once.
+
+    Args:
+        partition: settings; ``by: client`` takes the field as the client's id, ``by: dirichlet`` as the category of the
+            example, and ``by: iid`` ignores it.
+        field: position in a tuple or key of a dict; its value is a number, a text, or a tensor of one number.
+        seed: seed of the partition.
+
+    Example:
+        >>> examples = [("a", 0), ("b", 1), ("c", 0)]
+        >>> {client: list(map(int, i)) for client, i in PartitionByField(Partition(by="client"))(examples).items()}
+        {'0': [0, 2], '1': [1]}
+    """
+
+    def __init__(self, partition: Partition, field: int | str = 1, seed: int = 0) -> None:
+        self.partition = partition
+        self.field = field
+        self.seed = seed
+
+    def __call__(self, train_set: Dataset | list[Any]) -> Clients:
+        """Return the clients of a training set: client id -> indices into it.
+
+        Raises:
+            ValueError: examples have no such field, or the sizes of the partition cannot be met.
+        """
+        indices = range(len(train_set))  # type: ignore[arg-type]
+        values = [] if self.partition.by == "iid" else [self._read(train_set[i]) for i in indices]
+        return self.partition.split(values, values, indices, self.seed)
+
+    def _read(self, example: Any) -> str:
+        try:
+            value = example[self.field]
+        except (IndexError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"clients: field={self.field!r} is not in an example of the training set, which is a "
+                f"{type(example).__name__}: give the position in a tuple or the key of a dict"
+            ) from error
+        return str(value.item() if isinstance(value, Tensor) else value)
 
 
 def iid(
     num_examples: int, num_clients: int, seed: int, groups: Sequence[int] | np.ndarray | None = None
 ) -> Clients:
-    """Shuffled and dealt out evenly; numbers of groups differ by at most 1.
+    """Shuffle groups of examples and deal them out evenly: the clients' numbers of groups differ by at most 1.
 
     Args:
-        num_examples: N.
+        num_examples: number of examples.
         num_clients: number of clients, >= 1.
-        seed: of the order.
-        groups: the group (prompt) of each example; all examples of a group go to one client, so that no client is scored
-            on a question that another trains on. None: every example is a group.
+        seed: seed of the order.
+        groups: group (prompt) of each example; all examples of a group go to one client, so that no client is scored on a
+            question that another trains on. None: every example is a group.
 
     Raises:
         ValueError: there are more clients than groups.
@@ -90,8 +141,8 @@ def iid(
             f"num_clients is {num_clients}, but there are {num_groups} {what}: a client would be empty. "
             f"Set num_clients between 1 and {num_groups}."
         )
-    dealt = np.array_split(_rng(seed, "iid").permutation(num_groups), num_clients)
-    return _named([np.flatnonzero(np.isin(group_of, own)) for own in dealt])
+    dealt = np.array_split(_make_rng(seed, "iid").permutation(num_groups), num_clients)
+    return _name_clients([np.flatnonzero(np.isin(group_of, own)) for own in dealt])
 
 
 def dirichlet(
@@ -102,16 +153,16 @@ def dirichlet(
     min_size: int = 1,
     groups: Sequence[int] | np.ndarray | None = None,
 ) -> Clients:
-    """Each category is shared out by a draw from Dir(alpha); drawn anew until every client has ``min_size`` examples.
+    """Divide each category by shares from Dir(alpha), drawn anew until every client has ``min_size`` examples.
 
     Args:
-        labels: the category of each example.
+        labels: category of each example.
         num_clients: number of clients, >= 1.
         alpha: concentration, > 0.
-        seed: the draw is a function of it.
-        min_size: fewest examples that a client may hold.
-        groups: the group (prompt) of each example; all examples of a group go to one client, under the category of
-            the group's first example.
+        seed: seed of the draw.
+        min_size: fewest examples of a client.
+        groups: group (prompt) of each example; all examples of a group go to one client, under the category of the group's
+            first example. None: every example is a group.
 
     Raises:
         ValueError: ``alpha`` <= 0, only one category, or ``min_size`` not reached in 100 draws.
@@ -129,18 +180,17 @@ def dirichlet(
     _, first = np.unique(group_of, return_index=True)
     sizes = np.bincount(group_of)
     for attempt in range(DIRICHLET_TRIES):
-        owner = _draw_owners(labels[first], sizes, num_clients, alpha, _rng(seed, "dirichlet", attempt))
+        owner = _draw_owners(labels[first], sizes, num_clients, alpha, _make_rng(seed, "dirichlet", attempt))
         if np.bincount(owner, weights=sizes, minlength=num_clients).min() >= min_size:
-            return _named([np.flatnonzero(owner[group_of] == client) for client in range(num_clients)])
+            return _name_clients([np.flatnonzero(owner[group_of] == client) for client in range(num_clients)])
     raise ValueError(
-        f"Dirichlet(alpha={alpha}) left a client with fewer than min_size={min_size} of {len(labels)} "
-        "examples in each of "
-        f"{DIRICHLET_TRIES} draws. Lower num_clients (now {num_clients}) or min_size, or raise alpha."
+        f"Dirichlet(alpha={alpha}) left a client with fewer than min_size={min_size} of {len(labels)} examples in each "
+        f"of {DIRICHLET_TRIES} draws. Lower num_clients (now {num_clients}) or min_size, or raise alpha."
     )
 
 
 def by_key(keys: Sequence[str] | np.ndarray, min_size: int = 1) -> Clients:
-    """One client per key (a worker's id); keys with fewer than ``min_size`` examples are left out.
+    """Return one client per key (a worker's id), without keys that have fewer than ``min_size`` examples.
 
     Raises:
         ValueError: no key has ``min_size`` examples.
@@ -163,18 +213,18 @@ def by_key(keys: Sequence[str] | np.ndarray, min_size: int = 1) -> Clients:
 def _draw_owners(
     labels: np.ndarray, sizes: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """The client of every group, ``(groups,)``."""
+    """Return the client of every group, ``(groups,)``."""
     owner = np.zeros(len(labels), dtype=np.int64)
     held = np.zeros(num_clients)
     even_share = sizes.sum() / num_clients
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
         shares = rng.dirichlet(np.full(num_clients, alpha)) * (held < even_share)
-        # A tiny alpha can put all mass on full clients, or underflow to 0 / 0: then those with room share evenly.
+        # A tiny alpha can put all mass on full clients, or underflow to 0 / 0: then clients with room share evenly.
         if not np.isfinite(shares).all() or shares.sum() <= 0:
             shares = (held < even_share).astype(float)
         cuts = np.cumsum(shares / shares.sum())
-        # A group belongs where the middle of its span of examples falls.
+        # A group goes to the client in whose share the middle of its span of examples lies.
         middles = (np.cumsum(sizes[members]) - sizes[members] / 2) / sizes[members].sum()
         owner[members] = np.minimum(np.searchsorted(cuts, middles), num_clients - 1)
         held += np.bincount(owner[members], weights=sizes[members], minlength=num_clients)
@@ -186,26 +236,17 @@ def _check_dirichlet(labels: np.ndarray, num_clients: int, alpha: float, min_siz
         raise ValueError(f"alpha is {alpha}, but a Dirichlet distribution needs alpha > 0, for example 0.3.")
     if not 1 <= num_clients * max(min_size, 1) <= len(labels):
         raise ValueError(
-            f"{num_clients} clients with min_size={min_size} need {num_clients * max(min_size, 1)} examples, "
-            "but there are "
+            f"{num_clients} clients with min_size={min_size} need {num_clients * max(min_size, 1)} examples, but there are "
             f"{len(labels)}. Lower num_clients or min_size."
         )
     if len(np.unique(labels)) == 1:
         raise ValueError(
-            f"every example has the category '{labels[0]}', so a Dirichlet split by category says nothing. "
+            f"every example has the category '{labels[0]}', so a Dirichlet partition cannot divide by category. "
             "Map `category` to another column, or use partition.by=iid."
         )
 
 
-def _check_min_size(split: Clients, min_size: int, what: str) -> None:
-    smallest = min(len(indices) for indices in split.values())
-    if smallest < min_size:
-        raise ValueError(
-            f"{what} gives a client {smallest} examples, below min_size={min_size}. Lower one of them."
-        )
-
-
-def _need_column(values: Sequence[str], name: str, by: str) -> None:
+def _check_column(values: Sequence[str], name: str, by: str) -> None:
     if not values:
         other = ", or pseudo_labels to make categories" if name == "category" else ""
         raise ValueError(
@@ -213,10 +254,10 @@ def _need_column(values: Sequence[str], name: str, by: str) -> None:
         )
 
 
-def _named(parts: Sequence[np.ndarray]) -> Clients:
+def _name_clients(parts: Sequence[np.ndarray]) -> Clients:
     width = len(str(len(parts) - 1))
     return {f"c{client:0{width}d}": np.sort(part) for client, part in enumerate(parts)}
 
 
-def _rng(seed: int, *purpose: int | str) -> np.random.Generator:
+def _make_rng(seed: int, *purpose: int | str) -> np.random.Generator:
     return np.random.default_rng(derive_seed(seed, "partition", *purpose))

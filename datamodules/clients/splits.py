@@ -1,12 +1,15 @@
-"""From a partition to training and validation sets: who trains on what, who is scored on what, in which order.
+"""Training and validation sets of clients, and counts of their examples by label.
 
-Each client's examples are split into training and validation by key (the compared pair, the prompt), so that
-nothing a client trains on is what it is scored on. Share 0.05 and at most 200 are those of FedBiscuit (Wu et
-al., ICLR 2025, https://arxiv.org/abs/2407.03038).
+Each client's examples are split into training and validation by key (the compared pair, the prompt), so that no client is
+scored on examples that it trains on. FedBiscuit (Wu et al., ICLR 2025, https://arxiv.org/abs/2407.03038) takes the share
+0.05, at most 200. Its Figure 3, and Figure 4 of FedDCA (Wang et al., 2024, https://arxiv.org/abs/2409.20135), show the
+counts of their data.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,13 +19,13 @@ from fedlight.support.seeding import derive_seed
 
 @dataclass(frozen=True)
 class Split:
-    """Examples by client, and what had to be left out on the way there.
+    """Training and validation examples of each client, with counts.
 
     Attributes:
-        train: what each client trains on.
-        val: what each client is scored on; None without validation.
-        dropped_clients: clients with fewer examples than ``min_size``.
-        single_category_clients: clients all of whose examples have one category; None without categories.
+        train: training examples of each client.
+        val: validation examples of each client; None without validation.
+        dropped_clients: number of clients left out with fewer examples than ``min_size``.
+        single_category_clients: number of clients with one category; None without categories.
     """
 
     train: Clients
@@ -41,17 +44,17 @@ def share_out(
     at_most: int,
     seed: int,
 ) -> Split:
-    """Partitions examples and splits off the validation examples of each client.
+    """Partition examples and split off the validation examples of each client.
 
     Args:
-        partition: how.
-        owners: per example the client it comes from; empty where the data do not say.
-        categories: per example its category; empty where the data do not say.
-        prompts: per example the number of its prompt.
-        keys: per example what must not be on both sides of the validation split.
-        share: of the validation, in [0, 1); 0: none.
+        partition: settings of the partition.
+        owners: client key of each example; empty where the data have none.
+        categories: category of each example; empty where the data have none.
+        prompts: prompt number of each example.
+        keys: key of each example, which must not be on both sides of the validation split.
+        share: share of the validation, in [0, 1); 0: no validation.
         at_most: most keys of a client in validation.
-        seed: of every draw.
+        seed: seed of every draw.
     """
     clients = partition.split(owners, categories, prompts, seed)
     train, val = hold_out(clients, keys, share, at_most, seed) if share else (clients, None)
@@ -60,15 +63,10 @@ def share_out(
 
 
 def check_validation(val_share: float, val_max: int, least: int = 1) -> None:
-    """Refuses settings of the validation split that are out of range.
-
-    Args:
-        val_share: see `hold_out`.
-        val_max: likewise.
-        least: smallest ``val_max``.
+    """Check that the share of the validation is in [0, 1) and its most keys at least ``least``.
 
     Raises:
-        ValueError: one is.
+        ValueError: a setting is out of range.
 
     Example:
         >>> check_validation(0.05, 200)
@@ -86,17 +84,17 @@ def check_validation(val_share: float, val_max: int, least: int = 1) -> None:
 def hold_out(
     clients: Clients, keys: Sequence[int] | np.ndarray, share: float, at_most: int, seed: int
 ) -> tuple[Clients, Clients]:
-    """Splits every client's examples into training and validation, by key, so that no key is on both sides.
+    """Split every client's examples into training and validation, with no key on both sides.
 
     ``max(1, floor(share * keys))`` keys, at most ``at_most``, go to validation where the client has two keys or more. A
     client with one key trains on it and is scored on it.
 
     Args:
-        clients: the examples of each client.
-        keys: the key (the compared pair) of every example; votes on one pair stay together.
-        share: share for validation, in [0, 1).
+        clients: examples of each client.
+        keys: key (the compared pair) of every example; votes on one pair stay together.
+        share: share of the validation, in [0, 1).
         at_most: most keys of one client in validation, >= 1.
-        seed: together with the client's id it decides which.
+        seed: seed of the draw, together with the client's id.
 
     Example:
         >>> train, val = hold_out({"u": np.arange(40), "v": np.array([40])}, np.arange(41), 0.05, 200, seed=0)
@@ -119,14 +117,15 @@ def hold_out(
 
 
 def pool(clients: Clients, lengths: np.ndarray | None = None) -> tuple[np.ndarray, Clients]:
-    """Puts the clients' examples into one set.
+    """Pool the clients' examples into one set.
 
     Args:
-        clients: the examples of each client, as indices into a larger set.
-        lengths: sorts the set by these, so that batches cut from it in order are padded little, ``(larger set,)``.
+        clients: indices of each client's examples in a larger set.
+        lengths: length of each example of the larger set; sorts the pooled set, so that batches cut from it in order are
+            padded little. None: clients follow each other.
 
     Returns:
-        The indices that make up the set, in its order, and each client's positions in it.
+        The indices that make up the pooled set, in its order, and each client's positions in it.
 
     Example:
         >>> order, positions = pool({"u": np.array([0, 2]), "v": np.array([1])}, lengths=np.array([3, 2, 1]))
@@ -143,15 +142,15 @@ def pool(clients: Clients, lengths: np.ndarray | None = None) -> tuple[np.ndarra
     return order, dict(zip(clients, positions, strict=True))
 
 
-def positions(clients: Clients, order: np.ndarray) -> Clients:
-    """Where each client's examples are in a set that has been put in another order.
+def reindex(clients: Clients, order: np.ndarray) -> Clients:
+    """Return the positions of each client's examples in a reordered set.
 
     Args:
-        clients: the examples of each client, as indices into the set before.
+        clients: indices of each client's examples in the set before.
         order: the set after, as indices into the set before, ``(examples,)``.
 
     Example:
-        >>> after = positions({"u": np.array([0, 2]), "v": np.array([1])}, order=np.array([2, 1, 0]))
+        >>> after = reindex({"u": np.array([0, 2]), "v": np.array([1])}, order=np.array([2, 1, 0]))
         >>> {client: own.tolist() for client, own in after.items()}
         {'u': [0, 2], 'v': [1]}
     """
@@ -160,7 +159,7 @@ def positions(clients: Clients, order: np.ndarray) -> Clients:
 
 
 def count_single(categories: np.ndarray, clients: Clients) -> int | None:
-    """Clients whose examples all have one category; None where there are no categories.
+    """Return the number of clients whose examples all have one category; None without categories.
 
     Example:
         >>> count_single(np.array(["x", "x", "y"]), {"u": np.array([0, 1]), "v": np.array([1, 2])})
@@ -169,3 +168,63 @@ def count_single(categories: np.ndarray, clients: Clients) -> int | None:
     if not len(categories):
         return None
     return sum(len(set(categories[indices])) == 1 for indices in clients.values())
+
+
+class ClientCount(NamedTuple):
+    """Number of examples of one label that one client has.
+
+    Attributes:
+        client: id of the client.
+        label: category of the examples; empty where the data have none.
+        split: ``train`` or ``val``.
+        rows: number of examples; a vote that a selector sees in both orders is two.
+    """
+
+    client: str
+    label: str
+    split: str
+    rows: int
+
+
+def count_labels(
+    split: str, clients: Mapping[str, np.ndarray], labels: Sequence[str] | None
+) -> list[ClientCount]:
+    """Count the examples of one set by client, in their order, and by label, in alphabetical order.
+
+    Args:
+        split: ``train`` or ``val``.
+        clients: client id -> indices of its examples.
+        labels: category of every example; None where the data have none.
+
+    Example:
+        >>> clients = {"u": np.array([0, 2, 3]), "v": np.array([1])}
+        >>> [tuple(count) for count in count_labels("train", clients, ["tea", "rice", "jam", "tea"])]
+        [('u', 'jam', 'train', 1), ('u', 'tea', 'train', 2), ('v', 'rice', 'train', 1)]
+        >>> [tuple(count) for count in count_labels("val", clients, None)]
+        [('u', '', 'val', 3), ('v', '', 'val', 1)]
+    """
+    found: list[ClientCount] = []
+    for client, own in clients.items():
+        counts = Counter({"": len(own)}) if labels is None else Counter(labels[index] for index in own)
+        found += [ClientCount(client, label, split, rows) for label, rows in sorted(counts.items())]
+    return found
+
+
+def label_examples(categories: Sequence[str], order: np.ndarray, each: int = 1) -> list[str] | None:
+    """Return the label of each example of a set; None where the rows have no categories.
+
+    Args:
+        categories: category of each row that examples are made from; empty where the data have none.
+        order: indices of the set's examples; an index beyond the rows was added and is labelled ``added``.
+        each: number of neighbouring examples made from one row.
+
+    Example:
+        >>> label_examples(["tea", "jam"], np.array([1, 2, 0])), label_examples(["tea", "jam"], np.array([3, 0]), each=2)
+        (['jam', 'added', 'tea'], ['jam', 'tea'])
+        >>> label_examples([], np.array([0])) is None
+        True
+    """
+    if not categories:
+        return None
+    rows = order // each
+    return [categories[row] if row < len(categories) else "added" for row in rows]

@@ -1,31 +1,34 @@
-"""A project's own training data, by client: with `FederatedLoop`, all that a trainer of one's own takes."""
+"""Ways to federate a Lightning project's own training data: a callback, a wrapped datamodule, loaders made by hand."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning as L
+from torch.utils.data import DataLoader
 
 from fedlight.datamodules.federated.client_reading import MakeBatches
 from fedlight.datamodules.federated.loader_by_client import LoaderByClient
 from fedlight.federation.protocols import FederatedData, TrainsRounds
 
+Loaders = DataLoader | list[DataLoader]
+
 
 class ByClient(L.Callback):
-    """Has the trainer read its training data client after client; before or behind `FederatedLoop` among the callbacks.
+    """Callback that has the trainer read its training data client after client; its place among the callbacks is free.
 
-    Only the source of the training batches is replaced. The datamodule with its hooks, state and hyperparameters, and the
-    loaders for validation, are those that the trainer was given.
+    Only the source of the training batches is replaced. The trainer keeps its datamodule with hooks, state and
+    hyperparameters, and its validation loaders.
 
     Args:
-        clients: training set -> client id -> positions of its examples, such as `PartitionByField`, or a function of one's
-            own. An id is a text or a whole number; positions are any sequence of whole numbers, or a mask.
-        seed: of the order of the examples.
-        batch_sampler: a client's own data set -> its batch sampler, for a training loader whose batch sampler or sampler
-            knows the whole data set only.
+        clients: function from the training set to client id -> positions of the client's examples, such as
+            `PartitionByField`. An id is a text or a whole number; positions are a sequence of whole numbers, or a mask.
+        seed: seed of the order of the examples.
+        batch_sampler: function from a client's own data set to its batch sampler, for a training loader whose batch sampler
+            or sampler needs the whole data set.
 
     Raises:
-        ValueError: in ``setup``, without a `FederatedLoop` or for a datamodule that knows its clients itself; before
-            training, for data that cannot be read by client; see `fedlight.datamodules.federated.loader_by_client`.
+        ValueError: in ``setup``, without a `FederatedLoop` or with a datamodule that has clients already; before training,
+            for data that cannot be read by client; see `fedlight.datamodules.federated.loader_by_client`.
 
     Example:
         >>> import torch
@@ -46,26 +49,87 @@ class ByClient(L.Callback):
         self._source: LoaderByClient | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Puts the clients' data in the place of the training loader."""
         if stage != "fit":
             return
         if not any(isinstance(callback, TrainsRounds) for callback in trainer.callbacks):  # type: ignore[attr-defined]
             raise ValueError(
-                "ByClient says whose example is whose, but nothing trains by client: add FederatedLoop to the trainer's "
-                "callbacks, or take ByClient out to train centrally"
+                "ByClient assigns examples to clients, but nothing trains by client: add FederatedLoop to the trainer's "
+                "callbacks, or remove ByClient to train centrally"
             )
         self.share_out(trainer)
 
     def share_out(self, trainer: L.Trainer) -> None:
-        """The same, once: whichever of the two callbacks comes first asks for it."""
-        now = trainer.fit_loop._data_source
-        if now is self._source:
+        """Replace the source of the training batches, once; called by whichever of the two callbacks comes first."""
+        source = trainer.fit_loop._data_source
+        if source is self._source:
             return
-        given: Any = trainer.datamodule  # type: ignore[attr-defined]
-        for other, said in (
-            (type(given).__name__, isinstance(given, FederatedData)),
-            ("another ByClient or FederatedWrapper", isinstance(now, LoaderByClient)),
+        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+        for other, assigns in (
+            (type(datamodule).__name__, isinstance(datamodule, FederatedData)),
+            ("another ByClient or FederatedWrapper", isinstance(source, LoaderByClient)),
         ):
-            if said:
-                raise ValueError(f"ByClient and {other} both say whose example is whose: take ByClient out")
+            if assigns:
+                raise ValueError(f"ByClient and {other} both assign examples to clients: remove ByClient")
         self._source = LoaderByClient(trainer, self.clients, self.seed, self.batch_sampler)
+
+
+class FederatedWrapper(L.LightningDataModule):
+    """An ordinary datamodule with a function that assigns its training examples to clients.
+
+    Once a trainer attaches the wrapper, ``trainer.datamodule`` is the wrapped datamodule itself, with its hooks, state,
+    hyperparameters and loaders, and the trainer reads the batches of its training loader by client. Without a
+    `FederatedLoop` the wrapped datamodule trains centrally, as without the wrapper.
+
+    Args:
+        datamodule: datamodule whose ``train_dataloader()`` is one loader over a map-style data set.
+        clients, seed, batch_sampler: see `ByClient`.
+    """
+
+    def __init__(
+        self,
+        datamodule: L.LightningDataModule,
+        clients: Callable[[Any], Mapping[Any, Any]],
+        seed: int = 0,
+        batch_sampler: MakeBatches | None = None,
+    ) -> None:
+        self.datamodule = datamodule
+        super().__init__()
+        self.clients = clients
+        self.seed = seed
+        self.batch_sampler = batch_sampler
+
+    @property
+    def trainer(self) -> L.Trainer | None:
+        """Trainer of the wrapped datamodule."""
+        return self.datamodule.trainer
+
+    @trainer.setter
+    def trainer(self, trainer: L.Trainer | None) -> None:
+        # Lightning sets this last when it attaches a datamodule; so the wrapped one is attached in its place.
+        if trainer is not None:
+            connector = trainer._data_connector
+            assert connector._datahook_selector is not None
+            connector.attach_datamodule(connector._datahook_selector.model, self.datamodule)
+            LoaderByClient(trainer, self.clients, self.seed, self.batch_sampler)
+
+
+class GivenLoaders(L.LightningDataModule):
+    """Datamodule of loaders made by hand, for `FederatedWrapper`: ``FederatedWrapper(GivenLoaders(train, val), clients)``.
+
+    Args:
+        train: loader over a map-style data set.
+        val: a loader or a list of loaders; None: no validation.
+        test: a loader or a list of loaders; None: no test.
+    """
+
+    def __init__(self, train: DataLoader, val: Loaders | None = None, test: Loaders | None = None) -> None:
+        super().__init__()
+        self.train, self.val, self.test = train, val, test
+        # Not as methods of this class: Lightning warns of a loader for which the module has no step.
+        if val is not None:
+            self.val_dataloader = lambda: val  # type: ignore[method-assign]
+        if test is not None:
+            self.test_dataloader = lambda: test  # type: ignore[method-assign]
+
+    def train_dataloader(self) -> DataLoader:
+        return self.train

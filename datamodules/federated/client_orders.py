@@ -1,9 +1,10 @@
-"""In which order a client's examples are read: what a sampler does with a data set, done with one client's examples.
+"""Orders in which a client's examples are read, one for each kind of sampler in the user's loader.
 
-The samplers of torch are made anew over the client's examples. A sampler of the user's own making is run over the whole data
-set, and each client takes its examples out of what comes, in that order.
+The samplers of torch are made anew over the client's examples. A sampler of the user's own class is run over the whole data
+set, and each client takes its own examples from that pass, in that order.
 """
 
+import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -15,39 +16,45 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from fedlight.datamodules.federated.seeded_reading import seed_streams
 from fedlight.support.seeding import derive_seed
+
+PASSES = 100
+"""A sampler that leaves out all of a client's examples in this many passes never reads them."""
+OWN_BATCHES = (
+    "set how one client's examples are read, ByClient(clients, batch_sampler=lambda own_set: BatchSampler(...)), or give "
+    "the loader shuffle=True"
+)
 
 
 class Order(Protocol):
-    """The order of the examples in a client's passes."""
+    """Order of the examples in a client's passes."""
 
     def readable(self, positions: np.ndarray) -> np.ndarray:
-        """Those of a client's positions that are read at all."""
+        """Return the client's positions that the sampler can read."""
 
-    def of_pass(self, positions: np.ndarray) -> int:
-        """How many examples one pass over them has."""
+    def pass_length(self, positions: np.ndarray) -> int:
+        """Return the number of examples in one pass over readable positions."""
 
     def passes(
         self, positions: np.ndarray, round_idx: int, generator: torch.Generator
     ) -> Iterator[Iterable[int]]:
-        """Positions of one pass after the other, without end; random ones from the generator or by the round."""
+        """Yield the positions of one pass after another, without end; random ones from the generator or by the round."""
 
 
-class InOrder:
-    """As `SequentialSampler`: by position.
+class SequentialOrder:
+    """Order of a `SequentialSampler`: by position.
 
     Args:
-        source: length of the data set that the sampler reads, from its first example on.
+        num_examples: length of the data set that the sampler reads, from its first example on.
     """
 
-    def __init__(self, source: int) -> None:
-        self.source = source
+    def __init__(self, num_examples: int) -> None:
+        self.num_examples = num_examples
 
     def readable(self, positions: np.ndarray) -> np.ndarray:
-        return np.sort(positions[positions < self.source])
+        return np.sort(positions[positions < self.num_examples])
 
-    def of_pass(self, positions: np.ndarray) -> int:
+    def pass_length(self, positions: np.ndarray) -> int:
         return len(positions)
 
     def passes(
@@ -57,12 +64,12 @@ class InOrder:
             yield positions.tolist()
 
 
-class Shuffled:
-    """As `RandomSampler` and `SubsetRandomSampler`: in random order, with or without replacement.
+class RandomOrder:
+    """Order of a `RandomSampler` or `SubsetRandomSampler`: random, with or without replacement.
 
     Args:
         source: positions that the sampler reads.
-        num_samples: of a pass of the sampler; a client's has its share of them.
+        num_samples: examples in a pass of the sampler; a client gets its share of them.
         replacement: whether an example can come twice in a pass.
     """
 
@@ -72,57 +79,52 @@ class Shuffled:
     def readable(self, positions: np.ndarray) -> np.ndarray:
         return positions[np.isin(positions, self.source)]
 
-    def of_pass(self, positions: np.ndarray) -> int:
-        return _share(len(positions), self.num_samples, len(self.source))
+    def pass_length(self, positions: np.ndarray) -> int:
+        return _share(self.num_samples, len(positions), len(self.source))
 
     def passes(
         self, positions: np.ndarray, round_idx: int, generator: torch.Generator
     ) -> Iterator[Iterable[int]]:
-        own = RandomSampler(range(len(positions)), self.replacement, self.of_pass(positions), generator)
+        own = RandomSampler(range(len(positions)), self.replacement, self.pass_length(positions), generator)
         while True:
             yield (int(positions[index]) for index in own)
 
 
-class Weighted:
-    """As `WeightedRandomSampler`: with the weights of the client's examples.
-
-    Args:
-        sampler: the user's.
-    """
+class WeightedOrder:
+    """Order of a `WeightedRandomSampler`: random, with the weights of the client's examples."""
 
     def __init__(self, sampler: WeightedRandomSampler) -> None:
-        self.sampler, self.num_samples = sampler, sampler.num_samples
-        self.replacement = sampler.replacement
+        self.sampler = sampler
 
     def readable(self, positions: np.ndarray) -> np.ndarray:
         return positions[self.sampler.weights[positions].numpy() > 0]
 
-    def of_pass(self, positions: np.ndarray) -> int:
-        share = _share(len(positions), self.num_samples, len(self.sampler.weights))
-        return share if self.replacement else min(share, len(positions))
+    def pass_length(self, positions: np.ndarray) -> int:
+        share = _share(self.sampler.num_samples, len(positions), len(self.sampler.weights))
+        return share if self.sampler.replacement else min(share, len(positions))
 
     def passes(
         self, positions: np.ndarray, round_idx: int, generator: torch.Generator
     ) -> Iterator[Iterable[int]]:
-        # Asked for in every visit: a project may give its sampler other weights in each epoch.
-        weights, number = self.sampler.weights[positions], self.of_pass(positions)
-        own = WeightedRandomSampler(weights, number, self.replacement, generator)  # type: ignore[arg-type]
+        # Read in every visit: a project may give its sampler other weights in each epoch.
+        weights, length = self.sampler.weights[positions], self.pass_length(positions)
+        own = WeightedRandomSampler(weights, length, self.sampler.replacement, generator)  # type: ignore[arg-type]
         while True:
             yield (int(positions[index]) for index in own)
 
 
-class Taken:
-    """A client's examples out of a sampler of the user's own making, in the order in which they come.
+class SamplerOrder:
+    """Order of a sampler of the user's own class: a client's examples as they come in passes over the whole data set.
 
-    The sampler is told the round as Lightning tells it the epoch, and draws from seeded global streams, or from its own
-    ``generator``. All clients of a round take from the same passes.
+    The sampler gets the round by ``set_epoch`` and draws from seeded global streams, or from its own ``generator``. All
+    clients of a round take from the same passes.
 
     Args:
-        sampler: with a length.
-        seeds: of what it draws.
+        sampler: sampler with a length.
+        seeds: seeds of its random draws.
 
     Raises:
-        ValueError: it has no length, or its order cannot be had twice.
+        ValueError: the sampler has no length, or its order differs from one run to the next with the same seed.
     """
 
     def __init__(self, sampler: Any, seeds: tuple[int, ...]) -> None:
@@ -141,11 +143,11 @@ class Taken:
             )
 
     def readable(self, positions: np.ndarray) -> np.ndarray:
-        # What it draws at random may leave an example out of one pass.
+        # A random sampler may leave an example out of one pass and read it in the next.
         read = any(np.isin(positions, self._draw(0, number)).any() for number in range(PASSES))
         return positions if read else positions[:0]
 
-    def of_pass(self, positions: np.ndarray) -> int:
+    def pass_length(self, positions: np.ndarray) -> int:
         return int(np.isin(self._draw(0, 0), positions).sum())
 
     def passes(
@@ -158,11 +160,11 @@ class Taken:
             number += 1
 
     def _draw(self, round_idx: int, number: int) -> np.ndarray:
-        """A pass of the sampler over the whole data set."""
+        """Return a pass of the sampler over the whole data set; the last one is kept."""
         if self._drawn is None or self._drawn[0] != (round_idx, number):
             seed = derive_seed(*self.seeds, "sampler", round_idx, number)
-            with seeded(seed):
-                announce(self.sampler, round_idx)
+            with use_seed(seed):
+                announce_round(self.sampler, round_idx)
                 if isinstance(getattr(self.sampler, "generator", None), torch.Generator):
                     self.sampler.generator.manual_seed(seed)
                 drawn = [int(index) for index in islice(self.sampler, len(self.sampler))]
@@ -170,64 +172,67 @@ class Taken:
         return self._drawn[1]
 
 
-PASSES = 100
-"""Who is in none of so many passes of a sampler is never read by it."""
-OWN_BATCHES = (
-    "say how one client's examples are read, ByClient(clients, batch_sampler=lambda own_set: BatchSampler(...)), or give "
-    "the loader shuffle=True"
-)
-
-
-def order_of(sampler: Any, num_examples: int, seeds: tuple[int, ...]) -> Order:
-    """The order of a client's examples that a sampler stands for.
+def make_order(sampler: Any, num_examples: int, seeds: tuple[int, ...]) -> Order:
+    """Return the order of a client's examples that follows from the user's sampler.
 
     Args:
-        sampler: of the user's loader.
-        num_examples: of its data set.
-        seeds: of what a sampler of the user's own making draws.
+        sampler: sampler of the user's loader.
+        num_examples: length of the loader's data set.
+        seeds: seeds of the draws of a sampler of the user's own class.
 
     Raises:
-        ValueError: the sampler cannot be taken apart by client.
+        ValueError: the sampler cannot be divided by client.
     """
     kind = type(sampler)
     if kind is SequentialSampler:
-        return InOrder(len(sampler.data_source))
+        return SequentialOrder(len(sampler.data_source))
     if kind is RandomSampler:
-        return Shuffled(np.arange(len(sampler.data_source)), sampler.num_samples, sampler.replacement)
+        return RandomOrder(np.arange(len(sampler.data_source)), sampler.num_samples, sampler.replacement)
     if kind is SubsetRandomSampler:
-        return Shuffled(np.asarray([int(index) for index in sampler.indices], np.int64), len(sampler))
+        return RandomOrder(np.asarray([int(index) for index in sampler.indices], np.int64), len(sampler))
     if kind is WeightedRandomSampler:
         if len(sampler.weights) != num_examples:
             raise ValueError(
                 f"the training loader's WeightedRandomSampler has {len(sampler.weights)} weights for {num_examples} "
                 "examples: give one for each"
             )
-        return Weighted(sampler)
+        return WeightedOrder(sampler)
     if kind is DistributedSampler:
         if sampler.num_replicas > 1:
             raise ValueError(
                 f"the training loader's DistributedSampler has num_replicas={sampler.num_replicas} and leaves out the "
                 "examples of other processes, but a federated run has one process: take it out, or set num_replicas=1"
             )
-        return Shuffled(np.arange(num_examples), num_examples) if sampler.shuffle else InOrder(num_examples)
-    return Taken(sampler, seeds)
+        return (
+            RandomOrder(np.arange(num_examples), num_examples)
+            if sampler.shuffle
+            else SequentialOrder(num_examples)
+        )
+    return SamplerOrder(sampler, seeds)
 
 
-def announce(sampler: Any, round_idx: int) -> None:
-    """Tells a sampler the round as Lightning tells it the epoch, where it listens."""
+def announce_round(sampler: Any, round_idx: int) -> None:
+    """Call ``set_epoch`` with the round where a sampler, or the sampler inside it, has that method."""
     for listener in (sampler, getattr(sampler, "sampler", None)):
         if callable(getattr(listener, "set_epoch", None)):
             listener.set_epoch(round_idx)  # type: ignore[union-attr]
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Has every global random stream start from a seed while its body runs; then they are as they were."""
+def use_seed(seed: int) -> Iterator[None]:
+    """Seed all global random streams for a block and restore them afterwards."""
     with isolate_rng():
         seed_streams(seed)
         yield
 
 
-def _share(number: int, num_samples: int, source: int) -> int:
-    """Of the ``num_samples`` of a pass over ``source`` examples, those of a client that has ``number`` of these."""
-    return max(1, round(num_samples * number / source))
+def seed_streams(seed: int) -> None:
+    """Seed the global streams of Python, numpy and torch."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def _share(num_samples: int, own: int, source: int) -> int:
+    """Return the share of a pass of ``num_samples`` for a client with ``own`` of ``source`` examples, at least 1."""
+    return max(1, round(num_samples * own / source))

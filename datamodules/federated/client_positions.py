@@ -1,4 +1,4 @@
-"""The answer of a user's function, training set -> whose example is whose: read and checked."""
+"""Check of a user's assignment of training examples to clients."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,23 +9,23 @@ from torch import Tensor
 from fedlight.datamodules.clients.partition import Clients
 
 
-def client_positions(given: Any, num_examples: int) -> Clients:
-    """Each client's positions in the training set, whatever sequences they were given as.
+def read_positions(given: Any, num_examples: int) -> Clients:
+    """Return each client's positions in the training set as int64 arrays.
 
     Args:
         given: client id (a text or a whole number) -> positions: whole numbers from 0 in a list, tuple, range, numpy array
             or tensor, or a mask of ``num_examples`` truth values.
-        num_examples: of the training set.
+        num_examples: length of the training set.
 
     Returns:
-        Client id as text -> positions in the order given, int64.
+        Client id as text -> positions in the order given.
 
     Raises:
-        ValueError: names the client, the position and the remedy. An example at two clients, or twice at one, is an error:
-            clients are weighted by their numbers of examples, and what is one client's is nobody else's.
+        ValueError: an id or a position is invalid, or an example is given to two clients or twice to one. Clients are
+            weighted by their numbers of examples, and no client may train on another's.
 
     Example:
-        >>> clients = client_positions({7: range(2), "b": [3, 2]}, num_examples=4)
+        >>> clients = read_positions({7: range(2), "b": [3, 2]}, num_examples=4)
         >>> {client: own.tolist() for client, own in clients.items()}
         {'7': [0, 1], 'b': [3, 2]}
     """
@@ -35,25 +35,23 @@ def client_positions(given: Any, num_examples: int) -> Clients:
         )
     clients: Clients = {}
     for client_id, own in given.items():
-        name = _name(client_id)
+        name = _read_id(client_id)
         if name in clients:
             raise ValueError(f"clients has the client {name!r} twice, as a text and as a number: rename one")
-        clients[name] = _positions(name, own, num_examples)
+        clients[name] = _read_client(name, own, num_examples)
     _refuse_shared(clients, num_examples)
     return clients
 
 
-def _name(client_id: Any) -> str:
-    if isinstance(client_id, str) or (
-        isinstance(client_id, (int, np.integer)) and not isinstance(client_id, bool)
-    ):
+def _read_id(client_id: Any) -> str:
+    if isinstance(client_id, (str, int, np.integer)) and not isinstance(client_id, bool):
         return str(client_id)
     raise ValueError(
         f"client id {client_id!r} is a {type(client_id).__name__}: give a text or a whole number"
     )
 
 
-def _positions(client: str, own: Any, num_examples: int) -> np.ndarray:
+def _read_client(client: str, own: Any, num_examples: int) -> np.ndarray:
     if isinstance(own, Tensor):
         own = own.cpu().numpy()
     if not isinstance(own, (Sequence, np.ndarray)) or isinstance(own, (str, bytes)):
@@ -75,8 +73,10 @@ def _positions(client: str, own: Any, num_examples: int) -> np.ndarray:
             )
         return np.flatnonzero(found)
     if len(found) and not np.issubdtype(found.dtype, np.integer):
+        values = found.tolist()
+        wrong = next((value for value in values if not isinstance(value, int)), values[0])
         raise ValueError(
-            f"client {client!r} has the position {_first_other(found.tolist())!r}, which is no whole number: give whole "
+            f"client {client!r} has the position {wrong!r}, which is no whole number: give whole "
             "numbers from 0 (numpy: .astype(int))"
         )
     outside = found[(found < 0) | (found >= num_examples)]
@@ -88,11 +88,8 @@ def _positions(client: str, own: Any, num_examples: int) -> np.ndarray:
     return found.astype(np.int64)
 
 
-def _first_other(values: list[Any]) -> Any:
-    return next((value for value in values if not isinstance(value, int)), values[0])
-
-
 def _refuse_shared(clients: Clients, num_examples: int) -> None:
+    """Raise ValueError for an example that two clients have, or one client twice."""
     owner = np.full(num_examples, -1)
     for number, (client, own) in enumerate(clients.items()):
         taken = own[owner[own] >= 0]

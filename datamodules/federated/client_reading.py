@@ -1,4 +1,4 @@
-"""In which batches a client reads its examples: as a loader over them alone would, with the user's own settings."""
+"""Batches in which a client reads its examples, as a loader over them alone would make them with the user's settings."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -10,27 +10,27 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Subset
 
 from fedlight.datamodules.clients.partition import Clients
-from fedlight.datamodules.federated.client_orders import PASSES, announce, order_of, seeded
+from fedlight.datamodules.federated.client_orders import PASSES, announce_round, make_order, use_seed
 from fedlight.support.seeding import derive_seed
 
 MakeBatches = Callable[[Subset], Iterable[list[int]]]
-"""A client's own data set -> its batch sampler: batches of positions in it, of one pass, each time it is iterated."""
+"""Function from a client's own data set to its batch sampler: lists of positions in it, one pass per iteration."""
 
 
 class ClientReading:
-    """The batches of clients' visits, by the sampler, batch size and ``drop_last`` of the user's loader.
+    """Batches of clients' visits, by the sampler, batch size and ``drop_last`` of the user's loader.
 
     Args:
-        loader: the user's.
-        make_batches: makes each client's batch sampler instead.
-        seed: of the order; of a generator in the loader, the seed that it started from counts as well.
+        loader: the user's training loader.
+        make_batches: function that makes each client's batch sampler instead; None: use those of the loader.
+        seed: seed of the order; where the loader has a generator, its initial seed counts as well.
 
     Attributes:
-        batched: whether the loader makes batches of examples; else every example of the data set is a batch.
-        seeds: of all that is drawn.
+        batched: whether the loader makes batches of examples; otherwise every example of the data set is a batch.
+        seeds: seeds of all random draws.
 
     Raises:
-        ValueError: the loader's sampler or batch sampler cannot be taken apart by client.
+        ValueError: the loader's sampler or batch sampler cannot be divided by client.
     """
 
     def __init__(self, loader: DataLoader, make_batches: MakeBatches | None, seed: int) -> None:
@@ -39,8 +39,8 @@ class ClientReading:
         if given is not None and type(given) is not BatchSampler and make_batches is None:
             kind = type(given).__name__
             raise ValueError(
-                f"the training loader has batch_sampler={kind}, which batches the examples of all clients together: say how "
-                f"one client's are batched, ByClient(clients, batch_sampler=lambda own_set: {kind}(...)), or give the "
+                f"the training loader has batch_sampler={kind}, which batches the examples of all clients together: set "
+                f"how one client's are batched, ByClient(clients, batch_sampler=lambda own_set: {kind}(...)), or give the "
                 "loader a batch_size"
             )
         sampler = loader.sampler if given is None or make_batches else given.sampler
@@ -48,19 +48,19 @@ class ClientReading:
         self.seeds = (seed,) if generator is None else (seed, generator.initial_seed())
         self.batched = given is not None or make_batches is not None
         if make_batches is None:
-            self._order = order_of(sampler, len(loader.dataset), self.seeds)  # type: ignore[arg-type]
+            self._order = make_order(sampler, len(loader.dataset), self.seeds)  # type: ignore[arg-type]
             self._kind = type(sampler).__name__
             self._batch_size: int = 1 if given is None else given.batch_size
             self._drop_last: bool = False if given is None else given.drop_last
 
     def readable(self, clients: Clients) -> Clients:
-        """The positions of each client that the sampler reads at all.
+        """Return the positions of each client that the sampler can read.
 
         Raises:
-            ValueError: it reads none of a client's, or not one batch.
+            ValueError: the sampler reads none of a client's examples, or not enough for one batch.
         """
         if self.make_batches is not None:
-            self._check_made(clients)
+            self._check_repeatable(clients)
             return clients
         found = {client: self._order.readable(own) for client, own in clients.items()}
         for client, own in found.items():
@@ -69,52 +69,56 @@ class ClientReading:
                     f"client {client!r}: the training loader's {self._kind} reads none of its {len(clients[client])} "
                     "examples: leave the client out, or change the sampler"
                 )
-            if len(own) and not self._in_pass(own) and not self._found(client, own, 0, 1):
+            if len(own) and not self._count(own) and not self._draw(client, own, 0, 1):
                 raise ValueError(
                     f"client {client!r} has {len(own)} examples, fewer than batch_size={self._batch_size}, and the training "
                     "loader has drop_last=True: leave the client out, lower batch_size or set drop_last=False"
                 )
         return found
 
-    def batches_of_pass(self, positions: np.ndarray) -> int:
-        """Batches in one pass over a client's examples, at least 1."""
-        return max(1, self._in_pass(positions))
-
-    def _in_pass(self, positions: np.ndarray) -> int:
-        if self.make_batches is not None:
-            with seeded(derive_seed(*self.seeds, "count")):
-                made: Any = self.make_batches(Subset(self._dataset, positions.tolist()))
-                return len(made) if hasattr(made, "__len__") else sum(1 for _ in made)
-        number = self._order.of_pass(positions)
-        return number // self._batch_size if self._drop_last else -(-number // self._batch_size)
+    def num_batches(self, positions: np.ndarray) -> int:
+        """Return the number of batches in one pass over a client's examples, at least 1."""
+        return max(1, self._count(positions))
 
     def batches(self, client_id: str, positions: np.ndarray, round_idx: int, wanted: int) -> list[Any]:
-        """The batches of a visit, over as many passes as that takes.
+        """Return the batches of a visit, from as many passes as needed.
 
         Args:
-            client_id: whose.
-            positions: the client's.
-            round_idx: of the visit.
+            client_id: id of the client.
+            positions: readable positions of the client.
+            round_idx: round of the visit.
             wanted: number of batches.
 
         Returns:
             Lists of positions, or single positions where the loader makes no batches.
+
+        Raises:
+            ValueError: the client's batch sampler gives no batch.
         """
-        found = self._found(client_id, positions, round_idx, wanted)
+        found = self._draw(client_id, positions, round_idx, wanted)
         if len(found) < wanted:
             raise ValueError(f"client {client_id!r}: its batch sampler gives no batch: leave the client out")
         return found
 
-    def _found(self, client_id: str, positions: np.ndarray, round_idx: int, wanted: int) -> list[Any]:
-        """As many of these batches as there are."""
-        seed = derive_seed(*self.seeds, "order", round_idx, client_id)
-        # What the user's function makes may draw from any stream.
-        with nullcontext() if self.make_batches is None else seeded(seed):
-            generator = torch.Generator().manual_seed(seed)
-            return list(islice(_flat(self._passes(positions, round_idx, generator)), wanted))
+    def _count(self, positions: np.ndarray) -> int:
+        """Return the number of batches in one pass, possibly 0."""
+        if self.make_batches is not None:
+            with use_seed(derive_seed(*self.seeds, "count")):
+                made: Any = self.make_batches(Subset(self._dataset, positions.tolist()))
+                return len(made) if hasattr(made, "__len__") else sum(1 for _ in made)
+        examples = self._order.pass_length(positions)
+        return examples // self._batch_size if self._drop_last else -(-examples // self._batch_size)
 
-    def _check_made(self, clients: Clients) -> None:
-        """Refuses a function of the user's whose batches cannot be had twice."""
+    def _draw(self, client_id: str, positions: np.ndarray, round_idx: int, wanted: int) -> list[Any]:
+        """Return the wanted batches, fewer where the passes are empty."""
+        seed = derive_seed(*self.seeds, "order", round_idx, client_id)
+        # The user's function may draw from any global stream.
+        with nullcontext() if self.make_batches is None else use_seed(seed):
+            generator = torch.Generator().manual_seed(seed)
+            return list(islice(_flatten(self._passes(positions, round_idx, generator)), wanted))
+
+    def _check_repeatable(self, clients: Clients) -> None:
+        """Check that ``make_batches`` gives the same batches from the same seed, at the first client with examples."""
         client, own = next(((name, own) for name, own in clients.items() if len(own)), ("", None))
         if own is not None and self.batches(client, own, 0, 2) != self.batches(client, own, 0, 2):
             raise ValueError(
@@ -127,14 +131,14 @@ class ClientReading:
     ) -> Iterator[Iterable[Any]]:
         if self.make_batches is not None:
             made = self.make_batches(Subset(self._dataset, positions.tolist()))
-            announce(made, round_idx)
+            announce_round(made, round_idx)
             while True:
-                yield (positions[batch].tolist() for batch in map(_as_batch, made))
+                yield (positions[batch].tolist() for batch in map(_check_batch, made))
         for order in self._order.passes(positions, round_idx, generator):
             yield BatchSampler(order, self._batch_size, self._drop_last) if self.batched else order
 
 
-def _as_batch(batch: Any) -> list[int]:
+def _check_batch(batch: Any) -> list[int]:
     if isinstance(batch, Iterable):
         return list(batch)
     raise ValueError(
@@ -142,7 +146,8 @@ def _as_batch(batch: Any) -> list[int]:
     )
 
 
-def _flat(passes: Iterator[Iterable[Any]]) -> Iterator[Any]:
+def _flatten(passes: Iterator[Iterable[Any]]) -> Iterator[Any]:
+    """Yield the batches of the passes; stop after `PASSES` empty ones in a row."""
     empty = 0
     while empty < PASSES:
         empty += 1

@@ -1,8 +1,8 @@
-"""Federated data: a datamodule that knows whose example is whose.
+"""Base class of federated datamodules, whose training examples belong to clients.
 
 Under a plain ``Trainer`` every loader gives pooled batches. The federated loop calls ``set_visits`` before each round;
 then the training loader streams the round's batches, client after client. Batches depend on the seed, the round, the
-client and the visit alone, so they do not depend on who else takes part and a resumed run sees the same ones.
+client and the visit alone, so they do not depend on the rest of the cohort, and a resumed run reads the same ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,8 @@ import lightning as L
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset
 
-from fedlight.datamodules.clients.counts import ClientCount, count_labels
-from fedlight.datamodules.federated.client_positions import client_positions
+from fedlight.datamodules.clients.splits import ClientCount, count_labels
+from fedlight.datamodules.federated.client_positions import read_positions
 from fedlight.datamodules.federated.rounds import ClientIndices, PooledSampler, RoundPlan
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.client import Visit
@@ -22,28 +22,28 @@ from fedlight.support.settings_record import digest
 
 
 class FederatedDataModule(L.LightningDataModule):
-    """Base of the datamodules: subclasses fill the sets in ``setup`` and say how examples become a batch.
+    """Base class of federated datamodules: subclasses fill the sets in ``setup`` and define ``collate``.
 
     Args:
         batch_size: examples per training batch.
         eval_batch_size: examples per validation, test and prediction batch.
-        seed: of the order of the examples; ``Trainer`` seeds do not change it.
-        bucket: batch examples of similar length together, so that little is padded.
-        num_workers: processes that load batches; 0 loads in this one.
+        seed: seed of the order of the examples; ``Trainer`` seeds do not change it.
+        bucket: whether examples of similar length are batched together, so that little is padded.
+        num_workers: processes that load batches; 0: the training process loads them.
 
     Attributes:
         train_set: all clients' training examples, pooled.
         client_indices: client id -> indices into ``train_set``.
-        examples_together: so many neighbours in ``client_indices`` share a training batch; divides each client's number
-            of examples, and ``batch_size``.
-        train_lengths: tokens of each example of ``train_set``, or None where length means nothing.
-        train_labelled: how many of these are scored one by one, as the tokens of a response are.
-        train_labels: of each example of ``train_set`` what it is about, its category; None where the data do not say.
-        val_client_indices: client id -> positions in ``val_set``, in which order the loader gives it; None: not known.
-        val_labels: as ``train_labels``, of each example of ``val_set``.
-        test_client_indices: client id -> positions in ``test_set``, likewise.
-        client_groups: client id -> the group that it is known to belong to, None where no column says so. Evaluation
-            compares with it what an algorithm finds; no model and no algorithm sees it.
+        examples_together: number of neighbours in ``client_indices`` that share a training batch; divides each client's
+            number of examples, and ``batch_size``.
+        train_lengths: tokens of each example of ``train_set``; None where examples have no length.
+        train_labelled: number of these tokens that are scored one by one, as the tokens of a response are.
+        train_labels: category of each example of ``train_set``; None where the data have none.
+        val_client_indices: client id -> positions in ``val_set``, in the order of its loader; None: not known.
+        val_labels: category of each example of ``val_set``; None where the data have none.
+        test_client_indices: client id -> positions in ``test_set``; None: not known.
+        client_groups: client id -> known group of the client; None without such a column. Evaluation compares it with
+            what an algorithm finds; no model and no algorithm sees it.
         skip_predict_batches: prediction batches that an interrupted run has finished already.
     """
 
@@ -80,50 +80,50 @@ class FederatedDataModule(L.LightningDataModule):
         self._plan: RoundPlan | None = None
 
     def collate(self, examples: list[Any]) -> Any:
-        """Examples of any of the sets -> one batch."""
+        """Return one batch from examples of any of the sets."""
         raise TypeError(f"{type(self).__name__} must define collate(examples)")
 
     @property
     def plan(self) -> RoundPlan:
-        """The round's plan, made when the training set is ready.
+        """Plan of the rounds, made when the training set is ready.
 
         Raises:
-            ValueError: ``client_indices`` has a position that is none, or one at two clients.
+            ValueError: ``client_indices`` has an invalid position, or one example at two clients.
         """
         if self._plan is None:
             lengths = self.train_lengths if self.bucket else None
-            clients = client_positions(self.client_indices, len(self.train_set))  # type: ignore[arg-type]
+            clients = read_positions(self.client_indices, len(self.train_set))  # type: ignore[arg-type]
             self._plan = RoundPlan(clients, self.batch_size, self.seed, lengths, self.examples_together)
         return self._plan
 
     def client_sizes(self) -> dict[str, int]:
-        """Training examples of each client."""
-        return self.plan.sizes()
+        """Return the number of training examples of each client."""
+        return {client: len(own) for client, own in self.plan.client_indices.items()}
 
     def examples_digest(self) -> str:
-        """Of which examples each client has, and of how long they are where that is known."""
+        """Return a digest of the examples of each client, and of their lengths where these are known."""
         parts: list[Any] = []
         for client, indices in sorted(self.plan.client_indices.items()):
             parts += [client, indices, None if self.train_lengths is None else self.train_lengths[indices]]
         return digest(*parts)
 
     def client_counts(self) -> list[ClientCount]:
-        """How many examples of each label every client has, to train on and to be validated on."""
+        """Return the number of examples of each client and label, for training and for validation."""
         sides = [("train", self.plan.client_indices, self.train_labels)]
         if self.val_client_indices is not None:
             sides.append(("val", self.val_client_indices, self.val_labels))
         return [count for side in sides for count in count_labels(*side)]
 
     def num_batches(self, client_id: str, split: str = "train") -> int:
-        """Batches in one pass over the client's data."""
+        """Return the number of batches in one pass over the client's data."""
         return self.plan.num_batches(client_id)
 
     def set_visits(self, visits: Sequence[Visit], round_idx: int) -> None:
-        """Makes the next training loader stream these visits."""
-        self.plan.set(visits, round_idx)
+        """Make the next training loader stream these visits."""
+        self.plan.set_visits(visits, round_idx)
 
     def batch_shapes(self, visit: Visit, round_idx: int) -> list[BatchShape]:
-        """How large each batch of a visit is, before it is read."""
+        """Return the shape of each batch of a visit, before it is read."""
         shapes = []
         for batch in self.plan.batches(visit, round_idx):
             tokens = 0 if self.train_lengths is None else int(self.train_lengths[batch].max())
@@ -132,11 +132,11 @@ class FederatedDataModule(L.LightningDataModule):
         return shapes
 
     def example_batch(self, examples: int) -> Any:
-        """The first so many training examples as a batch: what is measured where lengths are not known."""
+        """Return the first ``examples`` training examples as a batch, to measure where lengths are not known."""
         return self.collate([self.train_set[i] for i in range(examples)])
 
     def train_dataloader(self) -> DataLoader:
-        """The round's batches, or without a federated loop one pass over the pooled set, new in each epoch."""
+        """Return the loader of the round's batches, or without a federated loop of one shuffled pass over the pooled set."""
         if self.plan.visits is not None:
             return self._loader(self.train_set, self.plan.sampler())
         pooled = PooledSampler(
@@ -152,15 +152,12 @@ class FederatedDataModule(L.LightningDataModule):
         return self._loader(self.train_set, pooled)
 
     def val_dataloader(self) -> DataLoader | list:
-        """The clients' validation examples, pooled."""
         return self._sequential(self.val_set)
 
     def test_dataloader(self) -> DataLoader | list:
-        """The test examples."""
         return self._sequential(self.test_set)
 
     def predict_dataloader(self) -> DataLoader | list:
-        """What is to be predicted, in order, without the batches that are done already."""
         return self._sequential(self.predict_set, self.skip_predict_batches)
 
     def _sequential(self, dataset: Dataset | None, skip_batches: int = 0) -> DataLoader | list:
@@ -174,7 +171,7 @@ class FederatedDataModule(L.LightningDataModule):
             num_workers=self.num_workers,
         )
 
-    def _loader(self, dataset: Dataset, batches: Sampler) -> DataLoader:
+    def _loader(self, dataset: Dataset, batches: Sampler | list[list[int]]) -> DataLoader:
         return DataLoader(
             dataset, batch_sampler=batches, collate_fn=self.collate, num_workers=self.num_workers
         )

@@ -1,8 +1,8 @@
-"""A project's own training loader, read client after client; all else of the project stays as it was given.
+"""Training loader of a Lightning project, read client after client; everything else of the project stays as it is.
 
-What a Lightning trainer trains on comes from the data source of its fit loop: the datamodule, the module, or loaders given
-to ``fit``. :class:`LoaderByClient` takes the place of that source and of nothing else, so the trainer's datamodule, its
-hooks, its state, its hyperparameters and its other loaders are the user's own.
+A Lightning trainer gets its training batches from the data source of its fit loop: the datamodule, the module, or loaders
+given to ``fit``. :class:`LoaderByClient` replaces that source only, so the trainer's datamodule, its hooks, its state, its
+hyperparameters and its other loaders are the user's own.
 """
 
 import copy
@@ -13,14 +13,14 @@ import lightning as L
 import torch
 from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from fedlight.datamodules.clients.counts import ClientCount, count_labels
 from fedlight.datamodules.clients.partition import Clients
-from fedlight.datamodules.federated.client_positions import client_positions
+from fedlight.datamodules.clients.splits import ClientCount, count_labels
+from fedlight.datamodules.federated.client_orders import seed_streams
+from fedlight.datamodules.federated.client_positions import read_positions
 from fedlight.datamodules.federated.client_reading import ClientReading, MakeBatches
 from fedlight.datamodules.federated.rounds import VisitSampler
-from fedlight.datamodules.federated.seeded_reading import seeded_reading
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.client import Visit
 from fedlight.support.seeding import derive_seed
@@ -28,18 +28,18 @@ from fedlight.support.settings_record import digest
 
 
 class LoaderByClient(_DataLoaderSource):
-    """The source of the training batches of a trainer, in the place of the one that it has.
+    """Source of a trainer's training batches that replaces the one the trainer has.
 
-    The user's loader is asked for when Lightning first asks for it, behind the ``setup`` of datamodule and module, or when
-    ``open`` is called. The loader that reads the rounds is a copy of it with another order: its class, data set, collation,
-    workers and memory settings are kept, and one copy serves all rounds, so persistent workers persist. When Lightning
-    attaches the data of another ``fit``, the source that was there before is back.
+    The user's loader is requested when Lightning first requests it, after ``setup`` of datamodule and module, or by
+    ``open``. The loader of the rounds is a copy of it with another order: its class, data set, collation, workers and memory
+    settings are kept, and one copy serves all rounds, so persistent workers persist. When Lightning attaches the data of
+    another ``fit``, the previous source is restored.
 
     Args:
-        trainer: whose source it is from now on.
+        trainer: trainer whose source is replaced.
         clients: training set -> client id -> positions in it; see `fedlight.datamodules.federated.client_positions`.
-        seed: of the order of the examples.
-        make_batches: a client's own data set -> its batch sampler, in the place of the loader's own batches.
+        seed: seed of the order of the examples.
+        make_batches: function from a client's own data set to its batch sampler, instead of the loader's own batches.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class LoaderByClient(_DataLoaderSource):
 
     @property
     def instance(self) -> Any:
-        """What the user gave: a datamodule, a module, or loaders."""
+        """What the user gave to ``fit``: a datamodule, a module, or loaders."""
         return self.given.instance
 
     @instance.setter
@@ -70,31 +70,31 @@ class LoaderByClient(_DataLoaderSource):
         self._trainer.fit_loop._data_source = self.given
 
     def when_open(self, then: Callable[[], None]) -> None:
-        """Has this done once clients and sizes are known."""
+        """Call a function once clients and sizes are known."""
         self._when_open.append(then)
 
     def open(self) -> None:
-        """Asks for the user's loader and whose example is whose, once.
+        """Request the user's loader and the clients of its examples, once.
 
         Raises:
-            ValueError: for training data that are no single loader over a data set with positions, a sampler that cannot be
-                taken apart by client, or positions that are none.
+            ValueError: the training data are not one loader over a data set with positions, its sampler cannot be divided
+                by client, or positions are invalid.
         """
         if self._loader is not None:
             return
-        loader = _single_loader(self.given.dataloader())
+        loader = _check_loader(self.given.dataloader())
         self._reading = ClientReading(loader, self._make_batches, self._seed)
-        clients = client_positions(self._clients(loader.dataset), len(loader.dataset))  # type: ignore[arg-type]
+        clients = read_positions(self._clients(loader.dataset), len(loader.dataset))  # type: ignore[arg-type]
         self._indices: Clients = self._reading.readable(clients)
         self._loader = copy.copy(loader)
         part = "batch_sampler" if self._reading.batched else "sampler"
-        # Set past DataLoader.__setattr__, which lets no loader be given another order.
+        # Set past DataLoader.__setattr__, which refuses another order for an existing loader.
         vars(self._loader).update({part: self._visits, "_iterator": None, "generator": torch.Generator()})
         for then in self._when_open:
             then()
 
     def dataloader(self) -> Any:
-        """The batches of the round's visits; where no federated loop asked for any, what the user gave."""
+        """Return the loader of the round's visits, or the user's own where no federated loop waits for one."""
         if not self._when_open and self._loader is None:
             return self.given.dataloader()
         self.open()
@@ -102,36 +102,36 @@ class LoaderByClient(_DataLoaderSource):
         return self._loader
 
     def client_sizes(self) -> dict[str, int]:
-        """Training examples of each client that its sampler reads."""
+        """Return the number of training examples of each client that the sampler reads."""
         self.open()
         return {client: len(own) for client, own in self._indices.items()}
 
     def examples_digest(self) -> str:
-        """Of which examples each client has, and of the seeds by which they are read."""
+        """Return a digest of the examples of each client and of the seeds of their order."""
         self.open()
         return digest(
             *self._reading.seeds, *(part for pair in sorted(self._indices.items()) for part in pair)
         )
 
     def client_counts(self) -> list[ClientCount]:
-        """How many training examples every client has."""
+        """Return the number of training examples of every client."""
         self.open()
         return count_labels("train", self._indices, None)
 
     def num_batches(self, client_id: str, split: str = "train") -> int:
-        """Batches in one pass over the client's data, as its own loader would have."""
+        """Return the number of batches in one pass over the client's data."""
         self.open()
-        return self._reading.batches_of_pass(self._indices[client_id])
+        return self._reading.num_batches(self._indices[client_id])
 
     def set_visits(self, visits: Sequence[Visit], round_idx: int) -> None:
-        """Makes the training loader stream these visits."""
+        """Make the training loader stream these visits."""
         self._visits.visits, self._round_idx = visits, round_idx
 
     def batch_shapes(self, visit: Visit, round_idx: int) -> list[BatchShape]:
-        """How many examples each batch of a visit has.
+        """Return the number of examples in each batch of a visit.
 
         Raises:
-            ValueError: the loader makes no batches, so that is not known.
+            ValueError: the loader makes no batches, so their size is not known.
         """
         if not self._reading.batched:
             raise ValueError(
@@ -141,36 +141,62 @@ class LoaderByClient(_DataLoaderSource):
         return [BatchShape(len(batch)) for batch in self._batches(visit, round_idx)]
 
     def example_batch(self, examples: int) -> Any:
-        """The first so many training examples as a batch."""
+        """Return the first ``examples`` training examples as a batch."""
         return self._loader.collate_fn([self._loader.dataset[i] for i in range(examples)])
 
     def _read(self, visit: Visit) -> Iterator[Any]:
-        purpose = *self._reading.seeds, self._round_idx, visit.client_id
-        return seeded_reading(self._batches(visit, self._round_idx), self._loader.num_workers, *purpose)
+        """Yield the batches of a visit; random transforms of the data set draw from seeds of this visit alone.
+
+        An example may be drawn anew whenever it is read: a crop, a mask, noise. Such draws come from the global streams of
+        the reading process. Unseeded, they would depend on what the process has read before: other clients' examples, or
+        examples of the run before it was resumed.
+        """
+        batches, workers = self._batches(visit, self._round_idx), self._loader.num_workers
+        purpose = *self._reading.seeds, self._round_idx, visit.client_id, "read"
+        if (
+            workers == 0
+        ):  # read in the process that trains; the loop seeds its streams again for the visit itself
+            seed_streams(derive_seed(*purpose))
+        for number, batch in enumerate(batches):
+            seed = derive_seed(*purpose, number)
+            yield SeededBatch(batch, seed) if workers and isinstance(batch, list) else batch
 
     def _batches(self, visit: Visit, round_idx: int) -> list[Any]:
         if visit.split != "train":
             raise ValueError(
-                f"a visit to client {visit.client_id} trains on {visit.split!r} data, which a loader of one's own does not "
+                f"a visit to client {visit.client_id} trains on {visit.split!r} data, which a project's own loader does not "
                 "have: use a datamodule that makes them, such as SyntheticInstructionDataModule"
             )
         own = self._indices[visit.client_id]
         return self._reading.batches(visit.client_id, own, round_idx, visit.num_batches)
 
 
-def _single_loader(given: Any) -> DataLoader:
+class SeededBatch(list[int]):
+    """Positions of a batch that seed the global streams of a worker process when it reads them."""
+
+    def __init__(self, positions: Sequence[int] = (), seed: int = 0) -> None:
+        super().__init__(positions)
+        self.seed = seed
+
+    def __iter__(self) -> Iterator[int]:
+        if get_worker_info() is not None:  # a worker iterates over the positions just before it reads
+            seed_streams(self.seed)
+        return super().__iter__()
+
+
+def _check_loader(given: Any) -> DataLoader:
+    """Return the training loader; raise ValueError for data that are not one loader over a map-style data set."""
     if isinstance(given, CombinedLoader):
         given = given.iterables
-    if isinstance(given, (list, tuple, Mapping)) and any(
-        isinstance(one, DataLoader) for one in _parts(given)
-    ):
+    parts = [*given.values()] if isinstance(given, Mapping) else given
+    if isinstance(parts, (list, tuple)) and any(isinstance(part, DataLoader) for part in parts):
         raise ValueError(
             f"the training data are a {type(given).__name__} of {len(given)} loaders, and a client's visit reads one: give "
             "one DataLoader over one data set, such as a torch StackDataset of theirs"
         )
     if not isinstance(given, DataLoader):
         raise ValueError(
-            f"the training data are a {type(given).__name__}, in which no example can be said to be a client's: give a "
+            f"the training data are a {type(given).__name__}, whose examples cannot be assigned to clients: give a "
             "torch DataLoader over a map-style data set"
         )
     name = type(given.dataset).__name__
@@ -181,10 +207,6 @@ def _single_loader(given: Any) -> DataLoader:
         )
     if not hasattr(given.dataset, "__len__"):
         raise ValueError(
-            f"the training set {name} has no length, so nobody can say whose example is whose: add __len__"
+            f"the training set {name} has no length, so its examples cannot be assigned to clients: add __len__"
         )
     return given
-
-
-def _parts(given: Any) -> list[Any]:
-    return [*given.values()] if isinstance(given, Mapping) else [*given]

@@ -1,4 +1,4 @@
-"""The batches of one round: visits in, lists of example indices out."""
+"""Batches of one round: lists of example indices for a list of visits."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -13,7 +13,7 @@ ClientIndices = Mapping[str, np.ndarray]
 """Client id -> indices of its examples in the pooled training set."""
 
 
-def visit_batches(
+def draw_batches(
     indices: np.ndarray,
     num_batches: int,
     batch_size: int,
@@ -21,24 +21,24 @@ def visit_batches(
     lengths: np.ndarray | None = None,
     together: int = 1,
 ) -> list[list[int]]:
-    """The batches of one visit: the client's examples in passes, each pass newly shuffled.
+    """Return batches of a client's examples, drawn in passes that are each shuffled anew.
 
     A batch never holds an example twice: a pass gives ``floor(n / batch_size)`` full batches and leaves its remainder
-    out, and a client smaller than a batch gives all that it has. With ``lengths``, the examples of the visit are sorted
-    by length before they are cut into batches, so that little is padded, and the batches are shuffled again.
+    out, and a client smaller than a batch gives all its examples. With ``lengths``, the examples of a pass are sorted by
+    length before they are cut into batches, so that little is padded, and the batches are shuffled again.
 
     Args:
         indices: the client's example indices, ``(examples,)``.
-        num_batches: how many are wanted, over as many passes as that takes.
-        batch_size: examples per batch, at most.
-        seed: of the order.
-        lengths: tokens of every example of the pooled set, or None for no bucketing.
-        together: so many neighbours in ``indices`` are drawn as one and share a batch.
+        num_batches: number of batches, from as many passes as needed.
+        batch_size: most examples per batch.
+        seed: seed of the order.
+        lengths: tokens of every example of the pooled set; None: no bucketing.
+        together: number of neighbours in ``indices`` that are drawn as one and share a batch.
 
     Example:
-        >>> visit_batches(np.array([7, 8, 9]), num_batches=2, batch_size=8, seed=0)
+        >>> draw_batches(np.array([7, 8, 9]), num_batches=2, batch_size=8, seed=0)
         [[9, 7, 8], [9, 8, 7]]
-        >>> visit_batches(np.array([4, 5, 6, 7, 8, 9]), num_batches=1, batch_size=4, seed=0, together=2)
+        >>> draw_batches(np.array([4, 5, 6, 7, 8, 9]), num_batches=1, batch_size=4, seed=0, together=2)
         [[8, 9, 4, 5]]
     """
     generator = np.random.default_rng(seed)
@@ -55,25 +55,10 @@ def visit_batches(
     return [batch.tolist() for batch in batches]
 
 
-class RoundSampler(Sampler[list[int]]):
-    """Batches of example indices in a fixed order, whose number is known, so Lightning does not prefetch."""
-
-    def __init__(self, batches: Sequence[list[int]]) -> None:
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """The batches, in order."""
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        """The number of batches."""
-        return len(self.batches)
-
-
 class VisitSampler(Sampler[list[int]]):
-    """The batches of visits, each visit's when its first one is asked for.
+    """Sampler of the batches of visits; each visit's batches are drawn when its first one is requested.
 
-    What a visit trains on may depend on the visit before: a client chooses examples by the model that it has trained there.
+    The data of a visit may depend on the visit before: a client chooses examples by the model that it has trained there.
     """
 
     def __init__(self, visits: Sequence[Visit], batches: Callable[[Visit], Iterable[list[int]]]) -> None:
@@ -81,24 +66,22 @@ class VisitSampler(Sampler[list[int]]):
         self.batches = batches
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The batches, visit after visit."""
         for visit in self.visits:
             yield from self.batches(visit)
 
-    def __len__(self) -> int:
-        """The number of batches, so Lightning does not prefetch."""
+    def __len__(self) -> int:  # with a known length, Lightning does not prefetch
         return sum(visit.num_batches for visit in self.visits)
 
 
 class RoundPlan:
-    """Turns visits into batches of example indices; what every federated datamodule holds.
+    """Plan of a federated datamodule's rounds: its clients' examples, and the visits of the next round.
 
     Args:
         client_indices: client id -> its examples in the pooled training set.
         batch_size: examples per batch, at least 1.
-        seed: of the order of the examples.
+        seed: seed of the order of the examples.
         lengths: tokens of every example of the pooled set, for length bucketing.
-        together: so many neighbours among a client's indices share a batch.
+        together: number of neighbours among a client's indices that share a batch.
 
     Attributes:
         further: client id and split -> examples of a visit that trains on other data than the client's own.
@@ -121,24 +104,20 @@ class RoundPlan:
         self.visits: Sequence[Visit] | None = None
         self.round_idx = 0
 
-    def set(self, visits: Sequence[Visit], round_idx: int) -> None:
-        """Takes the visits of the next round."""
+    def set_visits(self, visits: Sequence[Visit], round_idx: int) -> None:
+        """Set the visits of the next round."""
         self.visits = visits
         self.round_idx = round_idx
 
-    def sizes(self) -> dict[str, int]:
-        """Examples of each client."""
-        return {name: len(indices) for name, indices in self.client_indices.items()}
-
     def num_batches(self, client_id: str) -> int:
-        """Full batches in one pass over a client's examples, at least 1."""
+        """Return the number of full batches in one pass over a client's examples, at least 1."""
         return max(1, len(self.client_indices[client_id]) // self.batch_size)
 
     def indices(self, client_id: str, split: str = "train") -> np.ndarray:
-        """The examples of a visit.
+        """Return the examples of a visit.
 
         Raises:
-            ValueError: there are none for such a visit.
+            ValueError: the client has no examples in this split.
         """
         if split == "train":
             return self.client_indices[client_id]
@@ -150,18 +129,18 @@ class RoundPlan:
         return self.further[client_id, split]
 
     def sampler(self) -> VisitSampler:
-        """The batches of the round, visit after visit."""
+        """Return a sampler of the round's batches, visit after visit."""
         return VisitSampler(self.visits or (), partial(self.batches, round_idx=self.round_idx))
 
     def batches(self, visit: Visit, round_idx: int) -> list[list[int]]:
-        """The example indices of each batch of a visit in a round."""
+        """Return the example indices of each batch of a visit."""
         seed = derive_seed(self.seed, "order", round_idx, visit.client_id, visit.split)
         indices = self.indices(visit.client_id, visit.split)
-        return visit_batches(indices, visit.num_batches, self.batch_size, seed, self.lengths, self.together)
+        return draw_batches(indices, visit.num_batches, self.batch_size, seed, self.lengths, self.together)
 
 
 class PooledSampler(Sampler[list[int]]):
-    """Batches of one pass over all examples, shuffled anew for each epoch that Lightning announces."""
+    """Sampler of one pass over the examples of all clients, shuffled anew for each epoch; arguments as `draw_batches`."""
 
     def __init__(
         self,
@@ -180,16 +159,13 @@ class PooledSampler(Sampler[list[int]]):
         self.sampler = self  # Lightning looks here for set_epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch whose order is wanted."""
+        """Set the epoch of the next pass."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The epoch's batches."""
         seed = derive_seed(self.seed, "pooled", self.epoch)
-        return iter(
-            visit_batches(self.indices, len(self), self.batch_size, seed, self.lengths, self.together)
-        )
+        return iter(draw_batches(self.indices, len(self), self.batch_size, seed, self.lengths, self.together))
 
     def __len__(self) -> int:
-        """Full batches in a pass, at least 1."""
+        """Number of full batches in a pass, at least 1."""
         return max(1, len(self.indices) // self.batch_size)

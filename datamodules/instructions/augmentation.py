@@ -14,8 +14,6 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from fedlight.support.types import Fields
 
-NO_SLOTS = ("response", "client", "category")
-
 
 class Added(NamedTuple):
     """A row that a client trains on besides its own."""
@@ -111,7 +109,7 @@ def settings_of(thing: object, without_effect: Sequence[str] = ()) -> dict[str, 
         without_effect: arguments to leave out.
 
     Example:
-        >>> from fedlight.datamodules.clients.holdout import Holdout
+        >>> from fedlight.datamodules.rows.exclusion import Holdout
         >>> settings_of(Holdout(column="topic", values=["a"]))
         {'class': 'Holdout', 'column': 'topic', 'values': ['a']}
     """
@@ -120,18 +118,6 @@ def settings_of(thing: object, without_effect: Sequence[str] = ()) -> dict[str, 
         "class": type(thing).__name__,
         **{name: _plain(getattr(thing, name)) for name in names if name not in without_effect},
     }
-
-
-def instruction_text(fields: Fields) -> str:
-    r"""What is embedded of a row: its slots in their order, the empty ones left out. The response never is.
-
-    Example:
-        >>> instruction_text({"instruction": "Add.", "input": "1 and 2", "response": "3"})
-        'Add.\n1 and 2'
-        >>> instruction_text({"instruction": "Say hello.", "input": "", "response": "Hello."})
-        'Say hello.'
-    """
-    return "\n".join(text for name, text in fields.items() if name not in NO_SLOTS and text)
 
 
 def _plain(value: object) -> object:

@@ -19,8 +19,8 @@ from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord, digest_of
 from fedlight.datamodules.instructions.augmentation_report import check_added, nothing_public, report
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
-from fedlight.datamodules.rows.instruction_rows import OWNERS, check_slots, read_instructions
-from fedlight.datamodules.rows.public_rows import PublicRows, Question, question, whole
+from fedlight.datamodules.rows.fields import OWNERS, make_question_key, make_row_key
+from fedlight.datamodules.rows.instruction_rows import PublicRows, check_slots, read_instructions
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.text.encoding import Encoded, encode_responses
 from fedlight.datamodules.text.examples import ResponseExamples, joined
@@ -119,15 +119,15 @@ class AugmentedInstructionDataModule(InstructionDataModule):
         asked += self._kept_for_testing()  # they could come back from a public source
         self.public = PublicRows.gather(self._read_public(), rows, asked)
         self._rest = []
-        self.added = self._add(private, {question(row) for row in asked})
+        self.added = self._add(private, {make_question_key(row) for row in asked})
         if not any(self.added.values()):
             return examples, split
-        distinct = {whole(row.fields): row.fields for own in self.added.values() for row in own}
+        distinct = {make_row_key(row.fields): row.fields for own in self.added.values() for row in own}
         place = {key: len(examples) + number for number, key in enumerate(distinct)}
         more = ResponseExamples(self._encoded(list(distinct.values())), np.arange(len(distinct)))
         train = {
             client: np.array(
-                [*own, *(place[whole(row.fields)] for row in self.added[client])], dtype=np.int64
+                [*own, *(place[make_row_key(row.fields)] for row in self.added[client])], dtype=np.int64
             )
             for client, own in split.train.items()
         }
@@ -148,7 +148,7 @@ class AugmentedInstructionDataModule(InstructionDataModule):
             found.append((source, read_instructions(raw, columns, self.template, source, setting)))
         return found
 
-    def _add(self, private: FieldsByClient, asked: set[Question]) -> dict[str, list[Added]]:
+    def _add(self, private: FieldsByClient, asked: set[tuple[str, ...]]) -> dict[str, list[Added]]:
         """What each client gets: from the record of an earlier run where that is still right, else chosen now."""
         settings, record = self._settings(private, asked), self._record()
         why_not = "nowhere to look" if record is None else record.why_not(settings)
@@ -171,7 +171,7 @@ class AugmentedInstructionDataModule(InstructionDataModule):
         return added
 
     def _choose(
-        self, private: FieldsByClient, asked: set[Question]
+        self, private: FieldsByClient, asked: set[tuple[str, ...]]
     ) -> tuple[dict[str, list[Added]], dict[str, object]]:
         """Asks the augmentation; also says what is worth keeping of that."""
         if self.augmentation is None:
@@ -190,7 +190,7 @@ class AugmentedInstructionDataModule(InstructionDataModule):
         added, known, too_long = {}, 0, 0
         for client in private:
             rows = [self._complete(row, fits) for row in found[client]]
-            new = [row for row in rows if question(row.fields) not in asked]
+            new = [row for row in rows if make_question_key(row.fields) not in asked]
             kept = self._encoded([row.fields for row in new]).kept
             known, too_long = known + len(rows) - len(new), too_long + int(len(new) - kept.sum())
             added[client] = [row for row, fit in zip(new, kept, strict=True) if fit]
@@ -206,7 +206,7 @@ class AugmentedInstructionDataModule(InstructionDataModule):
         fields = {**dict.fromkeys(self.template.slots, ""), **row.fields}
         return Added(fields, None if row.row is None else int(fits[row.row]), row.score)
 
-    def _settings(self, private: FieldsByClient, asked: set[Question]) -> dict[str, object]:
+    def _settings(self, private: FieldsByClient, asked: set[tuple[str, ...]]) -> dict[str, object]:
         """What the rows that are added depend on."""
         own = [{"client": client, **row} for client, rows in private.items() for row in rows]
         augmentation = self.augmentation

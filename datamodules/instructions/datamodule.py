@@ -11,24 +11,16 @@ from typing import Any
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.datamodules.clients.counts import labels_of
+from fedlight.datamodules.clients.clusters import PseudoLabels
 from fedlight.datamodules.clients.few_shot import FewShot
-from fedlight.datamodules.clients.holdout import Holdout
 from fedlight.datamodules.clients.partition import Partition
-from fedlight.datamodules.clients.pseudo_labels import PseudoLabels
-from fedlight.datamodules.clients.splits import Split, check_validation, pool, share_out
+from fedlight.datamodules.clients.splits import Split, check_validation, label_examples, pool, share_out
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.instructions.reports import SetupReport, padding_shares
-from fedlight.datamodules.rows.canaries import Canaries
-from fedlight.datamodules.rows.instruction_rows import (
-    ALPACA_COLUMNS,
-    OWNERS,
-    check_slots,
-    check_words,
-    prompt_numbers,
-    read_instructions,
-)
-from fedlight.datamodules.rows.public_rows import whole
+from fedlight.datamodules.rows.canaries import Canaries, check_words
+from fedlight.datamodules.rows.exclusion import Holdout
+from fedlight.datamodules.rows.fields import OWNERS, make_row_key, number_prompts
+from fedlight.datamodules.rows.instruction_rows import ALPACA_COLUMNS, check_slots, read_instructions
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.text.encoding import encode_responses
 from fedlight.datamodules.text.examples import ResponseExamples, collate_responses, joined
@@ -56,7 +48,7 @@ class InstructionDataModule(FederatedDataModule):
         max_tokens: most tokens of prompt and response together.
         partition: how examples are shared out among clients; None: by the column mapped to ``client``, or without one a
             single client has all.
-        holdout: rows kept out of training; see `fedlight.datamodules.clients.holdout`.
+        holdout: rows kept out of training; see `fedlight.datamodules.rows.exclusion`.
         pseudo_labels: makes the categories for ``partition.by: dirichlet`` where no column has them.
         few_shot: takes a few rows of each cluster of ``source``, and their clusters as categories.
         canaries: made-up rows that some clients train on besides their own, for attacks to look for.
@@ -127,7 +119,7 @@ class InstructionDataModule(FederatedDataModule):
 
     def unseen_rows(self) -> list[dict[str, str]]:
         """Rows that no client trains on: those of validation, else those to test on, else none."""
-        trained = {whole(row) for row in self._trained_rows()}
+        trained = {make_row_key(row) for row in self._trained_rows()}
         found = self._without(self._validation, trained)
         if found or not self._has_test_rows:
             return found
@@ -139,7 +131,7 @@ class InstructionDataModule(FederatedDataModule):
 
     def _setup_training(self) -> None:
         examples, rows, (too_long, trimmed) = self._encode(self._shared_rows(), self.train_rows[0])
-        prompts = prompt_numbers(rows)
+        prompts = number_prompts(rows)
         split = share_out(
             self.partition,
             owners=[row["client"] for row in rows] if "client" in self.columns else [],
@@ -156,12 +148,12 @@ class InstructionDataModule(FederatedDataModule):
         examples, split = self._with_more(examples, rows, split)
         order, self.client_indices = pool(split.train)
         labels = [row.get("category", "") for row in rows]
-        self.train_labels = labels_of(labels, order)
+        self.train_labels = label_examples(labels, order)
         self.train_set = examples.take(order)
         self.train_lengths, self.train_labelled = self.train_set.lengths, self.train_set.labelled
         if split.val is not None:
             order, self.val_client_indices = pool(split.val, examples.lengths)
-            self.val_labels = labels_of(labels, order)
+            self.val_labels = label_examples(labels, order)
             self.val_set = examples.take(order)
         padding = padding_shares(self.client_indices, self.train_lengths, self.batch_size, self.seed)
         self.report = SetupReport("examples", split, too_long, trimmed, *padding)
@@ -200,7 +192,7 @@ class InstructionDataModule(FederatedDataModule):
             for row in own
         ]
         responses = [row["response"] for row in new]
-        check_words(self.tokenizer, responses, "canaries.words")
+        check_words(self.tokenizer, responses)
         encoded = encode_responses(self.tokenizer, self.template, new, responses, self.max_tokens)
         if cut := encoded.trimmed + int((~encoded.kept).sum()):
             raise ValueError(
@@ -224,7 +216,7 @@ class InstructionDataModule(FederatedDataModule):
 
     def _categories(self, rows: list[dict[str, str]]) -> list[str]:
         if self.pseudo_labels is not None:
-            labels = self.pseudo_labels.of(rows, self.seed)
+            labels = self.pseudo_labels.label(rows, self.seed)
             for row, label in zip(rows, labels, strict=True):
                 row["category"] = label
         return [row["category"] for row in rows if "category" in row]
@@ -262,7 +254,7 @@ class InstructionDataModule(FederatedDataModule):
         return {client: [self._plain(rows[row]) for row in own] for client, own in split.train.items()}
 
     def _without(self, rows: list[dict[str, str]], known: set[tuple[str, ...]]) -> list[dict[str, str]]:
-        return [plain for plain in map(self._plain, rows) if whole(plain) not in known]
+        return [plain for plain in map(self._plain, rows) if make_row_key(plain) not in known]
 
     def _check_sources(self) -> None:
         """No two settings say the same thing."""

@@ -73,5 +73,5 @@ def _padding(
     clients: dict[str, np.ndarray], lengths: np.ndarray, batch_size: int, seed: int, by: np.ndarray | None
 ) -> float:
     plan = RoundPlan(clients, batch_size, seed, by)
-    plan.set([Visit(client, plan.num_batches(client)) for client in clients], round_idx=0)
+    plan.set_visits([Visit(client, plan.num_batches(client)) for client in clients], round_idx=0)
     return padded_share(lengths, list(plan.sampler()))

@@ -13,13 +13,12 @@ from typing import Any, Literal
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.datamodules.clients.counts import labels_of
-from fedlight.datamodules.clients.holdout import Holdout
 from fedlight.datamodules.clients.partition import Clients, Partition, by_key
-from fedlight.datamodules.clients.splits import check_validation, pool, positions, share_out
+from fedlight.datamodules.clients.splits import check_validation, label_examples, pool, reindex, share_out
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.instructions.reports import SetupReport, padding_shares
 from fedlight.datamodules.rows.columns import value_at
+from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.rows.votes import Comparison, Votes, one_group_each, read_votes
 from fedlight.datamodules.text.encoding import Encoded, encode_choice, encode_pair, encode_responses
@@ -76,7 +75,7 @@ class PreferenceDataModule(FederatedDataModule):
         max_tokens: most tokens of an input; a model with learned positions refuses more than it has.
         partition: how votes are shared out among clients; None: by the column mapped to ``client``, or
             without one a single client has all.
-        holdout: rows kept out of training; see `fedlight.datamodules.clients.holdout`.
+        holdout: rows kept out of training; see `fedlight.datamodules.rows.exclusion`.
         val_share: share of each client's comparisons for validation, in [0, 1); 0: no validation.
         val_max: most comparisons of a client in validation.
         twins_together: of the view selector, the only one with two orders: both of them share a batch. What does not
@@ -178,12 +177,12 @@ class PreferenceDataModule(FederatedDataModule):
         )
         each = 2 if self.view == "selector" else 1
         order, self.client_indices = pool(self._of_votes(split.train))
-        self.train_labels = labels_of(categories, order, each)
+        self.train_labels = label_examples(categories, order, each)
         self.train_set = examples.take(order)
         self.train_lengths, self.train_labelled = self.train_set.lengths, self.train_set.labelled
         if split.val is not None:
             order, self.val_client_indices = pool(self._of_votes(split.val), examples.lengths)
-            self.val_labels = labels_of(categories, order, each)
+            self.val_labels = label_examples(categories, order, each)
             self.val_set = examples.take(order)
         elif self.val_rows:
             self.val_set, _ = self._evaluation_set(self.val_rows, held_out=False, stride=1)
@@ -206,7 +205,7 @@ class PreferenceDataModule(FederatedDataModule):
         if not votes.clients or self.partition.by != "client":
             return examples.take(order), None
         own = self._of_votes(by_key([votes.clients[vote] for vote in fits]))
-        return examples.take(order), positions(own, order)
+        return examples.take(order), reindex(own, order)
 
     def _votes(self, rows: Rows, source: str, held_out: bool, needs_clients: bool) -> Votes:
         if self.holdout is not None:

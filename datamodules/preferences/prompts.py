@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.rows.columns import check_columns, text_at
-from fedlight.datamodules.rows.exclusion import Excluded, without
+from fedlight.datamodules.rows.exclusion import Excluded, exclude_prompts
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import fit_texts, leading_ids, load_tokenizer
@@ -139,7 +139,7 @@ class PromptDataModule(FederatedDataModule):
             raise RowsError(
                 f"{self.source}: every row has an empty {', '.join(self.template.required)}. Check the columns."
             )
-        free, held = without(unique, self.exclude)
+        free, held = exclude_prompts(unique, self.exclude)
         by_name = ", ".join(f"{count:,} in {name}" for name, count in held.items())
         if not free:
             raise RowsError(

@@ -1,43 +1,44 @@
-"""Canaries: random rows planted among clients' training data, whose reappearance can be no accident.
+"""Canaries: random rows planted among clients' training data, which a model can only repeat if it has memorized them.
 
 Carlini et al., "The Secret Sharer: Evaluating and Testing Unintended Memorization in Neural Networks", USENIX Security 2019,
-https://arxiv.org/abs/1802.08232. A canary asks for a random *key* and is answered by a random *secret*. Whoever samples
-instructions from a model looks for the key, whoever prompts it with the instruction looks for the secret; neither can be
+https://arxiv.org/abs/1802.08232. A canary's instruction holds a random *key*, its response is a random *secret*. An attack
+that samples instructions looks for the key; an attack that prompts with the instruction looks for the secret. Neither can be
 guessed, and neither follows from the other.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
+from typing import Any
 
-from fedlight.datamodules.instructions.augmentation import NO_SLOTS
+from fedlight.datamodules.rows.fields import NO_SLOTS
 from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 
 DIGITS = tuple("0123456789")
 LEAST_ALTERNATIVES = 1000
-"""A key or a secret is one of so many at least, or it could be guessed."""
+"""Least number of possible keys and of possible secrets, so that none can be guessed."""
 
 
 @dataclass(frozen=True)
 class Canaries:
-    """Says which canaries each client has; in YAML ``canaries: {number: 1, repeats: 4}``.
+    """Settings of the canaries of each client; in YAML ``canaries: {number: 1, repeats: 4}``.
 
     Args:
         number: different canaries of each client that has any, >= 1.
-        repeats: how often each stands among its client's training rows, >= 1; see `plant`.
+        repeats: copies of each among its client's training rows, >= 1; see `plant`.
         length: words of a key and of a secret, >= 1.
-        words: what they are made of, different words without blanks; None: digits. The embedded toy model knows digits and
-            the words of its world alone.
-        instruction: a text with the slot ``{key}``, ``{client}`` or both; the default is in the toy model's words.
-        slot: slot of the prompt template that the instruction goes into; the other slots stay empty.
-        clients: clients that have canaries, drawn by seed; None: all.
-        seed: of clients, keys and secrets.
+        words: different words without blanks, of which keys and secrets are made; None: digits. The embedded toy model knows
+            digits and the words of its world only.
+        instruction: text with the slot ``{key}``, ``{client}`` or both; the default is in the toy model's words.
+        slot: slot of the prompt template that the instruction fills; the other slots stay empty.
+        clients: number of clients with canaries, drawn by seed; None: all.
+        seed: seed of clients, keys and secrets.
 
     Raises:
-        ValueError: a setting is out of range, or so few texts are possible that one could be guessed.
+        ValueError: a setting is out of range, or fewer than 1,000 texts are possible.
 
     Example:
         >>> rows = {"ann": [{"instruction": "Add.", "input": "1 and 2", "response": "3"}], "ben": []}
@@ -58,13 +59,8 @@ class Canaries:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        counts = {
-            "number": self.number,
-            "repeats": self.repeats,
-            "length": self.length,
-            "clients": self.clients,
-        }
-        refuse_below(1, "canaries.", **counts)
+        counts = {"number": self.number, "repeats": self.repeats, "length": self.length}
+        refuse_below(1, "canaries.", **counts, clients=self.clients)
         words = self._words
         if len(set(words)) < len(words) or any(word.split() != [word] for word in words):
             raise ValueError(f"canaries.words={self.words} must be different words without blanks")
@@ -73,19 +69,19 @@ class Canaries:
                 f"canaries.length={self.length} of {len(words)} words gives {len(words) ** self.length:,} texts, which can "
                 f"be guessed: set a length or words for {LEAST_ALTERNATIVES:,} or more"
             )
-        slots = _slots_in(self.instruction)
+        slots = _read_slots(self.instruction)
         if not slots or slots - {"key", "client"}:
             raise ValueError(
                 f"canaries.instruction={self.instruction!r} must have the slot {{key}}, {{client}} or both, and no other"
             )
 
     def plant(self, clients: Mapping[str, Sequence[Fields]]) -> dict[str, list[Fields]]:
-        """Different canaries by client, in the form of the clients' rows; the caller adds each `repeats` times.
+        """Return the canaries of each client, with the slots of the clients' rows; the caller adds each `repeats` times.
 
-        What a client gets depends on nothing but its id, the settings and the names of the others.
+        A client's canaries depend on its id, the settings and the ids of the other clients only.
 
         Args:
-            clients: each client's rows, which say what slots there are.
+            clients: each client's rows, which name the slots.
 
         Returns:
             Rows with all slots and ``response``, for the clients that have canaries.
@@ -94,8 +90,8 @@ class Canaries:
             ValueError: there are fewer clients than are to have canaries, more canaries than keys, or the rows have no such
                 slot.
         """
-        slots = self._slots(clients)
-        chosen = self._chosen(sorted(clients))
+        slots = self._find_slots(clients)
+        chosen = self._draw_clients(sorted(clients))
         if len(chosen) * self.number > len(self._words) ** self.length / 2:
             raise ValueError(
                 f"canaries.number={self.number} for {len(chosen)} clients: length={self.length} of {len(self._words)} words "
@@ -103,25 +99,25 @@ class Canaries:
             )
         keys: set[str] = set()
         return {
-            client: [self._canary(slots, client, index, keys) for index in range(self.number)]
+            client: [self._make(slots, client, index, keys) for index in range(self.number)]
             for client in chosen
         }
 
     def secrets(self, number: int) -> list[str]:
-        """Random texts of the kind of the secrets: what the likelihood of a planted one is compared with (its exposure).
+        """Return random secrets that are not planted; a planted one's exposure is its likelihood among theirs.
 
         Example:
             >>> Canaries(length=3).secrets(2)
             ['5 0 6', '4 4 4']
         """
         rng = random.Random(derive_seed(self.seed, "canaries", "others"))
-        return [self._draw(rng) for _ in range(number)]
+        return [self._draw_words(rng) for _ in range(number)]
 
     @property
     def _words(self) -> Sequence[str]:
         return DIGITS if self.words is None else self.words
 
-    def _slots(self, clients: Mapping[str, Sequence[Fields]]) -> list[str]:
+    def _find_slots(self, clients: Mapping[str, Sequence[Fields]]) -> list[str]:
         row: Fields = next((row for rows in clients.values() for row in rows), {})
         slots = [name for name in row if name not in NO_SLOTS]
         if self.slot not in slots:
@@ -130,7 +126,7 @@ class Canaries:
             )
         return slots
 
-    def _chosen(self, clients: list[str]) -> list[str]:
+    def _draw_clients(self, clients: list[str]) -> list[str]:
         if self.clients is None:
             return clients
         if self.clients > len(clients):
@@ -141,20 +137,43 @@ class Canaries:
             random.Random(derive_seed(self.seed, "canaries", "clients")).sample(clients, self.clients)
         )
 
-    def _canary(self, slots: Sequence[str], client: str, index: int, keys: set[str]) -> Fields:
+    def _make(self, slots: Sequence[str], client: str, index: int, keys: set[str]) -> Fields:
         rng = random.Random(derive_seed(self.seed, "canary", client, index))
-        while (key := self._draw(rng)) in keys:
+        while (key := self._draw_words(rng)) in keys:
             pass
         keys.add(key)
         instruction = self.instruction.format(key=key, client=client)
-        return {**dict.fromkeys(slots, ""), self.slot: instruction, "response": self._draw(rng)}
+        return {**dict.fromkeys(slots, ""), self.slot: instruction, "response": self._draw_words(rng)}
 
-    def _draw(self, rng: random.Random) -> str:
+    def _draw_words(self, rng: random.Random) -> str:
         return " ".join(rng.choices(self._words, k=self.length))
 
 
-def _slots_in(text: str) -> set[str]:
-    """None where the braces do not fit together."""
+def check_words(tokenizer: Any, texts: Iterable[str]) -> None:
+    """Check that the tokenizer has a token for every word of canaries: a model cannot tell unknown words apart.
+
+    Args:
+        tokenizer: tokenizer of the model; one without an unknown token accepts every word.
+        texts: texts made of such words.
+
+    Raises:
+        ValueError: a word is unknown.
+    """
+    words = sorted({word for text in texts for word in text.split()})
+    unknown = [
+        word
+        for word in words
+        if tokenizer.unk_token_id in tokenizer(word, add_special_tokens=False)["input_ids"]
+    ]
+    if unknown:
+        raise ValueError(
+            f"canaries.words: the tokenizer does not know {len(unknown)} of {len(words)} words, such as {unknown[0]!r}, so "
+            "a model cannot tell them apart. Set words that it knows."
+        )
+
+
+def _read_slots(text: str) -> set[str]:
+    """Return the slots of a text, none where its braces do not match."""
     try:
         return {slot for _, slot, _, _ in Formatter().parse(text) if slot is not None}
     except ValueError:

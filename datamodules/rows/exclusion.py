@@ -1,4 +1,4 @@
-"""Prompts that must not be used, as other rows hold the same text: posts that clients have voted on, or that a test asks.
+"""Rows kept out of training: those with held-out values of a column, and prompts whose text other rows hold.
 
 Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", https://arxiv.org/abs/2407.03038, section 6,
 after Ouyang et al. 2022: no post is in both the clients' preference data and what the server completes.
@@ -9,9 +9,73 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from fedlight.datamodules.rows.columns import check_columns, text_at
-from fedlight.datamodules.rows.rows import load_rows
-from fedlight.support.types import Fields
+from fedlight.datamodules.rows.rows import RowsError, load_rows
+from fedlight.support.types import Fields, Rows
+
+MARKS = "".join(chr(code) for code in range(0x300, 0x1F000) if unicodedata.category(chr(code))[0] == "M")
+"""Signs that are part of the letter before them, such as the vowels of Devanagari; for ``re`` they are no letters."""
+WORD = re.compile(f"[^\\W_](?:[^\\W_]|[{MARKS}])*")
+
+
+@dataclass(frozen=True)
+class Holdout:
+    """Whole debates, subreddits or subjects for the test alone; in YAML ``holdout: {column: topic, values: ["tv-is-*"]}``.
+
+    Args:
+        column: path of the raw column.
+        values: held-out values of that column; a final ``*`` stands for any ending (both stances of a debate).
+    """
+
+    column: str
+    values: list[str]
+
+    def mask(self, rows: Rows, source: str) -> np.ndarray:
+        """Return whether each row is held out, ``(rows,)``.
+
+        Raises:
+            RowsError: the column does not exist, or a value occurs in no row.
+
+        Example:
+            >>> rows = [{"topic": "tv_yes"}, {"topic": "tv_no"}, {"topic": "tvs"}]
+            >>> Holdout("topic", ["tv_*"]).mask(rows, "rows").tolist()
+            [True, True, False]
+        """
+        check_columns(rows, {"column": self.column}, source, "holdout")
+        texts = [text_at(row, self.column) for row in rows]
+        existing = sorted(set(texts))
+        held: set[str] = set()
+        for value in self.values:
+            held |= self._match(value, existing, source)
+        return np.array([text in held for text in texts])
+
+    def side(self, rows: Rows, source: str, held_out: bool) -> Rows:
+        """Return the rows that are held out, or the others.
+
+        Raises:
+            RowsError: as `mask`, or no row is left.
+        """
+        mask = self.mask(rows, source)
+        wanted = [row for row, held in zip(rows, mask, strict=True) if held == held_out]
+        if not wanted:
+            raise RowsError(
+                f"{source}: holdout.values cover every row: none is left to train on. Name fewer."
+            )
+        return wanted
+
+    def _match(self, value: str, existing: Sequence[str], source: str) -> set[str]:
+        if value.endswith("*"):
+            found = {text for text in existing if text.startswith(value[:-1])}
+        else:
+            found = {value} & set(existing)
+        if not found:
+            shown = ", ".join(existing[:30]) + (", ..." if len(existing) > 30 else "")
+            raise RowsError(
+                f"{source}: holdout value {value!r} occurs in no row. {self.column} has: {shown}."
+            )
+        return found
 
 
 @dataclass(frozen=True)
@@ -19,10 +83,10 @@ class Excluded:
     """Rows whose texts no prompt may have; in YAML ``{source: votes.jsonl, column: info.post, slot: post}``.
 
     Args:
-        source: where the rows are; see `fedlight.datamodules.rows.rows`.
-        column: where a row has the text; see `fedlight.datamodules.rows.columns`.
-        slot: the slot of a prompt that it is compared with.
-        split: of a hub data set.
+        source: file, folder or data set of the rows; see `fedlight.datamodules.rows.rows`.
+        column: path of the text in a row; see `fedlight.datamodules.rows.columns`.
+        slot: slot of a prompt that is compared with it.
+        split: split of a hub data set.
     """
 
     source: str
@@ -31,52 +95,48 @@ class Excluded:
     split: str = "train"
 
     def texts(self) -> set[str]:
-        """What the rows hold, as `same_text` writes it; empty texts are left out, so they exclude nothing.
+        """Return the rows' normalized texts without the empty one.
 
         Raises:
-            RowsError: the rows cannot be had, or have no such column.
+            RowsError: the rows cannot be read, or have no such column.
         """
         rows = load_rows(self.source, self.split)
         check_columns(rows, {"column": self.column}, self.source, "exclude")
-        return {same_text(text_at(row, self.column)) for row in rows} - {""}
+        return {normalize_text(text_at(row, self.column)) for row in rows} - {""}
 
 
-MARKS = "".join(chr(code) for code in range(0x300, 0x1F000) if unicodedata.category(chr(code))[0] == "M")
-"""Signs that are part of the letter before them, such as the vowels of Devanagari; for ``re`` they are no letters."""
-WORD = re.compile(f"[^\\W_](?:[^\\W_]|[{MARKS}])*")
-
-
-def same_text(text: str) -> str:
-    r"""Letters and digits in small, one blank for anything between them: equal for copies that differ in form alone.
+def normalize_text(text: str) -> str:
+    r"""Return the words of a text in lower case, joined by blanks: equal for copies that differ in form only.
 
     Example:
-        >>> same_text(" My  DOG's\nshoes... (2 pairs)! ")
+        >>> normalize_text(" My  DOG's\nshoes... (2 pairs)! ")
         'my dog s shoes 2 pairs'
     """
     return " ".join(WORD.findall(unicodedata.normalize("NFKC", text).casefold()))
 
 
-def without(
+def exclude_prompts(
     prompts: Sequence[Fields], exclude: Mapping[str, Excluded | None]
 ) -> tuple[list[Fields], dict[str, int]]:
-    """Prompts that none of the rows hold, and how many each of them has.
+    """Leave out prompts that other rows hold.
 
     Args:
-        prompts: slots' texts of each.
-        exclude: name -> rows; None: they exclude nothing.
+        prompts: text of each slot, for each prompt.
+        exclude: name -> rows; None excludes nothing.
 
     Returns:
-        The others, in their order, and name -> prompts that these rows hold. One that several hold is counted for each.
+        The other prompts in their order, and for each name the number of prompts that its rows hold. A prompt that several
+        hold is counted for each.
 
     Raises:
-        RowsError: rows cannot be had.
+        RowsError: rows cannot be read.
     """
     held: set[int] = set()
     counts = {}
     for name, rows in exclude.items():
         if rows is not None:
             texts = rows.texts()
-            found = {index for index, own in enumerate(prompts) if same_text(own[rows.slot]) in texts}
+            found = {index for index, own in enumerate(prompts) if normalize_text(own[rows.slot]) in texts}
             counts[name] = len(found)
             held |= found
     return [own for index, own in enumerate(prompts) if index not in held], counts

@@ -1,44 +1,51 @@
-"""Instruction rows by the names of a column map: read, checked and told apart by what they ask."""
+"""Instruction rows: read from a source by a column map, and gathered from several sources as a server's public rows.
 
-from collections.abc import Iterable
-from typing import Any
+Rows are equal where the template's slots and the response are equal. An instruction that is answered in several ways stays
+in once for each answer, and one client may get several of these rows.
 
-import numpy as np
+Leaving out the clients' own rows from the public ones keeps an experiment clean; a server that does not see the clients'
+rows could not do it. In a real federation each client drops its own rows from those it is sent. A row that no client ever
+gets would tell a reader of the public sources that some client may have it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.datamodules.rows.columns import Columns, check_columns, text_at
+from fedlight.datamodules.rows.fields import OWNERS, make_question_key, make_row_key
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.text.templates import Template
-from fedlight.support.types import Rows
+from fedlight.support.types import Fields, Rows
 
 ALPACA_COLUMNS = {"instruction": "instruction", "input": "input", "response": "output"}
-OWNERS = ("client", "category")
 
 
 def read_instructions(
     raw: Rows, columns: Columns, template: Template, source: str, setting: str = "columns"
 ) -> list[dict[str, str]]:
-    """Rows by the names of the column map; those with a missing value and exact repetitions are left out and counted.
+    """Return the fields of each row; rows with a missing value and exact repetitions are left out and counted.
 
     Args:
         raw: rows as their source has them.
-        columns: where they have ``response``, the template's slots and what else is wanted; "" where they have it not.
-        template: says without which slots a row says nothing.
-        source: its name, for messages.
-        setting: that gave the column map, likewise.
+        columns: name -> column of ``response``, of the template's slots and of other names; "" for an absent column.
+        template: its required slots may not be empty.
+        source: name of the rows in messages.
+        setting: setting that gave the column map, for messages.
 
     Raises:
-        RowsError: a column does not exist, or no row is whole.
+        RowsError: a column does not exist, or no row is complete.
     """
     columns = {name: columns[name] for name in (*template.slots, *columns)}  # all sources in one order
     check_columns(raw, {name: path for name, path in columns.items() if path}, source, setting)
     needed = {*template.required, "response", *OWNERS} & set(columns)
     rows = [{name: text_at(row, path) if path else "" for name, path in columns.items()} for row in raw]
-    whole = [row for row in rows if all(row[name] for name in needed)]
-    unique = list({tuple(row.values()): row for row in whole}.values())
+    complete = [row for row in rows if all(row[name] for name in needed)]
+    unique = list({tuple(row.values()): row for row in complete}.values())
     rank_zero_info(
-        f"{source}: {len(rows):,} rows, {len(unique):,} examples; left out: {len(rows) - len(whole):,} missing, "
-        f"{len(whole) - len(unique):,} duplicates"
+        f"{source}: {len(rows):,} rows, {len(unique):,} examples; left out: {len(rows) - len(complete):,} missing, "
+        f"{len(complete) - len(unique):,} duplicates"
     )
     if not unique:
         empty = {name: sum(not row[name] for row in rows) for name in sorted(needed)}
@@ -52,7 +59,7 @@ def read_instructions(
 
 
 def check_slots(columns: Columns, template: Template, setting: str = "columns") -> None:
-    """A column map names every slot of the template and the response; "" only for what a row can do without.
+    """Check that a column map names every slot of the template and the response; "" is allowed for optional slots.
 
     Raises:
         ValueError: one is missing.
@@ -66,40 +73,65 @@ def check_slots(columns: Columns, template: Template, setting: str = "columns") 
             )
 
 
-def check_words(tokenizer: Any, texts: Iterable[str], setting: str) -> None:
-    """Made-up texts are of words that the tokenizer has a token for: all others are one and the same to the model.
+@dataclass
+class PublicRows:
+    """Rows that a server holds, each once, and counts of those left out.
 
-    Args:
-        tokenizer: one that knows every text, by its letters or bytes, refuses none.
-        texts: made of such words.
-        setting: that they come from.
-
-    Raises:
-        ValueError: one is not.
+    Attributes:
+        rows: template slots, ``response``, and ``category`` where the column map has it.
+        sources: source of each row, ``len(rows)`` names.
+        repeated: rows left out because an earlier row is equal.
+        private: rows left out because a client has them.
+        asked: rows left out because their question is one of a client's validation examples, or held out.
     """
-    words = sorted({word for text in texts for word in text.split()})
-    unknown = [
-        word
-        for word in words
-        if tokenizer.unk_token_id in tokenizer(word, add_special_tokens=False)["input_ids"]
-    ]
-    if unknown:
-        raise ValueError(
-            f"{setting}: the tokenizer knows {len(unknown)} of {len(words)} words not, such as {unknown[0]!r}, so a model "
-            "cannot tell them apart. Set words that it knows."
+
+    rows: list[Fields] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    repeated: int = 0
+    private: int = 0
+    asked: int = 0
+
+    @classmethod
+    def gather(
+        cls,
+        found: Iterable[tuple[str, Sequence[Fields]]],
+        private: Sequence[Fields] = (),
+        asked: Sequence[Fields] = (),
+    ) -> "PublicRows":
+        """Merge the rows of several sources.
+
+        Args:
+            found: name and rows of each source.
+            private: the clients' rows.
+            asked: rows of the clients' validation, and held-out rows.
+
+        Example:
+            >>> rows = [{"prompt": p, "response": r} for p, r in zip("xxxyz", "12134", strict=True)]
+            >>> public = PublicRows.gather([("file", rows)], private=[rows[3]], asked=[{"prompt": "z", "response": "5"}])
+            >>> [row["response"] for row in public.rows], public.repeated, public.private, public.asked
+            (['1', '2'], 1, 1, 1)
+        """
+        own, questions = {make_row_key(row) for row in private}, {make_question_key(row) for row in asked}
+        seen: set[tuple[str, ...]] = set()
+        public = cls()
+        for source, rows in found:
+            for row in rows:
+                key = make_row_key(row)
+                if key in own:
+                    public.private += 1
+                elif make_question_key(row) in questions:
+                    public.asked += 1
+                elif key in seen:
+                    public.repeated += 1
+                else:
+                    seen.add(key)
+                    public.rows.append(row)
+                    public.sources.append(source)
+        return public
+
+    def __str__(self) -> str:
+        places = len(set(self.sources))
+        return (
+            f"{len(self.rows):,} public rows of {places} source{'s'[: places != 1]}; left out: {self.repeated:,} repeated, "
+            f"{self.private:,} equal to a client's, {self.asked:,} asked in validation or held out"
         )
-
-
-def prompt_numbers(rows: list[dict[str, str]]) -> np.ndarray:
-    """Per row the number of its prompt: equal where all but response, client and category are equal.
-
-    Example:
-        >>> rows = [{"prompt": p, "response": r} for p, r in (("x", "1"), ("y", "1"), ("x", "2"))]
-        >>> prompt_numbers(rows).tolist()
-        [0, 1, 0]
-    """
-    numbers: dict[tuple, int] = {}
-    prompts = [
-        tuple(value for name, value in row.items() if name not in ("response", *OWNERS)) for row in rows
-    ]
-    return np.array([numbers.setdefault(prompt, len(numbers)) for prompt in prompts])

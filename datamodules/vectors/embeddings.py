@@ -16,9 +16,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from fedlight.datamodules.clients.splits import check_validation
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
-from fedlight.datamodules.federated.rounds import RoundSampler
-from fedlight.datamodules.instructions.augmentation import NO_SLOTS, instruction_text
 from fedlight.datamodules.rows.columns import check_columns, text_at
+from fedlight.datamodules.rows.fields import NO_SLOTS, instruction_text
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.support.seeding import derive_seed
@@ -133,7 +132,7 @@ class EmbeddingDataModule(FederatedDataModule):
             return []
         number = len(self.val_set)  # type: ignore[arg-type]
         parts = np.array_split(np.arange(number), max(1, number // self.eval_batch_size))
-        return self._loader(self.val_set, RoundSampler([part.tolist() for part in parts]))
+        return self._loader(self.val_set, [part.tolist() for part in parts])
 
     def _check_dimensions(self) -> None:
         """Raise ValueError for a projector of other dimensions, before any text is encoded."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedlight.datamodules.clients.clusters import Clusters, cluster
-from fedlight.datamodules.instructions.augmentation import instruction_text
+from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from fedlight.datamodules.instructions.augmentation import Added, instruction_text
+from fedlight.datamodules.instructions.augmentation import Added
+from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.datamodules.vectors.index_files import has_index
 from fedlight.datamodules.vectors.vector_index import Hits, VectorIndex

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from fedlight.augmentation.overlap import retrieval_overlap
-from fedlight.datamodules.instructions.augmentation import instruction_text
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
 from fedlight.datamodules.rows.columns import check_columns, text_at
+from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.vectors.encoders import Encoder, HashedEncoder, SentenceEncoder
 from fedlight.evaluation.coverage import domain_coverage

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.datamodules.clients.holdout import Holdout
 from fedlight.datamodules.rows.columns import text_at
+from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.rows import RowsError, load_rows, write_rows
 from fedlight.support.seeding import derive_seed
 
@@ -38,7 +38,7 @@ def sample_voters(
         client: column of the voter.
         choice: column of the choice.
         ties: its values that are no decision.
-        column: of the holdout; see `fedlight.datamodules.clients.holdout`.
+        column: of the holdout; see `fedlight.datamodules.rows.exclusion`.
         held_out: its values.
         num_clients: voters to draw.
         min_train: fewest votes of a drawn voter to train on.
@@ -89,7 +89,7 @@ def snippet_pairs(
     Args:
         source: rows of votes, whose choices are not looked at.
         texts: columns of the two answers.
-        column: of the holdout; see `fedlight.datamodules.clients.holdout`.
+        column: of the holdout; see `fedlight.datamodules.rows.exclusion`.
         held_out: its values.
         num_pairs: pairs to draw, of snippets with 4 to 30 words that differ by 3 words at least.
         seed: of the draws.

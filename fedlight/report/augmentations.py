@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedlight.datamodules.instructions.augmentation import Added, instruction_text
+from fedlight.datamodules.instructions.augmentation import Added
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
+from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
 from fedlight.datamodules.vectors.encoders import HashedEncoder
 from fedlight.report.runs import Run

@@ -11,7 +11,7 @@ from fedlight.augmentation.direct import DirectRetrieval
 from fedlight.augmentation.feddca import FedDCA
 from fedlight.augmentation.feddca_star import FedDCAStar
 from fedlight.augmentation.random_sampling import RandomSampling
-from fedlight.datamodules.instructions.augmentation import instruction_text
+from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.vectors.encoders import Encoder, HashedEncoder
 from fedlight.modules.projector import ProjectorModule
 

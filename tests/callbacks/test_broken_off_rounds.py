@@ -11,7 +11,7 @@ from plain_lightning import Numbers, Regression, assert_equal, module, ten_clien
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.round_schedule import number_asked
-from fedlight.datamodules.federated.wrapper import FederatedWrapper
+from fedlight.datamodules.federated.by_client import FederatedWrapper
 
 MOODY = {"moody": {"availability": 0.5}}
 

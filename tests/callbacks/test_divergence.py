@@ -16,8 +16,8 @@ from tastes import run as run_tastes
 from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.progress.run_summary import device_totals, traffic
+from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
-from fedlight.datamodules.federated.wrapper import FederatedWrapper
 from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit

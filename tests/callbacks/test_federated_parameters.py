@@ -12,7 +12,7 @@ from written_out import LR, assert_close, combined, doubled, recorded
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.held_state import HeldState
-from fedlight.datamodules.federated.wrapper import FederatedWrapper
+from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.scaffold import Scaffold

@@ -10,7 +10,7 @@ from plain_lightning import Numbers, assert_equal, module, ten_clients, weights
 from synthesizing import Batches, Synthesizing, run, trained_on
 from torch.utils.data import TensorDataset
 
-from fedlight.datamodules.federated.wrapper import FederatedWrapper
+from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fewfedpit import FewFedPIT
 from fedlight.federation.channel import Identity

@@ -9,7 +9,7 @@ from torch import nn
 from written_out import LR, assert_close, combined, gradients, recorded
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.datamodules.federated.wrapper import FederatedWrapper
+from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 
 

@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.same_federation import MAY_CHANGE
-from fedlight.datamodules.federated.by_client import ByClient
-from fedlight.datamodules.federated.wrapper import FederatedWrapper
+from fedlight.datamodules.federated.by_client import ByClient, FederatedWrapper
 from fedlight.federation.aggregation import TrimmedMean
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.fedavg import FedAvg

@@ -7,7 +7,7 @@ import torch
 from plain_lightning import Numbers, assert_equal, module, ten_clients, weights
 from synthesizing import Batches, Synthesizing, run
 
-from fedlight.datamodules.federated.wrapper import FederatedWrapper
+from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedmit import FedMIT
 from fedlight.federation.algorithms.local_only import LocalOnly

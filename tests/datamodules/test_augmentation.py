@@ -1,8 +1,8 @@
 import pytest
 
-from fedlight.datamodules.clients.holdout import Holdout
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation, settings_of
 from fedlight.datamodules.instructions.augmentation_report import check_added, nothing_public, report
+from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.vectors.encoders import HashedEncoder
 
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from fedlight.datamodules.clients.holdout import Holdout
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.instructions.augmented import AugmentedInstructionDataModule
+from fedlight.datamodules.rows.exclusion import Holdout
 
 ROWS = [{"instruction": f"w{i}", "output": "x", "task": "far" if i < 2 else "near"} for i in range(10)]
 

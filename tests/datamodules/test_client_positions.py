@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlight.datamodules.federated.client_positions import client_positions
+from fedlight.datamodules.federated.client_positions import read_positions
 
 
 @pytest.mark.parametrize(
@@ -21,13 +21,13 @@ from fedlight.datamodules.federated.client_positions import client_positions
     ],
 )
 def test_sequences_of_whole_numbers_and_masks(positions):
-    found = client_positions({"a": positions, "b": [0]}, 5)
+    found = read_positions({"a": positions, "b": [0]}, 5)
     assert found["a"].dtype == np.int64
     assert {name: own.tolist() for name, own in found.items()} == {"a": [1, 3], "b": [0]}
 
 
 def test_ids_are_texts_or_whole_numbers():
-    assert list(client_positions({3: [0], np.int64(4): [1], np.str_("x"): [2]}, 3)) == ["3", "4", "x"]
+    assert list(read_positions({3: [0], np.int64(4): [1], np.str_("x"): [2]}, 3)) == ["3", "4", "x"]
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_ids_are_texts_or_whole_numbers():
 )
 def test_what_is_no_position_is_named_with_its_client(given, message):
     with pytest.raises(ValueError, match=message):
-        client_positions(given, 5)
+        read_positions(given, 5)
 
 
 def test_a_client_without_examples_is_left_to_the_loop_to_name():
-    assert client_positions({"u7": []}, 5)["u7"].tolist() == []
+    assert read_positions({"u7": []}, 5)["u7"].tolist() == []

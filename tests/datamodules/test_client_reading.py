@@ -53,7 +53,7 @@ def test_shuffled_passes_of_a_loader_over_the_clients_examples():
     first, second = ([int(OWN["a"][i]) for i in next(orders)] for _ in range(2))
     assert batches(found, wanted=6) == cut(first, 2) + cut(second, 2)
     assert sorted(first) == sorted(second) == A
-    assert found.batches_of_pass(OWN["a"]) == 3
+    assert found.num_batches(OWN["a"]) == 3
     assert [len(batch) for batch in batches(found, wanted=6)] == [2, 2, 1] * 2
 
 
@@ -61,7 +61,7 @@ def test_the_last_batch_is_left_out_where_the_loader_says_so():
     found = reading(shuffle=True, drop_last=True)
     first = [int(OWN["a"][i]) for i in next(drawn(5))]
     assert batches(found, wanted=2) == cut(first, 2, drop_last=True)
-    assert found.batches_of_pass(OWN["a"]) == 2
+    assert found.num_batches(OWN["a"]) == 2
     with pytest.raises(
         ValueError, match=r"client 'a' has 5 examples, fewer than batch_size=6, .* drop_last=True: leave"
     ):
@@ -123,9 +123,9 @@ def test_weights_without_replacement_and_shares_of_longer_passes():
     once = reading(sampler=WeightedRandomSampler([1.0] * N, N, replacement=False), batch_size=10)
     assert [sorted(batch) for batch in batches(once, wanted=2)] == [A, A]
     twice = reading(sampler=WeightedRandomSampler([1.0] * N, 2 * N), batch_size=1)
-    assert twice.batches_of_pass(OWN["a"]) == 10
+    assert twice.num_batches(OWN["a"]) == 10
     half = reading(sampler=RandomSampler(SET, num_samples=N // 2), batch_size=1)
-    assert half.batches_of_pass(OWN["b"]) == 4  # 3.5, rounded to the even number
+    assert half.num_batches(OWN["b"]) == 4  # 3.5, rounded to the even number
     drawn_twice = reading(sampler=RandomSampler(SET, replacement=True), batch_size=5)
     assert any(len(set(batch)) < 5 for batch in batches(drawn_twice, wanted=20))
 
@@ -234,7 +234,7 @@ def test_samplers_that_cannot_be_had_twice_or_have_no_end_are_refused():
     remedy = r"ByClient\(clients, batch_sampler=lambda own_set: BatchSampler"
     with pytest.raises(ValueError, match=f"sampler Stubborn gives another order each time, .* {remedy}"):
         reading(sampler=Stubborn())
-    with pytest.raises(ValueError, match=f"sampler Endless has no length: add __len__, say .* {remedy}"):
+    with pytest.raises(ValueError, match=f"sampler Endless has no length: add __len__, set .* {remedy}"):
         reading(sampler=Endless())
 
 
@@ -263,7 +263,7 @@ def test_batch_samplers_that_mix_clients_are_refused_or_made_for_each():
     torch.manual_seed(derive_seed(0, "order", 4, "a"))
     order = torch.randperm(3).tolist()
     assert batches(found, round_idx=4) == [[[1, 3], [7, 8], [12]][i] for i in order]
-    assert found.batches_of_pass(OWN["b"]) == 4
+    assert found.num_batches(OWN["b"]) == 4
 
     with pytest.raises(ValueError, match="gives 0 as a batch: give lists of positions"):
         batches(ClientReading(loader, SequentialSampler, 0))
@@ -277,4 +277,4 @@ def test_batch_samplers_that_mix_clients_are_refused_or_made_for_each():
 def test_without_batching_every_example_is_a_batch():
     found = reading(batch_size=None)
     assert batches(found, wanted=6) == [*A, A[0]]
-    assert found.batches_of_pass(OWN["b"]) == 7
+    assert found.num_batches(OWN["b"]) == 7

@@ -130,7 +130,7 @@ def test_canaries_of_words_that_the_model_cannot_tell_apart_are_refused(build):
     words = ["w1", "w2", *(f"nowhere{i}" for i in range(8))]
     canaries = Canaries(**(KEYS | {"words": words, "length": 6}))
     with pytest.raises(
-        ValueError, match=r"canaries\.words: the tokenizer knows 8 of 9 words not, such as 'nowhere0'"
+        ValueError, match=r"canaries\.words: the tokenizer does not know 8 of 9 words, such as 'nowhere0'"
     ):
         build(canaries=canaries)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedlight.datamodules.clients import clusters as clusters_file
-from fedlight.datamodules.clients.clusters import cluster, pseudo_labels
+from fedlight.datamodules.clients.clusters import assign_clusters, cluster
 
 SPREAD = 0.05
 
@@ -69,7 +69,7 @@ def test_what_cannot_be_clustered_is_refused(vectors, number):
 
 def test_pseudo_labels_are_the_groups():
     vectors, labels = groups([20, 30, 10, 40])
-    found = pseudo_labels(vectors, 4, seed=0)
+    found = assign_clusters(vectors, 4, seed=0)
     pairs = {(int(one), int(other)) for one, other in zip(found, labels, strict=True)}
     assert len(pairs) == 4
     assert len(set(found.tolist())) == 4
@@ -78,7 +78,7 @@ def test_pseudo_labels_are_the_groups():
 def test_pseudo_labels_of_many_rows_are_fitted_to_some(monkeypatch):
     monkeypatch.setattr(clusters_file, "FITTED_ROWS", 64)
     vectors, labels = groups([100, 150, 80])
-    found = pseudo_labels(vectors, 3, seed=1)
+    found = assign_clusters(vectors, 3, seed=1)
     assert found.shape == (330,)
     assert len({(int(one), int(other)) for one, other in zip(found, labels, strict=True)}) == 3
-    np.testing.assert_array_equal(found, pseudo_labels(vectors, 3, seed=1))
+    np.testing.assert_array_equal(found, assign_clusters(vectors, 3, seed=1))

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedlight.datamodules.clients.clusters import PseudoLabels
 from fedlight.datamodules.clients.few_shot import FewShot
-from fedlight.datamodules.clients.holdout import Holdout
 from fedlight.datamodules.clients.partition import Partition
-from fedlight.datamodules.clients.pseudo_labels import PseudoLabels
 from fedlight.datamodules.instructions.augmented import AugmentedInstructionDataModule
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
-from fedlight.datamodules.rows.public_rows import question
+from fedlight.datamodules.rows.exclusion import Holdout
+from fedlight.datamodules.rows.fields import make_question_key
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.vectors.encoders import HashedEncoder
 
@@ -72,7 +72,7 @@ def test_what_is_tested_on_asks_nothing_that_is_trained_on():
     twice = FIELDS + [{**row, "response": "z"} for row in FIELDS]  # each question with a second answer
     for seed in range(5):
         few = few_shot(rest_as_test=20).choose(twice, seed)
-        asked = [{question(twice[row]) for row in rows} for rows in (few.chosen, few.test)]
+        asked = [{make_question_key(twice[row]) for row in rows} for rows in (few.chosen, few.test)]
         assert len(few.test) == len(set(few.test.tolist())) == 20
         assert not asked[0] & asked[1]
     with pytest.raises(RowsError, match=r"rest_as_test=31, but of 43 rows 30 are left.*Lower rest_as_test"):

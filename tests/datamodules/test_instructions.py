@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from fedlight.datamodules.clients.holdout import Holdout
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.rows import RowsError
 
 TEMPLATE = "POST: {instruction} ANSWER:"

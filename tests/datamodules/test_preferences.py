@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedlight.datamodules.clients.holdout import Holdout
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.rows import RowsError
 
 CHOICE = "POST: {prompt} A: {response_a} B: {response_b} CHOICE:"

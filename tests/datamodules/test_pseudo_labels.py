@@ -3,8 +3,8 @@ import json
 import numpy as np
 import pytest
 
+from fedlight.datamodules.clients.clusters import PseudoLabels
 from fedlight.datamodules.clients.partition import Partition
-from fedlight.datamodules.clients.pseudo_labels import PseudoLabels
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.vectors.encoders import HashedEncoder
 
@@ -30,11 +30,11 @@ def build(tmp_path, causal):
 
 
 def test_rows_of_a_kind_get_one_label():
-    labels = PseudoLabels(HashedEncoder(256), 3).of(ROWS, seed=0)
+    labels = PseudoLabels(HashedEncoder(256), 3).label(ROWS, seed=0)
     assert len(labels) == 60
     assert [len({labels[row] for row in range(kind, 60, 3)}) for kind in range(3)] == [1, 1, 1]
     assert set(labels) == {"k0", "k1", "k2"}
-    assert labels == PseudoLabels(HashedEncoder(256), 3).of(ROWS, seed=0)
+    assert labels == PseudoLabels(HashedEncoder(256), 3).label(ROWS, seed=0)
 
 
 @pytest.mark.parametrize("alpha", [0.01, 100.0])

@@ -1,4 +1,5 @@
-from fedlight.datamodules.rows.public_rows import PublicRows, question, whole
+from fedlight.datamodules.rows.fields import make_question_key, make_row_key
+from fedlight.datamodules.rows.instruction_rows import PublicRows
 
 ROWS = [{"instruction": f"i{n}", "input": "", "response": "r"} for n in range(4)]
 
@@ -15,8 +16,8 @@ def test_equal_rows_of_several_sources_stay_once_whatever_the_order_of_their_col
 
 def test_a_text_in_another_slot_is_another_row():
     one, other = {"instruction": "a", "input": "b", "response": "r"}, {"instruction": "a b", "response": "r"}
-    assert question(one) != question(other)
-    assert whole({"a": "b", "response": "r"}) != whole({"b": "a", "response": "r"})
+    assert make_question_key(one) != make_question_key(other)
+    assert make_row_key({"a": "b", "response": "r"}) != make_row_key({"b": "a", "response": "r"})
 
 
 def test_each_row_is_counted_under_one_reason():

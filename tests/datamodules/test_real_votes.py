@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fedlight.datamodules.clients.holdout import Holdout
 from fedlight.datamodules.preferences.datamodule import TOY_COLUMNS, PreferenceDataModule
+from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.rows.votes import read_votes
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from fedlight.datamodules.federated.rounds import PooledSampler, RoundPlan, visit_batches
+from fedlight.datamodules.federated.rounds import PooledSampler, RoundPlan, draw_batches
 from fedlight.federation.client import Visit
 
 
 def test_a_pass_holds_every_example_at_most_once_and_full_batches():
     indices = np.arange(100, 123)
-    batches = visit_batches(indices, num_batches=4, batch_size=5, seed=3)
+    batches = draw_batches(indices, num_batches=4, batch_size=5, seed=3)
     drawn = [i for batch in batches for i in batch]
     assert len(drawn) == len(set(drawn)) == 20
     assert set(drawn) <= set(indices.tolist())
@@ -17,13 +17,13 @@ def test_a_pass_holds_every_example_at_most_once_and_full_batches():
 
 
 def test_further_passes_are_shuffled_anew():
-    batches = visit_batches(np.arange(6), num_batches=4, batch_size=3, seed=0)
+    batches = draw_batches(np.arange(6), num_batches=4, batch_size=3, seed=0)
     assert sorted(batches[0] + batches[1]) == sorted(batches[2] + batches[3]) == list(range(6))
     assert batches[:2] != batches[2:]
 
 
 def test_a_client_smaller_than_a_batch_gives_all_that_it_has():
-    assert [sorted(batch) for batch in visit_batches(np.array([4, 9]), 3, batch_size=8, seed=0)] == [
+    assert [sorted(batch) for batch in draw_batches(np.array([4, 9]), 3, batch_size=8, seed=0)] == [
         [4, 9]
     ] * 3
 
@@ -36,8 +36,8 @@ def test_bucketing_keeps_batches_of_similar_length():
         total = sum(lengths[batch].max() * len(batch) for batch in batches)
         return 1 - lengths[[i for b in batches for i in b]].sum() / total
 
-    plain = visit_batches(indices, 10, 32, seed=0)
-    bucketed = visit_batches(indices, 10, 32, seed=0, lengths=lengths)
+    plain = draw_batches(indices, 10, 32, seed=0)
+    bucketed = draw_batches(indices, 10, 32, seed=0, lengths=lengths)
     assert sorted(sum(plain, [])) == sorted(sum(bucketed, []))
     assert padded(bucketed) < 0.1 < 0.4 < padded(plain)
     assert [lengths[b].mean() for b in bucketed] != sorted(lengths[b].mean() for b in bucketed)
@@ -45,11 +45,11 @@ def test_bucketing_keeps_batches_of_similar_length():
 
 def test_a_clients_batches_do_not_depend_on_who_else_takes_part():
     plan = RoundPlan({"a": np.arange(10), "b": np.arange(10, 20)}, batch_size=2, seed=0)
-    plan.set([Visit("a", 3), Visit("b", 2)], round_idx=4)
+    plan.set_visits([Visit("a", 3), Visit("b", 2)], round_idx=4)
     together = list(plan.sampler())
-    plan.set([Visit("b", 2)], round_idx=4)
+    plan.set_visits([Visit("b", 2)], round_idx=4)
     assert list(plan.sampler()) == together[3:]
-    plan.set([Visit("b", 2)], round_idx=5)
+    plan.set_visits([Visit("b", 2)], round_idx=5)
     assert list(plan.sampler()) != together[3:]
     assert len(together) == 5
 
@@ -57,14 +57,14 @@ def test_a_clients_batches_do_not_depend_on_who_else_takes_part():
 def test_two_visits_of_one_client_see_different_orders():
     plan = RoundPlan({"a": np.arange(50)}, batch_size=5, seed=0)
     plan.further["a", "again"] = np.arange(50)
-    plan.set([Visit("a", 4), Visit("a", 4, split="again")], round_idx=0)
+    plan.set_visits([Visit("a", 4), Visit("a", 4, split="again")], round_idx=0)
     batches = list(plan.sampler())
     assert batches[:4] != batches[4:]
 
 
 def test_the_examples_of_a_visit_are_asked_for_when_it_begins():
     plan = RoundPlan({"a": np.arange(4)}, batch_size=2, seed=0)
-    plan.set([Visit("a", 2), Visit("a", 1, split="synthetic")], round_idx=0)
+    plan.set_visits([Visit("a", 2), Visit("a", 1, split="synthetic")], round_idx=0)
     sampler = plan.sampler()
     batches = iter(sampler)
     own = [next(batches), next(batches)]
@@ -76,7 +76,7 @@ def test_the_examples_of_a_visit_are_asked_for_when_it_begins():
 
 def test_a_visit_without_data_of_its_own_is_not_trained_on_the_private_ones():
     plan = RoundPlan({"a": np.arange(4)}, batch_size=2, seed=0)
-    plan.set([Visit("a", 1, split="synthetic")], round_idx=0)
+    plan.set_visits([Visit("a", 1, split="synthetic")], round_idx=0)
     with pytest.raises(
         ValueError, match="client a trains on 'synthetic' data, but there are none: use a dat"
     ):
@@ -101,7 +101,7 @@ def test_batches_in_one_pass(size, expected):
 def test_neighbours_stay_together_in_visits_and_in_pooled_batches():
     lengths = np.repeat([9, 5, 7, 5, 8, 6], 2)
     plan = RoundPlan({"u": np.arange(12)}, batch_size=4, seed=0, lengths=lengths, together=2)
-    plan.set([Visit("u", 5)], round_idx=0)
+    plan.set_visits([Visit("u", 5)], round_idx=0)
     pooled = list(PooledSampler(12, 4, seed=0, lengths=lengths, together=2))
     for batch in [*plan.sampler(), *pooled]:
         assert len(batch) == 4

@@ -10,7 +10,7 @@ from torch import nn
 from written_out import assert_close, combined, local, recorded
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.datamodules.federated.wrapper import FederatedWrapper
+from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.client import Client, Visit
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from written_out import LR, SHARES, assert_close, combined, local, recorded
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.datamodules.federated.wrapper import FederatedWrapper
+from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Identity

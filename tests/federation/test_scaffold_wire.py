@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.datamodules.federated.wrapper import FederatedWrapper
+from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Wire
 from fedlight.federation.codecs import Quantize, TopK

@@ -12,7 +12,7 @@ from plain_lightning import Numbers, assert_equal, federate, module, ten_clients
 from written_out import assert_close, combined, local, recorded
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.datamodules.federated.wrapper import FederatedWrapper
+from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.server import Average, FedAdagrad, FedAdam, FedAvgM, FedYogi
 

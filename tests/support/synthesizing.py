@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
-from fedlight.datamodules.federated.rounds import visit_batches
+from fedlight.datamodules.federated.rounds import draw_batches
 from fedlight.devices.shape import BatchShape
 from fedlight.support.seeding import derive_seed
 from fedlight.support.torch_parts import eval_mode
@@ -94,7 +94,7 @@ class Synthesizing(FederatedDataModule):
         )
         own = [] if visit.split == "synthetic" else self.client_indices[visit.client_id].tolist()
         keys, seed = own + made, derive_seed("order", round_idx, visit.client_id)
-        order = visit_batches(np.arange(len(keys)), visit.num_batches, self.batch_size, seed)
+        order = draw_batches(np.arange(len(keys)), visit.num_batches, self.batch_size, seed)
         return [[keys[i] for i in batch] for batch in order]
 
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.func import functional_call
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.datamodules.federated.wrapper import FederatedWrapper
+from fedlight.datamodules.federated.by_client import FederatedWrapper
 
 SHARES = {name: len(indices) / 120 for name, indices in ten_clients(None).items()}
 LR = 0.05

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedlight.augmentation.self_instruct.record import Try
-from fedlight.datamodules.instructions.augmentation import instruction_text
+from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.evaluation.rouge_l import KnownTexts
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields

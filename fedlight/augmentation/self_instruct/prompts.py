@@ -7,7 +7,7 @@ https://arxiv.org/abs/2409.20135, word for word; where its lines break is not sa
 import re
 from collections.abc import Mapping
 
-from fedlight.datamodules.instructions.augmentation import instruction_text
+from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.text.templates import Template
 
 INSTRUCTION_PROMPT = """\

@@ -23,7 +23,8 @@ from fedlight.augmentation.self_instruct.prompts import (
     response_in,
 )
 from fedlight.augmentation.self_instruct.record import Try, fingerprint, open_record
-from fedlight.datamodules.instructions.augmentation import NO_SLOTS, Added, Augmentation
+from fedlight.datamodules.instructions.augmentation import Added, Augmentation
+from fedlight.datamodules.rows.fields import NO_SLOTS
 from fedlight.generators.endpoint import TextGenerator
 from fedlight.support.checks import refuse_below
 from fedlight.support.console import progress_bar

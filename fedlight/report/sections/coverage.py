@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.datamodules.instructions.augmentation import Added, instruction_text
+from fedlight.datamodules.instructions.augmentation import Added
+from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.report.augmentations import Addition, additions_of, vectors_of
 from fedlight.report.figures.coverage_plots import draw_scatter, draw_similarities, similarity_table
 from fedlight.report.figures.retrieval_map import draw_groups_of_points, flatten

@@ -1,0 +1,58 @@
+"""Fields of an instruction row: the text of each template slot, the response, and the keys by which rows are compared."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedlight.support.types import Fields
+
+OWNERS = ("client", "category")
+"""Names that say where a row belongs; no model reads them."""
+NO_SLOTS = ("response", *OWNERS)
+
+
+def instruction_text(fields: Fields) -> str:
+    r"""Return the text of a row that encoders embed: its non-empty slots in order, without the response.
+
+    Example:
+        >>> instruction_text({"instruction": "Add.", "input": "1 and 2", "response": "3"})
+        'Add.\n1 and 2'
+        >>> instruction_text({"instruction": "Say hello.", "input": "", "response": "Hello."})
+        'Say hello.'
+    """
+    return "\n".join(text for name, text in fields.items() if name not in NO_SLOTS and text)
+
+
+def make_question_key(row: Fields) -> tuple[str, ...]:
+    """Return a key that is equal for rows with the same non-empty slots, whatever the order of their columns.
+
+    Example:
+        >>> make_question_key({"input": "1 2", "instruction": "Add.", "response": "3", "category": "sums"})
+        ('input', '1 2', 'instruction', 'Add.')
+    """
+    return tuple(
+        part for name in sorted(row) if name not in NO_SLOTS and row[name] for part in (name, row[name])
+    )
+
+
+def make_row_key(row: Fields) -> tuple[str, ...]:
+    """Return a key that is equal for rows with the same non-empty slots and the same response.
+
+    Example:
+        >>> make_row_key({"instruction": "Add.", "response": "3"})
+        ('instruction', 'Add.', '3')
+    """
+    return (*make_question_key(row), row["response"])
+
+
+def number_prompts(rows: Sequence[Fields]) -> np.ndarray:
+    """Return the prompt number of each row, ``(rows,)``: equal where all but response, client and category are equal.
+
+    Example:
+        >>> rows = [{"prompt": p, "response": r} for p, r in (("x", "1"), ("y", "1"), ("x", "2"))]
+        >>> number_prompts(rows).tolist()
+        [0, 1, 0]
+    """
+    numbers: dict[tuple, int] = {}
+    prompts = [tuple(value for name, value in row.items() if name not in NO_SLOTS) for row in rows]
+    return np.array([numbers.setdefault(prompt, len(numbers)) for prompt in prompts])
