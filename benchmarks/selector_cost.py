@@ -41,7 +41,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedlight.modules.dpo import DPOModule
 from fedlight.modules.functional import choice_loss
-from fedlight.modules.language.language_model import LanguageModule
+from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
 

@@ -1,1 +1,17 @@
-"""LightningModules of fedlight, imported as ``fedlight.modules``; they know nothing of federation."""
+"""LightningModules of fedlight, one training task each, imported as ``fedlight.modules``.
+
+They know nothing of the federation; ``fedlight.modules.language`` has the language model that most of them extend.
+"""
+
+from fedlight.support.lazy import lazy_names
+
+_FILES = {
+    "DPOModule": "dpo",
+    "ProjectorModule": "projector",
+    "RewardModule": "reward",
+    "SFTModule": "sft",
+    "SelectorModule": "selector",
+}
+
+__all__ = [*_FILES]
+__getattr__ = lazy_names(__name__, _FILES)

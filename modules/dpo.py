@@ -2,7 +2,7 @@
 
 R. Rafailov et al., "Direct Preference Optimization: Your Language Model is Secretly a Reward Model", NeurIPS 2023,
 https://arxiv.org/abs/2305.18290, eq. 7. The reference is the same model with its adapter switched off, never a second
-copy, and its log-probabilities are computed once per pair: over three epochs that saves two of three reference passes.
+copy. Its log-probabilities are computed once per pair: over three epochs that saves two of three reference passes.
 """
 
 from dataclasses import replace
@@ -15,8 +15,8 @@ from fedlight.devices.quantization import FORMS
 from fedlight.devices.shape import BatchShape
 from fedlight.modules.functional import dpo_loss, reward_margin
 from fedlight.modules.language import skeleton
-from fedlight.modules.language.adapters import base_alone
-from fedlight.modules.language.language_model import Batch
+from fedlight.modules.language.adapters import disable_adapters
+from fedlight.modules.language.module import Batch
 from fedlight.modules.language.readout import response_log_probs
 from fedlight.modules.language.streams import joint_key, text_keys
 from fedlight.modules.pairs import PairModule, join
@@ -25,25 +25,26 @@ from fedlight.support.torch_parts import eval_mode
 
 REFERENCE_KEY = "reference_log_probs"
 """Key of the reference's log-probabilities in a checkpoint."""
+SIDES = ("chosen", "rejected")
 
 
 class DPOModule(PairModule):
-    """Learns to prefer the chosen over the rejected response.
+    """Module that learns to prefer the chosen over the rejected response.
 
     A batch has ``chosen`` and ``rejected``, each with ``input_ids``, ``attention_mask`` and ``labels`` as
     :class:`~fedlight.modules.sft.SFTModule` takes them. To start from a model that was tuned before, give its
-    adapter with ``merge_adapter=true``: then the reference is the tuned model, as the paper has it.
+    adapter with ``merge_adapter=true``: then the reference is the tuned model, as in the paper.
 
     Args:
         model: see :class:`LanguageModule`.
-        beta: above 0; how dear it is to leave the reference.
+        beta: above 0; a larger value keeps the policy closer to the reference.
         lr: learning rate.
         optimizer: name of a class in ``torch.optim``.
         kwargs: further arguments of :class:`LanguageModule`.
 
     Attributes:
-        base_bits: with how many bits the base computes now: 16, 8 or 4, at first those of ``base``. Whoever puts another
-            precision under the module sets it: the reference of one is not that of another.
+        base_bits: bits per weight of the base now: 16, 8 or 4, at first those of ``base``. Code that swaps the base's
+            precision sets it, because the reference's log-probabilities depend on it.
 
     Raises:
         ValueError: a setting is misspelt or out of range.
@@ -61,11 +62,11 @@ class DPOModule(PairModule):
         self._reference: dict[int, list[float]] = {}
 
     def example_metrics(self, batch: Batch) -> dict[str, Tensor]:
-        """Loss, reward margin (beta times the margin of eq. 7) and whether it is positive, ``(batch,)`` each."""
+        """Return loss, reward margin (beta times the margin of eq. 7) and whether it is positive, ``(batch,)`` each."""
         return self.pair_metrics(batch, self.reference_log_probs(batch))
 
     def pair_metrics(self, batch: Batch, reference: Tensor) -> dict[str, Tensor]:
-        """The same, given what the reference says, ``(batch, 2)``."""
+        """Return the metrics of each pair, given the reference's log-probabilities ``(batch, 2)``."""
         chosen, rejected = self.pair_log_probs(batch).unbind(dim=1)
         margin = reward_margin(chosen, rejected, *reference.unbind(dim=1))
         return {
@@ -75,46 +76,43 @@ class DPOModule(PairModule):
         }
 
     def pair_log_probs(self, batch: Batch) -> Tensor:
-        """Log-probability of the chosen and of the rejected response, ``(batch, 2)``, in one forward pass."""
+        """Return the log-probabilities of the chosen and the rejected response, ``(batch, 2)``, in one forward pass."""
         log_probs, _ = response_log_probs(self.causal_lm, join(batch["chosen"], batch["rejected"]))
         return torch.stack(log_probs.sum(dim=1).chunk(2), dim=1)
 
     def reference_log_probs(self, batch: Batch) -> Tensor:
-        """The same by the reference, ``(batch, 2)``; computed when a base of ``base_bits`` meets a pair first."""
+        """Return the reference's log-probabilities, ``(batch, 2)``, computed once for each pair and ``base_bits``."""
         keys = self.pair_keys(batch)
         if self.base_bits != self._own_bits:
             keys = [joint_key(key, self.base_bits) for key in keys]
         new = [row for row, key in enumerate(keys) if key not in self._reference]
         if new:
-            some = {
-                side: {name: part[new] for name, part in batch[side].items()}
-                for side in ("chosen", "rejected")
-            }
-            found = self.reference_pass(some).tolist()
+            unseen = {side: {name: part[new] for name, part in batch[side].items()} for side in SIDES}
+            found = self.reference_pass(unseen).tolist()
             self._reference.update({keys[row]: values for row, values in zip(new, found, strict=True)})
         return torch.tensor(
             [self._reference[key] for key in keys], device=batch["chosen"]["input_ids"].device
         )
 
     def reference_pass(self, batch: Batch) -> Tensor:
-        """The same, computed, ``(batch, 2)``."""
-        with torch.no_grad(), eval_mode(self.network), base_alone(self.network):
+        """Compute the reference's log-probabilities, ``(batch, 2)``."""
+        with torch.no_grad(), eval_mode(self.network), disable_adapters(self.network):
             return self.pair_log_probs(batch)
 
     def sketch_batch(self, shape: BatchShape) -> Batch:
-        sides = ((shape.responses + 1) // 2, shape.responses // 2)
-        chosen, rejected = (replace(shape, responses=responses) for responses in sides)
-        return {"chosen": skeleton.responses(chosen), "rejected": skeleton.responses(rejected)}
+        shares = ((shape.responses + 1) // 2, shape.responses // 2)
+        halves = [skeleton.make_responses(replace(shape, responses=share)) for share in shares]
+        return dict(zip(SIDES, halves, strict=True))
 
     def sketch_losses(self, batch: Batch) -> Tensor:
-        """With the reference's pass: a step on pairs that are met for the first time."""
+        """Return the losses of a step on new pairs, which includes the reference's pass."""
         return self.pair_metrics(batch, self.reference_pass(batch))["loss"]
 
     def pair_keys(self, batch: Batch) -> list[int]:
-        """A number for the tokens and labels of each pair: training and validation pairs may have the same index."""
+        """Return a key of each pair's tokens and labels, as training and validation pairs share their indices."""
         parts = [
             text_keys(batch[side][name], batch[side]["attention_mask"])
-            for side in ("chosen", "rejected")
+            for side in SIDES
             for name in ("input_ids", "labels")
         ]
         return [joint_key(*pair) for pair in zip(*parts, strict=True)]
@@ -133,7 +131,7 @@ class DPOModule(PairModule):
         super().on_load_checkpoint(checkpoint)
         if REFERENCE_KEY not in checkpoint:
             raise ValueError(
-                "this checkpoint was not made by a DPOModule: give it as adapter, through save_adapter"
+                "this checkpoint was not made by a DPOModule: save its adapter with save_adapter and set adapter to it"
             )
         saved = checkpoint[REFERENCE_KEY]
         self._reference = dict(zip(saved["keys"].tolist(), saved["values"].tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Losses and log-probabilities as pure functions, one value per example; reducing them is the caller's choice.
+"""Losses and log-probabilities as pure functions that return one value per example; the caller reduces them.
 
 * Choice loss: E. Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025,
   https://arxiv.org/abs/2407.03038, eq. 3: cross-entropy over the logits of two choice tokens alone.
@@ -8,8 +8,9 @@
   2022, https://arxiv.org/abs/2203.02155, eq. 1, for one pair; the model of choice is that of R. Bradley and M. Terry,
   "Rank Analysis of Incomplete Block Designs", Biometrika 1952, https://doi.org/10.2307/2334029.
 * Contrastive loss: Z. Wang et al., "Federated Instruction Tuning of LLMs with Domain Coverage Augmentation" (FedDCA), 2024,
-  https://arxiv.org/abs/2409.20135, eq. 4, whose denominator leaves the positive out; with it, it is InfoNCE of A. van den
-  Oord et al., "Representation Learning with Contrastive Predictive Coding", 2018, https://arxiv.org/abs/1807.03748, eq. 4.
+  https://arxiv.org/abs/2409.20135, eq. 4, whose denominator leaves the positive out. With the positive it is InfoNCE of
+  A. van den Oord et al., "Representation Learning with Contrastive Predictive Coding", 2018,
+  https://arxiv.org/abs/1807.03748, eq. 4.
 """
 
 import torch
@@ -21,7 +22,7 @@ IGNORED = -100
 
 
 def token_log_probs(logits: Tensor, labels: Tensor) -> Tensor:
-    """Log-probability of each label, in fp32; 0 where the label is -100.
+    """Return the log-probability of each label in fp32, 0 where the label is -100.
 
     Args:
         logits: ``(..., vocabulary)``.
@@ -31,7 +32,6 @@ def token_log_probs(logits: Tensor, labels: Tensor) -> Tensor:
         ``(...)``, at most 0.
 
     Example:
-        >>> import torch
         >>> logits = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
         >>> token_log_probs(logits, torch.tensor([1, -100]))
         tensor([-0.6931, -0.0000])
@@ -43,17 +43,16 @@ def token_log_probs(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def sft_loss(log_probs: Tensor, scored: Tensor) -> Tensor:
-    """Mean negative log-probability of the scored tokens of each example.
+    """Return the mean negative log-probability of each example's scored tokens.
 
     Args:
         log_probs: ``(batch, tokens)``.
-        scored: ``(batch, tokens)`` bool, the positions that count. An example without any has loss 0.
+        scored: ``(batch, tokens)`` bool, true where a token is scored. An example without any has loss 0.
 
     Returns:
         ``(batch,)``, nats per token.
 
     Example:
-        >>> import torch
         >>> log_probs = torch.tensor([[-1.0, -2.0, -9.0], [-4.0, -9.0, -9.0]])
         >>> sft_loss(log_probs, torch.tensor([[True, True, False], [True, False, False]])).tolist()
         [1.5, 4.0]
@@ -62,7 +61,7 @@ def sft_loss(log_probs: Tensor, scored: Tensor) -> Tensor:
 
 
 def choice_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy over the two choices (eq. 3 of FedBis).
+    """Return the cross-entropy over the two choices (eq. 3 of FedBis).
 
     Args:
         logits: ``(batch, 2)``, of A and B.
@@ -72,7 +71,6 @@ def choice_loss(logits: Tensor, labels: Tensor) -> Tensor:
         ``(batch,)``, nats.
 
     Example:
-        >>> import torch
         >>> choice_loss(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]))
         tensor([0.6931, 2.1269])
     """
@@ -82,19 +80,18 @@ def choice_loss(logits: Tensor, labels: Tensor) -> Tensor:
 def reward_margin(
     chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor
 ) -> Tensor:
-    """Implicit reward of the chosen over the rejected response, before beta; positive where the policy prefers it.
+    """Return the implicit reward of the chosen over the rejected response, without beta.
 
     Args:
         chosen: ``(batch,)``, the policy's log-probability of the chosen response.
-        rejected: ``(batch,)``, of the rejected one.
-        reference_chosen: ``(batch,)``, the same by the reference.
-        reference_rejected: ``(batch,)``.
+        rejected: ``(batch,)``, the policy's log-probability of the rejected response.
+        reference_chosen: ``(batch,)``, the reference's log-probability of the chosen response.
+        reference_rejected: ``(batch,)``, the reference's log-probability of the rejected response.
 
     Returns:
-        ``(batch,)``, nats.
+        ``(batch,)``, nats; positive where the policy prefers the chosen response more than the reference does.
 
     Example:
-        >>> import torch
         >>> nats = [torch.tensor([value]) for value in (-4.0, -7.0, -5.0, -6.0)]
         >>> reward_margin(*nats).tolist()
         [2.0]
@@ -103,17 +100,16 @@ def reward_margin(
 
 
 def dpo_loss(margin: Tensor, beta: float) -> Tensor:
-    """DPO loss of each pair from its :func:`reward_margin`.
+    """Return the DPO loss of each pair from its :func:`reward_margin`.
 
     Args:
         margin: ``(batch,)``.
-        beta: above 0; how dear it is to leave the reference.
+        beta: above 0; a larger value keeps the policy closer to the reference.
 
     Returns:
         ``(batch,)``; log 2 where policy and reference agree.
 
     Example:
-        >>> import torch
         >>> dpo_loss(torch.tensor([0.0, 20.0]), beta=0.1)
         tensor([0.6931, 0.1269])
     """
@@ -121,17 +117,16 @@ def dpo_loss(margin: Tensor, beta: float) -> Tensor:
 
 
 def bradley_terry_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
-    """Negative log-probability that the chosen response is chosen: ``-log sigmoid(chosen - rejected)``.
+    """Return the negative log-probability of the observed preference, ``-log sigmoid(chosen - rejected)``.
 
     Args:
         chosen: ``(batch,)``, reward of the chosen response.
-        rejected: ``(batch,)``, of the rejected one.
+        rejected: ``(batch,)``, reward of the rejected response.
 
     Returns:
         ``(batch,)``, nats; log 2 where both rewards are equal.
 
     Example:
-        >>> import torch
         >>> bradley_terry_loss(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 2.0]))
         tensor([0.6931, 2.1269])
     """
@@ -139,10 +134,10 @@ def bradley_terry_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
 
 
 def info_nce(queries: Tensor, targets: Tensor, temperature: float, include_positive: bool = False) -> Tensor:
-    """Contrastive loss of each query: its own target should be nearer than the other targets of the batch.
+    """Return the contrastive loss of each query, low where its own target is the nearest of the batch.
 
-    ``-log(exp(s_ii / t) / sum_j exp(s_ij / t))`` with ``s_ij`` the cosine of query i and target j; the sum leaves
-    ``j = i`` out, as eq. 4 of FedDCA is printed, unless ``include_positive``. Without the positive the loss may be below 0.
+    ``-log(exp(s_ii / t) / sum_j exp(s_ij / t))`` with ``s_ij`` the cosine of query i and target j. The sum leaves ``j = i``
+    out, as eq. 4 of FedDCA is printed, unless ``include_positive``. Without the positive the loss may be below 0.
 
     Args:
         queries: ``(batch, dimension)``, of any length above 0.
@@ -154,7 +149,7 @@ def info_nce(queries: Tensor, targets: Tensor, temperature: float, include_posit
         ``(batch,)``, nats. Eq. 4 sums over the batch; its mean does not change with the batch's size.
 
     Raises:
-        ValueError: a batch of one and ``include_positive`` is off: there is nothing to tell the positive from.
+        ValueError: the batch has one query and ``include_positive`` is off, so the sum is empty.
 
     Example:
         >>> queries, targets = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[3.0, 0.0], [0.6, 0.8]])
@@ -168,10 +163,7 @@ def info_nce(queries: Tensor, targets: Tensor, temperature: float, include_posit
             f"eq. 4 compares a text with the others of its batch, and the batch has {len(queries)}: set data.batch_size to "
             "2 or more, or model.include_positive to true"
         )
-    queries, targets = (
-        functional.normalize(queries.float(), dim=1),
-        functional.normalize(targets.float(), dim=1),
-    )
+    queries, targets = (functional.normalize(side.float(), dim=1) for side in (queries, targets))
     logits = queries @ targets.T / temperature
     positives = logits.diagonal()
     if not include_positive:

@@ -1,11 +1,11 @@
-"""The projector of FedDCA*: vectors of the clients' small encoder become vectors of the server's large one.
+"""Projector of FedDCA*, which maps vectors of the clients' small encoder to vectors of the server's large one.
 
 Z. Wang et al., "Federated Instruction Tuning of LLMs with Domain Coverage Augmentation" (FedDCA), 2024,
 https://arxiv.org/abs/2409.20135, section 4.3 and Figure 6: Linear - ReLU - Linear, trained on the server on public
 instructions with the contrastive loss of eq. 4, temperature 0.5. A batch has the vectors of both encoders of the same texts.
 
 Deviations: the loss is the mean over the batch where eq. 4 sums; ``include_positive`` puts the positive into the
-denominator, which eq. 4 leaves out. The paper does not say how wide the hidden layer is or how it is trained: the width is
+denominator, which eq. 4 leaves out. The paper gives neither the width of the hidden layer nor the optimizer: the width is
 the large encoder's, and AdamW with a cosine schedule over the epochs trains it.
 """
 
@@ -18,11 +18,10 @@ from lightning import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn.functional import normalize
-from torch.optim.lr_scheduler import LambdaLR
 
 from fedlight.evaluation.alignment import alignment
 from fedlight.modules.functional import info_nce
-from fedlight.modules.language.optimizers import SCHEDULES, check_optimizer, cosine, make_optimizer
+from fedlight.modules.language.optimizers import SCHEDULES, check_optimizer, configure_optimizer
 from fedlight.modules.language.streams import own_stream
 from fedlight.support.checkpoint_files import check_readable
 from fedlight.support.checks import check_choice, check_range
@@ -30,26 +29,28 @@ from fedlight.support.seeding import derive_seed
 
 Batch = dict[str, Tensor]
 BLOCK = 65_536
+"""Vectors that are projected at once."""
 
 
 class ProjectorModule(LightningModule):
-    """Learns to map vectors of a small encoder to those of a large one.
+    """Module that learns to map vectors of a small encoder to those of a large one.
 
-    A batch has ``small``, ``(batch, small_dimension)``, and ``large``, ``(batch, large_dimension)``. Validation
-    logs the loss and, over all held-out texts together, ``val/cosine``, the mean cosine of a projected vector and the large
-    encoder's own, and ``val/top1`` and ``val/recall10``: how often that one is the nearest of all, or of the ten nearest.
+    A batch has ``small``, ``(batch, small_dimension)``, and ``large``, ``(batch, large_dimension)``. Validation logs
+    the loss and, over all held-out texts together, ``val/cosine``, the mean cosine of a projected vector and the large
+    encoder's vector of the same text, and ``val/top1`` and ``val/recall10``: how often that vector is the nearest, or among
+    the ten nearest, of all.
 
     Args:
-        small_dimension: of the clients' vectors.
-        large_dimension: of the server's.
+        small_dimension: dimension of the clients' vectors.
+        large_dimension: dimension of the server's vectors.
         hidden_dimension: width of the hidden layer; None: ``large_dimension``.
         temperature: tau of eq. 4, above 0.
-        include_positive: whether the denominator of eq. 4 has the positive, too.
+        include_positive: whether the denominator of eq. 4 includes the positive.
         lr: learning rate, above 0.
         optimizer: name of a class in ``torch.optim``.
-        optimizer_args: its further arguments.
+        optimizer_args: further arguments of the optimizer.
         lr_schedule: ``constant``, or ``cosine`` from ``lr`` to 0 over ``trainer.max_epochs``.
-        seed: of the weights at the start.
+        seed: seed of the initial weights.
 
     Raises:
         ValueError: a setting is misspelt or out of range.
@@ -70,13 +71,9 @@ class ProjectorModule(LightningModule):
     ) -> None:
         super().__init__()
         hidden = large_dimension if hidden_dimension is None else hidden_dimension
-        sizes = {
-            "small_dimension": small_dimension,
-            "large_dimension": large_dimension,
-            "hidden_dimension": hidden,
-        }
-        for name, size in sizes.items():
-            check_range(name, size, 1, float("inf"))
+        check_range("small_dimension", small_dimension, 1, float("inf"))
+        check_range("large_dimension", large_dimension, 1, float("inf"))
+        check_range("hidden_dimension", hidden, 1, float("inf"))
         check_range("temperature", temperature, 0, float("inf"), above_low=True)
         check_range("lr", lr, 0, float("inf"), above_low=True)
         check_choice("lr_schedule", lr_schedule, SCHEDULES)
@@ -90,31 +87,31 @@ class ProjectorModule(LightningModule):
 
     @property
     def dimensions(self) -> tuple[int, int]:
-        """Of the small and of the large encoder."""
+        """Dimensions of the small and the large encoder."""
         return self.options.small_dimension, self.options.large_dimension
 
     @property
     def options(self) -> Any:
-        """The constructor's arguments, as attributes."""
+        """Arguments of the constructor, as attributes."""
         return self.hparams
 
     def forward(self, small: Tensor) -> Tensor:
-        """Projected vectors, ``(batch, large_dimension)``, of any length."""
+        """Return the projected vectors, ``(batch, large_dimension)``, of any length."""
         projected: Tensor = self.layers(small)
         return projected
 
     @torch.no_grad()
     def project(self, vectors: np.ndarray) -> np.ndarray:
-        """Unit vectors in the large encoder's space.
+        """Return unit vectors in the large encoder's space.
 
         Args:
-            vectors: of the small encoder, ``(vectors, small_dimension)``.
+            vectors: vectors of the small encoder, ``(vectors, small_dimension)``.
 
         Returns:
             ``(vectors, large_dimension)`` float32.
 
         Raises:
-            ValueError: they have another dimension.
+            ValueError: the vectors have another dimension.
         """
         expected = self.options.small_dimension
         if vectors.ndim != 2 or vectors.shape[1] != expected:
@@ -127,7 +124,7 @@ class ProjectorModule(LightningModule):
         return torch.cat(projected).numpy()
 
     def example_losses(self, batch: Batch) -> Tensor:
-        """The contrastive loss of each text, ``(batch,)``."""
+        """Return the contrastive loss of each text, ``(batch,)``."""
         options = self.options
         return info_nce(self(batch["small"]), batch["large"], options.temperature, options.include_positive)
 
@@ -149,24 +146,17 @@ class ProjectorModule(LightningModule):
             self.log(f"val/{name}", value, prog_bar=name == "cosine")
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        options = self.options
-        optimizer = make_optimizer(
-            options.optimizer, self.parameters(), options.lr, options.optimizer_args or {}
-        )
-        if options.lr_schedule == "constant":
-            return optimizer
-        factor = cosine(self.trainer.max_epochs)
-        return {"optimizer": optimizer, "lr_scheduler": LambdaLR(optimizer, factor)}
+        return configure_optimizer(self, self.parameters())
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
         cls, checkpoint_path: str | Path, *, weights_only: bool = True, **kwargs: Any
     ) -> "ProjectorModule":
-        """Reads a projector, on the CPU and ready to project.
+        """Return a projector from its checkpoint, on the CPU and in eval mode.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: it is damaged or no checkpoint of a projector.
+            FileNotFoundError: the file does not exist.
+            ValueError: the file is damaged or no checkpoint of a projector.
         """
         check_readable(checkpoint_path)
         try:

@@ -1,10 +1,10 @@
-"""A scalar reward model: one number for a prompt with a response, higher where the response is better.
+"""Scalar reward model: one number for a prompt with a response, higher where the response is better.
 
 L. Ouyang et al., "Training language models to follow instructions with human feedback", NeurIPS 2022,
 https://arxiv.org/abs/2203.02155, eq. 1: ``loss = -log sigmoid(r(x, yw) - r(x, yl))``, the preference model of R. Bradley
 and M. Terry, "Rank Analysis of Incomplete Block Designs", Biometrika 1952. With E. Wu et al. (FedBis, ICLR 2025,
-https://arxiv.org/abs/2407.03038, section 1) it is what a binary selector is compared with: a pair takes two sequences and
-both computation graphs, where a selector takes one of each. Deviation: K = 2, a pair is an example of its own.
+https://arxiv.org/abs/2407.03038, section 1) it is the baseline of a binary selector: a pair takes two sequences and two
+computation graphs, a selector one of each. Deviation: K = 2, each pair is one example.
 """
 
 from typing import Any
@@ -16,39 +16,30 @@ from torch.nn.functional import logsigmoid
 from fedlight.devices.shape import BatchShape
 from fedlight.modules.functional import bradley_terry_loss
 from fedlight.modules.language import skeleton
-from fedlight.modules.language.language_model import Batch
+from fedlight.modules.language.module import Batch
 from fedlight.modules.language.readout import hidden_states
 from fedlight.modules.language.streams import joint_key, text_keys
 from fedlight.modules.pairs import PairModule, join
 
 
 class RewardModule(PairModule):
-    """Learns to give the chosen response a higher reward than the rejected one.
+    """Module that learns to give the chosen response a higher reward than the rejected one.
 
-    A batch has ``chosen`` and ``rejected`` as :class:`~fedlight.modules.dpo.DPOModule` takes them; the labels are not
-    read. The head is a new linear layer with one output on the hidden state of a language model's last token, the end
-    of the response, or an encoder's own classification head. It is trained whole and saved with the adapter, whose
-    folder ``AutoModelForSequenceClassification`` with ``num_labels=1`` and ``PeftModel`` read.
-
-    Args:
-        model: see :class:`LanguageModule`.
-        kwargs: further arguments of :class:`LanguageModule`.
-
-    Raises:
-        ValueError: a setting is misspelt or out of range.
+    A batch has ``chosen`` and ``rejected`` as :class:`~fedlight.modules.dpo.DPOModule` takes them; labels are not read. The
+    head is a new linear layer with one output on the hidden state of a language model's last token, the end of the
+    response, or an encoder's own classification head. It is trained without LoRA and saved with the adapter, whose folder
+    ``AutoModelForSequenceClassification`` with ``num_labels=1`` and ``PeftModel`` read. Arguments are those of
+    :class:`LanguageModule`.
     """
 
     task = "SEQ_CLS"
     num_labels = 1
 
-    def __init__(self, model: str, **kwargs: Any) -> None:
-        super().__init__(model, **kwargs)
-
     def sketch_batch(self, shape: BatchShape) -> Batch:
-        return {side: skeleton.texts(shape) for side in ("chosen", "rejected")}
+        return {side: skeleton.make_texts(shape) for side in ("chosen", "rejected")}
 
     def rewards(self, batch: dict[str, Tensor]) -> Tensor:
-        """Reward of each text, ``(batch,)``.
+        """Return the reward of each text, ``(batch,)``.
 
         Args:
             batch: ``input_ids`` and ``attention_mask``, ``(batch, tokens)``, padded on the right.
@@ -65,11 +56,11 @@ class RewardModule(PairModule):
         return rewards
 
     def pair_rewards(self, batch: Batch) -> Tensor:
-        """Reward of the chosen and of the rejected response, ``(batch, 2)``, in one forward pass."""
+        """Return the rewards of the chosen and the rejected response, ``(batch, 2)``, in one forward pass."""
         return torch.stack(self.rewards(join(batch["chosen"], batch["rejected"])).chunk(2), dim=1)
 
     def example_metrics(self, batch: Batch) -> dict[str, Tensor]:
-        """Bradley-Terry loss, and accuracy: 1 where the chosen has the higher reward, 1/2 in a tie; ``(batch,)`` each."""
+        """Return Bradley-Terry loss and accuracy (1 where the chosen reward is higher, 1/2 in a tie), ``(batch,)`` each."""
         chosen, rejected = self.pair_rewards(batch).unbind(dim=1)
         won, tied = chosen > rejected, chosen == rejected
         return {"loss": bradley_terry_loss(chosen, rejected), "accuracy": won.float() + 0.5 * tied.float()}
@@ -81,15 +72,11 @@ class RewardModule(PairModule):
         )
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """Log-probabilities that ``chosen`` and that ``rejected`` is better, ``(batch, 2)``."""
+        """Return the log-probabilities that ``chosen`` and that ``rejected`` is better, ``(batch, 2)``."""
         chosen, rejected = self.pair_rewards(batch).unbind(dim=1)
         margin = chosen - rejected
         return logsigmoid(torch.stack([margin, -margin], dim=1))
 
     def generate(self, *args: Any, **kwargs: Any) -> list[list[str]]:
-        """A reward model writes no text.
-
-        Raises:
-            ValueError: always.
-        """
+        """Raise ValueError: a reward model writes no text."""
         raise ValueError("a RewardModule does not write text: use an SFTModule")

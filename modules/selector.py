@@ -1,10 +1,10 @@
-"""The binary selector of FedBis: which of two responses is the better one.
+"""Binary selector of FedBis, which decides which of two responses is better.
 
 E. Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025, https://arxiv.org/abs/2407.03038:
 cross-entropy (eq. 3) over the logits of two choice tokens behind a prompt that shows both responses. A classification
 head with two labels on a pretrained encoder is this library's addition, for encoders that are no language models.
 
-FedBiscuit, of the same paper, has U selectors: U adapters on one base, each of which votes; the majority decides.
+FedBiscuit, of the same paper, has U selectors: U adapters on one base, which decide by majority vote.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from fedlight.devices.shape import BatchShape
 from fedlight.modules.functional import choice_loss
 from fedlight.modules.language import adapters, readout, skeleton
-from fedlight.modules.language.language_model import Batch, LanguageModule
+from fedlight.modules.language.module import Batch, LanguageModule
 from fedlight.support.checks import check_choice
 
 STAGES = ("val", "test")
@@ -25,25 +25,25 @@ TEXTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class SelectorModule(LanguageModule):
-    """Says A or B.
+    """Module that learns to choose between responses A and B.
 
     A batch has ``input_ids`` and ``attention_mask``, ``(batch, tokens)`` and padded on the right, and ``labels``,
-    ``(batch,)``, 0 where A is better and 1 where B is; for an encoder also ``token_type_ids`` where it has them. Under
+    ``(batch,)``, 0 where A is better and 1 where B is; for an encoder also ``token_type_ids`` where it has them. With
     ``head="choice"`` the text ends right before the choice token.
 
     Args:
         model: see :class:`LanguageModule`.
         head: ``choice``, two rows of a causal language model's output head at the last position, or ``classifier``, a
-            2-class head on an encoder, trained whole and saved with the adapter.
-        choices: the words for A and B under ``head="choice"``; each has to be one token behind ``": "``.
-        kwargs: further arguments of :class:`LanguageModule`; ``num_adapters`` selectors have to be an odd number.
+            2-class head on an encoder, trained without LoRA and saved with the adapter.
+        choices: words for A and B with ``head="choice"``; each has to be one token after ``": "``.
+        kwargs: further arguments of :class:`LanguageModule`; ``num_adapters``, the number of selectors, has to be odd.
 
     Raises:
         ValueError: a setting is misspelt or out of range, or the votes of the adapters could tie.
     """
 
     batch_form: ClassVar[Mapping[str, int]] = {"input_ids": 2, "labels": 1}
-    reads = "votes: data=PreferenceDataModule with view=selector"
+    data_hint = "votes: data=PreferenceDataModule with view=selector"
 
     def __init__(
         self, model: str, head: str = "choice", choices: Sequence[str] = ("A", "B"), **kwargs: Any
@@ -60,7 +60,7 @@ class SelectorModule(LanguageModule):
     def configure_model(self) -> None:
         if self.network is not None:
             return
-        check_odd(len(self.adapter_names))  # a folder of adapters says their number
+        check_odd(len(self.adapter_names))  # a folder of adapters decides their number
         super().configure_model()
         # A decoder with a classification head finds its last token by the padding token.
         self.causal_lm.config.pad_token_id = self.tokenizer.pad_token_id
@@ -68,20 +68,20 @@ class SelectorModule(LanguageModule):
             self.choice_rows = torch.tensor(choice_tokens(self.tokenizer, self.options.choices), device="cpu")
             if any(weight.requires_grad for weight in self.causal_lm.get_output_embeddings().parameters()):
                 raise ValueError(
-                    "lora_targets names the output head, of which head='choice' reads two frozen rows"
+                    "lora_targets names the output head, of which head='choice' reads two frozen rows: leave it out"
                 )
 
     def skeleton(self, dtype: str = "bf16") -> LanguageModule:
         made = cast(SelectorModule, super().skeleton(dtype))
         if self.num_labels is None:
-            made.choice_rows = torch.tensor([0, 1])  # which rows they are costs nothing
+            made.choice_rows = torch.tensor([0, 1])  # the cost is the same for any two rows
         return made
 
     def sketch_batch(self, shape: BatchShape) -> Batch:
-        return skeleton.texts(shape) | {"labels": torch.zeros(shape.examples, dtype=torch.int64)}
+        return skeleton.make_texts(shape) | {"labels": torch.zeros(shape.examples, dtype=torch.int64)}
 
     def choice_logits(self, batch: Batch) -> Tensor:
-        """Logits of A and B by the active adapter, ``(batch, 2)``."""
+        """Return the active adapter's logits of A and B, ``(batch, 2)``."""
         if self.choice_rows is None:
             logits: Tensor = self.network(**{name: batch[name] for name in TEXTS if name in batch}).logits
             return logits.float()
@@ -89,33 +89,26 @@ class SelectorModule(LanguageModule):
         return readout.choice_logits(self.causal_lm, batch["input_ids"], batch["attention_mask"], rows)
 
     def ensemble_logits(self, batch: Batch) -> Tensor:
-        """Logits of A and B by each of the U adapters, ``(batch, U, 2)``; the active one stays active."""
+        """Return the logits of A and B by each of the U adapters, ``(batch, U, 2)``; the active adapter stays active."""
         if len(self.adapter_names) == 1:
             return self.choice_logits(batch)[:, None]
         logits = []
-        with adapters.switching(self.network) as switch:
+        with adapters.keep_active(self.network) as switch:
             for name in self.adapter_names:
                 switch(name)
                 logits.append(self.choice_logits(batch))
         return torch.stack(logits, dim=1)
 
     def example_losses(self, batch: Batch) -> Tensor:
-        """Cross-entropy over the two choices, by the active adapter, ``(batch,)``."""
+        """Return the active adapter's cross-entropy over the two choices, ``(batch,)``."""
         return choice_loss(self.choice_logits(batch), batch["labels"])
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Which examples are decided rightly.
+    def evaluate_batch(self, stage: str, batch: Batch) -> dict[str, Tensor]:
+        """Log the means and return which examples are decided correctly.
 
         Returns:
-            ``correct``, ``(batch, U)`` bool, by each adapter; ``vote``, ``(batch,)`` bool, by the majority of them.
+            ``correct``, ``(batch, U)`` bool, by each adapter; ``vote``, ``(batch,)`` bool, by their majority.
         """
-        return self._evaluate("val", batch)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """As :meth:`validation_step`."""
-        return self._evaluate("test", batch)
-
-    def _evaluate(self, stage: str, batch: Batch) -> dict[str, Tensor]:
         logits, labels = self.ensemble_logits(batch), batch["labels"]
         losses = [choice_loss(part, labels) for part in logits.unbind(dim=1)]
         choices = logits.argmax(dim=2)
@@ -133,26 +126,19 @@ class SelectorModule(LanguageModule):
         return {"correct": correct, "vote": winners == labels}
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """Log-probabilities of A and B, ``(batch, 2)``; of several adapters ``(batch, 2, U)``."""
+        """Return the log-probabilities of A and B, ``(batch, 2)``, or ``(batch, 2, U)`` with several adapters."""
         log_probs = self.ensemble_logits(batch).log_softmax(dim=2).transpose(1, 2)
         return log_probs.squeeze(dim=2) if len(self.adapter_names) == 1 else log_probs
 
     def generate(self, *args: Any, **kwargs: Any) -> list[list[str]]:
-        """Completions; a classifier has none.
-
-        Raises:
-            ValueError: ``head`` is ``classifier``.
-        """
+        """Return completions, see :meth:`LanguageModule.generate`; raise ValueError with ``head="classifier"``."""
         if self.options.head == "classifier":
             raise ValueError("head='classifier' does not write text: use head='choice' or an SFTModule")
         return super().generate(*args, **kwargs)
 
 
 def check_odd(num_adapters: int) -> None:
-    """Refuses an even number of votes: they can tie.
-
-    Raises:
-        ValueError: see above.
+    """Raise ValueError for an even number of adapters, whose votes can tie.
 
     Example:
         >>> check_odd(2)
@@ -168,7 +154,7 @@ def check_odd(num_adapters: int) -> None:
 
 
 def majority(choices: Tensor) -> Tensor:
-    """What most selectors choose.
+    """Return the choice of most selectors.
 
     Args:
         choices: ``(batch, U)``, 0 for A and 1 for B, U odd.
@@ -184,7 +170,7 @@ def majority(choices: Tensor) -> Tensor:
 
 
 def choice_tokens(tokenizer: Any, choices: Sequence[str]) -> list[int]:
-    """The one token of each choice behind ``": "``.
+    """Return the one token of each choice after ``": "``.
 
     Raises:
         ValueError: the choices are not one distinct token each.
@@ -193,7 +179,7 @@ def choice_tokens(tokenizer: Any, choices: Sequence[str]) -> list[int]:
     words = [tokenizer.decode(row[-1:]).strip() for row in rows]
     if words != list(choices) or rows[0][:-1] != rows[1][:-1] or rows[0] == rows[1]:
         raise ValueError(
-            f"choices={list(choices)}: behind ': ' this tokenizer does not make one distinct token of each, but "
+            f"choices={list(choices)}: after ': ' this tokenizer does not make one distinct token of each, but "
             f"{' and '.join(str(tokenizer.convert_ids_to_tokens(row)) for row in rows)}; take other words or models"
         )
     return [row[-1] for row in rows]

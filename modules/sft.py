@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the mean token loss of each response, prompt left out."""
+"""Supervised fine-tuning: the mean token loss of each response, without the prompt."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -8,38 +8,38 @@ from torch import Tensor
 from fedlight.devices.shape import BatchShape
 from fedlight.modules.functional import sft_loss
 from fedlight.modules.language import scoring, skeleton
-from fedlight.modules.language.language_model import Batch, LanguageModule
+from fedlight.modules.language.module import Batch, LanguageModule
 from fedlight.modules.language.readout import response_log_probs
 
 
 class SFTModule(LanguageModule):
-    """Learns to write the responses of its training data.
+    """Module that learns to write the responses of its training data.
 
     A batch has ``input_ids``, ``attention_mask`` and ``labels``, each ``(batch, tokens)`` and padded on the right;
-    labels are -100 on prompt and padding. The output head is computed at labelled positions only. A batch may
-    have ``weights``, ``(batch,)`` float, as pseudo-labelled data do; losses are still averaged over the number of examples.
+    labels are -100 on prompt and padding. The output head is computed at labelled positions only. A batch may have
+    ``weights``, ``(batch,)`` float, for pseudo-labelled data; losses are still averaged over the number of examples.
     Arguments are those of :class:`LanguageModule`.
 
     Attributes:
-        base_bits: with how many bits the base computes now, where a device's is under it; None: as it was loaded.
+        base_bits: bits per weight of the base under an emulated device that quantizes it; None for the base as loaded.
     """
 
     base_bits: int | None = None
     batch_form: ClassVar[Mapping[str, int]] = {"input_ids": 2, "labels": 2}
-    reads = "answers: data=InstructionDataModule, or PreferenceDataModule with view=sft"
+    data_hint = "answers: data=InstructionDataModule, or PreferenceDataModule with view=sft"
 
     def example_losses(self, batch: Batch) -> Tensor:
-        """Mean negative log-probability of each response's tokens, times the example's weight, ``(batch,)``."""
+        """Return the mean negative log-probability of each response's tokens times the example's weight, ``(batch,)``."""
         losses = sft_loss(*response_log_probs(self.causal_lm, batch))
         return losses * batch["weights"] if "weights" in batch else losses
 
     def free_energies(
         self, prompts: Sequence[str], answers: Sequence[str], temperature: float = 1.0
     ) -> list[float]:
-        """How little at home the model is in each answer; see :func:`fedlight.modules.language.scoring.free_energies`."""
+        """Return the mean free energy of each answer; see :func:`fedlight.modules.language.scoring.free_energies`."""
         self.configure_model()
         return scoring.free_energies(self.causal_lm, self.tokenizer, prompts, answers, temperature)
 
     def sketch_batch(self, shape: BatchShape) -> Batch:
-        """A batch of that shape; see :class:`fedlight.devices.cost.Sketched`."""
-        return skeleton.responses(shape)
+        """Return a batch of that shape; see :class:`fedlight.devices.cost.Sketched`."""
+        return skeleton.make_responses(shape)

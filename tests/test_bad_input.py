@@ -10,7 +10,7 @@ import torch
 from tiny_world import fedlight, make_model, refused, tiny_selector, weights, write_rows
 
 from fedlight.callbacks.loop import round_table
-from fedlight.modules.language.language_model import LanguageModule
+from fedlight.modules.language.module import LanguageModule
 
 
 def vote(i, client="c0", choice=None):
@@ -226,7 +226,7 @@ WRITERS = {
     "metrics": ("lightning.fabric.loggers.csv_logs._ExperimentWriter.save", no_space, "run:"),
     "visits": ("fedlight.callbacks.loop.round_table._csv_text", no_space, "run/visits.csv:"),
     "adapter": (
-        "fedlight.modules.language.language_model.LanguageModule.save_adapter",
+        "fedlight.modules.language.module.LanguageModule.save_adapter",
         no_space_for_safetensors,
         "run/adapter.tmp:",
     ),

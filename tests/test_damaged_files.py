@@ -28,7 +28,7 @@ from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
 from fedlight.datamodules.vectors.vector_index import VectorIndex
 from fedlight.generators.answer_cache import AnswerCache
 from fedlight.generators.chat_server import Answer
-from fedlight.modules.language.adapter_folders import adapter_folders
+from fedlight.modules.language.adapter_folders import find_adapters
 from fedlight.report.runs import Run
 from fedlight.support.checkpoint_files import check_resumable
 from fedlight.support.files import read_json, sealed, write_json
@@ -90,7 +90,7 @@ class Adapter:
     def read(self, folder):
         from peft import PeftModel
 
-        (found,) = adapter_folders(str(folder), "model.adapter")
+        (found,) = find_adapters(str(folder))
         network = PeftModel.from_pretrained(torch.nn.Sequential(torch.nn.Linear(3, 3)), found)
         config = network.peft_config["default"]
         weights = {name: value.tolist() for name, value in network.named_parameters() if "lora" in name}

@@ -12,7 +12,7 @@ from fedlight.devices import hardware
 from fedlight.generators.endpoint import TextGenerator
 from fedlight.modules.language.adapter_folders import adapter_checksum
 from fedlight.modules.language.generation import encode_prompts
-from fedlight.modules.language.language_model import LanguageModule
+from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.sft import SFTModule
 from fedlight.support.needs import Model, Need
 from fedlight.support.seeding import derive_seed

@@ -27,7 +27,7 @@ from fedlight.federation.client import Client, Visit
 from fedlight.lightning_cli.cli import OneLineParser, ReadSettings, find_config
 from fedlight.modules.dpo import DPOModule
 from fedlight.modules.language.adapters import trained_parameters
-from fedlight.modules.language.language_model import LanguageModule
+from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.language.optimizers import make_optimizer
 from fedlight.support.console import OneLineArguments
 

@@ -186,7 +186,7 @@ def _fleet(training: Training) -> Finding:
 
 
 def _is_language_model(one: ParsedStage) -> bool:
-    from fedlight.modules.language.language_model import LanguageModule
+    from fedlight.modules.language.module import LanguageModule
 
     kind = class_of(one.config["model"]["class_path"])
     return kind is not None and issubclass(kind, LanguageModule)

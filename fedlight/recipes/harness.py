@@ -18,7 +18,7 @@ from typing import Any
 
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from fedlight.modules.language.language_model import LanguageModule
+from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.language.scoring import Scored, encode_pairs, score
 from fedlight.support.console import one_line_errors
 from fedlight.support.seeding import derive_seed

@@ -1,1 +1,11 @@
-"""The language model under all modules: base, adapters, generation, scoring."""
+"""Language model under most modules: frozen base, LoRA adapters, checkpoints, generation, scoring.
+
+It knows ``fedlight.modules.functional`` and nothing of the modules that extend it.
+"""
+
+from fedlight.support.lazy import lazy_names
+
+_FILES = {"LanguageModule": "module"}
+
+__all__ = [*_FILES]
+__getattr__ = lazy_names(__name__, _FILES)

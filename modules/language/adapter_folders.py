@@ -1,4 +1,4 @@
-"""Adapters on disk: a folder in PEFT's form, or one with such a folder for each of several adapters.
+"""Adapters on disk: a folder in PEFT's form, or a folder with one such folder for each of several adapters.
 
 ``folder/adapter_config.json`` and its weights are one adapter; ``folder/adapter0``, ``folder/adapter1``, ... are several,
 each of which ``PeftModel.from_pretrained`` loads alone.
@@ -14,25 +14,21 @@ from fedlight.support.files import sealed, unsealed, write_whole
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 CHECKSUMS = "checksums.json"
-"""Digests of the other two, which safetensors does not have: a flipped bit would be another weight."""
+"""File with digests of the other two: safetensors has none and would load a flipped bit as another weight."""
 
 
-def adapter_names(num_adapters: int) -> list[str]:
-    """What PEFT calls the adapters.
+def name_adapters(num_adapters: int) -> list[str]:
+    """Return PEFT's names of the adapters.
 
     Example:
-        >>> adapter_names(1), adapter_names(3)
+        >>> name_adapters(1), name_adapters(3)
         (['default'], ['adapter0', 'adapter1', 'adapter2'])
     """
     return ["default"] if num_adapters == 1 else [f"adapter{index}" for index in range(num_adapters)]
 
 
 def check_merge(merge: bool, adapter: str | None, base: str) -> None:
-    """Refuses to merge nothing, or into rounded weights.
-
-    Raises:
-        ValueError: see above.
-    """
+    """Raise ValueError for a merge without an adapter, or into rounded weights."""
     if merge and adapter is None:
         raise ValueError("merge_adapter=true needs an adapter to merge: set adapter to its folder")
     if merge and base != "plain":
@@ -42,20 +38,20 @@ def check_merge(merge: bool, adapter: str | None, base: str) -> None:
         )
 
 
-def planned_names(num_adapters: int, folder: str | None, merge: bool) -> list[str]:
-    """Names of the adapters that a module will have: as many as the folder that it starts from, if that has several.
+def plan_names(num_adapters: int, folder: str | None, merge: bool) -> list[str]:
+    """Return the names of a module's adapters, as many as in the folder that it starts from if that has several.
 
     Raises:
-        FileNotFoundError: there is no adapter in the folder.
-        ValueError: the folder has several adapters, but another number is asked for, or one to merge.
+        FileNotFoundError: the folder has no adapter.
+        ValueError: the folder has several adapters, and another number or a merge is asked for.
 
     Example:
-        >>> planned_names(2, folder=None, merge=False)
+        >>> plan_names(2, folder=None, merge=False)
         ['adapter0', 'adapter1']
     """
     if folder is None:
-        return adapter_names(num_adapters)
-    found = len(adapter_folders(folder, "adapter"))
+        return name_adapters(num_adapters)
+    found = len(find_adapters(folder))
     if found > 1 and merge:
         raise ValueError(
             f"merge_adapter=true merges one adapter, but adapter={folder!r} has {found}: give one of its folders, "
@@ -66,20 +62,20 @@ def planned_names(num_adapters: int, folder: str | None, merge: bool) -> list[st
             f"num_adapters={num_adapters}, but adapter={folder!r} has {found} adapters: leave num_adapters out, or "
             "start all from one of them, such as adapter0 in it"
         )
-    return adapter_names(max(found, num_adapters))
+    return name_adapters(max(found, num_adapters))
 
 
-def adapter_folders(folder: str, setting: str) -> list[str]:
-    """The PEFT folders in a folder of :func:`save_adapters`: itself, or ``adapter0``, ``adapter1``, ... in it.
+def find_adapters(folder: str) -> list[str]:
+    """Return the PEFT folders in a folder of :func:`save_adapters`: itself, or ``adapter0``, ``adapter1``, ... in it.
 
     Raises:
-        FileNotFoundError: there is none, or one is missing.
-        ValueError: the folder has both, or a file is not what was saved.
+        FileNotFoundError: an adapter is missing.
+        ValueError: the folder has both kinds, or a file differs from what was saved.
     """
-    saved = _saved_names(folder)
+    saved = _find_names(folder)
     if "default" in saved and len(saved) > 1:
         raise ValueError(
-            f"{setting}={folder!r} has an adapter of its own and {len(saved) - 1} in folders: give one of these, or "
+            f"adapter={folder!r} has an adapter of its own and {len(saved) - 1} in folders: give one of these, or "
             "move them away"
         )
     several = [] if "default" in saved else [f"adapter{index}" for index in range(len(saved))]
@@ -88,25 +84,25 @@ def adapter_folders(folder: str, setting: str) -> list[str]:
         for name in (CONFIG, WEIGHTS):
             if not (Path(one) / name).is_file():
                 raise FileNotFoundError(
-                    f"{setting}={one!r} has no {name}: give a folder written by save_adapter"
+                    f"adapter={one!r} has no {name}: give a folder written by save_adapter"
                 )
-        _check_sums(Path(one), setting)
+        _check_digests(Path(one))
     return found
 
 
-def _check_sums(folder: Path, setting: str) -> None:
-    """Compares an adapter with what was saved; one that was not saved by fedlight has nothing to compare with."""
-    sums = folder / CHECKSUMS
-    if not sums.is_file():
+def _check_digests(folder: Path) -> None:
+    """Compare an adapter with its saved digests; an adapter that fedlight did not save has none."""
+    checksums = folder / CHECKSUMS
+    if not checksums.is_file():
         return
     try:
-        digests = unsealed(json.loads(sums.read_bytes()))["files"]
+        digests = unsealed(json.loads(checksums.read_bytes()))["files"]
         damaged = next((name for name in digests if _digest(folder / name) != digests[name]), None)
     except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError):
         damaged = CHECKSUMS
     if damaged is not None:
         raise ValueError(
-            f"{setting}={str(folder)!r}: {damaged} is not what was saved: have the adapter made again, or remove "
+            f"adapter={str(folder)!r}: {damaged} is not what was saved: make the adapter again, or remove "
             f"{CHECKSUMS} if it was changed on purpose"
         )
 
@@ -115,26 +111,25 @@ def _digest(file: Path) -> str:
     return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
 
 
-def _saved_names(folder: str | Path) -> set[str]:
-    """Names of the adapters in a folder, by their numbers."""
-    names = {path.parent.name for path in Path(folder).glob("adapter*/adapter_config.json")}
-    own = {"default"} if (Path(folder) / "adapter_config.json").is_file() else set()
+def _find_names(folder: str | Path) -> set[str]:
+    names = {path.parent.name for path in Path(folder).glob(f"adapter*/{CONFIG}")}
+    own = {"default"} if (Path(folder) / CONFIG).is_file() else set()
     return {name for name in names if name.removeprefix("adapter").isdecimal()} | own
 
 
 def save_adapters(network: Any, folder: str | Path) -> None:
-    """Writes the adapter as a PEFT folder; several as one such folder each, ``adapter0``, ``adapter1``, ... in it.
+    """Write the adapter as a PEFT folder, or several as one such folder each, ``adapter0``, ``adapter1``, ... in it.
 
     Raises:
-        ValueError: there are adapters in the folder that would stay: the two would be taken for one set.
+        ValueError: the folder has other adapters, which would stay and be read together with these.
     """
-    left = _saved_names(folder) - set(network.peft_config)
+    left = _find_names(folder) - set(network.peft_config)
     if left:
         raise ValueError(
             f"save_adapter({str(folder)!r}): the folder has other adapters ({', '.join(sorted(left))}), which would "
             "stay among these: give an empty folder"
         )
-    # Without the argument PEFT asks the hub whether the vocabulary has grown.
+    # Without save_embedding_layers PEFT asks the hub whether the vocabulary has grown.
     network.save_pretrained(str(folder), save_embedding_layers=False)
     for name in network.peft_config:
         own = Path(folder) if name == "default" else Path(folder) / name
@@ -143,5 +138,5 @@ def save_adapters(network: Any, folder: str | Path) -> None:
 
 
 def adapter_checksum(folder: str) -> str:
-    """Sixteen hex digits of the weights in a PEFT folder."""
+    """Return sixteen hex digits of the weights in a PEFT folder."""
     return _digest(Path(folder) / WEIGHTS)

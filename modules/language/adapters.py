@@ -1,8 +1,8 @@
-"""LoRA adapters on a frozen base: new, from PEFT folders, or merged into the base. Of several, one at a time is active.
+"""LoRA adapters on a frozen base: new, from PEFT folders, or merged into the base. One of several is active at a time.
 
 E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022, https://arxiv.org/abs/2106.09685:
-``h = W x + (alpha / r) B A dropout(x)``. What is trained is fp32 whatever the base is in: in bf16 a step of 1e-5 is
-less than half a unit in the last place of most entries and would be rounded away.
+``h = W x + (alpha / r) B A dropout(x)``. Trained weights are fp32 whatever the base's number type: in bf16 a step of 1e-5
+is less than half a unit in the last place of most entries and would be rounded away.
 """
 
 import copy
@@ -14,21 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlight.modules.language.adapter_folders import adapter_folders
+from fedlight.modules.language.adapter_folders import find_adapters
 from fedlight.modules.language.streams import own_stream
 from fedlight.support.checks import check_choice
 from fedlight.support.seeding import derive_seed
 
 
-def with_adapters(
+def add_adapters(
     network: Any, names: Sequence[str], options: Any, task: str, new_weights: Sequence[str]
 ) -> Any:
-    """Puts on a base what the settings of a :class:`~fedlight.modules.language.language_model.LanguageModule` ask for."""
+    """Return a base with the adapters of a :class:`~fedlight.modules.language.module.LanguageModule`'s settings."""
     if options.adapter is not None and not options.merge_adapter:
         return load_adapters(network, options.adapter, task, names)
     if options.merge_adapter:
         network = merge_adapter(network, options.adapter, task)
-    return new_adapters(
+    return create_adapters(
         network,
         names=names,
         rank=options.lora_rank,
@@ -41,7 +41,7 @@ def with_adapters(
     )
 
 
-def new_adapters(
+def create_adapters(
     network: Any,
     *,
     names: Sequence[str],
@@ -53,21 +53,21 @@ def new_adapters(
     new_weights: Sequence[str],
     seed: int,
 ) -> Any:
-    """Puts LoRA adapters on a base, all of them equal; they change nothing until they are trained, as B is 0.
+    """Add equal LoRA adapters to a base; they change nothing until they are trained, as B is 0.
 
     Args:
         network: the base.
-        names: of the adapters; the first is active.
+        names: names of the adapters; the first is active.
         rank: r.
-        alpha: see above.
+        alpha: the adapter is scaled by ``alpha / rank``.
         dropout: on the adapter's input, in training.
         targets: ``"all-linear"`` (every linear layer but the head), a regular expression, or names of layers.
         task: ``"CAUSAL_LM"`` or ``"SEQ_CLS"``.
-        new_weights: parameters of the base that no folder has; their modules are trained whole and saved too.
-        seed: of A. Adapters of one seed start equal.
+        new_weights: parameters of the base that no folder has; their modules are trained without LoRA and saved too.
+        seed: seed of A.
 
     Raises:
-        ValueError: no layer has one of the names.
+        ValueError: no layer has one of the names in ``targets``.
     """
     from peft import LoraConfig, TaskType, get_peft_model
 
@@ -84,86 +84,73 @@ def new_adapters(
             lora_dropout=dropout,
             target_modules=layers,
             task_type=TaskType(task),
-            # PEFT trains a module named classifier or score by itself.
+            # PEFT adds modules named classifier or score to this list itself.
             modules_to_save=[
                 name for name in sorted(whole) if not {"classifier", "score"} & set(name.split("."))
             ],
         )
 
-    with _peft_warnings(), own_stream(seed, network.device):
+    with _filter_peft_warnings(), own_stream(seed, network.device):
         network = get_peft_model(network, config(targets), adapter_name=names[0])
         # By now PEFT has found the layers; in a network with an adapter it would take more for "all-linear".
         layers = network.peft_config[names[0]].target_modules
         for name in names[1:]:
             network.add_adapter(name, config(layers))
-    _copy_adapter(network, names[0], names[1:])
-    return _trained_in_fp32(network)
-
-
-def _copy_adapter(network: nn.Module, source: str, targets: Sequence[str]) -> None:
     weights = dict(network.named_parameters())
     with torch.no_grad():
-        for name, weight in weights.items():
-            if source in name.split("."):
-                for target in targets:
-                    weights[name.replace(f".{source}", f".{target}")].copy_(weight)
+        for parameter, weight in weights.items():
+            if names[0] in parameter.split("."):
+                for name in names[1:]:
+                    weights[parameter.replace(f".{names[0]}", f".{name}")].copy_(weight)
+    return _train_in_fp32(network)
 
 
-def load_adapters(
-    network: Any, folder: str, task: str, names: Sequence[str] = ("default",), setting: str = "adapter"
-) -> Any:
-    """Puts the adapters of a folder of :func:`save_adapters` on a base, to be trained further.
+def load_adapters(network: Any, folder: str, task: str, names: Sequence[str] = ("default",)) -> Any:
+    """Add the adapters of a folder of :func:`save_adapters` to a base, to be trained further.
 
     Args:
         network: the base.
-        folder: of one adapter, from which all start, or of as many as there shall be.
+        folder: folder of one adapter, from which all start, or of as many adapters as names.
         task: ``"CAUSAL_LM"`` or ``"SEQ_CLS"``.
-        names: of the adapters; the first is active.
-        setting: name of the folder in messages.
+        names: names of the adapters; the first is active.
 
     Raises:
-        FileNotFoundError: there is no adapter in the folder.
-        ValueError: it is of another kind, or for another base.
+        FileNotFoundError: the folder has no adapter.
+        ValueError: the adapter is of another kind, or for another base.
     """
     from peft import PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
 
-    found = adapter_folders(folder, setting)
+    found = find_adapters(folder)
     folders = found * len(names) if len(found) == 1 else found
     for one in found:
         config = PeftConfig.from_pretrained(one)
         if config.peft_type != "LORA" or config.task_type != task:
             kind = f"{config.peft_type.value} for {config.task_type}"
-            raise ValueError(f"{setting}={one!r} is {kind}; needed is LORA for {task}")
+            raise ValueError(f"adapter={one!r} is {kind}; needed is LORA for {task}")
     (first, start), *others = zip(names, folders, strict=True)
     try:
-        with _peft_warnings():
+        with _filter_peft_warnings():
             network = PeftModel.from_pretrained(network, start, adapter_name=first, is_trainable=True)
             for name, one in others:
                 if network.load_adapter(one, adapter_name=name, is_trainable=True).missing_keys:
                     raise ValueError(f"{one!r} lacks weights")
     except (RuntimeError, ValueError, UserWarning) as error:
         reason = str(error).strip().splitlines()[0][:200]
-        raise ValueError(f"{setting}={folder!r} does not fit this base: {reason}") from None
-    network = _trained_in_fp32(network)
-    for name, one in zip(
-        names, folders, strict=True
-    ):  # PEFT has rounded a head to the number type of the base
+        raise ValueError(f"adapter={folder!r} does not fit this base: {reason}") from None
+    network = _train_in_fp32(network)
+    for name, one in zip(names, folders, strict=True):
+        # Once more in fp32: PEFT has rounded a head to the number type of the base.
         set_peft_model_state_dict(network, load_peft_weights(one, device="cpu"), adapter_name=name)
     return network
 
 
 def merge_adapter(network: Any, folder: str, task: str) -> Any:
-    """Adds the adapter of a PEFT folder to the base's own weights; the result is a base again.
-
-    Raises:
-        FileNotFoundError: there is no adapter in the folder.
-        ValueError: it does not fit.
-    """
+    """Return the base with the adapter of a PEFT folder added to its weights; raises as :func:`load_adapters`."""
     return load_adapters(network, folder, task).merge_and_unload().requires_grad_(False)
 
 
-def merged(network: Any, base: str) -> Any:
-    """A copy of the base with its adapter added to its weights.
+def merge_copy(network: Any, base: str) -> Any:
+    """Return a copy of the base with its adapter added to its weights.
 
     Raises:
         ValueError: the base is quantized, or there are several adapters.
@@ -179,26 +166,22 @@ def merged(network: Any, base: str) -> Any:
 
 
 def activate(network: Any, name: str) -> None:
-    """Makes one adapter the one that the network computes with.
-
-    Raises:
-        ValueError: there is no such adapter.
-    """
+    """Make one adapter the active one; raise ValueError where the network has no such adapter."""
     check_choice("adapter", name, network.peft_config)
-    _switch(network, _switchable(network), name)
+    _switch(network, _adapter_layers(network), name)
 
 
 @contextmanager
-def switching(network: Any) -> Iterator[Callable[[str], None]]:
-    """Gives a function that makes an adapter the active one; in the end the one is active again that was at first."""
-    layers, name = _switchable(network), network.active_adapter
+def keep_active(network: Any) -> Iterator[Callable[[str], None]]:
+    """Yield a function that activates an adapter; at the end activate the one that was active before."""
+    layers, name = _adapter_layers(network), network.active_adapter
     try:
         yield lambda other: _switch(network, layers, other)
     finally:
         _switch(network, layers, name)
 
 
-def _switchable(network: nn.Module) -> list[Any]:
+def _adapter_layers(network: nn.Module) -> list[Any]:
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
 
@@ -206,15 +189,15 @@ def _switchable(network: nn.Module) -> list[Any]:
 
 
 def _switch(network: Any, layers: Sequence[Any], name: str) -> None:
-    """What PEFT's ``set_adapter`` does, but the others are not frozen, and it takes a tenth of the time."""
+    """Activate an adapter as PEFT's ``set_adapter`` does, without freezing the others and in a tenth of the time."""
     for layer in layers:
         layer._active_adapter = name
     network.active_adapter = network.base_model.active_adapter = name
 
 
 @contextmanager
-def base_alone(network: Any, off: bool = True) -> Iterator[None]:
-    """Runs its body with the adapters switched off; as they are where ``off`` is false."""
+def disable_adapters(network: Any, off: bool = True) -> Iterator[None]:
+    """Run the body with the adapters switched off, or unchanged where ``off`` is false."""
     if not off:
         yield
         return
@@ -228,24 +211,24 @@ def base_alone(network: Any, off: bool = True) -> Iterator[None]:
 
 
 def drop_other_gradients(network: nn.Module, name: str) -> None:
-    """Sets the gradients of all adapters but one to None: an optimizer passes over such weights."""
+    """Set the gradients of all adapters but one to None, so that optimizers skip their weights."""
     for parameter, weight in trained_parameters(network).items():
         if name not in parameter.split("."):
             weight.grad = None
 
 
 def trained_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
-    """What is trained: everything that requires a gradient, by name."""
+    """Return all parameters that require a gradient, by name."""
     return {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
 
 
-def _trained_in_fp32(network: Any) -> Any:
+def _train_in_fp32(network: Any) -> Any:
     for name, weight in network.named_parameters():
         if not network.peft_config.keys().isdisjoint(name.split(".")):
-            weight.requires_grad_(True)  # PEFT freezes an adapter that is added to another
+            weight.requires_grad_(True)  # PEFT freezes an adapter that is not the first
     for name, weight in trained_parameters(network).items():
         weight.data = weight.data.float()
-        if "lora_" not in name:  # PEFT casts the input of LoRA, not of modules that are trained whole
+        if "lora_" not in name:  # PEFT casts the input of LoRA, not of modules that are trained without it
             network.get_submodule(name.rpartition(".")[0]).register_forward_pre_hook(_cast_input)
     return network.train()
 
@@ -255,8 +238,8 @@ def _cast_input(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, 
 
 
 @contextmanager
-def _peft_warnings() -> Iterator[None]:
-    """Silences what PEFT provokes in ``transformers``; makes an error of an adapter that lacks weights."""
+def _filter_peft_warnings() -> Iterator[None]:
+    """Ignore a warning that PEFT causes in ``transformers``; turn the one about missing weights into an error."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         warnings.filterwarnings("error", "Found missing adapter keys", UserWarning)

@@ -1,12 +1,12 @@
-"""Adapters-only checkpoints: what is trained, and the description of the base that it belongs to."""
+"""Adapters-only checkpoints: the trained weights, and the description of the base that they belong to."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedlight.modules.language import base_model
 from fedlight.modules.language.adapter_folders import adapter_checksum
 from fedlight.support.settings_record import described, refuse_other_settings
 
@@ -17,28 +17,51 @@ BASE_KEY = "base_model"
 def describe_base(
     network: nn.Module, new: list[str], model: str, base: str, merged: str | None
 ) -> dict[str, Any]:
-    """What a checkpoint says of the base that it belongs to.
+    """Return a checkpoint's description of its base.
 
     Args:
         network: the base, without adapters.
-        new: its parameters that are in no folder.
+        new: names of its parameters that are in no folder.
         model: hub name or folder.
         base: its number form.
         merged: folder of the adapter that is added to its weights, or None.
     """
-    described = {"model": model, "base": base, "checksum": base_model.fingerprint(network, skip=new)}
-    return described if merged is None else described | {"merged adapter": adapter_checksum(merged)}
+    description = {"model": model, "base": base, "checksum": fingerprint(network, skip=new)}
+    return description if merged is None else description | {"merged adapter": adapter_checksum(merged)}
+
+
+def fingerprint(network: nn.Module, skip: Collection[str]) -> str:
+    """Return sixteen hex digits that identify a base, from names and up to 64 values of each unquantized weight.
+
+    The values are compared as bf16, so that a base loaded in bf16 and in fp32 has one fingerprint. Quantized weights count
+    by their name alone, because devices may round them differently.
+
+    Args:
+        network: a base without adapters.
+        skip: names of parameters to leave out, because they are new.
+
+    Example:
+        >>> one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+        >>> fingerprint(one, []) == fingerprint(one, []), fingerprint(one, []) == fingerprint(other, [])
+        (True, False)
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for name, weight in network.named_parameters():
+        if name in skip:
+            continue
+        digest.update(name.encode())
+        if weight.is_floating_point():
+            values = weight.detach().flatten()[:: max(1, weight.numel() // 64)][:64]
+            digest.update(values.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def check_base(saved: Mapping[str, Any] | None, own: Mapping[str, Any]) -> None:
-    """Refuses a checkpoint that was made on another base.
+    """Raise ValueError for a checkpoint that was made on another base.
 
     Args:
         saved: the description in the checkpoint; None where it has none.
-        own: that of the module. ``model`` may differ: a model may move.
-
-    Raises:
-        ValueError: they differ.
+        own: the module's description. ``model`` may differ, as a model may move.
 
     Example:
         >>> a = {"model": "x/a", "checksum": "1f"}
@@ -61,10 +84,7 @@ def check_base(saved: Mapping[str, Any] | None, own: Mapping[str, Any]) -> None:
 
 
 def check_optimizer_settings(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Refuses to go on with another optimizer: torch would silently keep the settings of the checkpoint.
-
-    Raises:
-        ValueError: a setting differs.
+    """Raise ValueError where optimizer settings differ: torch would silently keep those of the checkpoint.
 
     Example:
         >>> check_optimizer_settings({"lr": 0.1, "model": "a"}, {"lr": 0.2, "model": "b"})
@@ -78,10 +98,7 @@ def check_optimizer_settings(saved: Mapping[str, Any], own: Mapping[str, Any]) -
 
 
 def check_state(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-    """Refuses a state whose names or shapes are not exactly those of the module.
-
-    Raises:
-        ValueError: they are not.
+    """Raise ValueError for a state whose names or shapes are not those of the module.
 
     Example:
         >>> check_state({"a": torch.zeros(2)}, {"a": torch.zeros(3)})
@@ -105,11 +122,7 @@ def check_state(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
 
 
 def copy_state(saved: Mapping[str, Tensor], own: Mapping[str, nn.Parameter]) -> None:
-    """Writes a state into the parameters of a module.
-
-    Raises:
-        ValueError: see :func:`check_state`.
-    """
+    """Copy a state into a module's parameters, after :func:`check_state`."""
     check_state(saved, own)
     with torch.no_grad():
         for name, weight in own.items():

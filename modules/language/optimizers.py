@@ -16,14 +16,14 @@ SCHEDULES = ("constant", "cosine")
 
 
 def check_optimizer(name: str, args: Mapping[str, Any]) -> None:
-    """Refuses an optimizer that torch does not have, and arguments that it does not take.
+    """Check that torch has an optimizer and that it takes the arguments.
 
     Args:
-        name: of a class in ``torch.optim``.
+        name: name of a class in ``torch.optim``.
         args: its further arguments, without ``params`` and ``lr``.
 
     Raises:
-        ValueError: see above; the nearest names are in the message.
+        ValueError: it has not, or does not; the message has the nearest names.
 
     Example:
         >>> check_optimizer("AdamW", {"beta": [0.9, 0.95]})
@@ -34,25 +34,22 @@ def check_optimizer(name: str, args: Mapping[str, Any]) -> None:
     check_choice("optimizer", name, [key for key, value in vars(torch.optim).items() if _is_optimizer(value)])
     if "lr" in args:
         raise ValueError("optimizer_args has 'lr': set lr itself")
-    taken = [
-        key for key in inspect.signature(getattr(torch.optim, name)).parameters if key not in ("params", "lr")
-    ]
+    parameters = inspect.signature(getattr(torch.optim, name)).parameters
     for key in args:
-        check_choice(f"optimizer_args of {name}", key, taken)
+        check_choice(
+            f"optimizer_args of {name}", key, [key for key in parameters if key not in ("params", "lr")]
+        )
 
 
 def _is_optimizer(value: object) -> bool:
-    return (
-        isinstance(value, type)
-        and issubclass(value, torch.optim.Optimizer)
-        and value is not torch.optim.Optimizer
-    )
+    base = torch.optim.Optimizer
+    return isinstance(value, type) and issubclass(value, base) and value is not base
 
 
 def make_optimizer(
     name: str, parameters: Iterable[nn.Parameter], lr: float, args: Mapping[str, Any]
 ) -> torch.optim.Optimizer:
-    """The optimizer; lists among ``args`` become tuples, which YAML cannot write.
+    """Return the optimizer; lists in ``args`` become tuples, which YAML cannot write.
 
     Example:
         >>> weight = nn.Parameter(torch.zeros(1))
@@ -65,13 +62,13 @@ def make_optimizer(
 
 
 def cosine(max_epochs: int | None) -> Callable[[int], float]:
-    """Factor on the learning rate in each epoch: from 1 in epoch 0 towards 0 after the last.
+    """Return the learning rate's factor as a function of the epoch: from 1 in epoch 0 towards 0 after the last.
 
     Args:
         max_epochs: at least 1.
 
     Raises:
-        ValueError: there is no last epoch.
+        ValueError: the training has no last epoch.
 
     Example:
         >>> [round(cosine(4)(epoch), 4) for epoch in range(5)]
@@ -84,17 +81,16 @@ def cosine(max_epochs: int | None) -> Callable[[int], float]:
     return lambda epoch: (1 + math.cos(math.pi * min(epoch, max_epochs) / max_epochs)) / 2
 
 
-def configure(
-    options: Any, parameters: Iterable[nn.Parameter], max_epochs: int | None
-) -> OptimizerLRScheduler:
-    """The optimizer of a module's settings, with its schedule where they ask for one.
+def configure_optimizer(module: Any, parameters: Iterable[nn.Parameter]) -> OptimizerLRScheduler:
+    """Return the optimizer of a module's settings, with its schedule if they name one.
 
     Args:
-        options: ``optimizer``, ``optimizer_args``, ``lr`` and ``lr_schedule``.
-        parameters: what is trained.
-        max_epochs: after which a schedule has ended.
+        module: LightningModule whose ``options`` have ``optimizer``, ``optimizer_args``, ``lr`` and ``lr_schedule``.
+        parameters: the trained parameters.
     """
+    options = module.options
     optimizer = make_optimizer(options.optimizer, parameters, options.lr, options.optimizer_args or {})
     if options.lr_schedule == "constant":
         return optimizer
-    return {"optimizer": optimizer, "lr_scheduler": LambdaLR(optimizer, cosine(max_epochs))}
+    schedule = LambdaLR(optimizer, cosine(module.trainer.max_epochs))
+    return {"optimizer": optimizer, "lr_scheduler": schedule}

@@ -1,8 +1,8 @@
-"""Reads a causal language model only where it is needed.
+"""Logits of a causal language model at the needed positions and tokens only.
 
-The output head over the whole vocabulary at every position is often the dearest product of a small model's forward
-pass. A loss on the response alone needs the head at the response's positions; a choice between two tokens needs two
-rows of it at one position.
+The output head over the whole vocabulary at every position is often the costliest product of a small model's forward
+pass. A loss on the response needs the head at the response's positions; a choice between two tokens needs two rows of it
+at one position.
 """
 
 from typing import Any
@@ -15,14 +15,14 @@ from fedlight.modules.functional import IGNORED, token_log_probs
 
 
 def hidden_states(causal_lm: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """The last layer's output, normalised: ``(batch, tokens, hidden)``."""
+    """Return the last layer's normalised output, ``(batch, tokens, hidden)``."""
     output = causal_lm.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
     states: Tensor = output.last_hidden_state
     return states
 
 
 def head_logits(causal_lm: Any, hidden: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Logits of all tokens, or of some, from hidden states.
+    """Return the logits of all tokens, or of some, from hidden states.
 
     Args:
         causal_lm: a ``transformers`` model with an output head.
@@ -46,10 +46,10 @@ def head_logits(causal_lm: Any, hidden: Tensor, rows: Tensor | None = None) -> T
 
 
 def choice_logits(causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, rows: Tensor) -> Tensor:
-    """Logits of the tokens ``rows`` behind each text: ``(batch, choices)``.
+    """Return the logits of the tokens ``rows`` after each text, ``(batch, choices)``.
 
     Args:
-        causal_lm: see :func:`head_logits`.
+        causal_lm: a ``transformers`` model with an output head.
         input_ids: ``(batch, tokens)``, padded on the right.
         attention_mask: ``(batch, tokens)``.
         rows: ``(choices,)`` token ids.
@@ -60,12 +60,12 @@ def choice_logits(causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, row
 
 
 def response_log_probs(causal_lm: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Log-probability of each labelled token given those before it.
+    """Return the log-probability of each labelled token given the tokens before it.
 
     Args:
-        causal_lm: see :func:`head_logits`.
-        batch: ``input_ids``, ``attention_mask`` and ``labels``, each ``(batch, tokens)``; labels are -100 where
-            nothing is scored.
+        causal_lm: a ``transformers`` model with an output head.
+        batch: ``input_ids``, ``attention_mask`` and ``labels``, each ``(batch, tokens)``; labels are -100 at
+            positions without a label.
 
     Returns:
         ``(batch, tokens - 1)`` log-probabilities, 0 where there is no label, and the bool mask of labelled tokens.
@@ -78,16 +78,12 @@ def response_log_probs(causal_lm: Any, batch: dict[str, Tensor]) -> tuple[Tensor
 
 
 def check_readout(causal_lm: Any, model: str) -> None:
-    """Refuses an architecture whose logits are not what :func:`head_logits` makes of its hidden states.
-
-    Raises:
-        ValueError: see above.
-    """
+    """Raise ValueError for an architecture whose logits differ from :func:`head_logits` of its hidden states."""
     ids = torch.arange(3, device=causal_lm.device)[None] % causal_lm.config.vocab_size
-    seen = torch.ones_like(ids)
+    mask = torch.ones_like(ids)
     with torch.no_grad():
-        expected = causal_lm(input_ids=ids, attention_mask=seen, use_cache=False).logits.float()
-        found = head_logits(causal_lm, hidden_states(causal_lm, ids, seen))
+        expected = causal_lm(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()
+        found = head_logits(causal_lm, hidden_states(causal_lm, ids, mask))
     if not torch.allclose(found, expected, rtol=0.05, atol=0.05 * float(expected.abs().max())):
         kind = causal_lm.config.model_type
-        raise ValueError(f"model={model!r}: a {kind} makes its logits in an unknown way: use another model")
+        raise ValueError(f"model={model!r}: {kind} computes its logits in an unknown way: use another model")

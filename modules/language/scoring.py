@@ -1,8 +1,8 @@
-"""How likely texts are behind prompts: what multiple-choice benchmarks compare.
+"""Log-likelihoods and free energies of texts after prompts, as multiple-choice benchmarks compare them.
 
-Prompt and continuation are encoded as one text, as in training, so that the border between the two is where the
-tokenizer has it: a token that reaches over it belongs to the continuation. What several continuations have in front of
-their last token is often the same (letters behind one multiple-choice question); it is read once.
+Prompt and continuation are encoded as one text, as in training, so that the tokenizer decides the border between them: a
+token across it belongs to the continuation. Continuations that differ in their last token only (letters after one
+multiple-choice question) are computed in one pass.
 """
 
 from collections.abc import Sequence
@@ -32,15 +32,15 @@ def log_likelihoods(
     continuations: Sequence[Sequence[str]],
     batch_size: int = 16,
 ) -> list[list[Likelihood]]:
-    """How likely each continuation is behind its prompt.
+    """Return how likely each continuation is after its prompt.
 
     Args:
         causal_lm: a ``transformers`` model.
         tokenizer: its fast tokenizer.
         prompts: texts; an empty one stands for the opening token, or for the end token where the tokenizer has none.
-        continuations: per prompt its continuations, with the blank that stands between the two; what begins with one has
-            the same tokens behind an empty prompt as behind another.
-        batch_size: texts that are read at once.
+        continuations: per prompt its continuations, with the blank between the two; a continuation that begins with a blank
+            has the same tokens after an empty prompt as after another.
+        batch_size: texts per forward pass.
 
     Returns:
         Per prompt a likelihood for each continuation.
@@ -54,17 +54,17 @@ def log_likelihoods(
 
 
 def score(causal_lm: Any, texts: Sequence[Scored], batch_size: int) -> list[Likelihood]:
-    """How likely the scored part of each text is behind the rest of it.
+    """Return how likely the scored part of each text is after the rest of it.
 
     Args:
         causal_lm: a ``transformers`` model.
         texts: token ids, none of them scored from its first token on.
-        batch_size: texts that are read at once.
+        batch_size: texts per forward pass.
 
     Raises:
         ValueError: a text does not fit into the model.
     """
-    check_lengths(texts, getattr(causal_lm.config, "max_position_embeddings", None))
+    _check_lengths(causal_lm, texts)
     by_input: dict[tuple[int, ...], list[int]] = {}
     for index, text in enumerate(texts):
         by_input.setdefault(tuple(text.ids[:-1]), []).append(index)
@@ -73,7 +73,7 @@ def score(causal_lm: Any, texts: Sequence[Scored], batch_size: int) -> list[Like
     with eval_mode(causal_lm), torch.no_grad():
         for at in range(0, len(inputs), batch_size):
             batch = inputs[at : at + batch_size]
-            for ids, hidden in zip(batch, _hidden(causal_lm, batch), strict=True):
+            for ids, hidden in zip(batch, _compute_hidden(causal_lm, batch), strict=True):
                 first = min(texts[index].start for index in by_input[ids])
                 log_probs = head_logits(causal_lm, hidden[first - 1 : len(ids)]).log_softmax(dim=-1)
                 for index in by_input[ids]:
@@ -90,39 +90,39 @@ def free_energies(
     temperature: float = 1.0,
     batch_size: int = 16,
 ) -> list[float]:
-    """Mean free energy of each answer's tokens behind its prompt: low where the model is at home.
+    """Return the mean free energy of each answer's tokens after its prompt, low for texts like the training data.
 
     W. Liu et al., "Energy-based Out-of-distribution Detection", NeurIPS 2020, https://arxiv.org/abs/2010.03759, eq. 4, token
-    by token: the logits are those from which each token of the answer was, or would be, drawn.
+    by token, with the logits that predict each token of the answer.
 
     Args:
         causal_lm: a ``transformers`` model.
         tokenizer: its fast tokenizer.
         prompts: texts.
-        answers: one for each, with the blank that stands between the two.
+        answers: one per prompt, with the blank between the two.
         temperature: T, above 0.
-        batch_size: texts that are read at once.
+        batch_size: texts per forward pass.
 
     Raises:
         ValueError: an answer is empty, a text does not fit into the model, or the temperature is out of range.
     """
     check_range("temperature", temperature, 0, float("inf"), above_low=True)
     texts = encode_pairs(tokenizer, list(zip(prompts, answers, strict=True)))
-    check_lengths(texts, getattr(causal_lm.config, "max_position_embeddings", None))
+    _check_lengths(causal_lm, texts)
     order = sorted(range(len(texts)), key=lambda index: len(texts[index].ids), reverse=True)
     found = [0.0] * len(texts)
     with eval_mode(causal_lm), torch.no_grad():
         for at in range(0, len(order), batch_size):
             batch = order[at : at + batch_size]
             inputs = [texts[index].ids[:-1] for index in batch]
-            for index, ids, hidden in zip(batch, inputs, _hidden(causal_lm, inputs), strict=True):
+            for index, ids, hidden in zip(batch, inputs, _compute_hidden(causal_lm, inputs), strict=True):
                 logits = head_logits(causal_lm, hidden[texts[index].start - 1 : len(ids)])
                 found[index] = float(free_energy(logits, temperature).mean())
     return found
 
 
 def free_energy(logits: Tensor, temperature: float) -> Tensor:
-    """``-T log sum exp(logits / T)`` over the vocabulary.
+    """Return ``-T log sum exp(logits / T)`` over the vocabulary.
 
     Args:
         logits: ``(..., vocabulary)``.
@@ -141,7 +141,7 @@ def free_energy(logits: Tensor, temperature: float) -> Tensor:
 
 
 def encode_pairs(tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> list[Scored]:
-    """Prompt and continuation as one text, with the opening token where the tokenizer puts one.
+    """Return prompt and continuation as one text, with the opening token if the tokenizer adds one.
 
     Raises:
         ValueError: a continuation is empty.
@@ -155,39 +155,35 @@ def encode_pairs(tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> list[Score
         starts = [index for index, (_, end) in enumerate(encoding.offsets) if end > len(prompt)]
         if not starts:
             raise ValueError(f"nothing to score: the continuation {text!r} of {prompt[-40:]!r} has no tokens")
-        # The first token of a text has nothing before it that would say how likely it is.
-        before = opening or ([] if starts[0] else [first_id(tokenizer)])
+        # The first token of a text has nothing before it that would predict it.
+        before = opening or ([] if starts[0] else [_first_id(tokenizer)])
         scored.append(Scored(before + encoding.ids, len(before) + starts[0]))
     return scored
 
 
 def encode_continuations(tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> list[Scored]:
-    """As :func:`encode_pairs`, but what begins with a blank has the same tokens without a prompt as behind one.
+    """Encode as :func:`encode_pairs`, but a text that begins with a blank has the same tokens with and without a prompt.
 
-    Tokenizers such as Llama's put a blank of their own in front of a text, so that alone it would begin with two.
+    Tokenizers such as Llama's add a blank before a text, so that without a prompt it would begin with two.
     """
     fronts = [prompt or (":" if text.startswith(" ") else "") for prompt, text in pairs]
     texts = [text for _, text in pairs]
     scored = encode_pairs(tokenizer, list(zip(fronts, texts, strict=True)))
     for index, ((prompt, _), front) in enumerate(zip(pairs, fronts, strict=True)):
         if front and not prompt:
-            before = opening_ids(tokenizer) or [first_id(tokenizer)]
+            before = opening_ids(tokenizer) or [_first_id(tokenizer)]
             scored[index] = Scored(before + scored[index].ids[scored[index].start :], len(before))
     return scored
 
 
-def first_id(tokenizer: Any) -> int:
-    """The token that stands for no text at all: the opening one, or the end token of a text before."""
+def _first_id(tokenizer: Any) -> int:
+    """Return the token that stands for an empty text: the opening token, or the end token of an earlier text."""
     ids = (tokenizer.bos_token_id, tokenizer.eos_token_id)
     return int(next(token for token in ids if token is not None))
 
 
-def check_lengths(texts: Sequence[Scored], limit: int | None) -> None:
-    """Refuses what does not fit into the model.
-
-    Raises:
-        ValueError: it does not.
-    """
+def _check_lengths(causal_lm: Any, texts: Sequence[Scored]) -> None:
+    limit = getattr(causal_lm.config, "max_position_embeddings", None)
     longest = max((len(text.ids) - 1 for text in texts), default=0)
     if limit is not None and longest > limit:
         raise ValueError(
@@ -197,7 +193,7 @@ def check_lengths(texts: Sequence[Scored], limit: int | None) -> None:
 
 
 def likelihood(log_probs: Tensor, ids: Sequence[int]) -> Likelihood:
-    """Of a text, from the log-probabilities of all tokens at each place.
+    """Return the likelihood of a text from the log-probabilities of all tokens at each position.
 
     Args:
         log_probs: ``(tokens, vocabulary)``.
@@ -212,8 +208,8 @@ def likelihood(log_probs: Tensor, ids: Sequence[int]) -> Likelihood:
     return Likelihood(float(own.sum()), len(ids), bool((log_probs.argmax(dim=1) == wanted).all()))
 
 
-def _hidden(causal_lm: Any, batch: Sequence[Sequence[int]]) -> Tensor:
-    """``(batch, tokens, hidden)``; what stands behind a text's last token is padding."""
+def _compute_hidden(causal_lm: Any, batch: Sequence[Sequence[int]]) -> Tensor:
+    """Return hidden states of texts padded on the right, ``(batch, tokens, hidden)``."""
     width = max(map(len, batch))
     ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in batch], device=causal_lm.device)
     lengths = torch.tensor([len(row) for row in batch], device=causal_lm.device)

@@ -1,8 +1,8 @@
-"""Random streams of their own, and the keys of texts that seed them.
+"""Isolated random streams, and the keys of texts that seed them.
 
-Dropout and sampling draw from a stream that is seeded by what they are for and thrown away afterwards. They neither
-disturb the global stream nor depend on it, so a resumed run, another order of the clients, or anything else that
-drew random numbers before leaves them as they are.
+Dropout and sampling draw from a stream that is seeded by its purpose and thrown away afterwards. Such draws neither
+change the global stream nor depend on it. A resumed run, another order of the clients, or earlier draws leave them
+unchanged.
 """
 
 import hashlib
@@ -15,11 +15,11 @@ from torch import Tensor
 
 @contextmanager
 def own_stream(seed: int, device: torch.device) -> Iterator[None]:
-    """Runs its body on a torch stream seeded with ``seed``; afterwards the global stream is where it was.
+    """Run the body on a torch stream seeded with ``seed``, then restore the global stream.
 
     Args:
         seed: in [0, 2**64).
-        device: where the body draws, besides the CPU.
+        device: device on which the body draws, besides the CPU.
 
     Example:
         >>> with own_stream(7, torch.device("cpu")):
@@ -38,7 +38,7 @@ def own_stream(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def text_keys(input_ids: Tensor, attention_mask: Tensor) -> list[int]:
-    """A 63-bit key per text: equal texts have equal keys, however they are padded.
+    """Return a 63-bit key per text; equal texts have equal keys, however they are padded.
 
     Args:
         input_ids: ``(batch, tokens)``.
@@ -55,7 +55,7 @@ def text_keys(input_ids: Tensor, attention_mask: Tensor) -> list[int]:
 
 
 def joint_key(*parts: bytes | int) -> int:
-    """One 63-bit key for several, in order.
+    """Return one 63-bit key for several, in order.
 
     Example:
         >>> joint_key(1, 2) == joint_key(2, 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedlight.modules.language import base_model
+from fedlight.modules.language import base_model, checkpoints
 from fedlight.modules.sft import SFTModule
 
 
@@ -121,8 +121,8 @@ def test_fingerprint_is_of_the_values(llama, other_llama):
     one, _ = base_model.load_base(llama, dtype="fp32", **options)
     rounded, _ = base_model.load_base(llama, dtype="bf16", **options)
     other, _ = base_model.load_base(other_llama, dtype="fp32", **options)
-    assert base_model.fingerprint(one, []) == base_model.fingerprint(rounded, [])
-    assert base_model.fingerprint(one, []) != base_model.fingerprint(other, [])
+    assert checkpoints.fingerprint(one, []) == checkpoints.fingerprint(rounded, [])
+    assert checkpoints.fingerprint(one, []) != checkpoints.fingerprint(other, [])
 
 
 def test_nf4_layers_can_be_trained_after_a_validation_on_any_cpu(llama, monkeypatch):

@@ -5,7 +5,7 @@ import torch
 from tiny_world import fedlight, refused, tiny_selector
 
 from fedlight.modules.dpo import DPOModule
-from fedlight.modules.language.batch_form import refuse_other_batch
+from fedlight.modules.language.data_checks import check_batch
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule
@@ -19,17 +19,17 @@ OWN = {SFTModule: ANSWERS, SelectorModule: VOTES, DPOModule: PAIRS, RewardModule
 @pytest.mark.parametrize("module", OWN)
 @pytest.mark.parametrize("batch", [ANSWERS, VOTES, PAIRS], ids=["answers", "votes", "pairs"])
 def test_each_module_takes_its_own_batches_alone(module, batch):
-    given = (batch, module.batch_form, module.__name__, module.reads)
+    given = (batch, module.batch_form, module.__name__, module.data_hint)
     if batch is OWN[module]:
-        refuse_other_batch(*given)
+        check_batch(*given)
         return
     with pytest.raises(ValueError, match=f"model={module.__name__} reads .*; the batches of this data have"):
-        refuse_other_batch(*given)
+        check_batch(*given)
 
 
 def test_a_batch_that_is_no_map():
     with pytest.raises(ValueError, match="the batches of this data are of type Tensor"):
-        refuse_other_batch(torch.zeros(2), SFTModule.batch_form, "SFTModule", SFTModule.reads)
+        check_batch(torch.zeros(2), SFTModule.batch_form, "SFTModule", SFTModule.data_hint)
 
 
 @pytest.mark.parametrize("command", ["fit", "validate", "test"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedlight.modules.language.language_model import LanguageModule
+from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.sft import SFTModule
 from fedlight.recipes.stages import newest_checkpoint
 from fedlight.support.checkpoint_files import check_readable
@@ -39,7 +39,7 @@ def test_reload(trained, make_sft_batch):
 def test_reload_in_a_fresh_process(trained):
     module, path = trained
     code = (
-        "import sys; from fedlight.modules.language.language_model import LanguageModule\n"
+        "import sys; from fedlight.modules.language.module import LanguageModule\n"
         "print(LanguageModule.load_from_checkpoint(sys.argv[1]).generate(['the cat'], temperature=0, max_new_tokens=6))"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}

@@ -174,7 +174,7 @@ def test_a_checkpoint_of_another_kind_is_refused(llama, make_trainer, loader, ma
     trainer = make_trainer(max_epochs=1)
     trainer.fit(SFTModule(llama), loader([make_sft_batch()]))
     trainer.save_checkpoint(tmp_path / "sft.ckpt")
-    with pytest.raises(ValueError, match="was not made by a DPOModule: give it as adapter"):
+    with pytest.raises(ValueError, match="was not made by a DPOModule: save its adapter"):
         DPOModule.load_from_checkpoint(tmp_path / "sft.ckpt")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedlight.modules.language.language_model import LanguageModule
+from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.sft import SFTModule
 
 ROOT = Path(__file__).parents[2]

@@ -32,7 +32,7 @@ MODULES = {
 def has_bf16(request, monkeypatch) -> bool:
     """A machine whose devices have instructions for bf16, and one whose have none."""
     monkeypatch.setattr(hardware, "computes_bf16", lambda device: request.param)
-    base_model._say_once.cache_clear()
+    base_model._log_once.cache_clear()
     return request.param
 
 
@@ -132,7 +132,7 @@ def test_what_is_asked_for_and_not_slow_needs_no_words(build, has_bf16, said):
 )
 def test_a_gpu_is_named_as_the_reason(has_bf16, device, words):
     expected = f"{words[0] if has_bf16 else words[1]} (dtype: auto)"
-    assert base_model.why_dtype("auto", torch.device(device)) == expected
+    assert base_model.explain_dtype("auto", torch.device(device)) == expected
 
 
 @pytest.mark.parametrize("kind", MODULES)

@@ -7,7 +7,12 @@ import torch
 import transformers
 from tiny_world import fedlight, make_model, refused, tiny_selector
 
-from fedlight.modules.language.positions import beyond, is_table, positions, refuse_beyond
+from fedlight.modules.language.data_checks import (
+    check_max_tokens,
+    count_positions,
+    describe_overlong,
+    has_position_table,
+)
 
 SMALL = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 NARROW = {**SMALL, "intermediate_size": 16, "max_position_embeddings": 12}
@@ -24,12 +29,12 @@ CONFIGS = {
 def test_a_table_ends_where_it_is_said_to_end(name):
     """The model itself is the reference: one more token is an IndexError where positions are a table."""
     config = CONFIGS[name]
-    assert positions(config) == 12
-    assert is_table(config) == (name != "llama")
+    assert count_positions(config) == 12
+    assert has_position_table(config) == (name != "llama")
     network = transformers.AutoModel.from_config(config).eval()
     with torch.no_grad():
         network(input_ids=torch.full((1, 12), 5))
-        if is_table(config):
+        if has_position_table(config):
             with pytest.raises((IndexError, RuntimeError)):
                 network(input_ids=torch.full((1, 13), 5))
         else:
@@ -42,21 +47,21 @@ class Data:
 
 
 def test_both_numbers_are_named():
-    refuse_beyond(CONFIGS["gpt2"], "m", Data(12))
-    refuse_beyond(CONFIGS["gpt2"], "m", Data(None))
-    refuse_beyond(CONFIGS["gpt2"], "m", object())
-    refuse_beyond(CONFIGS["llama"], "m", Data(13))
+    check_max_tokens(CONFIGS["gpt2"], "m", Data(12))
+    check_max_tokens(CONFIGS["gpt2"], "m", Data(None))
+    check_max_tokens(CONFIGS["gpt2"], "m", object())
+    check_max_tokens(CONFIGS["llama"], "m", Data(13))
     with pytest.raises(
         ValueError, match=r"max_tokens=13 is above the 12 learned positions of model='m': set .* 12 or less"
     ):
-        refuse_beyond(CONFIGS["gpt2"], "m", Data(13))
+        check_max_tokens(CONFIGS["gpt2"], "m", Data(13))
 
 
 def test_a_batch_is_as_long_as_its_longest_text():
     one, two = torch.zeros(2, 12), torch.zeros(2, 13)
-    assert beyond(CONFIGS["llama"], {"input_ids": one, "labels": two}) is None
+    assert describe_overlong(CONFIGS["llama"], {"input_ids": one, "labels": two}) is None
     pair = {"chosen": {"input_ids": one}, "rejected": {"input_ids": two}}
-    assert "a text of 13 tokens is longer than the 12 positions" in beyond(CONFIGS["llama"], pair)
+    assert "a text of 13 tokens is longer than the 12 positions" in describe_overlong(CONFIGS["llama"], pair)
 
 
 def test_a_run_is_refused_before_it_reads_the_weights(tmp_path):

@@ -74,7 +74,7 @@ def test_an_unknown_head_is_refused(llama, monkeypatch):
         return output
 
     monkeypatch.setattr(LlamaForCausalLM, "forward", doubled)
-    with pytest.raises(ValueError, match="a llama makes its logits in an unknown way"):
+    with pytest.raises(ValueError, match="llama computes its logits in an unknown way"):
         ready(llama)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedlight.modules.language.stopping import stop_at
+from fedlight.modules.language.generation import make_stopping
 from fedlight.modules.sft import SFTModule
 
 PROMPTS = ["the cat", "a dog ran to the park: B day after", "c"]
@@ -45,8 +45,10 @@ def test_samples_stop_too_and_draw_the_same(module):
 def test_a_stop_is_seen_where_it_crosses_tokens(module):
     ids = torch.tensor([module.tokenizer("the cat sat on")["input_ids"]])
     width = len(module.tokenizer("the")["input_ids"])
-    assert stop_at(module.tokenizer, ["t sat o"], width)(ids, None).tolist() == [True]
-    assert stop_at(module.tokenizer, ["the c"], width)(ids, None).tolist() == [False]  # that is the prompt
+    assert make_stopping(module.tokenizer, ["t sat o"], width)(ids, None).tolist() == [True]
+    assert make_stopping(module.tokenizer, ["the c"], width)(ids, None).tolist() == [
+        False
+    ]  # that is the prompt
 
 
 def test_an_empty_stop_is_refused(module):

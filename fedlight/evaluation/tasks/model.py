@@ -20,7 +20,7 @@ class Likelihood(NamedTuple):
 
 @runtime_checkable
 class AnswersPrompts(Protocol):
-    """What is needed of a module; see :class:`fedlight.modules.language.language_model.LanguageModule`."""
+    """What is needed of a module; see :class:`fedlight.modules.language.module.LanguageModule`."""
 
     def generate(
         self,

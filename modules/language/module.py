@@ -1,6 +1,6 @@
-"""A language model with a LoRA adapter as a LightningModule; what its subclasses train differs in the loss alone.
+"""A language model with LoRA adapters as a LightningModule; subclasses differ in the loss that they train.
 
-The base is loaded in ``configure_model``, that is, not before it is needed. Checkpoints hold what is trained and a
+The base is loaded in ``configure_model``, that is, not before it is needed. Checkpoints hold the trained weights and a
 description of the base, which is read again from its own folder.
 """
 
@@ -15,15 +15,13 @@ from torch import Tensor, nn
 
 from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.modules.language import adapter_folders, adapters, base_model, checkpoints, scoring, skeleton
-from fedlight.modules.language.batch_form import refuse_other_batch
+from fedlight.modules.language.data_checks import check_batch, check_max_tokens, describe_overlong
 from fedlight.modules.language.generation import complete, fits
-from fedlight.modules.language.optimizers import configure
-from fedlight.modules.language.options import check_options
-from fedlight.modules.language.positions import beyond, refuse_beyond
+from fedlight.modules.language.optimizers import SCHEDULES, check_optimizer, configure_optimizer
 from fedlight.modules.language.readout import check_readout
 from fedlight.modules.language.streams import joint_key, own_stream, text_keys
 from fedlight.support.checkpoint_files import check_readable
-from fedlight.support.checks import check_precision
+from fedlight.support.checks import check_choice, check_precision, check_range
 from fedlight.support.needs import Model, Need
 from fedlight.support.seeding import derive_seed
 
@@ -33,46 +31,46 @@ Scores = list[list[Likelihood]]
 
 
 class LanguageModule(LightningModule):
-    """Loads, trains, saves and continues text with a language model; a subclass gives ``example_losses``.
+    """Language model that is trained, saved and asked for text; a subclass defines ``example_losses``.
 
     Args:
         model: hub name, folder, or ``"toy"`` for the embedded model.
         base: ``plain``, ``int8`` or ``nf4``: the number form of the frozen base.
         lora_rank: r of the adapter.
-        lora_alpha: the adapter counts with ``lora_alpha / lora_rank``.
-        lora_dropout: in [0, 1], on the adapter's input; the only dropout there is, the base's own is off.
+        lora_alpha: the adapter is scaled by ``lora_alpha / lora_rank``.
+        lora_dropout: in [0, 1], on the adapter's input; the base's own dropout is off.
         lora_targets: ``all-linear``, a regular expression, or names of layers.
         lr: learning rate, above 0.
         optimizer: name of a class in ``torch.optim``.
-        optimizer_args: its further arguments, such as ``{"betas": [0.9, 0.95]}``.
+        optimizer_args: further arguments of the optimizer, such as ``{"betas": [0.9, 0.95]}``.
         lr_schedule: ``constant``, or ``cosine`` from ``lr`` to 0 over ``trainer.max_epochs`` (epochs are rounds).
-        dtype: of the base: ``fp32``, ``bf16``, ``fp16`` or ``auto``: fp32 on every CPU, on a GPU bf16 or what it has.
-        adapter: a folder of :meth:`save_adapter` to start from; its rank, alpha, dropout and targets hold. Of a folder
-            with several adapters their number holds too; all ``num_adapters`` start from one.
+        dtype: number type of the base: ``fp32``, ``bf16``, ``fp16`` or ``auto``: fp32 on every CPU; on a GPU bf16, or fp16
+            where it has no bf16.
+        adapter: a folder of :meth:`save_adapter` to start from, with its rank, alpha, dropout and targets. A folder with
+            several adapters decides their number; from a folder with one all ``num_adapters`` start.
         merge_adapter: add ``adapter`` to the base's weights and train a new one, instead of training it further.
         completions: texts per prompt in ``predict_step``.
-        temperature: of these texts; 0 is greedy.
+        temperature: sampling temperature of these texts; 0 is greedy.
         top_p: share of the probability to draw from, in (0, 1].
         max_new_tokens: most tokens of a completion.
-        seed: of the new weights, of dropout and of the completions.
+        seed: seed of new weights, of dropout and of the completions.
         trust_remote_code: run code that comes with the model.
-        num_adapters: on the one base, equal at the start; one at a time is active, see :meth:`use_adapter`.
+        num_adapters: adapters on the one base, equal at the start; one at a time is active, see :meth:`use_adapter`.
+
+    Attributes:
+        task: PEFT's name for the kind of model.
+        num_labels: outputs of a classification head; None for a language model's own head.
+        batch_form: entry of a batch -> its dimensions, 0 where they are not checked.
+        data_hint: the same in words, with the datamodule and the setting that provide it.
 
     Raises:
-        ValueError: a setting is misspelt or out of range.
+        ValueError: a setting is misspelt or out of range, or two do not go together.
     """
 
     task = "CAUSAL_LM"
-    """What PEFT calls the model: a causal language model."""
-
     num_labels: int | None = None
-    """Outputs of a classification head; None for a language model's own head."""
-
     batch_form: ClassVar[Mapping[str, int]] = {}
-    """What a batch has for training, validation and test: entry -> its dimensions, 0 where they are not looked at."""
-
-    reads = ""
-    """The same in words, with the datamodule and the setting that give it."""
+    data_hint = ""
 
     def __init__(
         self,
@@ -99,20 +97,29 @@ class LanguageModule(LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        check_options(self.options)
+        check_choice("base", base, base_model.BASES)
+        check_choice("dtype", dtype, ("auto", *base_model.DTYPES))
+        check_choice("lr_schedule", lr_schedule, SCHEDULES)
+        check_optimizer(optimizer, optimizer_args or {})
+        check_range("num_adapters", num_adapters, 1, float("inf"))
+        check_range("lora_rank", lora_rank, 1, float("inf"))
+        check_range("lora_alpha", lora_alpha, 0, float("inf"), above_low=True)  # at 0 nothing is trained
+        check_range("lora_dropout", lora_dropout, 0, 1)
+        check_range("lr", lr, 0, float("inf"), above_low=True)
+        adapter_folders.check_merge(merge_adapter, adapter, base)
         self.network: Any = None
         self.tokenizer: Any = None
         self.base: dict[str, Any] = {}
-        self._told_of_length = False
+        self._warned_of_length = False
 
     @classmethod
     def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
-        """The model."""
+        """Return the model as what has to be there before a run."""
         return [Model(settings["model"])]
 
     @property
     def options(self) -> Any:
-        """The constructor's arguments, as attributes."""
+        """Arguments of the constructor, as attributes."""
         return self.hparams
 
     # Loading
@@ -120,7 +127,9 @@ class LanguageModule(LightningModule):
     def setup(self, stage: str) -> None:
         check_precision(str(self.trainer.precision))
         options, data = self.options, getattr(self.trainer, "datamodule", None)
-        refuse_beyond(base_model.read_config(options.model, options.trust_remote_code), options.model, data)
+        check_max_tokens(
+            base_model.read_config(options.model, options.trust_remote_code), options.model, data
+        )
 
     def configure_model(self) -> None:
         if self.network is not None:
@@ -130,11 +139,11 @@ class LanguageModule(LightningModule):
         network, new = self.load_base()
         merged = self.options.adapter if self.options.merge_adapter else None
         self.base = checkpoints.describe_base(network, new, self.options.model, self.options.base, merged)
-        self.network = adapters.with_adapters(network, names, self.options, self.task, new)
+        self.network = adapters.add_adapters(network, names, self.options, self.task, new)
         self.tokenizer = tokenizer
 
     def load_base(self) -> tuple[Any, list[str]]:
-        """The base without an adapter, and the names of its parameters that are in no folder."""
+        """Return the base without an adapter, and the names of its parameters that are in no folder."""
         names = ("model", "base", "dtype", "trust_remote_code", "seed")
         options = {name: self.options[name] for name in names}
         network, new = base_model.load_base(**options, num_labels=self.num_labels)
@@ -142,40 +151,40 @@ class LanguageModule(LightningModule):
             check_readout(network, self.options.model)
         return network, new
 
-    # What a step costs on a device: fedlight.devices.cost.Sketched and Checkpointed
+    # Cost of a step on a device: fedlight.devices.cost.Sketched and Checkpointed
 
     def skeleton(self, dtype: str = "bf16") -> "LanguageModule":
-        """The same module with meta tensors for weights; see :func:`fedlight.modules.language.skeleton.make_skeleton`."""
+        """Return this module with meta tensors as weights; see :func:`fedlight.modules.language.skeleton.make_skeleton`."""
         return skeleton.make_skeleton(self, dtype)
 
     def sketch_losses(self, batch: Batch) -> Tensor:
-        """One loss per example, by all that a training step computes, ``(batch,)``."""
+        """Return one loss per example, ``(batch,)``, by all that a training step computes."""
         return self.example_losses(batch)
 
     def checkpoint_gradients(self, enabled: bool) -> None:
-        """Keeps the inputs of the layers alone for the backward pass, or all activations; the gradients are the same."""
+        """Keep only the inputs of the layers for the backward pass, or all activations; the gradients are the same."""
         skeleton.checkpoint_gradients(self.causal_lm, enabled)
 
     @property
     def causal_lm(self) -> Any:
-        """The ``transformers`` model, with the adapter in its layers."""
+        """Model of ``transformers``, with the adapter in its layers."""
         return self.network.get_base_model()
 
     @property
     def adapter_names(self) -> list[str]:
-        """``["default"]``, or ``["adapter0", "adapter1", ...]`` of several: a part of their parameters' names."""
+        """``["default"]``, or with several ``["adapter0", "adapter1", ...]``: a part of their parameters' names."""
         if self.network is not None:
             return list(self.network.peft_config)
         options = self.options
-        return adapter_folders.planned_names(options.num_adapters, options.adapter, options.merge_adapter)
+        return adapter_folders.plan_names(options.num_adapters, options.adapter, options.merge_adapter)
 
     def use_adapter(self, name: str) -> None:
-        """Makes one adapter the active one: it alone is computed with, and it alone is trained.
+        """Make one adapter the active one, with which alone the module computes and trains.
 
         The others stay in the optimizer and in checkpoints; they have no gradients, so that no optimizer moves them.
 
         Raises:
-            ValueError: there is no such adapter.
+            ValueError: the module has no such adapter.
         """
         adapters.activate(self.network, name)
         adapters.drop_other_gradients(self.network, name)
@@ -183,36 +192,32 @@ class LanguageModule(LightningModule):
     # Training
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Refuses a batch of other data; says once that a text is longer than the model's positions."""
-        self._refuse_other_batch(batch)
-        told = None if self._told_of_length else beyond(self.causal_lm.config, batch)
-        if told:
-            self._told_of_length = True
-            rank_zero_warn(told)
+        self._check_batch(batch)
+        if not self._warned_of_length and (warning := describe_overlong(self.causal_lm.config, batch)):
+            self._warned_of_length = True
+            rank_zero_warn(warning)
 
     def on_validation_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Refuses a batch of other data."""
-        self._refuse_other_batch(batch)
+        self._check_batch(batch)
 
     def on_test_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Refuses a batch of other data."""
-        self._refuse_other_batch(batch)
+        self._check_batch(batch)
 
-    def _refuse_other_batch(self, batch: Batch) -> None:
-        refuse_other_batch(batch, self.batch_form, type(self).__name__, self.reads)
+    def _check_batch(self, batch: Batch) -> None:
+        check_batch(batch, self.batch_form, type(self).__name__, self.data_hint)
 
     def example_losses(self, batch: Batch) -> Tensor:
-        """One loss per example, ``(batch,)``."""
+        """Return one loss per example, ``(batch,)``."""
         raise NotImplementedError(
             f"{type(self).__name__} has no loss: use SFTModule, SelectorModule, RewardModule or DPOModule"
         )
 
     def example_metrics(self, batch: Batch) -> dict[str, Tensor]:
-        """What is logged, one value per example, ``(batch,)`` each; ``loss`` is among it."""
+        """Return what is logged, one value per example, ``(batch,)`` each; ``loss`` is among it."""
         return {"loss": self.example_losses(batch)}
 
     def batch_key(self, batch: Batch) -> int:
-        """A number for the texts of a batch."""
+        """Return a 63-bit key of a batch's texts."""
         return joint_key(*text_keys(batch["input_ids"], batch["attention_mask"]))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -224,19 +229,24 @@ class LanguageModule(LightningModule):
         return metrics["loss"].mean()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Any:
-        self.log_means("val", self.example_metrics(batch))
+        return self.evaluate_batch("val", batch)
 
     def test_step(self, batch: Batch, batch_idx: int) -> Any:
-        self.log_means("test", self.example_metrics(batch))
+        return self.evaluate_batch("test", batch)
+
+    def evaluate_batch(self, stage: str, batch: Batch) -> Any:
+        """Log the metrics of a validation or test batch; return what the step returns."""
+        self.log_means(stage, self.example_metrics(batch))
 
     def log_means(self, stage: str, metrics: dict[str, Tensor]) -> None:
-        """Logs the mean of each metric as ``stage/name``."""
-        for name, each in metrics.items():
-            self.log(f"{stage}/{name}", each.detach().mean(), batch_size=len(each), prog_bar=name == "loss")
+        """Log the mean of each metric as ``stage/name``."""
+        for name, values in metrics.items():
+            self.log(
+                f"{stage}/{name}", values.detach().mean(), batch_size=len(values), prog_bar=name == "loss"
+            )
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        last = self.trainer.max_epochs if self.options.lr_schedule == "cosine" else None
-        return configure(self.options, adapters.trained_parameters(self).values(), last)
+        return configure_optimizer(self, adapters.trained_parameters(self).values())
 
     # Text
 
@@ -252,42 +262,38 @@ class LanguageModule(LightningModule):
         stop: Texts = (),
         strip: bool = True,
     ) -> list[list[str]]:
-        """Completes each prompt n times, ``raw`` without the adapter; see `fedlight.modules.language.generation`."""
+        """Complete each prompt n times, ``raw`` without the adapter; see `fedlight.modules.language.generation`."""
         self.configure_model()
-        drawn: dict[str, Any] = {"n": n, "temperature": temperature, "top_p": top_p, "seed": seed}
-        drawn |= {"max_new_tokens": max_new_tokens, "stop": stop, "strip": strip}
-        with adapters.base_alone(self.network, raw):
-            return complete(self.causal_lm, self.tokenizer, prompts, **drawn)
+        settings: dict[str, Any] = {"n": n, "temperature": temperature, "top_p": top_p, "seed": seed}
+        settings |= {"max_new_tokens": max_new_tokens, "stop": stop, "strip": strip}
+        with adapters.disable_adapters(self.network, raw):
+            return complete(self.causal_lm, self.tokenizer, prompts, **settings)
 
     def fits(self, prompts: Texts, new_tokens: int) -> list[bool]:
-        """Whether each prompt fits into the model with so many tokens behind it."""
+        """Return whether each prompt and ``new_tokens`` more tokens fit into the model."""
         self.configure_model()
         return fits(self.causal_lm, self.tokenizer, prompts, new_tokens)
 
     def log_likelihoods(self, prompts: Texts, continuations: Sequence[Texts], raw: bool = False) -> Scores:
-        """How likely each continuation is, ``raw`` without the adapter; see :mod:`fedlight.modules.language.scoring`."""
+        """Score each continuation, ``raw`` without the adapter; see :mod:`fedlight.modules.language.scoring`."""
         self.configure_model()
-        with adapters.base_alone(self.network, raw):
+        with adapters.disable_adapters(self.network, raw):
             return scoring.log_likelihoods(self.causal_lm, self.tokenizer, prompts, continuations)
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Any:
         options = {name: self.options[name] for name in ("temperature", "top_p", "max_new_tokens")}
-        # Not of batch_idx: a run that goes on from the tenth batch counts it as the first.
+        # Not from batch_idx: a run that is resumed at the tenth batch counts it as the first.
         seed = derive_seed(self.options.seed, "completions", *batch["prompt"])
         return self.generate(batch["prompt"], n=self.options.completions, seed=seed, **options)
 
     # Saving
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """What is trained, and nothing of the base."""
+        """Return the trained weights; the base is not among them."""
         return {name: weight.detach() for name, weight in adapters.trained_parameters(self).items()}
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Takes over a :meth:`state_dict`; its names and shapes have to be those of this module.
-
-        Raises:
-            ValueError: they are not.
-        """
+        """Copy a :meth:`state_dict` into the module; raise ValueError where names or shapes differ."""
         checkpoints.copy_state(state_dict, adapters.trained_parameters(self))
         return nn.modules.module._IncompatibleKeys([], [])
 
@@ -303,7 +309,7 @@ class LanguageModule(LightningModule):
     def load_from_checkpoint(  # type: ignore[override]
         cls, checkpoint_path: str | Path, *, weights_only: bool = True, **kwargs: Any
     ) -> "LanguageModule":
-        """Builds the module anew: the base from its folder, the adapter from the checkpoint.
+        """Return the module with the base from its folder and the adapter from the checkpoint.
 
         Args:
             checkpoint_path: a file that a Trainer saved.
@@ -311,27 +317,27 @@ class LanguageModule(LightningModule):
             kwargs: constructor arguments that replace those in the checkpoint, such as ``model`` where it moved.
 
         Raises:
-            FileNotFoundError: there is no such file, or no such model.
+            FileNotFoundError: the file or the model does not exist.
             ValueError: the file is damaged, or belongs to another model.
         """
         check_readable(checkpoint_path)
         return super().load_from_checkpoint(checkpoint_path, weights_only=weights_only, **kwargs)
 
     def save_adapter(self, folder: str | Path) -> None:
-        """Writes the adapter as a folder that ``PeftModel.from_pretrained`` and ``adapter=`` read.
+        """Write the adapter as a folder that ``PeftModel.from_pretrained`` and ``adapter=`` read.
 
-        Several become one such folder each, ``folder/adapter0`` and so on; ``adapter=`` reads them all, too.
+        Several adapters become one such folder each, ``folder/adapter0`` and so on; ``adapter=`` reads them all.
 
         Raises:
-            ValueError: the folder has another number of adapters.
+            ValueError: the folder has other adapters.
         """
         adapter_folders.save_adapters(self.network, folder)
 
     def save_merged(self, folder: str | Path) -> None:
-        """Writes base and adapter as one model, which ``model=`` reads; the module itself stays as it is.
+        """Write base and adapter as one model, which ``model=`` reads; the module itself stays as it is.
 
         Raises:
             ValueError: the base is quantized, or there are several adapters.
         """
-        adapters.merged(self.network, self.options.base).save_pretrained(folder)
+        adapters.merge_copy(self.network, self.options.base).save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)

@@ -1,0 +1,115 @@
+"""Checks that the data fit a module: the entries of its batches, and texts within the model's positions.
+
+A table of learned positions (GPT-2, OPT, BERT, RoBERTa) ends: a longer text raises an IndexError in the middle of training,
+so a setting that allows one is refused. Computed positions (rotary, relative, ALiBi) have no end, but the model was not
+trained on those beyond its length. The first such text causes a warning and no error, since fine-tuning on longer texts is
+how a context is extended.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+COMPUTED_POSITIONS = ("rope", "rotary", "relative_attention", "alibi")
+"""Parts of the names of config settings that only models with computed positions have."""
+PADDED_TABLES = ("roberta", "camembert", "longformer", "data2vec-text")
+"""Model types whose position table has rows for padding before the first position."""
+
+
+@runtime_checkable
+class LimitsTokens(Protocol):
+    """Datamodule with a limit on the tokens of a text."""
+
+    max_tokens: int
+
+
+def check_batch(batch: Any, form: Mapping[str, int], module: str, hint: str) -> None:
+    """Check that a batch has the entries that a module reads, with the right number of dimensions.
+
+    Args:
+        batch: a batch of the datamodule.
+        form: name of each entry -> its dimensions; 0: not checked. An empty form accepts every batch.
+        module: name of the module's class.
+        hint: what the module reads, and which datamodule provides it.
+
+    Raises:
+        ValueError: an entry is missing or has other dimensions.
+
+    Example:
+        >>> check_batch({"labels": 0}, {"chosen": 0}, "DPOModule", "pairs")
+        Traceback (most recent call last):
+        ...
+        ValueError: model=DPOModule reads pairs; the batches of this data have no 'chosen', only 'labels'
+    """
+    if not form:
+        return
+    start = f"model={module} reads {hint}; the batches of this data"
+    if not isinstance(batch, Mapping):
+        raise ValueError(f"{start} are of type {type(batch).__name__}")
+    for name, dimensions in form.items():
+        if name not in batch:
+            raise ValueError(f"{start} have no {name!r}, only {', '.join(map(repr, batch))}")
+        if dimensions and batch[name].dim() != dimensions:
+            shape = tuple(batch[name].shape)
+            raise ValueError(f"{start} have {name!r} of shape {shape}, not of {dimensions} dimension(s)")
+
+
+def count_positions(config: Any) -> int | None:
+    """Return the most tokens of a text, or None where the config of ``transformers`` sets no limit.
+
+    Example:
+        >>> from types import SimpleNamespace as Config
+        >>> count_positions(Config(model_type="gpt2", max_position_embeddings=1024))
+        1024
+        >>> count_positions(Config(model_type="roberta", max_position_embeddings=514, pad_token_id=1))
+        512
+    """
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    if limit is None or not any(name in config.model_type for name in PADDED_TABLES):
+        return limit
+    return limit - (config.pad_token_id or 0) - 1
+
+
+def has_position_table(config: Any) -> bool:
+    """Return whether a model's positions are learned one by one, not computed."""
+    return not any(
+        part in name and value for name, value in vars(config).items() for part in COMPUTED_POSITIONS
+    )
+
+
+def check_max_tokens(config: Any, model: str, data: object) -> None:
+    """Raise ValueError for data whose ``max_tokens`` is above the rows of a model's position table.
+
+    Args:
+        config: config of ``transformers``.
+        model: name of the model.
+        data: the trainer's datamodule; one without ``max_tokens`` is accepted.
+    """
+    limit = count_positions(config)
+    if limit is None or not has_position_table(config) or not isinstance(data, LimitsTokens):
+        return
+    if isinstance(data.max_tokens, int) and data.max_tokens > limit:
+        raise ValueError(
+            f"data.max_tokens={data.max_tokens} is above the {limit} learned positions of model={model!r}: "
+            f"set --data.max_tokens {limit} or less, or take a model with more"
+        )
+
+
+def describe_overlong(config: Any, batch: Mapping[str, Any]) -> str | None:
+    """Return a warning for a batch with a text longer than the model's positions, None for other batches."""
+    limit, longest = count_positions(config), max(_widths(batch), default=0)
+    if limit is None or longest <= limit:
+        return None
+    return (
+        f"a text of {longest} tokens is longer than the {limit} positions that the model was trained with: its output "
+        f"beyond them is untrained; set --data.max_tokens {limit}, unless you extend the context on purpose"
+    )
+
+
+def _widths(batch: Mapping[str, Any]) -> Iterator[int]:
+    for name, value in batch.items():
+        if isinstance(value, Mapping):
+            yield from _widths(value)
+        elif name == "input_ids" and isinstance(value, Tensor):
+            yield value.shape[1]
