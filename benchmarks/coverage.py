@@ -37,7 +37,7 @@ from fedlight.datamodules.vectors.vector_index import VectorIndex
 from fedlight.evaluation.alignment import alignment
 from fedlight.evaluation.coverage import domain_coverage
 from fedlight.report.figures.coverage_plots import draw_similarities
-from fedlight.report.figures.figures import save
+from fedlight.report.figures.style import save
 from fedlight.support.files import write_json
 from fedlight.support.results import markdown, summary
 from fedlight.support.seeding import derive_seed

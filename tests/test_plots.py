@@ -5,7 +5,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from fedlight.recipes.stages import Stage
-from fedlight.report.figures import figures, plots
+from fedlight.report.figures import plots, style
 from fedlight.support.files import read_json
 
 METRICS = "epoch,step,train/loss,win_rate/oracle,win_rate/selector"
@@ -162,7 +162,7 @@ def test_groups_are_an_image_of_clients_sorted_by_known_group(tmp_path):
     (image,) = axes.images
     np.testing.assert_array_equal(image.get_array().filled(-1), [[1, 0], [-1, 1], [0, 1], [1, 1]])
     drawn = image.cmap(image.norm([0, 1]))[:, :3]
-    assert drawn.tolist() == [list(to_rgb(color)) for color in figures.COLORS[:2]]
+    assert drawn.tolist() == [list(to_rgb(color)) for color in style.COLORS[:2]]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "10"]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["terse", "warm"]
     assert axes.get_yticks().tolist() == [0.5, 2.5]

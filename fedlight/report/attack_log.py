@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 
-from fedlight.report.figures.figures import read_rows
+from fedlight.report.figures.style import read_rows
 
 GLOBAL = "global"
 UPLOADS = "uploads"

@@ -4,9 +4,11 @@ import base64
 import csv
 import hashlib
 import io
+import json
 import os
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +17,7 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedlight.report.figures.figures import STYLE
-from fedlight.report.manifest import keep_only
+from fedlight.report.figures.style import STYLE
 from fedlight.report.parts import Chart, Section
 from fedlight.report.runs import Run, read_runs
 from fedlight.report.sections import (
@@ -209,3 +210,30 @@ def render(runs: Sequence[Run], found: Sequence[Section], drawn: dict[str, Drawn
         script=Markup(script),
         digest=digest,
     )
+
+
+LISTING = "files.json"
+OWN_NAME = re.compile(r"[a-z0-9_]+\.(png|csv)")
+
+
+def listed(folder: Path) -> set[str]:
+    """The names that an earlier report has listed; none where there is no list, or it is damaged."""
+    try:
+        names = list(json.loads((folder / LISTING).read_text(encoding="utf-8"))["figures"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return set()
+    return {name for name in names if isinstance(name, str) and OWN_NAME.fullmatch(name)}
+
+
+def keep_only(folder: Path, figures: Iterable[str]) -> None:
+    """Removes what an earlier report has listed and this one does not make, and lists what it does make.
+
+    Args:
+        folder: with the figures of the page.
+        figures: the names of all files that the page now has there.
+    """
+    wanted = sorted(figures)
+    for name in listed(folder) - set(wanted):
+        if (file := folder / name).is_file():
+            file.unlink()
+    (folder / LISTING).write_text(json.dumps({"figures": wanted}, indent=1) + "\n", encoding="utf-8")

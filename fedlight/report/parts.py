@@ -16,7 +16,7 @@ class Chart(NamedTuple):
         title: short, without a full stop.
         caption: what is drawn and how it was summed up; what was left out.
         alt: the figure in words, for who cannot see it.
-        figure: drawn on transparent ground; colours of `fedlight.report.figures.figures` are made to fit the page's theme.
+        figure: drawn on transparent ground; colours of `fedlight.report.figures.style` are made to fit the page's theme.
         rows: what was drawn, the same keys in each; becomes the CSV file.
         narrow: the same for a phone, where the figure is so wide that its texts would be too small there.
     """

@@ -1,7 +1,7 @@
 """A matplotlib figure as SVG inside an HTML page: it follows the page's theme, and several do not disturb each other.
 
 Matplotlib writes colours as hex numbers, ids that repeat from figure to figure, and a style sheet that would hold for the
-whole page. Here colours of `fedlight.report.figures.figures` become CSS variables, greys become mixtures of ink and
+whole page. Here colours of `fedlight.report.figures.style` become CSS variables, greys become mixtures of ink and
 paper, ids get a prefix, and an artist whose gid is ``series:NAME`` can be picked out by the page's script.
 """
 
@@ -13,7 +13,7 @@ import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from fedlight.report.figures.figures import COLORS, STYLE
+from fedlight.report.figures.style import COLORS, STYLE
 
 DECLARATIONS = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<metadata>.*?</metadata>|<style.*?</style>", re.DOTALL)
 COLOR = re.compile(r"(?P<property>fill|stroke|stop-color): (?P<color>#[0-9a-f]{6})\b")

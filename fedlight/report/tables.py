@@ -1,6 +1,8 @@
-"""Rows of CSV files as text, and numbers of them."""
+"""Rows of CSV files as text, numbers of them, and texts of numbers."""
 
+import re
 from collections.abc import Sequence
+from statistics import mean, stdev
 from typing import Any
 
 Rows = list[dict[str, str]]
@@ -89,3 +91,59 @@ def text_can_hold(value: Any) -> Any:
     if isinstance(value, dict):
         return {text_can_hold(name): text_can_hold(one) for name, one in value.items()}
     return [text_can_hold(one) for one in value] if isinstance(value, list) else value
+
+
+def slug(text: str) -> str:
+    """A text as part of a file's name.
+
+    Example:
+        >>> slug("FedBiscuit, U = 3")
+        'fedbiscuit_u_3'
+    """
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_") or "x"
+
+
+def short(value: Any) -> str:
+    """A number as a reader wants it; other values as text.
+
+    Example:
+        >>> short(0.123456), short(12), short(1234567.0), short(None), short("x"), short(1.5e-05)
+        ('0.123', '12', '1,234,567', '-', 'x', '1.5e-05')
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int) or (value.is_integer() and abs(value) >= 10):
+        return f"{value:,.0f}"
+    return f"{value:.3f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.4g}"
+
+
+def spread(values: Sequence[Any]) -> str:
+    """Mean ± standard deviation of numbers; texts as they are.
+
+    Example:
+        >>> spread([0.5]), spread([1.0, 2.0]), spread(["x", "x"]), spread([])
+        ('0.500', '1.500 ± 0.707', 'x', '-')
+    """
+    numbers = [
+        found for value in values if not isinstance(value, bool) and (found := number(value)) is not None
+    ]
+    if len(numbers) < len(values) or not numbers:
+        return ", ".join(dict.fromkeys(short(value) for value in values)) or "-"
+    if len(numbers) == 1:
+        return short(values[0])
+    return f"{short(mean(numbers))} ± {short(stdev(numbers))}"
+
+
+def duration(seconds: float) -> str:
+    """A time in the two largest units.
+
+    Example:
+        >>> duration(3.21), duration(95), duration(7260)
+        ('3.2 s', '1 min 35 s', '2 h 1 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

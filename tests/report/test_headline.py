@@ -2,9 +2,8 @@
 
 import pytest
 
-from fedlight.report.curves_data import said
-from fedlight.report.headline import draw_results, headline
-from fedlight.report.sections.curves import _title
+from fedlight.report.figures.headline import draw_results, headline
+from fedlight.report.sections.curves import _title, said
 
 METRICS = ["accuracy", "clients", "own", "spread", "win_rate", "by_group", "sent"]
 ROWS = [

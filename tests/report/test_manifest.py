@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fedlight.report.manifest import NAME, keep_only
+from fedlight.report.page import LISTING, keep_only
 
 
 def test_only_what_an_earlier_report_has_listed_is_removed(tmp_path):
@@ -16,8 +16,8 @@ def test_only_what_an_earlier_report_has_listed_is_removed(tmp_path):
     keep_only(folder, ["old.png", "old.csv", "kept.png"])
     assert all((folder / name).exists() for name in names)  # nothing was listed before
     keep_only(folder, ["kept.png"])
-    assert {file.name for file in folder.iterdir()} == {"kept.png", "notes.txt", "not_listed.png", NAME}
-    (folder / NAME).write_text(json.dumps({"figures": ["../mine.png", str(outside), "notes.txt", 3]}))
+    assert {file.name for file in folder.iterdir()} == {"kept.png", "notes.txt", "not_listed.png", LISTING}
+    (folder / LISTING).write_text(json.dumps({"figures": ["../mine.png", str(outside), "notes.txt", 3]}))
     keep_only(folder, [])
     assert outside.exists()
     assert (folder / "notes.txt").exists()
@@ -25,8 +25,8 @@ def test_only_what_an_earlier_report_has_listed_is_removed(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"figures": 3}', '{"figures": null}', "\udcff"])
 def test_a_damaged_list_removes_nothing(tmp_path, text):
-    (tmp_path / NAME).write_bytes(text.encode(errors="surrogateescape"))
+    (tmp_path / LISTING).write_bytes(text.encode(errors="surrogateescape"))
     (tmp_path / "x.png").touch()
     keep_only(tmp_path, ["y.png"])
     assert (tmp_path / "x.png").exists()
-    assert json.loads((tmp_path / NAME).read_text()) == {"figures": ["y.png"]}
+    assert json.loads((tmp_path / LISTING).read_text()) == {"figures": ["y.png"]}

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from fedlight.report import answers_data, curves_data
 from fedlight.report.runs import read_runs
 from fedlight.report.sections import answers, clients, configuration, curves, overview, tasks
 
@@ -55,7 +54,7 @@ def test_without_a_logger_visits_and_tasks_tell_the_curves(tmp_path):
             json.dumps({"score/domain": score, "stderr/domain": 0})
         )
     (run,) = read_runs([tmp_path])
-    assert curves_data.curves(run).metrics == {
+    assert curves.curves(run).metrics == {
         "fed/loss": {1.0: 7.0, 2.0: 1.0},
         "score/domain": {0.0: 0.25, 2.0: 0.5},
     }
@@ -65,7 +64,7 @@ def test_losses_of_two_kinds_of_rows_are_two_curves(tmp_path):
     visits = "round,client,split,steps,loss\n0,a,train,1,4\n0,a,synthetic,1,8\n"
     stage(tmp_path, "fewfedpit", visits_csv=visits)
     (run,) = read_runs([tmp_path])
-    assert curves_data.visit_losses(run) == {"fed/loss/train": {1.0: 4.0}, "fed/loss/synthetic": {1.0: 8.0}}
+    assert curves.visit_losses(run) == {"fed/loss/train": {1.0: 4.0}, "fed/loss/synthetic": {1.0: 8.0}}
 
 
 def test_clients_are_sorted_and_the_worst_tenth_is_told(tmp_path):
@@ -142,7 +141,7 @@ def test_several_completions_for_labelling_are_nobodys_answer(tmp_path):
     stage(
         tmp_path, "completions", completions_jsonl=lines([{"fields": {"p": "x"}, "completions": ["a", "b"]}])
     )
-    assert answers_data.asked(read_runs([tmp_path])) == []
+    assert answers.asked(read_runs([tmp_path])) == []
 
 
 def test_the_configs_are_compared_without_their_folders(tmp_path):

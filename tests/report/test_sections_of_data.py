@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedlight.report.bubbles import bubbles
+from fedlight.report.figures.bubbles import bubbles
 from fedlight.report.parts import Chart, Table
 from fedlight.report.runs import read_runs
 from fedlight.report.sections import client_data, devices, groups

@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from fedlight.report.figures.figures import STYLE, add_legend, colors, new_panels, read_rows, save
+from fedlight.report.figures.style import STYLE, add_legend, colors, new_panels, read_rows, save
 from fedlight.support.words import time_unit
 
 Curve = dict[str, list[float]]

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
 from fedlight.datamodules.rows.rows import load_rows
-from fedlight.report.figures.figures import COLORS, STYLE, new_figure, new_panels, save
+from fedlight.report.figures.style import COLORS, STYLE, new_figure, new_panels, save
 from fedlight.support.files import result_of
 
 BINS = 40

@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fedlight.evaluation.by_client import worst_share_mean
-from fedlight.report.figures.figures import STYLE, add_legend, colors, new_figure, read_rows, save
+from fedlight.report.figures.style import STYLE, add_legend, colors, new_figure, read_rows, save
 
 WORST = 0.1
 JUDGES = ("oracle", "selector")

@@ -16,9 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedlight.report.attack_log import GLOBAL, metric_of, read_attacks
-from fedlight.report.figures.figures import COLORS, STYLE, add_legend, colors, new_figure, save
 from fedlight.report.figures.labels import Point, name_lines, name_points
 from fedlight.report.figures.privacy_table import PRETRAINED
+from fedlight.report.figures.style import COLORS, STYLE, add_legend, colors, new_figure, save
 from fedlight.support.files import result_of
 
 Values = Mapping[str, Sequence[float]]

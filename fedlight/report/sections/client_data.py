@@ -7,9 +7,8 @@ from typing import NamedTuple
 import matplotlib
 from matplotlib.figure import Figure
 
-from fedlight.report.bubbles import Bubbles, bubbles, draw_bubbles
-from fedlight.report.drawing import key, looks, new_chart
-from fedlight.report.figures.figures import STYLE
+from fedlight.report.figures.bubbles import Bubbles, bubbles, draw_bubbles
+from fedlight.report.figures.style import STYLE, key, looks, new_chart
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
 from fedlight.report.tables import number

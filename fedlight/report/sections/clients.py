@@ -7,12 +7,12 @@ import matplotlib
 import numpy as np
 
 from fedlight.evaluation.by_client import worst_share_mean
-from fedlight.report.drawing import MOST_POINTS, key, new_chart, short, slug
-from fedlight.report.figures.figures import COLORS, STYLE
+from fedlight.report.figures.lines import MOST_POINTS
 from fedlight.report.figures.plots import WORST, draw_clients
+from fedlight.report.figures.style import COLORS, STYLE, key, new_chart
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
-from fedlight.report.tables import Rows, number
+from fedlight.report.tables import Rows, number, short, slug
 
 ON_ONE_CHART = 6
 MOST_BANDS = 8

@@ -1,30 +1,67 @@
 """Curves: every metric over rounds or steps, one line per method, a band over its seeds."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import matplotlib
 
-from fedlight.report.curves_data import FAMILIES, Curve, Curves, curves, family, said
-from fedlight.report.drawing import (
-    MOST_LINES,
-    MOST_POINTS,
-    Line,
-    draw_lines,
-    key,
-    looks,
-    new_chart,
-    over_seeds,
-    slug,
-    thinned,
-)
-from fedlight.report.figures.figures import STYLE
+from fedlight.report.figures.lines import MOST_POINTS, Line, draw_lines, over_seeds, thinned
+from fedlight.report.figures.style import MOST_LINES, STYLE, key, looks, new_chart
 from fedlight.report.parts import Chart, Section
 from fedlight.report.runs import Run
+from fedlight.report.tables import number, slug
+
+FEWEST_EPOCHS = 3  # below, a run that is not federated is drawn over its steps
+Curve = dict[float, float]
+
+FAMILIES = (
+    ("Accuracy by client", r"client_(mean|worst|std)"),
+    ("Accuracy", r"accuracy"),
+    ("Task scores", r"^(score|group_mean)/"),
+    ("Win rate", r"^win_rate|/win_rate"),
+    ("Loss", r"(^|/)loss"),
+    ("Synthetic data", r"^fed/synthetic/"),
+)
+# Drawn by the sections on devices, groups and leakage, or no result.
+ELSEWHERE = re.compile(
+    r"^(attack|stderr|unread)/|^fed/(bytes|clients|hours|joules|absent|asked|late|left|out_of|surplus|round_|group)|^lr-"
+)
+SAID = {
+    "train/loss": "loss of training batches",
+    "val/loss": "validation loss",
+    "fed/loss": "loss during visits",
+    "val/accuracy": "validation accuracy",
+    "val/client_mean": "mean over clients",
+    "val/client_worst_tenth": "mean of the worst tenth of clients",
+    "val/client_std": "standard deviation over clients",
+    "val/own_client_mean": "mean over clients, own selectors",
+    "val/own_client_worst_tenth": "worst tenth, own selectors",
+    "val/own_client_std": "standard deviation, own selectors",
+}
+BEGINNINGS = {
+    "score/": "score of ",
+    "group_mean/": "mean over groups, score of ",
+    "win_rate/": "win rate by ",
+    "fed/loss/": "loss during visits, ",
+}
 
 TOGETHER = 6  # lines of several metrics that one chart may hold
 ORDER = [title for title, _ in FAMILIES] + ["Others"]
 FIRST = ("val/", "score/", "win_rate", "fed/", "train/")
 Lines = dict[str, Line]
+
+
+class Curves(NamedTuple):
+    """All curves of one run.
+
+    Attributes:
+        axis: ``round``, counted by rounds that are done, ``epoch``, or ``optimizer step``.
+        metrics: name -> position -> value.
+    """
+
+    axis: str
+    metrics: dict[str, Curve]
 
 
 def section(runs: Sequence[Run]) -> Section | None:
@@ -115,3 +152,108 @@ def _chart(name: str, title: str, axis: str, lines: Lines) -> Chart:
         figure,
         rows,
     )
+
+
+def said(metric: str) -> str:
+    """A metric in words: the known ones, else what it is and, in brackets, of which stage or part.
+
+    Example:
+        >>> said("val/loss"), said("score/domain"), said("win_rate/oracle"), said("fed/loss/train")
+        ('validation loss', 'score of domain', 'win rate by oracle', 'loss during visits, train')
+        >>> said("train/reward_margin"), said("fed/synthetic/rows"), said("my_own")
+        ('reward margin (train)', 'rows (fed, synthetic)', 'my own')
+    """
+    if metric in SAID:
+        return SAID[metric]
+    for begin, words in BEGINNINGS.items():
+        if metric.startswith(begin):
+            return words + metric.removeprefix(begin).replace("/", ", ")
+    *parts, name = metric.split("/")
+    words = name.replace("_", " ").strip() or metric
+    return f"{words} ({', '.join(parts).replace('_', ' ')})" if parts else words
+
+
+def family(metric: str) -> str | None:
+    """The chart that a metric belongs to; None where another section draws it.
+
+    Example:
+        >>> family("val/loss"), family("fed/bytes_up"), family("my/own")
+        ('Loss', None, 'Others')
+    """
+    if ELSEWHERE.search(metric):
+        return None
+    return next((title for title, pattern in FAMILIES if re.search(pattern, metric)), "Others")
+
+
+def is_federated(run: Run) -> bool:
+    """Whether the run has rounds."""
+    return bool(run.config().get("federated")) or run.path("visits.csv") is not None
+
+
+def curves(run: Run) -> Curves:
+    """What the CSV logger wrote, or else what visits and tasks tell: loss by round, scores by round."""
+    rows = run.metrics()
+    epochs = {epoch for row in rows if (epoch := number(row.get("epoch"))) is not None}
+    federated = is_federated(run)
+    by_epoch = federated or len(epochs) >= FEWEST_EPOCHS
+    found = columns(rows, by_epoch)
+    if by_epoch:
+        for metric, curve in {**visit_losses(run), **task_scores(run)}.items():
+            found.setdefault(metric, curve)
+        if federated and found.get("fed/loss", {}).keys() == found.get("train/loss", {}).keys():
+            found.pop("fed/loss", None)  # means of the same batches
+    axis = "round" if federated else "epoch" if by_epoch else "optimizer step"
+    return Curves(axis, {metric: curve for metric, curve in found.items() if curve})
+
+
+def columns(rows: Sequence[Mapping[str, str]], by_epoch: bool) -> dict[str, Curve]:
+    """The columns of a metrics file: means of each epoch, counted from 1, or the values of each step.
+
+    Example:
+        >>> rows = [{"epoch": "0", "step": "0", "x": "1"}, {"epoch": "0", "step": "1", "x": "2"}]
+        >>> columns(rows, by_epoch=True), columns(rows, by_epoch=False)
+        ({'x': {1.0: 1.5}}, {'x': {0.0: 1.0, 1.0: 2.0}})
+    """
+    found: dict[str, dict[float, list[float]]] = {}
+    for row in rows:
+        place = number(row.get("epoch" if by_epoch else "step"))
+        if place is None:
+            continue
+        for metric, text in row.items():
+            if text and metric not in ("epoch", "step") and (value := number(text)) is not None:
+                found.setdefault(metric, {}).setdefault(place + by_epoch, []).append(value)
+    return {
+        metric: {place: sum(values) / len(values) for place, values in sorted(curve.items())}
+        for metric, curve in found.items()
+    }
+
+
+def visit_losses(run: Run) -> dict[str, Curve]:
+    """Mean loss of each round's visits, a visit as heavy as its steps; of several splits each for itself."""
+    sums: dict[str, dict[float, list[float]]] = {}
+    for row in run.csv("visits.csv"):
+        place, loss, steps = (number(row.get(name)) for name in ("round", "loss", "steps"))
+        if place is not None and loss is not None and steps:
+            total = sums.setdefault(row.get("split", ""), {}).setdefault(place + 1, [0.0, 0.0])
+            total[0] += loss * steps
+            total[1] += steps
+    return {
+        f"fed/loss/{split}" if len(sums) > 1 else "fed/loss": {
+            place: a / b for place, (a, b) in rounds.items()
+        }
+        for split, rounds in sums.items()
+    }
+
+
+def task_scores(run: Run) -> dict[str, Curve]:
+    """What the tasks gave after which round; 0 is before training."""
+    found: dict[str, Curve] = {}
+    folder = run.path("tasks")
+    for moment in sorted(folder.iterdir()) if folder else []:
+        place = re.fullmatch(r"epoch_(\d+)|start", moment.name)
+        if place is None:
+            continue
+        for metric, value in run.json(f"tasks/{moment.name}/scores.json").items():
+            if (score := number(value)) is not None and metric.startswith(("score/", "group_mean/")):
+                found.setdefault(metric, {})[float(place[1] or 0)] = score
+    return found

@@ -8,12 +8,12 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from fedlight.evaluation.group_agreement import group_metrics
-from fedlight.report.drawing import Line, bands, draw_lines, key, looks, new_chart, over_seeds, slug
-from fedlight.report.figures.figures import COLORS, STYLE
+from fedlight.report.figures.lines import Line, bands, draw_lines, over_seeds
 from fedlight.report.figures.plots import draw_groups, groups_of
+from fedlight.report.figures.style import COLORS, STYLE, key, looks, new_chart
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
-from fedlight.report.tables import Rows, number
+from fedlight.report.tables import Rows, number, slug
 
 MOST = 4
 """Runs whose clients are drawn one by one."""

@@ -12,13 +12,13 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from fedlight.report.attack_log import GLOBAL, UPLOADS, Leakage, read_attacks
-from fedlight.report.drawing import MOST_LINES, SIZE, Line, bands, draw_lines, looks, over_seeds, slug
-from fedlight.report.drawing import key as add_key
-from fedlight.report.figures.figures import STYLE
+from fedlight.report.figures.lines import Line, bands, draw_lines, over_seeds
 from fedlight.report.figures.privacy_plots import draw_trade_off
+from fedlight.report.figures.style import HALF_A_PAGE, MOST_LINES, STYLE, looks
+from fedlight.report.figures.style import key as add_key
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
-from fedlight.report.tables import number
+from fedlight.report.tables import number, slug
 
 TARGETS = {GLOBAL: "the global model", UPLOADS: "clients' uploads"}
 SAID = {
@@ -156,7 +156,7 @@ def draw_leakage_panels(
     across = min(2, len(series))
     down = -(-len(series) // across)
     legend = 0.16 * len(styles)
-    figure = Figure(figsize=(SIZE[0], 0.6 + 1.75 * down + legend), layout="constrained")
+    figure = Figure(figsize=(HALF_A_PAGE[0], 0.6 + 1.75 * down + legend), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False, sharex=True).ravel()
     for axes in grid[len(series) :]:
         axes.set_visible(False)

@@ -6,11 +6,10 @@ from statistics import mean
 from typing import Any
 
 from fedlight.report import facts
-from fedlight.report.drawing import duration, short, slug, spread
-from fedlight.report.headline import draw_results, headline
+from fedlight.report.figures.headline import draw_results, headline
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
-from fedlight.report.tables import number, objects
+from fedlight.report.tables import duration, number, objects, short, slug, spread
 
 
 def section(runs: Sequence[Run]) -> Section:

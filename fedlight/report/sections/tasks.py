@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fedlight.report.drawing import spread
 from fedlight.report.parts import Part, Section, Table
 from fedlight.report.runs import Run
-from fedlight.report.tables import number, objects
+from fedlight.report.tables import number, objects, spread
 
 MANY_LINES = 12
 LAST = ("score/", "group_mean/", "own/", "win_rate")

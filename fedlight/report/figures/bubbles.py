@@ -13,8 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedlight.report.drawing import SIZE, new_chart
-from fedlight.report.figures.figures import COLORS, STYLE, add_legend
+from fedlight.report.figures.style import COLORS, HALF_A_PAGE, STYLE, add_legend, new_chart
 
 Counts = Mapping[str, Mapping[str, float]]
 """Client -> label -> rows."""
@@ -86,7 +85,7 @@ def draw_bubbles(table: Bubbles) -> Figure:
     """The figure of `bubbles`; what stands for several is grey."""
     tall, wide = table.rows.shape
     figure, axes = new_chart(1.7 + 0.24 * max(tall, 4))
-    across, up = 0.75 * SIZE[0] / wide, (figure.get_figheight() - 1.5) / tall
+    across, up = 0.75 * HALF_A_PAGE[0] / wide, (figure.get_figheight() - 1.5) / tall
     largest = (0.92 * min(1.6 * across, up, 0.45) * 72) ** 2  # points squared; neighbours may overlap
     most = table.rows.max()
     ys, xs = np.nonzero(table.rows)

@@ -10,8 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedlight.report.drawing import SIZE
-from fedlight.report.figures.figures import COLORS, STYLE
+from fedlight.report.figures.style import COLORS, HALF_A_PAGE, STYLE
 from fedlight.report.parts import Chart
 from fedlight.report.tables import number
 
@@ -102,7 +101,7 @@ def draw_results(rows: Rows, methods: Sequence[str], metrics: Sequence[str], tit
         f"{title} at a glance",
         caption.strip(),
         f"{title}. {values_said}",
-        _panels(values, shown, 2 * SIZE[0], 0.32, len(metrics)),
+        _panels(values, shown, 2 * HALF_A_PAGE[0], 0.32, len(metrics)),
         records,
         _panels(values, shown, NARROW, 0.26, min(2, len(metrics))) if len(metrics) > 1 else None,
     )

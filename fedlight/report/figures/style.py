@@ -1,11 +1,11 @@
-"""What all figures share: their look, their colours, and the CSV files that they are drawn from.
+"""Look of all figures, their colours, and the CSV files that they are drawn from.
 
 Colours are those of Okabe and Ito, "Color Universal Design", https://jfly.uni-koeln.de/color/, which colour-blind people
 tell apart. An SVG's bytes depend on nothing but the numbers.
 """
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,11 @@ STYLE: Any = {
     "text.parse_math": False,  # names of clients and metrics are no formulas, whatever stands between two $
 }
 INCHES = (7.0, 4.0)
+HALF_A_PAGE = (5.6, 3.5)
+"""Inches of a chart on a report's page: half of a wide screen, and still legible on a phone."""
+DASHES: Any = ("-", "--", ":")
+MOST_LINES = 6 * len(DASHES)
+"""Lines of one chart that `looks` tells apart."""
 
 
 def read_rows(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
@@ -66,9 +71,48 @@ def new_panels(number: int) -> tuple[Figure, list[Axes]]:
     return figure, [*figure.subplots(1, number, sharey=True, squeeze=False)[0]]
 
 
+def new_chart(height: float = HALF_A_PAGE[1]) -> tuple[Figure, Axes]:
+    """A figure of half the page's width."""
+    figure = Figure(figsize=(HALF_A_PAGE[0], height), layout="constrained")
+    axes = figure.subplots()
+    axes.tick_params(labelsize=9)
+    axes.locator_params(
+        axis="y", nbins=5
+    )  # else there are other ticks, and no room for them, once a legend takes its room
+    axes.grid(axis="y", color="0.85", linewidth=0.6)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Colour and dashes of each name; the same names in the same order look the same on every chart.
+
+    Example:
+        >>> looks(["a", "b"])["b"]
+        {'color': '#D55E00', 'linestyle': '-'}
+    """
+    return {
+        name: {"color": COLORS[place % 6], "linestyle": DASHES[place // 6 % len(DASHES)]}
+        for place, name in enumerate(dict.fromkeys(names))
+    }
+
+
 def add_legend(figure: Figure, handles: Sequence[Any], columns: int = 3) -> None:
     """Puts the legend above the axes."""
     figure.legend(handles=handles, loc="outside upper center", ncols=columns)
+
+
+def key(figure: Figure, axes: Axes) -> None:
+    """A legend above the axes where there are several lines, as many columns as their names leave room for."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(handles) < 2:
+        return
+    longest = max(map(len, labels))
+    add_legend(figure, handles, columns=max(1, min(3, 66 // (longest + 9), len(labels))))
+    for handle, text in zip(figure.legends[0].legend_handles, figure.legends[0].get_texts(), strict=True):
+        if handle is not None:
+            handle.set_gid(f"series:{text.get_text()}")
+        text.set_fontsize(9)
 
 
 @matplotlib.rc_context(STYLE)

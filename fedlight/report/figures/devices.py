@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from fedlight.report.drawing import SIZE, Line, draw_lines, key, new_chart
-from fedlight.report.figures.figures import COLORS, STYLE, add_legend
+from fedlight.report.figures.lines import Line, draw_lines
+from fedlight.report.figures.style import COLORS, HALF_A_PAGE, STYLE, add_legend, key, new_chart
 from fedlight.report.visits import OUTCOMES, PARTS, Peak, binned
 
 POINTS = 100
@@ -106,7 +106,7 @@ def draw_costs(rounds: Mapping[str, Line], totals: Mapping[str, Line], name: str
         name: of the upward axes.
         styles: the look of each run.
     """
-    figure = Figure(figsize=(SIZE[0], 4.6), layout="constrained")
+    figure = Figure(figsize=(HALF_A_PAGE[0], 4.6), layout="constrained")
     panels = [*figure.subplots(2, 1, sharex=True)]
     for axes, lines, which in zip(panels, (rounds, totals), ("in a round", "so far"), strict=True):
         draw_lines(axes, lines, styles)
@@ -133,7 +133,7 @@ def size_unit(most: float) -> tuple[float, str]:
 def _stacked(lines: Sequence[int], share_x: bool = False) -> tuple[Figure, list[Axes]]:
     """Panels below each other, as high as their lines need."""
     heights = [0.35 + BAR * max(number, 3) for number in lines]
-    figure = Figure(figsize=(SIZE[0], 0.9 + sum(heights)), layout="constrained")
+    figure = Figure(figsize=(HALF_A_PAGE[0], 0.9 + sum(heights)), layout="constrained")
     rows: Any = {"squeeze": False, "sharex": share_x, "height_ratios": heights}
     return figure, [*figure.subplots(len(lines), 1, **rows)[:, 0]]
 

@@ -1,0 +1,83 @@
+"""Lines with a band over seeds: their numbers, and how they are drawn."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+
+MOST_POINTS = 300
+
+
+class Line(NamedTuple):
+    """A line with its spread.
+
+    Attributes:
+        x: positions, ascending, ``(points,)``.
+        middle: ``(points,)``.
+        low: lower end of the band, ``(points,)``.
+        high: upper end of the band, ``(points,)``.
+        seeds: how many runs it sums up.
+    """
+
+    x: np.ndarray
+    middle: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    seeds: int
+
+
+def draw_lines(axes: Axes, lines: Mapping[str, Line], styles: Mapping[str, Mapping[str, Any]]) -> None:
+    """Draws each line with its band; a line of one point gets a dot."""
+    for name, line in lines.items():
+        style = styles[name]
+        if line.seeds > 1:
+            axes.fill_between(line.x, line.low, line.high, color=style["color"], alpha=0.15, linewidth=0)
+        marker = "o" if len(line.x) <= 12 else ""
+        (drawn,) = axes.plot(
+            line.x, line.middle, linewidth=1.8, marker=marker, markersize=3.5, label=name, **style
+        )
+        drawn.set_gid(f"series:{name}")
+
+
+def over_seeds(series: Sequence[Mapping[float, float]]) -> Line:
+    """Mean over runs at each position that any of them has, and from their lowest to their highest.
+
+    Args:
+        series: of each run, position -> value.
+
+    Example:
+        >>> line = over_seeds([{1: 0.0, 2: 1.0}, {1: 1.0}])
+        >>> line.x.tolist(), line.middle.tolist(), line.low.tolist(), line.high.tolist(), line.seeds
+        ([1, 2], [0.5, 1.0], [0.0, 1.0], [1.0, 1.0], 2)
+    """
+    x = np.array(sorted({position for one in series for position in one}))
+    values = np.array([[one.get(position, np.nan) for position in x] for one in series], dtype=float)
+    return Line(
+        x, np.nanmean(values, axis=0), np.nanmin(values, axis=0), np.nanmax(values, axis=0), len(series)
+    )
+
+
+def bands(lines: Iterable[Line]) -> str:
+    """The sentence of a caption about bands; empty where no line has one.
+
+    Example:
+        >>> bands([over_seeds([{1: 0.0}])]), bands([over_seeds([{1: 0.0}, {1: 1.0}])])
+        ('', ' Bands: from the lowest to the highest seed.')
+    """
+    return " Bands: from the lowest to the highest seed." if any(line.seeds > 1 for line in lines) else ""
+
+
+def thinned(line: Line, most: int = MOST_POINTS) -> Line:
+    """Means of neighbouring points, so that there are at most ``most``; a short line stays as it is.
+
+    Example:
+        >>> thinned(Line(*np.array([[1.0, 2, 3, 4]] * 4), 1), most=2).x.tolist()
+        [1.5, 3.5]
+    """
+    if len(line.x) <= most:
+        return line
+    x, middle, low, high = (
+        np.array([part.mean() for part in np.array_split(column, most)]) for column in line[:4]
+    )
+    return Line(x, middle, low, high, line.seeds)
