@@ -1,24 +1,26 @@
-"""Instructions by client, with what each client makes for itself in each round.
+"""Instructions by client, with candidates that each client generates for itself in each round.
 
-What FewFedPIT and its relatives train on besides the clients' own rows: Zhang et al., "FewFedPIT: Towards
-Privacy-preserving and Few-shot Federated Instruction Tuning", https://arxiv.org/abs/2403.06131. An algorithm asks for
-candidates before a round is planned, has them chosen between two visits, and names what a visit trains on:
+Training data of FewFedPIT and its relatives: Zhang et al., "FewFedPIT: Towards Privacy-preserving and Few-shot Federated
+Instruction Tuning", https://arxiv.org/abs/2403.06131. An algorithm requests candidates before a round is planned, has them
+selected between two visits, and names the data of a visit:
 
 =============  ====================================================================
 split          examples
 =============  ====================================================================
 ``train``      the client's own rows
-``synthetic``  the candidates that were chosen
+``synthetic``  the selected candidates
 ``mixed``      both, shuffled together
 =============  ====================================================================
 
-Under an algorithm that asks for none, or a plain ``Trainer``, it is an `InstructionDataModule`.
+Section 3.3: the model that a client has trained on its own examples scores the global model's texts, since with the global
+model's own scores training collapsed. Under an algorithm that requests no candidates, or a plain ``Trainer``, this is an
+`InstructionDataModule`.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,34 +28,36 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
-from fedlight.datamodules.synthesis.choice import HIGHEST, SCORES, Score, score_candidates
-from fedlight.datamodules.synthesis.parts import made_or_read
 from fedlight.datamodules.synthesis.pool import CandidatePool
-from fedlight.datamodules.synthesis.record import Part, SynthesisRecord
-from fedlight.datamodules.synthesis.report import TOO_LONG, metrics, said
-from fedlight.datamodules.synthesis.synthesis import SURVIVED, Synthesis
+from fedlight.datamodules.synthesis.record import Part, SynthesisRecord, make_or_read
+from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Synthesis, follow_prompt
+from fedlight.datamodules.text.templates import Template
 from fedlight.devices.shape import BatchShape
-from fedlight.evaluation.instruction_scores import best
+from fedlight.evaluation.instruction_scores import best, ifd, ifs, mean_losses, ppl
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.federation.candidates import MIXED, SYNTHETIC
 from fedlight.federation.client import Visit
 from fedlight.support.seeding import derive_seed
 
+TOO_LONG = "too_long"  # counts candidates that do not fit into ``max_tokens`` with their prompt
+Score = Literal["ifs", "ppl", "ifd", "random"]
+SCORES = ("ifs", "ppl", "ifd", "random")
+
 
 class SyntheticInstructionDataModule(InstructionDataModule):
-    """Each client's own rows, and in each round what was made for it.
+    """Each client's own rows, and the candidates that were generated for it in the present round.
 
     Batches of a visit are drawn when it begins, so the loader must run in this process. A batch has ``weights``,
-    ``(batch,)`` float, where a candidate in it has another weight than 1.
+    ``(batch,)`` float, if a candidate in it has another weight than 1.
 
     Args:
-        source: where the clients' rows are; see `fedlight.datamodules.rows.rows`.
-        synthesis: how candidates are made, for example ``SelfGeneration``.
-        keep: so many candidates of a client are chosen, >= 1; None: all. A synthesis that leaves no choice keeps all.
-        score: by what: ``ifs`` (lowest), ``ppl`` (lowest), ``ifd`` (highest) or ``random``; see
+        source: source of the clients' rows; see `fedlight.datamodules.rows.rows`.
+        synthesis: generator of candidates, for example ``SelfGeneration``.
+        keep: number of candidates to select for each client, >= 1; None: all. A synthesis with ``chooses=False`` keeps all.
+        score: score of selection: ``ifs`` (lowest), ``ppl`` (lowest), ``ifd`` (highest) or ``random``; see
             `fedlight.evaluation.instruction_scores`.
-        synthesis_folder: where the candidates of each round are written and looked for, see `SynthesisRecord`. None: the
-            folder ``synthetic`` in the trainer's ``default_root_dir``.
+        synthesis_folder: folder of the candidates of each round, see `SynthesisRecord`. None: the folder ``synthetic`` in
+            the trainer's ``default_root_dir``.
         kwargs: further arguments of `InstructionDataModule`.
 
     Raises:
@@ -76,8 +80,8 @@ class SyntheticInstructionDataModule(InstructionDataModule):
             raise ValueError(f"score={score!r} does not exist: choose from {', '.join(SCORES)}")
         if self.num_workers:
             raise ValueError(
-                f"num_workers={self.num_workers}: other processes draw batches before a client has chosen what is in them. "
-                "Set num_workers to 0."
+                f"num_workers={self.num_workers}: other processes draw batches before a client's candidates are selected: "
+                "set num_workers to 0"
             )
         self.synthesis, self.score, self.synthesis_folder = synthesis, score, synthesis_folder
         self.keep = keep if synthesis.chooses else None
@@ -87,14 +91,14 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         self._parts: list[Part] = []
         self._not_finite: Counter[str] = Counter()
 
-    # What an algorithm asks for: fedlight.federation.candidates.SynthesizesData
+    # Interface for algorithms: fedlight.federation.protocols.SynthesizesData
 
     def synthesize(self, round_idx: int, client_ids: Sequence[str], module: nn.Module) -> None:
-        """Makes candidates for these clients, or reads them; see `SynthesizesData`.
+        """Generate candidates for these clients, or read them; see `SynthesizesData`.
 
         Raises:
-            TypeError: the module writes no texts.
-            OSError: nothing can be written to the folder.
+            TypeError: the module generates no text.
+            OSError: the folder cannot be written.
         """
         if round_idx != self._round_idx or self._pool is None:
             self.reset_synthesis()
@@ -102,25 +106,25 @@ class SyntheticInstructionDataModule(InstructionDataModule):
             self._pool = CandidatePool(self._own, self.tokenizer, self.template, self.max_tokens)
         others = [one for one in self._parts if one.clients != list(client_ids)]
         rows = {client: self.client_rows[client] for client in client_ids}
-        part = made_or_read(
+        part = make_or_read(
             self.synthesis, rows, self.template, module, self.seed, round_idx, self._record(), others
         )
         self._parts = [*others, part]
         self._pool.put(part.candidates)
         sizes = {client: len(self._pool.candidates[client]) for client in part.clients}
-        rank_zero_info(said(round_idx, sizes, self._counts(part), part.notes))
-        self._stand_by(part.clients)
+        rank_zero_info(_describe(round_idx, sizes, self._count(part), part.notes))
+        self._add_candidates(part.clients)
 
     def choose(self, client_id: str, module: nn.Module) -> None:
-        """Scores a client's candidates and keeps the best; see `SynthesizesData`.
+        """Score a client's candidates and keep the best; see `SynthesizesData`.
 
-        A score that is not finite never wins. Where fewer than ``keep`` are finite, the client trains on fewer examples,
-        more often; where none is, on the first ones.
+        A candidate without a finite score is never selected. With fewer than ``keep`` finite scores the client trains on
+        fewer examples more often; without any it trains on its first candidates.
         """
         wanted = self.num_synthetic(client_id)
         if self._pool is None or wanted == len(self._pool.candidates.get(client_id, [])):
             return
-        assert isinstance(module, AnswersPrompts)  # synthesize has seen it
+        assert isinstance(module, AnswersPrompts)  # checked by synthesize
         candidates = self._pool.candidates[client_id]
         seed = derive_seed(self.seed, "choice", self._round_idx or 0, client_id)
         scores = score_candidates(self.score, candidates, self.template, module, seed)
@@ -129,36 +133,40 @@ class SyntheticInstructionDataModule(InstructionDataModule):
             rank_zero_info(
                 f"client {client_id}: {self._not_finite[client_id]} of {len(scores)} candidates have no finite {self.score}"
             )
-        chosen = best(scores, wanted, highest=self.score in HIGHEST)
-        self._take(client_id, np.sort(chosen) if len(chosen) else np.arange(wanted))
+        chosen = best(scores, wanted, highest=self.score == "ifd")
+        self._select(client_id, np.sort(chosen) if len(chosen) else np.arange(wanted))
 
     def num_synthetic(self, client_id: str) -> int:
-        """How many examples `choose` leaves, or will leave; 0 for a client without candidates."""
+        """Return the number of examples that `choose` keeps; 0 for a client without candidates."""
         made = 0 if self._pool is None else len(self._pool.candidates.get(client_id, []))
         return made if self.keep is None else min(self.keep, made)
 
     def synthesis_metrics(self) -> dict[str, float]:
-        """What was tried, what survived, what was dropped and why, over all clients of the last such round."""
+        """Return counts of tried, surviving and dropped candidates over all clients of the last round with candidates."""
         counts: Counter[str] = Counter()
         notes: Counter[str] = Counter()
         for part in self._parts:
-            counts.update(self._counts(part))
+            counts.update(self._count(part))
             notes.update(part.notes)
         notes["scores_not_finite"] = self._not_finite.total()
-        return metrics(counts, notes)
+        dropped = {
+            f"dropped/{name}": value for name, value in counts.items() if name not in (TRIED, SURVIVED)
+        }
+        named = {TRIED: counts[TRIED], SURVIVED: counts[SURVIVED], **dropped, **notes}
+        return {name: float(value) for name, value in named.items()}
 
     def reset_synthesis(self) -> None:
-        """Forgets all candidates."""
+        """Forget all candidates."""
         if self._pool is not None:
-            self._show(self._own)
+            self._set_train_set(self._own)
             self.plan.further.clear()
         self._pool, self._own, self._round_idx, self._parts = None, None, None, []
         self._not_finite.clear()
 
-    # What the loop and the loader ask for
+    # Interface for the loop and the loader
 
     def num_batches(self, client_id: str, split: str = "train") -> int:
-        """Batches in one pass; 0 over candidates where there are none."""
+        """Return the number of batches in one pass; 0 for ``synthetic`` without candidates."""
         if split not in (SYNTHETIC, MIXED):
             return super().num_batches(client_id, split)
         own = len(self.client_indices[client_id]) if split == MIXED else 0
@@ -166,8 +174,8 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         return max(1, examples // self.batch_size) if examples else 0
 
     def batch_shapes(self, visit: Visit, round_idx: int) -> list[BatchShape]:
-        """How large each batch of a visit is; before the candidates are chosen, how large it is at most."""
-        indices = self._candidates_of(visit.client_id)
+        """Return the shape of each batch of a visit; before candidates are selected, an upper bound."""
+        indices = self._find_positions(visit.client_id)
         if (visit.client_id, visit.split) in self.plan.further or visit.split == "train" or not len(indices):
             return super().batch_shapes(visit, round_idx)
         own = self.client_indices[visit.client_id] if visit.split == MIXED else indices[:0]
@@ -179,15 +187,15 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         return [BatchShape(size, int(self.train_lengths[indices].max()), labelled)] * visit.num_batches
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
-        """An sft batch, with ``weights`` where a candidate's is not 1."""
+        """Return an sft batch, with ``weights`` if a candidate's weight is not 1."""
         batch = super().collate(examples)
         weights = [example.get("weight", 1.0) for example in examples]
         if any(weight != 1 for weight in weights):
             batch["weights"] = torch.tensor(weights, dtype=torch.float32)
         return batch
 
-    def _counts(self, part: Part) -> Counter[str]:
-        """Of what was made, with what turned out too long."""
+    def _count(self, part: Part) -> Counter[str]:
+        """Return the part's counts, with too long candidates moved from survived to ``too_long``."""
         assert self._pool is not None
         too_long = sum(self._pool.too_long[client] for client in part.clients)
         counts = Counter(part.counts)
@@ -197,35 +205,89 @@ class SyntheticInstructionDataModule(InstructionDataModule):
     def _record(self) -> SynthesisRecord | None:
         if self.synthesis_folder is not None:
             return SynthesisRecord(self.synthesis_folder)
-        if self.trainer is None:  # set up by hand: nobody said where
+        if self.trainer is None:  # set up by hand, without a default folder
             return None
         return SynthesisRecord(Path(self.trainer.default_root_dir) / "synthetic")
 
-    def _stand_by(self, client_ids: Sequence[str]) -> None:
-        """Makes the candidates part of the training set; where there is no choice, all of them are chosen."""
+    def _add_candidates(self, client_ids: Sequence[str]) -> None:
+        """Add the candidates to the training set; select all of them if a client has no more than it keeps."""
         assert self._pool is not None
-        self._show(self._pool.examples)
+        self._set_train_set(self._pool.examples)
         for client in client_ids:
             for split in (SYNTHETIC, MIXED):
                 self.plan.further.pop((client, split), None)
             if self.num_synthetic(client) == len(self._pool.candidates[client]):
-                self._take(client, np.arange(self.num_synthetic(client)))
+                self._select(client, np.arange(self.num_synthetic(client)))
 
-    def _take(self, client_id: str, chosen: np.ndarray) -> None:
-        indices = self._candidates_of(client_id)[chosen]
+    def _select(self, client_id: str, chosen: np.ndarray) -> None:
+        indices = self._find_positions(client_id)[chosen]
         if len(indices):
             self.plan.further[client_id, SYNTHETIC] = indices
         self.plan.further[client_id, MIXED] = np.concatenate([self.client_indices[client_id], indices])
 
-    def _candidates_of(self, client_id: str) -> np.ndarray:
+    def _find_positions(self, client_id: str) -> np.ndarray:
+        """Return the candidates' positions in the training set."""
         nothing = np.empty(0, np.int64)
         return nothing if self._pool is None else self._pool.positions.get(client_id, nothing)
 
-    def _show(self, examples: Any) -> None:
-        """Makes these the training set."""
-        self.train_set, self.train_lengths, self.train_labelled = (
-            examples,
-            examples.lengths,
-            examples.labelled,
-        )
+    def _set_train_set(self, examples: Any) -> None:
+        self.train_set = examples
+        self.train_lengths, self.train_labelled = examples.lengths, examples.labelled
         self.plan.lengths = examples.lengths if self.bucket else None
+
+
+def score_candidates(
+    score: Score, candidates: Sequence[Candidate], template: Template, model: AnswersPrompts, seed: int
+) -> np.ndarray:
+    """Return a score for each candidate, by one call of the model.
+
+    Args:
+        score: ``ifs`` and ``ifd`` use the loss of the response after the prompt and without it, ``ppl`` the loss after the
+            prompt, ``random`` no model.
+        candidates: candidates of one client.
+        template: prompt template; the response follows it as in training. The end token is not scored.
+        model: scoring model in its present state.
+        seed: seed of ``random``.
+
+    Returns:
+        Scores ``(candidates,)``.
+    """
+    if score == "random":
+        return np.random.default_rng(seed).random(len(candidates))
+    prompts = [template.render(one.fields).text for one in candidates]
+    responses = [follow_prompt(template, one.fields["response"]) for one in candidates]
+    alone = [] if score == "ppl" else [responses]
+    found = model.log_likelihoods([*prompts, *("" for _ in alone)], [*([one] for one in responses), *alone])
+    conditional = mean_losses([one for (one,) in found[: len(candidates)]])
+    if score == "ppl":
+        return ppl(conditional)
+    return (ifd if score == "ifd" else ifs)(conditional, mean_losses(found[-1]))
+
+
+def _describe(round_idx: int, sizes: Mapping[str, int], counts: Counter[str], notes: Counter[str]) -> str:
+    """Return one line about the candidates of a round.
+
+    Args:
+        round_idx: round, from 0.
+        sizes: client -> number of its candidates.
+        counts: see `Synthesis`.
+        notes: see `Synthesis`.
+
+    Example:
+        >>> counts = Counter(tried=4, survived=1, refusal=2, near_example=1)
+        >>> _describe(0, {"a": 1, "b": 0}, counts, Counter(fewer_demonstrations=2))
+        'round 1: 2 clients made 1 candidate in 4 tries (dropped: 2 refusal, 1 near example; 2 fewer demonstrations);
+         1 client has none'
+    """
+    dropped = [(name, value) for name, value in counts.most_common() if name not in (TRIED, SURVIVED)]
+    reasons = [f"{value:,} {name.replace('_', ' ')}" for name, value in dropped if value]
+    others = [f"; {value:,} {name.replace('_', ' ')}" for name, value in notes.items() if value]
+    made = f"{_pluralize(len(sizes), 'client')} made {_pluralize(counts[SURVIVED], 'candidate')} in {counts[TRIED]:,} tries"
+    text = f"round {round_idx + 1}: {made} (dropped: {', '.join(reasons) or 'none'}{''.join(others)})"
+    without = sum(not size for size in sizes.values())
+    verb = "has" if without == 1 else "have"
+    return f"{text}; {_pluralize(without, 'client')} {verb} none" if without else text
+
+
+def _pluralize(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -1,7 +1,7 @@
-"""Which of the texts that a client's model wrote are kept: the filters of FewFedPIT, and the reasons for dropping.
+"""FewFedPIT's filters of generated texts, and the reasons for dropping one.
 
-Zhang et al., "FewFedPIT", https://arxiv.org/abs/2403.06131, section 3.3: failed instructions go by their format, then
-those too near to a local one (ROUGE-L above 0.7), so that what the client trains on gets more diverse.
+Zhang et al., "FewFedPIT", https://arxiv.org/abs/2403.06131, section 3.3: instructions of a wrong format are dropped, then
+instructions near a local one (ROUGE-L above 0.7), which makes the client's training data more diverse.
 """
 
 import re
@@ -25,21 +25,21 @@ REASONS = (
 )
 
 REFUSALS = ("As a", "As an", "Sorry", "I'm sorry", "I am sorry", "I cannot", "I can't")
-"""How a model begins that talks about itself in place of writing what it was asked for."""
+"""Beginnings of answers in which a model refuses or talks about itself."""
 
 
-def format_fault(instruction: str, min_words: int, refusals: Iterable[str]) -> str | None:
-    """What is wrong with an instruction by itself; None where nothing is.
+def check_format(instruction: str, min_words: int, refusals: Iterable[str]) -> str | None:
+    """Return the fault of an instruction's format; None without a fault.
 
     Args:
-        instruction: without white space around it.
-        min_words: fewest words, as blanks separate them.
+        instruction: stripped of white space.
+        min_words: fewest words, separated by blanks.
         refusals: whole words that it must not begin with, in upper or lower case.
 
     Example:
-        >>> [format_fault(text, 3, ("As a",)) for text in ("", "1 + 2 =", "Say no.", "As a model, I ...")]
+        >>> [check_format(text, 3, ("As a",)) for text in ("", "1 + 2 =", "Say no.", "As a model, I ...")]
         ['empty', 'no_letter', 'too_short', 'refusal']
-        >>> format_fault("As always, name a planet.", 3, ("As a",)) is None
+        >>> check_format("As always, name a planet.", 3, ("As a",)) is None
         True
     """
     if not instruction:
@@ -48,66 +48,66 @@ def format_fault(instruction: str, min_words: int, refusals: Iterable[str]) -> s
         return NO_LETTER
     if len(instruction.split()) < min_words:
         return TOO_SHORT
-    begun = (re.match(rf"{re.escape(text)}(?!\w)", instruction, re.IGNORECASE) for text in refusals)
-    return REFUSAL if any(begun) else None
+    found = (re.match(rf"{re.escape(text)}(?!\w)", instruction, re.IGNORECASE) for text in refusals)
+    return REFUSAL if any(found) else None
 
 
 class OwnTexts:
-    """What a client has already: its own instructions and examples, and the instructions that were made for it.
+    """A client's own instructions and examples, and the instructions generated for it so far.
 
-    ROUGE-L sees Latin letters and digits alone. Of a text without any, what is equal but for case and white space is near.
+    ROUGE-L compares Latin letters and digits alone. A text without any is near its equals up to case and white space.
 
     Args:
-        rows: its own, each with ``instruction``, ``input`` and ``response``.
-        max_rouge_l: most ROUGE-L F1 with its own instructions or examples, in [0, 1]; at 1 nothing is too near.
+        rows: the client's own rows, each with ``instruction``, ``input`` and ``response``.
+        max_rouge_l: most ROUGE-L F1 with its own instructions or examples, in [0, 1]; at 1 no text is too near.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, str]], max_rouge_l: float) -> None:
         self._instructions, self._examples = KnownTexts(max_rouge_l), KnownTexts(max_rouge_l)
         self._made: set[str] = set()
         wholes = (
-            [text for row in rows for text in (row["instruction"], _whole(row))] if max_rouge_l < 1 else []
+            [text for row in rows for text in (row["instruction"], _join(row))] if max_rouge_l < 1 else []
         )
-        self._unseen = {_folded(text) for text in wholes if not tokenize(text)}
+        self._without_tokens = {_fold(text) for text in wholes if not tokenize(text)}
         for instruction in dict.fromkeys(row["instruction"] for row in rows):
             self._instructions.add(instruction)
         for row in rows:
-            self._examples.add(_whole(row))
+            self._examples.add(_join(row))
 
-    def instruction_fault(self, instruction: str) -> str | None:
-        """Why a new instruction is none; where it is one, it is known from then on.
+    def check_instruction(self, instruction: str) -> str | None:
+        """Return the fault of a new instruction; without a fault, remember it and return None.
 
         Example:
             >>> own = OwnTexts([{"instruction": "Name a large planet.", "input": "", "response": "Saturn."}], 0.7)
-            >>> own.instruction_fault("Name a planet."), own.instruction_fault("Write a poem.")
+            >>> own.check_instruction("Name a planet."), own.check_instruction("Write a poem.")
             ('near_instruction', None)
-            >>> own.instruction_fault("write a  poem.")
+            >>> own.check_instruction("write a  poem.")
             'repeated'
         """
-        key = _folded(instruction)
+        key = _fold(instruction)
         if key in self._made:
             return REPEATED
-        if key in self._unseen or self._instructions.near(instruction) is not None:
+        if key in self._without_tokens or self._instructions.near(instruction) is not None:
             return NEAR_INSTRUCTION
         self._made.add(key)
         return None
 
-    def example_fault(self, row: Mapping[str, str]) -> str | None:
-        """Why a new example is none: it copies one of the client's own.
+    def check_example(self, row: Mapping[str, str]) -> str | None:
+        """Return the fault of a new example that copies one of the client's own; None without a fault.
 
         Example:
             >>> own = OwnTexts([{"instruction": "Name it.", "input": "a b c d e", "response": "Saturn."}], 0.7)
-            >>> own.example_fault({"instruction": "Say it.", "input": "a b c d e", "response": "Saturn."})
+            >>> own.check_example({"instruction": "Say it.", "input": "a b c d e", "response": "Saturn."})
             'near_example'
         """
-        text = _whole(row)
-        near = _folded(text) in self._unseen or self._examples.near(text) is not None
+        text = _join(row)
+        near = _fold(text) in self._without_tokens or self._examples.near(text) is not None
         return NEAR_EXAMPLE if near else None
 
 
-def _folded(text: str) -> str:
+def _fold(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _whole(row: Mapping[str, str]) -> str:
+def _join(row: Mapping[str, str]) -> str:
     return "\n".join(text for text in (row["instruction"], row["input"], row["response"]) if text)

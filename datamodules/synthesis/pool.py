@@ -1,4 +1,4 @@
-"""The candidates of one round beside the clients' own examples: encoded once, found by client."""
+"""Encoded candidates of one round, appended to the clients' own examples."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from fedlight.datamodules.synthesis.synthesis import Candidate
+from fedlight.datamodules.synthesis.synthesis import Candidate, follow_prompt
 from fedlight.datamodules.text.encoding import encode_responses
 from fedlight.datamodules.text.examples import ResponseExamples, joined
 from fedlight.datamodules.text.templates import Template
@@ -14,45 +14,47 @@ from fedlight.datamodules.text.tokens import encode, leading_ids
 
 
 class WithCandidates(Dataset):
-    """The clients' own examples, then the candidates, whose examples have a ``weight``.
+    """Clients' own examples, then the candidates, whose examples have a ``weight``.
 
     Args:
-        own: of all clients.
-        more: the candidates; None where there are none.
-        weights: of the candidates, ``(candidates,)``.
+        own: examples of all clients.
+        candidates: examples of the candidates; None without any.
+        weights: weights of the candidates, ``(candidates,)``.
     """
 
-    def __init__(self, own: ResponseExamples, more: ResponseExamples | None, weights: np.ndarray) -> None:
-        self.own, self.more, self.weights = own, more, weights
-        parts = [own] if more is None else [own, more]
+    def __init__(
+        self, own: ResponseExamples, candidates: ResponseExamples | None, weights: np.ndarray
+    ) -> None:
+        self.own, self.candidates, self.weights = own, candidates, weights
+        parts = [own] if candidates is None else [own, candidates]
         self.lengths = np.concatenate([part.lengths for part in parts])
         self.labelled = np.concatenate([part.labelled for part in parts])
 
     def __len__(self) -> int:
-        """Number of examples."""
+        """Return the number of examples."""
         return len(self.lengths)
 
     def __getitem__(self, item: int) -> dict[str, Any]:
-        """One example."""
+        """Return one example."""
         at = item - len(self.own)
-        if at < 0 or self.more is None:
+        if at < 0 or self.candidates is None:
             return {**self.own[item]}
-        return {**self.more[at], "weight": float(self.weights[at])}
+        return {**self.candidates[at], "weight": float(self.weights[at])}
 
 
 class CandidatePool:
-    """What was made in a round so far.
+    """All candidates of a round so far.
 
     Args:
         own: examples of all clients.
         tokenizer: a fast tokenizer.
-        template: the prompt.
+        template: prompt template.
         max_tokens: most tokens of an example.
 
     Attributes:
-        candidates: by client, those that fit.
-        positions: of these in `examples`, by client, ``(candidates,)``.
-        too_long: by client, how many do not fit: a candidate is never cut.
+        candidates: client -> candidates that fit.
+        positions: client -> positions of these candidates in `examples`, ``(candidates,)``.
+        too_long: client -> number of candidates that do not fit; a candidate is never truncated.
     """
 
     def __init__(self, own: ResponseExamples, tokenizer: Any, template: Template, max_tokens: int) -> None:
@@ -61,16 +63,16 @@ class CandidatePool:
         self.candidates: dict[str, list[Candidate]] = {}
         self.positions: dict[str, np.ndarray] = {}
         self.too_long: dict[str, int] = {}
-        self._more: ResponseExamples | None = None
+        self._encoded: ResponseExamples | None = None
         self._weights = np.empty(0)
 
     @property
     def examples(self) -> WithCandidates:
-        """All examples, those of the clients first."""
-        return WithCandidates(self.own, self._more, self._weights)
+        """All examples, the clients' own first."""
+        return WithCandidates(self.own, self._encoded, self._weights)
 
     def put(self, made: Mapping[str, Sequence[Candidate]]) -> None:
-        """Takes the candidates of some clients, in place of what these had."""
+        """Replace the candidates of some clients."""
         fits = iter(self._fit([one for own in made.values() for one in own]))
         kept = {client: [one for one in own if next(fits)] for client, own in made.items()}
         new = [one for own in kept.values() for one in own]
@@ -85,14 +87,16 @@ class CandidatePool:
                 self.tokenizer, self.template, rows, [row["response"] for row in rows], self.max_tokens
             )
             more = ResponseExamples(encoded, np.arange(len(new)))
-            self._more = more if self._more is None else joined(self._more, more)
+            self._encoded = more if self._encoded is None else joined(self._encoded, more)
             self._weights = np.concatenate([self._weights, [one.weight for one in new]])
 
     def _fit(self, candidates: Sequence[Candidate]) -> list[bool]:
-        """Whether each fits as a whole, the opening and the end token included."""
+        """Return whether each candidate fits as a whole, with the start and the end token."""
         if not candidates:
             return []
-        blank = "" if self.template.text[-1:].isspace() else " "
-        texts = [self.template.render(one.fields, blank + one.fields["response"]).text for one in candidates]
+        texts = [
+            self.template.render(one.fields, follow_prompt(self.template, one.fields["response"])).text
+            for one in candidates
+        ]
         room = self.max_tokens - len(leading_ids(self.tokenizer)) - 1
         return [len(encoding) <= room for encoding in encode(self.tokenizer, texts)]

@@ -1,10 +1,10 @@
-r"""What FewFedPIT asks a model for, and what of its answers is an instruction, an input, a response.
+r"""Prompts of FewFedPIT, and patterns that read instruction, input and response from answers.
 
 Figure 6 of Zhang et al., "FewFedPIT: Towards Privacy-preserving and Few-shot Federated Instruction Tuning",
 https://arxiv.org/abs/2403.06131, shows two prompts adapted from Self-Instruct (Wang et al., ACL 2023,
-https://arxiv.org/abs/2212.10560): (a) eight instructions, to be followed by a new one; (b) four examples with input and
-response, half of them without an input, followed by the new instruction. The text of the figure is not in the copy that
-this was written from: `FEWFEDPIT_PROMPTS` has the figure's structure and wording of its own.
+https://arxiv.org/abs/2212.10560): (a) eight instructions, which the model continues with a new one; (b) four examples with
+input and response, half of them without an input, and the new instruction. The figure's text was not available:
+`FEWFEDPIT_PROMPTS` has the figure's structure and our wording.
 """
 
 import re
@@ -18,28 +18,28 @@ _ROW = ("instruction", "input", "response")
 
 @dataclass(frozen=True)
 class SelfGenerationPrompts:
-    r"""The two prompts in parts: a beginning, one text for each demonstration, an end; and how an answer is read.
+    r"""Both prompts in parts (a beginning, a text for each demonstration, an end), and patterns of their answers.
 
-    An answer ends before a stop text, loses the white space around it, and must match its pattern as a whole.
+    An answer ends before a stop text, is stripped of white space, and must match its pattern as a whole.
 
     Args:
-        instruction_begin: of the first prompt.
-        instruction_example: a demonstration in it, with slots among ``{number}`` (from 1), ``{instruction}``, ``{input}``
-            and ``{response}``.
-        instruction_end: where the model goes on with a new instruction; may have ``{number}``.
+        instruction_begin: beginning of the first prompt.
+        instruction_example: demonstration of the first prompt, with slots among ``{number}`` (from 1), ``{instruction}``,
+            ``{input}`` and ``{response}``.
+        instruction_end: end of the first prompt, which the new instruction follows; may have ``{number}``.
         instruction_stop: texts before which the new instruction ends.
         instruction_pattern: regular expression with the group ``instruction``.
-        response_begin: of the second prompt.
-        example_with_input: a demonstration in it that has an input; slots as above.
-        example_without_input: one that has none.
-        response_end: where the model goes on with input and response; has ``{instruction}``, the new one.
-        response_stop: texts before which these end.
-        response_pattern: regular expression with the group ``response`` and, if inputs are written, ``input``. A dot
+        response_begin: beginning of the second prompt.
+        example_with_input: demonstration with an input; same slots as ``instruction_example``.
+        example_without_input: demonstration without an input; same slots.
+        response_end: end of the second prompt, which input and response follow; has ``{instruction}``, the new one.
+        response_stop: texts before which the answer ends.
+        response_pattern: regular expression with the group ``response`` and, if inputs are generated, ``input``. A dot
             matches line breaks, too; ``^`` and ``$`` match at lines.
-        no_input: an input of this text is none.
+        no_input: text that stands for an empty input.
 
     Raises:
-        ValueError: a slot or a group is unknown or missing, a pattern is none, or a stop text is empty.
+        ValueError: a slot or a group is unknown or missing, a pattern is invalid, or a stop text is empty.
     """
 
     instruction_begin: str
@@ -69,15 +69,15 @@ class SelfGenerationPrompts:
                     f"{name}={list(getattr(self, name))}: an empty text would end every answer at once"
                 )
 
-    def for_instruction(self, shown: list[Mapping[str, str]]) -> str:
-        r"""The first prompt.
+    def write_instruction_prompt(self, shown: list[Mapping[str, str]]) -> str:
+        r"""Return the first prompt.
 
         Args:
-            shown: the demonstrations, each with ``instruction``, ``input`` and ``response``.
+            shown: demonstrations, each with ``instruction``, ``input`` and ``response``.
 
         Example:
             >>> shown = [{"instruction": f"Name a {one}.", "input": "", "response": "?"} for one in ("cat", "tree")]
-            >>> print(FEWFEDPIT_PROMPTS.for_instruction(shown))
+            >>> print(FEWFEDPIT_PROMPTS.write_instruction_prompt(shown))
             Below is a list of tasks...
             <BLANKLINE>
             Task 1: Name a cat.
@@ -90,13 +90,8 @@ class SelfGenerationPrompts:
             + _fill(self.instruction_end, {}, len(shown) + 1)
         )
 
-    def for_response(self, shown: list[Mapping[str, str]], instruction: str) -> str:
-        """The second prompt.
-
-        Args:
-            shown: the demonstrations, see `for_instruction`; an empty ``input`` is none.
-            instruction: the new one.
-        """
+    def write_response_prompt(self, shown: list[Mapping[str, str]], instruction: str) -> str:
+        """Return the second prompt for the new instruction; for ``shown`` see `write_instruction_prompt`."""
         texts = [
             _fill(self.example_with_input if row["input"] else self.example_without_input, row, number)
             for number, row in enumerate(shown, 1)
@@ -104,34 +99,34 @@ class SelfGenerationPrompts:
         end = _fill(self.response_end, {"instruction": instruction}, len(shown) + 1)
         return self.response_begin + "".join(texts) + end
 
-    def instruction_in(self, answer: str) -> str | None:
-        """The instruction of an answer to the first prompt; None where it has another form.
+    def read_instruction(self, answer: str) -> str | None:
+        """Return the instruction in an answer to the first prompt; None if the answer does not match.
 
         Example:
-            >>> FEWFEDPIT_PROMPTS.instruction_in(" Name a bird. ")
+            >>> FEWFEDPIT_PROMPTS.read_instruction(" Name a bird. ")
             'Name a bird.'
         """
-        match = _compiled(self.instruction_pattern).fullmatch(answer.strip())
+        match = _compile(self.instruction_pattern).fullmatch(answer.strip())
         return match["instruction"].strip() if match else None
 
-    def response_in(self, answer: str) -> tuple[str, str] | None:
-        r"""Input and response of an answer to the second prompt; None where it has another form, or no response.
+    def read_response(self, answer: str) -> tuple[str, str] | None:
+        r"""Return input and response in an answer to the second prompt; None without a match or a response.
 
         Example:
-            >>> FEWFEDPIT_PROMPTS.response_in("Input: none\nResponse: The owl.")
+            >>> FEWFEDPIT_PROMPTS.read_response("Input: none\nResponse: The owl.")
             ('', 'The owl.')
-            >>> FEWFEDPIT_PROMPTS.response_in("The owl.") is None
+            >>> FEWFEDPIT_PROMPTS.read_response("The owl.") is None
             True
         """
-        match = _compiled(self.response_pattern).fullmatch(answer.strip())
+        match = _compile(self.response_pattern).fullmatch(answer.strip())
         if match is None or not match["response"].strip():
             return None
         given = (match.groupdict().get("input") or "").strip()
         return "" if given.casefold() == self.no_input.casefold() else given, match["response"].strip()
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, re.DOTALL | re.MULTILINE)  # re keeps what it has compiled
+def _compile(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.DOTALL | re.MULTILINE)  # cached by re
 
 
 def _fill(text: str, row: Mapping[str, str], number: int) -> str:
@@ -141,14 +136,14 @@ def _fill(text: str, row: Mapping[str, str], number: int) -> str:
 def _check_slots(name: str, text: str, known: tuple[str, ...], needed: str | None = None) -> None:
     slots = Template(text).slots
     if unknown := [slot for slot in slots if slot not in known]:
-        raise ValueError(f"{name} has a slot {{{unknown[0]}}}; there are {', '.join(known)}")
+        raise ValueError(f"{name} has an unknown slot {{{unknown[0]}}}: use {', '.join(known)}")
     if needed is not None and needed not in slots:
         raise ValueError(f"{name} has no slot {{{needed}}}")
 
 
 def _check_pattern(name: str, pattern: str, known: set[str], needed: str) -> None:
     try:
-        groups = set(_compiled(pattern).groupindex)
+        groups = set(_compile(pattern).groupindex)
     except re.error as error:
         raise ValueError(f"{name}={pattern!r} is no regular expression: {error}") from None
     if needed not in groups or groups - known:
@@ -158,8 +153,7 @@ def _check_pattern(name: str, pattern: str, known: set[str], needed: str) -> Non
         )
 
 
-_TEXT = r"(?:(?!^(?:Instruction|Input|Response):).)*"
-"""Any text in which no line begins with a label."""
+_TEXT = r"(?:(?!^(?:Instruction|Input|Response):).)*"  # any text in which no line begins with a label
 
 FEWFEDPIT_PROMPTS = SelfGenerationPrompts(
     instruction_begin="Below is a list of tasks. Every task is different from the others, and each can be done by a "

@@ -1,9 +1,9 @@
-"""The candidates of each round on disk: a round that is resumed or run again takes them from there and makes none.
+"""Record of each round's candidates on disk, which a resumed or repeated round reads instead of generating them.
 
-A folder has one file for each round, ``round_0003.jsonl``. It holds one part for each time that candidates were made in the
-round, in most algorithms one for the whole cohort: a line with what the part depends on, what was counted and digests, then
-a line for each candidate with its client, fields and weight. A file appears whole or not at all. In a federation of real
-devices each client would keep its own lines: they are made from its private rows.
+A folder has one file for each round, ``round_0003.jsonl``. It holds one part for each call that generated candidates in the
+round, in most algorithms one for the whole cohort. A part is a line with its settings, counts and digests, then a line for
+each candidate with its client, fields and weight. A file appears whole or not at all. In a federation of real devices each
+client would keep its own lines, as they come from its private rows.
 """
 
 import hashlib
@@ -15,28 +15,32 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
-from fedlight.datamodules.instructions.augmentation_record import digest_of_bytes, flat, lines_of
-from fedlight.datamodules.synthesis.synthesis import Candidate
+from fedlight.datamodules.instructions.augmentation_record import digest_of, digest_of_bytes, flat, lines_of
+from fedlight.datamodules.synthesis.synthesis import Candidate, Synthesis
+from fedlight.datamodules.text.templates import Template
+from fedlight.evaluation.tasks.model import AnswersPrompts
+from fedlight.federation.protocols import KnowsBaseBits
 from fedlight.support.files import refuse_unwritable, sealed, unsealed, write_whole
+from fedlight.support.seeding import derive_seed
+from fedlight.support.types import Fields
 
 Settings = Mapping[str, object]
 
-OF_ROWS = "digest of rows"
-
-OF_A_PART = ("client rows", "model state", "base bits")
-"""Settings in which the parts of one file differ."""
+ROWS_DIGEST = "digest of rows"
+PART_SETTINGS = ("client rows", "model state", "base bits")  # the parts of one file may differ in these
 
 
 @dataclass
 class Part:
-    """What was made at once.
+    """Candidates of one call of `Synthesis.make`.
 
     Attributes:
-        settings: what it depends on.
-        clients: for whom.
-        candidates: of each of them.
+        settings: everything the candidates depend on.
+        clients: clients in the order of the call.
+        candidates: client -> its candidates.
         counts: see `Synthesis`.
         notes: see `Synthesis`.
     """
@@ -50,81 +54,78 @@ class Part:
 
 @runtime_checkable
 class DescribesBase(Protocol):
-    """A module that says which frozen base it has, by a checksum among other things."""
+    """Module with a description of its frozen base, a checksum included."""
 
     base: dict[str, Any]
 
 
 class SynthesisRecord:
-    """The files of a folder.
+    """Files of candidates in a folder.
 
     Args:
-        folder: where they lie.
-        setting: what to change where nothing can be written there.
+        folder: created by `check_writable`.
+        setting: name of the setting that errors about the folder mention.
     """
 
     def __init__(self, folder: str | Path, setting: str = "synthesis_folder") -> None:
         self.folder, self.setting = Path(folder).expanduser(), setting
 
     def file(self, round_idx: int) -> Path:
-        """Of a round, from 0."""
+        """Return the path of a round's file; rounds count from 0."""
         return self.folder / f"round_{round_idx:04d}.jsonl"
 
     def find(self, round_idx: int, settings: Settings, clients: Sequence[str]) -> tuple[Part | None, str]:
-        """The part that was made for these clients with equal settings.
+        """Return the part of these clients with equal settings.
 
         Args:
-            round_idx: from 0.
-            settings: what it depends on; those named in ``OF_A_PART`` differ between the parts of a file.
-            clients: for whom, in order.
+            round_idx: round, from 0.
+            settings: see `Part`; settings named in ``PART_SETTINGS`` may differ between the parts of a file.
+            clients: clients, in order.
 
         Returns:
-            The part and ""; or None and why the file cannot be used, "" where it only lacks these clients.
+            The part and ""; or None and why the file cannot be used, "" if it only lacks these clients.
         """
         try:
-            parts = self._parts(round_idx)
+            parts = self._read(round_idx)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None, ""
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None, "damaged"
         for part in parts:
-            differing = _differing(part.settings, settings)
+            differing = _compare(part.settings, settings)
             own = part.clients == list(clients)
             if own and not differing:
                 return part, ""
-            if differing and (own or not set(differing) <= set(OF_A_PART)):
+            if differing and (own or not set(differing) <= set(PART_SETTINGS)):
                 return None, f"made with other {', '.join(differing)}"
         return None, ""
 
-    def make_room(self, round_idx: int) -> None:
-        """Makes the folder and tries it, before anything is generated.
-
-        Args:
-            round_idx: whose file will be written.
+    def check_writable(self, round_idx: int) -> None:
+        """Create the folder and check that the round's file can be written, before any candidate is generated.
 
         Raises:
-            OSError: nothing can be written there, or a folder lies in the file's place.
+            OSError: the folder cannot be written, or a folder has the file's name.
         """
         refuse_unwritable(self.folder, self.setting)
         if (file := self.file(round_idx)).is_dir():
             raise OSError(f"{file} is a folder, where a file is to be written: move it away")
 
     def write(self, round_idx: int, parts: Sequence[Part]) -> None:
-        """Writes all that was made in a round so far; after `make_room`."""
-        write_whole(self.file(round_idx), b"".join(map(_text, parts)))
+        """Write all parts of a round so far; call `check_writable` before."""
+        write_whole(self.file(round_idx), b"".join(map(_serialize, parts)))
 
-    def _parts(self, round_idx: int) -> list[Part]:
+    def _read(self, round_idx: int) -> list[Part]:
         lines = self.file(round_idx).read_bytes().splitlines(keepends=True)
         parts = []
         while lines:
             head = json.loads(lines[0])
-            if OF_ROWS in head:
+            if ROWS_DIGEST in head:
                 head = unsealed(head)
-            else:  # of an earlier version
-                head[OF_ROWS] = head["digest"]
+            else:  # a file of an earlier version
+                head[ROWS_DIGEST] = head["digest"]
             rows, lines = lines[1 : 1 + head["rows"]], lines[1 + head["rows"] :]
-            if digest_of_bytes(b"".join(rows)) != head[OF_ROWS]:
-                raise ValueError("other rows than were written")
+            if digest_of_bytes(b"".join(rows)) != head[ROWS_DIGEST]:
+                raise ValueError("the rows differ from those written")
             candidates: dict[str, list[Candidate]] = {client: [] for client in head["clients"]}
             for row in map(json.loads, rows):
                 candidates[row["client"]].append(Candidate(row["fields"], row["weight"]))
@@ -133,11 +134,67 @@ class SynthesisRecord:
         return parts
 
 
-def state_digest(module: nn.Module) -> str:
-    """A digest of what is trained, of the names, shapes and types of everything else, and of the base's description.
+def make_or_read(
+    synthesis: Synthesis,
+    rows: Mapping[str, Sequence[Fields]],
+    template: Template,
+    module: nn.Module,
+    seed: int,
+    round_idx: int,
+    record: SynthesisRecord | None,
+    others: Sequence[Part],
+) -> Part:
+    """Return the candidates of some clients from the record, or generate and record them.
 
     Args:
-        module: as it stands; another trained value, another frozen base or one in another number form changes the digest.
+        synthesis: generator of candidates.
+        rows: client -> its own rows.
+        template: prompt template, whose slots a candidate fills.
+        module: generating module in its present state.
+        seed: seed of the run.
+        round_idx: round, from 0.
+        record: record to read and write; None: none.
+        others: parts of other clients in this round, which share the file.
+
+    Raises:
+        TypeError: the module generates no text.
+        OSError: the folder cannot be written.
+    """
+    if not isinstance(module, AnswersPrompts):
+        raise TypeError(
+            f"{type(module).__name__} generates no text: train a LanguageModule such as SFTModule"
+        )
+    clients = list(rows)
+    settings = {
+        "synthesis": synthesis.settings(),
+        "seed": seed,
+        "round": round_idx,
+        "template": template.text,
+        "client rows": digest_of({"client": client, **row} for client in rows for row in rows[client]),
+        "model state": state_digest(module),
+        "base bits": module.base_bits if isinstance(module, KnowsBaseBits) else None,
+    }
+    if record is not None:
+        found, why_not = record.find(round_idx, settings, clients)
+        if found is not None:
+            rank_zero_info(
+                f"{record.file(round_idx)}: candidates of an earlier run with the same settings and model"
+            )
+            return found
+        if why_not:
+            rank_zero_info(f"{record.file(round_idx)}: its candidates are not used: {why_not}")
+        record.check_writable(round_idx)
+    made = synthesis.make(rows, template, module, derive_seed(seed, "synthesis", round_idx))
+    part = Part(settings, clients, made, Counter(synthesis.counts), Counter(synthesis.notes))
+    if record is not None:
+        record.write(round_idx, [*others, part])
+    return part
+
+
+def state_digest(module: nn.Module) -> str:
+    """Return a digest of trained values, of names, shapes and types of all tensors, and of the base's description.
+
+    Another trained value, another frozen base, or a base of another number type changes the digest.
 
     Example:
         >>> layer = nn.Linear(1, 1, bias=False)
@@ -153,26 +210,32 @@ def state_digest(module: nn.Module) -> str:
         if tensor.requires_grad:
             values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             digest.update(values.numpy().tobytes())
-    if isinstance(module, DescribesBase):  # the model may move
-        described = {name: value for name, value in module.base.items() if name != "model"}
+    if isinstance(module, DescribesBase):
+        described = {
+            name: value for name, value in module.base.items() if name != "model"
+        }  # a path, which may change
         digest.update(json.dumps(described, sort_keys=True, default=str).encode())
     return digest.hexdigest()
 
 
-def _text(part: Part) -> bytes:
+def _serialize(part: Part) -> bytes:
     rows = lines_of(
         {"client": client, "fields": one.fields, "weight": one.weight}
         for client, own in part.candidates.items()
         for one in own
     )
     head = {
-        **{"rows": rows.count(b"\n"), OF_ROWS: digest_of_bytes(rows), "clients": part.clients},
-        **{"counts": part.counts, "notes": part.notes, "settings": part.settings},
+        "rows": rows.count(b"\n"),
+        ROWS_DIGEST: digest_of_bytes(rows),
+        "clients": part.clients,
+        "counts": part.counts,
+        "notes": part.notes,
+        "settings": part.settings,
     }
     return lines_of([sealed(head)]) + rows
 
 
-def _differing(before: Settings, now: Settings) -> list[str]:
-    """The dotted names of the settings that differ."""
-    old, new = flat(before), flat(json.loads(json.dumps(now)))  # as they come back from a file
+def _compare(before: Settings, now: Settings) -> list[str]:
+    """Return the dotted names of the settings that differ."""
+    old, new = flat(before), flat(json.loads(json.dumps(now)))  # JSON makes lists of tuples, as in the file
     return sorted(name for name in {*old, *new} if old.get(name, "absent") != new.get(name, "absent"))

@@ -1,32 +1,32 @@
-"""FewFedPIT's generation of data: a client's model continues the client's own examples with new ones.
+"""FewFedPIT's generation of data by in-context learning from a client's own examples.
 
 Zhang et al., "FewFedPIT: Towards Privacy-preserving and Few-shot Federated Instruction Tuning",
 https://arxiv.org/abs/2403.06131, section 3.3 and appendix B, adapted from Self-Instruct (Wang et al., ACL 2023,
 https://arxiv.org/abs/2212.10560), in two steps:
 
-1. eight local instructions, drawn at random -> a new one. Dropped are those of a failed format, those with a ROUGE-L above
-   0.7 to a local instruction, and repetitions.
-2. four local examples, alternately with and without an input, and the new instruction -> its input and response. An answer
-   in another form is asked for again with other examples, three times in all; copies of a local example are dropped.
+1. Eight random local instructions -> a new instruction. It is dropped for a wrong format, for a ROUGE-L above 0.7 to a
+   local instruction, and as a repetition.
+2. Four local examples, alternately with and without an input, and the new instruction -> its input and response. After an
+   answer of a wrong form the step is repeated with other examples, up to three times; copies of a local example are dropped.
 
-A client makes 32 candidates in a round (section 4.1). Drafts that are dropped are replaced, in passes over all clients that
-have too few: each pass writes as many new instructions as candidates are missing, until ``number`` candidates are made or
+A client makes 32 candidates in a round (section 4.1). Dropped drafts are replaced, in passes over all clients with too few
+candidates: each pass generates as many new instructions as candidates are missing, until ``number`` candidates are made or
 ``instruction_tries`` instructions are tried.
 
-Open in the paper and decided here: the limit of tries; a copy is an example whose instruction, input and response together
-have a ROUGE-L above 0.7 to a local one; answers that had to be cut off are failures. The wording of the prompts is ours, see
+The paper leaves open, and this file decides: the limit of tries; a copy is an example whose instruction, input and response
+together have a ROUGE-L above 0.7 to a local one; a cut-off answer is a failure. The wording of the prompts is ours, see
 `fedlight.datamodules.synthesis.prompts`.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 
 import numpy as np
 
-from fedlight.datamodules.synthesis.asking import Asking, Question, Reply
-from fedlight.datamodules.synthesis.demonstrations import alternately, drawn
-from fedlight.datamodules.synthesis.filters import NO_MATCH, REASONS, REFUSALS, OwnTexts, format_fault
+from fedlight.datamodules.synthesis.filters import NO_MATCH, REASONS, REFUSALS, OwnTexts, check_format
+from fedlight.datamodules.synthesis.generation import BatchGenerator, Prompt, Reply
 from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS, SelfGenerationPrompts
 from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Synthesis
 from fedlight.datamodules.text.templates import Template
@@ -35,28 +35,21 @@ from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 
-FEWER = "fewer_demonstrations"
-"""Note: prompts that were made with fewer demonstrations, as they did not fit into the model."""
-
-MISSING = "candidates_missing"
-"""Note: candidates that clients have less than ``number``, since the limit of tries was reached."""
-
-SHORT = "clients_short"
-"""Note: clients that have less than ``number``."""
-
-TRIES_PER_CANDIDATE = 4
-"""Times ``number``: the limit of tries where none is set."""
+# Names of notes: prompts with fewer demonstrations than asked for, as the model's context is limited; candidates below
+# ``number``, over all clients; clients with fewer than ``number``.
+FEWER, MISSING, SHORT = "fewer_demonstrations", "candidates_missing", "clients_short"
+TRIES_PER_CANDIDATE = 4  # default of instruction_tries / number
 
 
 @dataclass
 class Draft:
-    """A candidate in the making: first an instruction, then a whole row, or why it was dropped.
+    """Unfinished candidate.
 
     Attributes:
-        client: whose it is.
-        number: of the client's drafts in this round, from 0.
+        client: id of its client.
+        number: position among the client's drafts of this round, from 0.
         row: ``instruction``, ``input`` and ``response``.
-        fault: why it was dropped, if so.
+        fault: reason for dropping it; None while there is none.
     """
 
     client: str
@@ -68,32 +61,32 @@ class Draft:
 class SelfGeneration(Synthesis):
     """Candidates by in-context learning from the client's own rows.
 
-    Prompts of all clients are answered together, those of similar length in a batch. The order of the clients changes
-    nothing. With a temperature above 0 the draws depend on all prompts of a pass, hence on who else takes part in the round
-    and, from the second pass on, on who is short of candidates.
+    Prompts of all clients are answered together, in batches of similar length. The order of the clients has no effect.
+    With a temperature above 0 the draws depend on all prompts of a pass, hence on the round's other clients and, from the
+    second pass on, on which of them still lack candidates.
 
-    `counts` has all drafts of all passes: those tried are more than ``number`` times the clients where some were replaced.
+    `counts` covers all drafts of all passes, replaced ones too.
     `notes` has ``fewer_demonstrations``, ``candidates_missing`` and ``clients_short``.
 
     Args:
-        number: candidates that are made for each client, >= 1.
-        instruction_demonstrations: local instructions in the first prompt, >= 0; a client with fewer shows all it has.
-        response_demonstrations: local examples in the second prompt, >= 0, likewise.
-        tries: for an answer to the second prompt that has the right form, >= 1.
-        instruction_tries: most new instructions that are tried for each client in a round, >= ``number``; at ``number``
-            none is replaced. None: 4 times ``number``, our choice.
+        number: candidates per client, >= 1.
+        instruction_demonstrations: local instructions in the first prompt, >= 0; at most all of the client's.
+        response_demonstrations: local examples in the second prompt, >= 0; at most all of the client's.
+        tries: tries for an answer of the right form to the second prompt, >= 1.
+        instruction_tries: most new instructions per client and round, >= ``number``; at ``number`` no draft is replaced.
+            None: 4 times ``number``, our choice.
         max_rouge_l: most ROUGE-L F1 with a local instruction or example, in [0, 1].
-        min_words: fewest words of an instruction, as blanks separate them; 1 for scripts without blanks.
+        min_words: fewest words of an instruction, separated by blanks, >= 1; 1 for scripts without blanks.
         refusals: words that a failed instruction begins with.
-        max_instruction_tokens: most tokens of a new instruction.
-        max_response_tokens: most tokens of an input and a response with their labels.
+        max_instruction_tokens: most tokens of a new instruction, >= 1.
+        max_response_tokens: most tokens of an input and a response with their labels, >= 1.
         temperature: 0 for greedy decoding.
         top_p: share of the probability to draw from, in (0, 1].
-        batch_size: prompts at once.
-        keep_cut: an answer that had to be cut off is no failure.
+        batch_size: prompts per batch, >= 1.
+        keep_cut: accept cut-off answers.
         instruction_slot: the template's slot for the instruction.
-        input_slot: its slot for the input; a template without it has no inputs.
-        prompts: what is asked, and how answers are read.
+        input_slot: the template's slot for the input; a template without it has no inputs.
+        prompts: texts of both prompts and patterns of their answers.
 
     Raises:
         ValueError: a setting is out of range, or all candidates of a client would be the same.
@@ -137,8 +130,7 @@ class SelfGeneration(Synthesis):
             )
         if instruction_demonstrations == 0 and temperature == 0:
             raise ValueError(
-                "instruction_demonstrations=0 with temperature=0 writes the same instruction each time: show some, or set "
-                "temperature above 0"
+                "instruction_demonstrations=0 with temperature=0 writes the same instruction each time: set either above 0"
             )
         self.number, self.tries, self.max_rouge_l, self.min_words = number, tries, max_rouge_l, min_words
         self.instruction_tries = (
@@ -154,7 +146,7 @@ class SelfGeneration(Synthesis):
     def make(
         self, clients: Mapping[str, Sequence[Fields]], template: Template, model: AnswersPrompts, seed: int
     ) -> dict[str, list[Candidate]]:
-        """See `Synthesis.make`.
+        """Generate candidates for each client; see `Synthesis.make`.
 
         Raises:
             ValueError: the template has no ``instruction_slot``.
@@ -164,42 +156,42 @@ class SelfGeneration(Synthesis):
                 f"instruction_slot={self.instruction_slot!r}, but the template has {', '.join(template.slots)}: "
                 "set instruction_slot to one of these"
             )
-        # A table has the same columns in each round.
+        # All names are counted, at 0 too, so that the logged table has the same columns in each round.
         self.counts = Counter(dict.fromkeys((TRIED, SURVIVED, *REASONS), 0))
         self.notes = Counter(dict.fromkeys((FEWER, MISSING, SHORT), 0))
-        # Sorted, since prompts of equal length share a batch, and its draws, in this order.
-        rows = {client: [self._row(fields) for fields in clients[client]] for client in sorted(clients)}
-        drafts = self._drafts(rows, template, model, seed)
+        # Sorted, since the order of prompts of equal length decides their batch and thus their draws.
+        rows = {client: [self._to_row(fields) for fields in clients[client]] for client in sorted(clients)}
+        drafts = self._make_drafts(rows, template, model, seed)
         made = {client: [draft for draft in drafts[client] if draft.fault is None] for client in clients}
         self.notes[MISSING] = sum(self.number - len(own) for own in made.values())
         self.notes[SHORT] = sum(len(own) < self.number for own in made.values())
         return {
-            client: [Candidate(self._fields(draft.row, template)) for draft in own]
+            client: [Candidate(self._to_fields(draft.row, template)) for draft in own]
             for client, own in made.items()
         }
 
-    def _drafts(
+    def _make_drafts(
         self, rows: Mapping[str, list[Fields]], template: Template, model: AnswersPrompts, seed: int
     ) -> dict[str, list[Draft]]:
-        """All drafts of each client, in the order in which they were made."""
+        """Return all drafts of each client, in the order of generation."""
         texts = {client: OwnTexts(own, self.max_rouge_l) for client, own in rows.items()}
         drafts: dict[str, list[Draft]] = {client: [] for client in rows}
         passes = 0
-        while new := [draft for client, own in drafts.items() for draft in self._next_drafts(client, own)]:
-            of_pass = derive_seed(seed, "pass", passes) if passes else seed
+        while new := [draft for client, own in drafts.items() for draft in self._begin_drafts(client, own)]:
+            pass_seed = derive_seed(seed, "pass", passes) if passes else seed
             passes += 1
-            self._write_instructions(new, rows, texts, model, of_pass)
+            self._write_instructions(new, rows, texts, model, pass_seed)
             self._write_responses(
-                [draft for draft in new if draft.fault is None], rows, template, model, of_pass
+                [draft for draft in new if draft.fault is None], rows, template, model, pass_seed
             )
             for draft in new:
-                draft.fault = draft.fault or texts[draft.client].example_fault(draft.row)
+                draft.fault = draft.fault or texts[draft.client].check_example(draft.row)
                 self.counts.update([TRIED, draft.fault or SURVIVED])
                 drafts[draft.client].append(draft)
         return drafts
 
-    def _next_drafts(self, client: str, drafts: Sequence[Draft]) -> list[Draft]:
-        """As many as the client lacks candidates, and as its limit of tries leaves."""
+    def _begin_drafts(self, client: str, drafts: Sequence[Draft]) -> list[Draft]:
+        """Return a new draft for each missing candidate, within the client's limit of tries."""
         lacking = self.number - sum(draft.fault is None for draft in drafts)
         end = min(len(drafts) + lacking, self.instruction_tries)
         return [Draft(client, number, {}) for number in range(len(drafts), end)]
@@ -212,19 +204,24 @@ class SelfGeneration(Synthesis):
         model: AnswersPrompts,
         seed: int,
     ) -> None:
-        questions = []
+        """Fill in the instruction of each draft, or its fault."""
+        prompts = []
         for draft in drafts:
             rng = np.random.default_rng(derive_seed(seed, "instruction", draft.client, draft.number))
-            shown = drawn(rng, rows[draft.client], self.instruction_demonstrations)
-            questions.append(Question(shown, self.prompts.for_instruction))
-        asking = self._asking(model, self.max_instruction_tokens, self.prompts.instruction_stop)
-        answers = self._ask(asking, questions, derive_seed(seed, "instructions"), "New instructions")
+            shown = _draw(rng, rows[draft.client], self.instruction_demonstrations)
+            prompts.append(Prompt(shown, self.prompts.write_instruction_prompt))
+        generator = self._create_generator(model, self.max_instruction_tokens, self.prompts.instruction_stop)
+        answers = self._generate(generator, prompts, derive_seed(seed, "instructions"), "New instructions")
         for draft, answer in zip(drafts, answers, strict=True):
-            instruction = self.prompts.instruction_in(answer.text)
-            draft.row = {"instruction": instruction or "", "input": "", "response": ""}
-            draft.fault = answer.fault or (NO_MATCH if instruction is None else None)
-            draft.fault = draft.fault or format_fault(draft.row["instruction"], self.min_words, self.refusals)
-            draft.fault = draft.fault or texts[draft.client].instruction_fault(draft.row["instruction"])
+            found = self.prompts.read_instruction(answer.text)
+            instruction = found or ""
+            draft.row = {"instruction": instruction, "input": "", "response": ""}
+            draft.fault = (
+                answer.fault
+                or (NO_MATCH if found is None else None)
+                or check_format(instruction, self.min_words, self.refusals)
+                or texts[draft.client].check_instruction(instruction)
+            )
 
     def _write_responses(
         self,
@@ -234,27 +231,25 @@ class SelfGeneration(Synthesis):
         model: AnswersPrompts,
         seed: int,
     ) -> None:
-        """Input and response of each draft, in passes over those that are still without."""
-        asking = self._asking(model, self.max_response_tokens, self.prompts.response_stop)
+        """Fill in input and response of each draft, or its fault; repeat for failed drafts up to ``tries`` times."""
+        generator = self._create_generator(model, self.max_response_tokens, self.prompts.response_stop)
         missing = drafts
         for attempt in range(self.tries):
-            questions = [
-                self._response_question(draft, rows[draft.client], attempt, seed) for draft in missing
-            ]
-            answers = self._ask(asking, questions, derive_seed(seed, "responses", attempt), "Responses")
+            prompts = [self._response_prompt(draft, rows[draft.client], attempt, seed) for draft in missing]
+            answers = self._generate(generator, prompts, derive_seed(seed, "responses", attempt), "Responses")
             for draft, answer in zip(missing, answers, strict=True):
                 draft.fault = answer.fault or self._complete(draft, answer.text, template)
             missing = [draft for draft in missing if draft.fault is not None]
 
-    def _response_question(self, draft: Draft, own: list[Fields], attempt: int, seed: int) -> Question:
+    def _response_prompt(self, draft: Draft, own: list[Fields], attempt: int, seed: int) -> Prompt:
         rng = np.random.default_rng(derive_seed(seed, "response", draft.client, draft.number, attempt))
         instruction = draft.row["instruction"]
-        shown = alternately(rng, own, self.response_demonstrations)
-        return Question(shown, lambda examples: self.prompts.for_response(examples, instruction))
+        shown = _draw_alternately(rng, own, self.response_demonstrations)
+        return Prompt(shown, lambda examples: self.prompts.write_response_prompt(examples, instruction))
 
     def _complete(self, draft: Draft, text: str, template: Template) -> str | None:
-        """Takes over what an answer says; why it could not, if so."""
-        found = self.prompts.response_in(text)
+        """Copy input and response of an answer into the draft, or return the fault."""
+        found = self.prompts.read_response(text)
         if found is None:
             return NO_MATCH
         if found[0] and self.input_slot not in template.slots:
@@ -262,30 +257,55 @@ class SelfGeneration(Synthesis):
         draft.row |= {"input": found[0], "response": found[1]}
         return None
 
-    def _ask(self, asking: Asking, questions: list[Question], seed: int, what: str) -> list[Reply]:
-        answers = asking.ask(questions, seed, what)
-        fewer = sum(
-            0 < answer.shown < len(asked.shown) for asked, answer in zip(questions, answers, strict=True)
+    def _generate(
+        self, generator: BatchGenerator, prompts: list[Prompt], seed: int, label: str
+    ) -> list[Reply]:
+        answers = generator.generate(prompts, seed, label)
+        self.notes[FEWER] += sum(
+            0 < answer.num_demonstrations < len(prompt.demonstrations)
+            for prompt, answer in zip(prompts, answers, strict=True)
         )
-        self.notes[FEWER] += fewer
         return answers
 
-    def _asking(self, model: AnswersPrompts, max_new_tokens: int, stop: Sequence[str]) -> Asking:
-        return Asking(
+    def _create_generator(
+        self, model: AnswersPrompts, max_new_tokens: int, stop: Sequence[str]
+    ) -> BatchGenerator:
+        return BatchGenerator(
             model, max_new_tokens, stop, self.temperature, self.top_p, self.batch_size, self.keep_cut
         )
 
-    def _row(self, fields: Fields) -> Fields:
+    def _to_row(self, fields: Fields) -> Fields:
         return {
             "instruction": fields[self.instruction_slot],
             "input": fields.get(self.input_slot, "").strip(),
             "response": fields["response"],
         }
 
-    def _fields(self, row: Fields, template: Template) -> dict[str, str]:
+    def _to_fields(self, row: Fields, template: Template) -> dict[str, str]:
         named = {
             self.instruction_slot: row["instruction"],
             self.input_slot: row["input"],
             "response": row["response"],
         }
         return {name: named.get(name, "") for name in (*template.slots, "response")}
+
+
+def _draw(rng: np.random.Generator, rows: Sequence[Fields], number: int) -> list[Fields]:
+    """Return ``number`` of the rows, or all if there are fewer, in random order."""
+    return [rows[index] for index in rng.permutation(len(rows))[:number]]
+
+
+def _draw_alternately(rng: np.random.Generator, rows: Sequence[Fields], number: int) -> list[Fields]:
+    """Return ``number`` random rows, alternately with and without an input; one kind fills up for the other.
+
+    Example:
+        >>> rows = [{"input": text} for text in ("", "", "", "a", "")]
+        >>> [row["input"] for row in _draw_alternately(np.random.default_rng(0), rows, 4)]
+        ['a', '', '', '']
+    """
+    with_input = [row for row in rows if row["input"]]
+    without = [row for row in rows if not row["input"]]
+    half = min(len(with_input), (number + 1) // 2)
+    rest = min(len(without), number - half)
+    pairs = zip_longest(_draw(rng, with_input, number - rest), _draw(rng, without, rest))
+    return [row for row in chain.from_iterable(pairs) if row is not None]

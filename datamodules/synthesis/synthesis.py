@@ -1,8 +1,8 @@
-"""Synthesis: how a client of a federation makes training data for itself, with one interface for all ways.
+"""Synthesis: generation of training data by a client for itself.
 
-A synthesis sees the rows of some clients and the model as it stands, and writes rows that these clients may train on in
-this round. What becomes of them (scored, chosen, trained on beside the client's own or apart from these) is said elsewhere:
-`fedlight.datamodules.synthesis.datamodule`, `fedlight.federation.algorithms`. Nothing that is made leaves the client.
+A synthesis gets the rows of some clients and a model, and generates rows that these clients may train on in this round.
+`fedlight.datamodules.synthesis.datamodule` scores and selects them, `fedlight.federation.algorithms` decides which visits
+train on them. No generated row leaves the client.
 """
 
 from abc import ABC, abstractmethod
@@ -20,11 +20,11 @@ TRIED, SURVIVED = "tried", "survived"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row that was made.
+    """Generated row.
 
     Attributes:
         fields: a text for every slot of the template, and ``response``.
-        weight: what its loss is multiplied with, >= 0; a client's own rows have 1.
+        weight: factor of its loss, >= 0; a client's own rows have 1.
     """
 
     fields: dict[str, str]
@@ -32,17 +32,16 @@ class Candidate:
 
 
 class Synthesis(ABC):
-    """Makes candidates for clients.
+    """Base class of generators of candidates.
 
-    A subclass keeps every argument of its constructor under the same name: `settings` reads them, and candidates of an
-    earlier run are taken again only where they are equal. Arguments that change no candidate are named in
-    ``without_effect``.
+    A subclass stores every argument of its constructor under the same name: `settings` reads them, and candidates of an
+    earlier run are used again only with equal settings. ``without_effect`` names arguments that change no candidate.
 
     Attributes:
-        chooses: whether the best of its candidates are chosen by a score; where not, all of them are used.
-        counts: of the last `make`: ``tried``, ``survived``, and an entry for each reason for which candidates were dropped
-            (a name in snake case). Those tried are those that survived and those dropped.
-        notes: what else was counted in it, by a name in snake case.
+        chooses: whether the best candidates are selected by a score; if not, all of them are used.
+        counts: counts of the last `make`: ``tried``, ``survived``, and an entry for each reason to drop candidates (a name
+            in snake case). ``tried`` is the sum of all others.
+        notes: further counts of the last `make`, by a name in snake case.
 
     Example:
         >>> class Echo(Synthesis):
@@ -68,18 +67,28 @@ class Synthesis(ABC):
     def make(
         self, clients: Mapping[str, Sequence[Fields]], template: Template, model: AnswersPrompts, seed: int
     ) -> dict[str, list[Candidate]]:
-        """Candidates of each client, in the order in which they were made; counts them in `counts`.
+        """Generate candidates for each client and count them in `counts`.
 
         Args:
-            clients: each client's own training rows.
-            template: whose slots a candidate fills.
-            model: that writes them, as it stands.
-            seed: the result is a function of the rows, the template, the model, the settings and it.
+            clients: client -> its own training rows.
+            template: prompt template, whose slots a candidate fills.
+            model: generating model in its present state.
+            seed: the result is a function of rows, template, model, settings and seed.
 
         Returns:
-            For every client of ``clients`` a list; an empty one where nothing survived.
+            Client -> its candidates in the order of generation, for every client of ``clients``.
         """
 
     def settings(self) -> dict[str, object]:
-        """What the result depends on besides rows, template, model and seed: the class and its arguments."""
+        """Return what the result depends on besides rows, template, model and seed: the class and its arguments."""
         return settings_of(self, self.without_effect)
+
+
+def follow_prompt(template: Template, response: str) -> str:
+    r"""Return the response as it follows the prompt in training: after a blank, unless the template ends with white space.
+
+    Example:
+        >>> follow_prompt(Template("{instruction}"), "Yes."), follow_prompt(Template("{instruction}\n"), "Yes.")
+        (' Yes.', 'Yes.')
+    """
+    return response if template.text[-1:].isspace() else f" {response}"

@@ -198,9 +198,9 @@ def test_copies_in_other_scripts_are_dropped_though_rouge_l_does_not_see_them():
     assert only["instruction"] == texts[2]
     assert dropped(synthesis) == {"near_instruction": 2}
     known = OwnTexts(own, 0.7)
-    assert known.example_fault({**own[0], "response": "苹果  梨"}) == "near_example"
-    assert known.example_fault({**own[0], "response": "梨"}) is None
-    assert OwnTexts(own, 1.0).instruction_fault(texts[0]) is None
+    assert known.check_example({**own[0], "response": "苹果  梨"}) == "near_example"
+    assert known.check_example({**own[0], "response": "梨"}) is None
+    assert OwnTexts(own, 1.0).check_instruction(texts[0]) is None
 
 
 def test_endless_responses_are_dropped_unless_they_are_wanted():

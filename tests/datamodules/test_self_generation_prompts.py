@@ -13,10 +13,10 @@ ROWS = [
 
 
 def test_the_two_prompts_as_a_whole():
-    assert FEWFEDPIT_PROMPTS.for_instruction(ROWS).partition("\n\n")[2] == (
+    assert FEWFEDPIT_PROMPTS.write_instruction_prompt(ROWS).partition("\n\n")[2] == (
         "Task 1: Add {braces}.\nTask 2: Say hello.\nTask 3:"
     )
-    assert FEWFEDPIT_PROMPTS.for_response(ROWS, "Count to {n}.").partition("\n\n")[2] == (
+    assert FEWFEDPIT_PROMPTS.write_response_prompt(ROWS, "Count to {n}.").partition("\n\n")[2] == (
         "Instruction: Add {braces}.\nInput: 1 and 2\nResponse: 3\n\n"
         "Instruction: Say hello.\nInput: none\nResponse: Hello.\n\n"
         "Instruction: Count to {n}.\n"
@@ -31,11 +31,11 @@ def test_prompts_of_ones_own_in_the_form_of_the_tiny_model():
         **{"response_begin": "", "example_with_input": example, "example_without_input": example},
         **{"response_end": "POST : {instruction}\nCHOICE :", "response_pattern": "(?P<response>.+)"},
     )
-    assert prompts.for_instruction(ROWS[1:]) == "POST : Say hello. \nCHOICE : Hello.\nPOST :"
-    assert prompts.for_instruction([]) == "POST :"
-    assert prompts.for_response([], "why ?") == "POST : why ?\nCHOICE :"
-    assert prompts.response_in(" rude 5 ") == ("", "rude 5")
-    assert prompts.response_in("  ") is None
+    assert prompts.write_instruction_prompt(ROWS[1:]) == "POST : Say hello. \nCHOICE : Hello.\nPOST :"
+    assert prompts.write_instruction_prompt([]) == "POST :"
+    assert prompts.write_response_prompt([], "why ?") == "POST : why ?\nCHOICE :"
+    assert prompts.read_response(" rude 5 ") == ("", "rude 5")
+    assert prompts.read_response("  ") is None
 
 
 @pytest.mark.parametrize(
@@ -49,21 +49,21 @@ def test_prompts_of_ones_own_in_the_form_of_the_tiny_model():
     ],
 )
 def test_answers(answer, read):
-    assert FEWFEDPIT_PROMPTS.response_in(answer) == read
+    assert FEWFEDPIT_PROMPTS.read_response(answer) == read
 
 
 def test_an_instruction_may_have_to_match_a_pattern():
     prompts = replace(FEWFEDPIT_PROMPTS, instruction_pattern=r"(?P<instruction>[^\n]+)\?")
-    assert prompts.instruction_in("What is it?") == "What is it"
-    assert prompts.instruction_in("Say it.") is None
+    assert prompts.read_instruction("What is it?") == "What is it"
+    assert prompts.read_instruction("Say it.") is None
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"instruction_example": "{task}"}, r"instruction_example has a slot \{task\}; there are number"),
+        ({"instruction_example": "{task}"}, r"instruction_example has an unknown slot \{task\}: use number"),
         ({"instruction_example": "{number}"}, r"instruction_example has no slot \{instruction\}"),
-        ({"instruction_end": "{instruction}"}, r"instruction_end has a slot \{instruction\}"),
+        ({"instruction_end": "{instruction}"}, r"instruction_end has an unknown slot \{instruction\}"),
         ({"response_end": "now"}, r"response_end has no slot \{instruction\}"),
         ({"response_stop": ("",)}, r"response_stop=\[''\]: an empty text would end every answer"),
         ({"response_pattern": "("}, "is no regular expression"),

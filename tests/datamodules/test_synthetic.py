@@ -255,7 +255,7 @@ def test_own_visits_are_the_same_with_and_without_candidates(build):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"num_workers": 1}, "num_workers=1: other processes draw batches before .* Set num_workers to 0"),
+        ({"num_workers": 1}, "num_workers=1: other processes draw batches before .* set num_workers to 0"),
         ({"keep": 0}, "keep=0 must be at least 1, or null"),
         ({"score": "best"}, "score='best' does not exist: choose from ifs, ppl, ifd, random"),
     ],
@@ -266,7 +266,7 @@ def test_settings_that_cannot_be_are_refused(build, options, named):
 
 
 def test_a_module_that_writes_nothing_is_refused(build):
-    with pytest.raises(TypeError, match="Linear writes no texts: train a LanguageModule"):
+    with pytest.raises(TypeError, match="Linear generates no text: train a LanguageModule"):
         build().synthesize(0, ["c0"], nn.Linear(1, 1))
 
 

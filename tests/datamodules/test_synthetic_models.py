@@ -7,8 +7,7 @@ import torch
 from tiny_world import make_model
 
 from fedlight.datamodules.clients.partition import Partition
-from fedlight.datamodules.synthesis.choice import score_candidates
-from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
+from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule, score_candidates
 from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS
 from fedlight.datamodules.synthesis.self_generation import SelfGeneration
 from fedlight.datamodules.text.templates import Template
