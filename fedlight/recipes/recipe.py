@@ -262,6 +262,7 @@ def _resolved(config: Recipe, runs: list[Path], key: str | None = None) -> Recip
     register("choose", lambda condition, yes, no: yes if condition else no, replace=True)
     register("product", lambda *numbers: math.prod(numbers), replace=True)
     register("share", lambda number, part: round(number * part), replace=True)
+    register("by_name", lambda names: {name: name for name in names}, replace=True)
     register("every", lambda name: [str(run / name) for run in runs], replace=True)
     try:
         whole: Any = OmegaConf.create(config)

@@ -11,8 +11,6 @@ import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import yaml
-
 from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.cli import ReadSettings
 from fedlight.recipes import recipe as recipes
@@ -77,8 +75,6 @@ def digest(text: str) -> str:
 
 def unlike(told, settings, at: str = "") -> list[str]:
     """Where the parser has understood something else than what it was told; references and names of classes apart."""
-    if isinstance(told, str) and isinstance(settings, dict):
-        told = yaml.safe_load(told)  # a map as text
     if isinstance(told, dict):
         if "class_path" in told and isinstance(settings, dict) and "class_path" not in settings:
             told = told["init_args"]  # the one class that can stand there
