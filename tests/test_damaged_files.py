@@ -17,7 +17,7 @@ from memories import disk, saved
 
 from fedlight.augmentation.less.blocks import ScoredBlocks
 from fedlight.augmentation.self_instruct.record import Try, open_record
-from fedlight.callbacks.attacks.attack_records import AttackTable
+from fedlight.callbacks.attacks.records import AttackTable
 from fedlight.callbacks.export.prediction_writer import PredictionWriter
 from fedlight.callbacks.loop.round_table import RoundTable
 from fedlight.datamodules.instructions.augmentation import Added

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.text import Annotation
 
-from fedlight.callbacks.attacks.attack_records import AttackTable
+from fedlight.callbacks.attacks.records import AttackTable
 from fedlight.recipes.stages import Stage
 from fedlight.report.figures.labels import spread_out
 from fedlight.report.figures.privacy_plots import draw_leakage, draw_trade_off, leakage_over_rounds, trade_off

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from fedlight.callbacks.attacks.attack_records import AttackTable
+from fedlight.callbacks.attacks.records import AttackTable
 from fedlight.recipes.stages import Stage
 from fedlight.report.attack_log import metric_of, read_attacks
 from fedlight.report.figures.privacy_table import privacy_table

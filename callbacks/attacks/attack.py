@@ -1,36 +1,115 @@
-"""Attacks on a model while it is trained: when they run, on which parameters, and where it goes what they find.
+"""Base of the attacks on a model during training: when they run, on which parameters, and where their findings go.
 
-What an attack does is said in its own file: :mod:`~fedlight.callbacks.attacks.memory_extraction`,
+The attacks are :mod:`~fedlight.callbacks.attacks.memory_extraction`,
 :mod:`~fedlight.callbacks.attacks.discoverable_memorization` and :mod:`~fedlight.callbacks.attacks.membership_inference`.
 """
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import lightning as L
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
 
-from fedlight.callbacks.attacks.attack_needs import HoldsClientRows, TakesUploads
-from fedlight.callbacks.attacks.attack_records import GLOBAL, AttackTable, remove_later, write_lines
-from fedlight.callbacks.logs.trainer import log_now
+from fedlight.callbacks.attacks.records import GLOBAL, AttackTable, remove_later
+from fedlight.callbacks.logs.trainer import find_callback, log_now
 from fedlight.callbacks.loop.round_table import Row
+from fedlight.evaluation.tasks.model import KnowsWhatFits
 from fedlight.support.checks import refuse_below
-from fedlight.support.files import refuse_unwritable
+from fedlight.support.files import refuse_unwritable, write_json_lines
+from fedlight.support.types import Fields, FieldsByClient
 
 Target = Literal["global", "uploads"]
+Asked = TypeVar("Asked")
+
+
+class Text(Protocol):
+    """Rendered prompt."""
+
+    @property
+    def text(self) -> str:
+        """The whole prompt."""
+
+
+class RendersPrompts(Protocol):
+    """Template of prompts; see ``fedlight.datamodules.text.templates``."""
+
+    @property
+    def text(self) -> str:
+        """Text with slots in braces."""
+
+    @property
+    def without(self) -> "RendersPrompts | None":
+        """Form for rows that lack a slot, None where there is none."""
+
+    def render(self, fields: Fields) -> Text:
+        """Return the prompt of a row."""
+
+
+@runtime_checkable
+class HoldsClientRows(Protocol):
+    """Datamodule that knows the clients' rows after ``setup("fit")``.
+
+    A row is a mapping of the template's slots and ``response`` to texts.
+
+    Attributes:
+        client_rows: client id -> its own training rows, with planted canaries.
+        planted: client id -> its canaries, each once; only clients that have some.
+        template: makes prompts of rows.
+    """
+
+    client_rows: FieldsByClient
+    planted: FieldsByClient
+    template: RendersPrompts
+
+    def unseen_rows(self) -> Sequence[Fields]:
+        """Return rows like the clients' that are not trained on; empty where there are none."""
+
+
+class Upload(Protocol):
+    """Update that reached the server; see ``fedlight.federation.client``."""
+
+    @property
+    def client_id(self) -> str:
+        """Id of the client that sent it."""
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Its parameters."""
+
+
+@runtime_checkable
+class TakesUploads(Protocol):
+    """Federated loop that holds the last upload.
+
+    Attributes:
+        rounds_done: number of rounds with a finished server step.
+        visit_records: a row for each finished visit of the round, with its ``client``.
+    """
+
+    rounds_done: int
+    visit_records: list[Row]
+
+    @property
+    def upload(self) -> Upload | None:
+        """Last upload of the round from a visit with an update; None before the first."""
+
+    def holding(self, state: dict[str, Tensor]) -> AbstractContextManager[None]:
+        """Put this state into the module while the body runs."""
 
 
 class Found(NamedTuple):
-    """What one attack on one target has found.
+    """Findings of one attack on one target.
 
     Attributes:
-        metrics: numbers by name.
-        records: everything that was seen, as plain values.
+        metrics: metric -> value.
+        records: all texts and numbers that were seen, as plain values.
     """
 
     metrics: dict[str, float]
@@ -38,29 +117,29 @@ class Found(NamedTuple):
 
 
 class Attack(L.Callback, ABC):
-    """Base of the attacks: subclasses say what they need in ``prepare`` and what they do in ``attack``.
+    """Base class of attacks: a subclass states its needs in ``prepare`` and attacks in ``attack``.
 
-    At the end of each n-th round (of each n-th epoch under a plain Trainer), and of the last one, the server's model is
-    attacked, before it is validated; during these rounds each client's upload, as it comes. Training goes on as if nothing
-    had been measured. Metrics are logged as ``attack/NAME/METRIC``, and as ``attack/NAME/uploads/METRIC`` their means over
-    a round's uploads, at the number of optimizer steps made so far. ``OUTPUT/attacks.csv`` has them all
-    (:class:`~fedlight.callbacks.attacks.attack_records.AttackTable`), ``OUTPUT/round_3/NAME.jsonl`` what was seen in the
+    The server's model is attacked at the end of each n-th round (each n-th epoch without a federated loop) and of the
+    last one, before it is validated. During these rounds each client's upload is attacked as it arrives. Training
+    continues as if nothing had been measured. Metrics are logged as ``attack/NAME/METRIC``, and their means over a round's
+    uploads as ``attack/NAME/uploads/METRIC``, at the number of optimizer steps made so far. ``OUTPUT/attacks.csv`` holds
+    them all (:class:`~fedlight.callbacks.attacks.records.AttackTable`), ``OUTPUT/round_3/NAME.jsonl`` the records of the
     third round.
 
     Args:
-        every_n_rounds: >= 1.
-        before_training: attack the model as it is before training, too: round 0.
+        every_n_rounds: at least 1.
+        before_training: also attack the model before training, as round 0.
         targets: ``global``, ``uploads`` or both.
-        seed: of all draws; the same examples and draws in every round.
+        seed: seed of all draws; examples and draws are the same in every round.
         output: a folder; None: ``attacks`` in ``trainer.default_root_dir``.
 
     Raises:
         ValueError: a setting is out of range; in ``setup``, the module, the datamodule or the trainer lacks what is needed.
-        OSError: the disk is full; in ``setup``, nothing can be written to the folder.
+        OSError: the disk is full; in ``setup``, the folder cannot be written.
     """
 
     name: ClassVar[str]
-    """Under which metrics are logged and files are written."""
+    """Name in metrics and files."""
 
     def __init__(
         self,
@@ -86,38 +165,39 @@ class Attack(L.Callback, ABC):
         self._table: AttackTable | None = None
         self._uploads: dict[str, Found] = {}
         self._seen: Row | None = None
+        self._reported: set[str | None] = set()
 
     @abstractmethod
     def prepare(self, data: HoldsClientRows, module: Any) -> None:
-        """Takes what is needed of the data and refuses what cannot be attacked.
+        """Take the data that the attack needs and refuse a module or data that cannot be attacked.
 
         Raises:
-            ValueError: it cannot.
+            ValueError: they cannot be attacked.
         """
 
     @abstractmethod
     def attack(self, module: Any, client: str | None) -> Found:
-        """Attacks the module as it stands.
+        """Attack the module with its present parameters.
 
         Args:
-            module: what was trained.
-            client: whose rows are looked for; None: everybody's.
+            module: the trained module.
+            client: id of the client whose rows are searched for; None: all clients.
         """
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Finds the loop and the clients' rows: what is missing comes out before any work."""
+        """Find the loop and the clients' rows, so that missing ones are reported before any work."""
         if stage != "fit":
             return
         who = type(self).__name__
         if trainer.world_size > 1:
-            raise ValueError(f"{who} asks its questions in one process: set devices=1 and num_nodes=1")
+            raise ValueError(f"{who} attacks in one process: set devices=1 and num_nodes=1")
         data = trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(data, HoldsClientRows):
             raise ValueError(
                 f"{who} needs a datamodule that knows the clients' rows, such as InstructionDataModule, not "
                 f"{type(data).__name__}"
             )
-        self._loop = self._behind_the_loop(trainer)
+        self._loop = self._move_behind_loop(trainer)
         if "uploads" in self.targets and (self._loop is None or GLOBAL in data.client_rows):
             raise ValueError(
                 f"{who}.targets={list(self.targets)} needs uploads, and so a federated loop: add one, or name global alone"
@@ -126,13 +206,14 @@ class Attack(L.Callback, ABC):
             )
         if trainer.current_epoch == 0:  # a checkpoint is loaded later
             self._rounds_done, self._before = 0, None
+        self._reported.clear()
         self._folder = Path(self.output or Path(trainer.default_root_dir) / "attacks")
         self._table = AttackTable(self._folder / "attacks.csv", self.name)
         self.prepare(data, pl_module)
         refuse_unwritable(self._folder, f"{who}.output")
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Takes out of the table what will be measured again; a checkpoint is loaded by now."""
+        """Remove rounds that will be measured again; a checkpoint is loaded by now."""
         if self._loop is not None:
             self._rounds_done = self._loop.rounds_done
         self._seen, self._uploads = None, {}
@@ -147,10 +228,9 @@ class Attack(L.Callback, ABC):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Attacks the upload that has come, and the server's model where a round has ended.
+        """Attack the upload that has arrived, and the server's model at the end of a round.
 
-        Not in ``on_train_epoch_end``: a checkpoint may be taken before that, and a run that goes on from there would lack
-        the round.
+        ``on_train_epoch_end`` is too late: a checkpoint may be taken before it, and a resumed run would lack the round.
         """
         if "uploads" in self.targets and self._is_due(trainer, self._rounds_done + 1):
             self._attack_upload(pl_module)
@@ -163,7 +243,7 @@ class Attack(L.Callback, ABC):
             self._uploads = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Rounds that are over, and a digest of what was found in them."""
+        """Return the number of finished rounds, and a digest of their findings."""
         before = self._table.digest(self._rounds_done) if self._table is not None else None
         return {"rounds_done": self._rounds_done, "before": before}
 
@@ -172,19 +252,34 @@ class Attack(L.Callback, ABC):
         self._before = state_dict.get("before")
 
     def at_least_one(self, **settings: int) -> None:
-        """Refuses settings below 1.
-
-        Raises:
-            ValueError: one is.
-        """
+        """Raise ValueError for settings below 1."""
         refuse_below(1, f"{type(self).__name__}.", **settings)
 
-    def _behind_the_loop(self, trainer: L.Trainer) -> TakesUploads | None:
-        """The loop, if there is one; Lightning calls it first from now on, or an upload would be seen a batch too late."""
+    def _keep_fitting(
+        self,
+        module: KnowsWhatFits,
+        asked: Sequence[Asked],
+        prompts: Sequence[str],
+        new_tokens: int,
+        client: str | None,
+    ) -> list[Asked]:
+        """Return the entries whose prompts fit into the model; report the number of others once for each target."""
+        fits = module.fits(prompts, new_tokens)
+        kept = [one for one, fit in zip(asked, fits, strict=True) if fit]
+        if len(kept) < len(asked) and client not in self._reported:
+            self._reported.add(client)
+            rank_zero_info(
+                f"{self.name}: {len(asked) - len(kept)} of {len(asked)} prompts are left out, since they do not fit into "
+                f"the model with {new_tokens} more tokens"
+            )
+        return kept
+
+    def _move_behind_loop(self, trainer: L.Trainer) -> TakesUploads | None:
+        """Return the loop, None without one; from now on Lightning calls it first, or uploads come a batch late."""
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        loop = next((one for one in callbacks if isinstance(one, TakesUploads)), None)
+        loop: TakesUploads | None = find_callback(trainer, TakesUploads)
         if isinstance(loop, L.Callback) and callbacks.index(loop) > callbacks.index(self):
-            # In a new list: Lightning is going through the old one. The command line puts the loop behind all others.
+            # In a new list: Lightning is iterating over the old one. The command line puts the loop behind all callbacks.
             others = [one for one in callbacks if one is not self]
             at = others.index(loop) + 1
             trainer.callbacks = [*others[:at], self, *others[at:]]  # type: ignore[attr-defined]
@@ -194,7 +289,7 @@ class Attack(L.Callback, ABC):
         return round_number % self.every_n_rounds == 0 or round_number == trainer.max_epochs
 
     def _attack_upload(self, module: L.LightningModule) -> None:
-        """Where a visit has just ended and has given one."""
+        """Attack the upload of a visit that has just ended and has given one."""
         if self._loop is None or not self._loop.visit_records or self._loop.visit_records[-1] is self._seen:
             return
         self._seen = self._loop.visit_records[-1]
@@ -213,11 +308,11 @@ class Attack(L.Callback, ABC):
         return found
 
     def _finish(self, trainer: L.Trainer, found: Mapping[str, Found]) -> None:
-        """Writes and logs what was found in a round, by target."""
+        """Write and log the findings of a round, by target."""
         if not found:
             return
         lines = [{"target": target, **record} for target, one in found.items() for record in one.records]
-        write_lines(self._folder / f"round_{self._rounds_done}" / f"{self.name}.jsonl", lines)
+        write_json_lines(self._folder / f"round_{self._rounds_done}" / f"{self.name}.jsonl", lines)
         assert self._table is not None
         self._table.put(self._rounds_done, {target: one.metrics for target, one in found.items()})
         uploads = [one.metrics for target, one in found.items() if target != GLOBAL]
@@ -230,7 +325,7 @@ class Attack(L.Callback, ABC):
 
 
 def mean_metrics(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each metric over those that have it.
+    """Return the mean of each metric over the mappings that have it.
 
     Example:
         >>> mean_metrics([{"exact": 0.5}, {"exact": 1.0, "canaries": 1.0}])
@@ -238,3 +333,16 @@ def mean_metrics(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """
     names = dict.fromkeys(name for metrics in each for name in metrics)
     return {name: float(np.mean([metrics[name] for metrics in each if name in metrics])) for name in names}
+
+
+def render_prompts(template: RendersPrompts, rows: Sequence[Fields]) -> list[str]:
+    """Return the prompt of each row."""
+    return [template.render(row).text for row in rows]
+
+
+def without_planted(data: HoldsClientRows) -> dict[str, list[Fields]]:
+    """Return client id -> its own rows without canaries."""
+    return {
+        client: [row for row in rows if row not in data.planted.get(client, ())]
+        for client, rows in data.client_rows.items()
+    }

@@ -1,31 +1,30 @@
-"""Discoverable memorization: the model is given training prompts; how much of the true responses does it give back?
+"""Discoverable memorization: the share of true responses that a model returns when given training prompts.
 
-The attack of Nasr et al., "Scalable Extraction of Training Data from (Production) Language Models",
-https://arxiv.org/abs/2311.17035, as Zhang et al. (FewFedPIT, https://arxiv.org/abs/2403.06131) make it after each round:
-an upper bound of what can be extracted, since the attacker knows the prompts. The exposure of canaries is that of Carlini
-et al., "The Secret Sharer", USENIX Security 2019, https://arxiv.org/abs/1802.08232.
+Attack of Nasr et al., "Scalable Extraction of Training Data from (Production) Language Models",
+https://arxiv.org/abs/2311.17035, made after each round as in Zhang et al. (FewFedPIT, https://arxiv.org/abs/2403.06131).
+The attacker knows the prompts, so this is an upper bound of what can be extracted. The exposure of canaries is that of
+Carlini et al., "The Secret Sharer", USENIX Security 2019, https://arxiv.org/abs/1802.08232.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.callbacks.attacks.attack import Attack, Found
-from fedlight.callbacks.attacks.attack_needs import HoldsClientRows, ending, prompts_of, without_planted
+from fedlight.callbacks.attacks.attack import Attack, Found, HoldsClientRows, render_prompts, without_planted
 from fedlight.evaluation.extraction import exposure, recalls, round_robin, says
 from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
+from fedlight.evaluation.tasks.task import continuation
 from fedlight.support.seeding import derive_seed
 
 
 class Question(NamedTuple):
-    """What the model is asked.
+    """Prompt for the model, with the true response.
 
     Attributes:
-        client: whose row it is.
-        prompt: rendered.
-        response: the true one.
+        client: id of the client whose row it is.
+        prompt: rendered prompt.
+        response: true response.
         planted: whether the row is a canary.
     """
 
@@ -37,36 +36,36 @@ class Question(NamedTuple):
 
 @runtime_checkable
 class DrawsSecrets(Protocol):
-    """What is needed of the datamodule's canaries for their exposure; see ``fedlight.datamodules.rows.canaries``."""
+    """Canaries that draw random secrets for the exposure; see ``fedlight.datamodules.rows.canaries``."""
 
     def secrets(self, number: int) -> list[str]:
-        """Random texts of the kind of the planted secrets."""
+        """Return random texts of the kind of the planted secrets."""
 
 
 @runtime_checkable
 class PlantsCanaries(Protocol):
-    """What is needed of the datamodule for their exposure."""
+    """Datamodule with canaries."""
 
     canaries: object
 
 
 class DiscoverableMemorization(Attack):
-    """Has the model answer training prompts, greedily, and compares each answer with the true response.
+    """Attack that has the model answer training prompts greedily and compares each answer with the true response.
 
-    The examples are of different clients in turn, the same ones in every round; of an upload, they are that client's own.
-    Canaries are asked for apart from them, all of them. Metrics: ``rouge_l`` is the mean ROUGE-L with the true responses
-    (FewFedPIT), ``exact`` the share of answers that equal them, ``canaries`` the share of planted secrets that are said,
-    ``exposure`` the mean exposure of these in bits, ``left_out`` the number of prompts that do not fit into the model.
+    The examples come from different clients in turn, and are the same in every round; those of an upload are its client's
+    own. All canaries are asked for as well, apart from them. Metrics: ``rouge_l`` is the mean ROUGE-L with the true
+    responses (FewFedPIT), ``exact`` the share of answers that equal them, ``canaries`` the share of planted secrets in the
+    answers, ``exposure`` the mean exposure of these in bits, ``left_out`` the number of prompts too long for the model.
 
     Args:
-        examples: most training examples to ask for.
-        max_new_tokens: most tokens of an answer.
+        examples: largest number of training examples to ask for.
+        max_new_tokens: largest number of tokens in an answer.
         batch_size: prompts that are answered at once.
-        random_secrets: so many random secrets each planted one is compared with, for its exposure; 0: no exposure.
+        random_secrets: number of random secrets that each planted one is compared with for its exposure; 0: no exposure.
         kwargs: further arguments of :class:`~fedlight.callbacks.attacks.attack.Attack`: ``every_n_rounds``, ``targets``, ...
 
     Raises:
-        ValueError: a setting is out of range; in ``setup``, what is needed is not there, or no client has a row.
+        ValueError: a setting is out of range; in ``setup``, the module or data lack what is needed, or no client has a row.
     """
 
     name: ClassVar[str] = "discoverable_memorization"
@@ -98,11 +97,11 @@ class DiscoverableMemorization(Attack):
                 "DiscoverableMemorization: no client has a row besides canaries, so nothing to ask for"
             )
         self._others = self._random_secrets(data)
-        self._said: set[str | None] = set()
 
     def attack(self, module: Any, client: str | None) -> Found:
         questions = self._questions(client)
-        asked = self._fitting(module, questions, client)
+        prompts = [question.prompt for question in questions]
+        asked = self._keep_fitting(module, questions, prompts, self.max_new_tokens, client)
         answers = self._answer(module, [question.prompt for question in asked])
         found = recalls(answers, [question.response for question in asked])
         records = [
@@ -117,32 +116,19 @@ class DiscoverableMemorization(Attack):
         return Found({"left_out": float(len(questions) - len(asked)), **_means(records)}, records)
 
     def _questions(self, client: str | None) -> list[Question]:
-        """The training examples, and all canaries behind them."""
+        """Return the training examples, and all canaries after them."""
         planted = self._data.planted
         own = self._rows if client is None else {client: self._rows[client]}
         rows = round_robin(own, self.examples, derive_seed(self.seed, self.name))
         canaries = [(one, row) for one in sorted(planted) if client in (None, one) for row in planted[one]]
-        prompts = prompts_of(self._data.template, [row for _, row in (*rows, *canaries)])
+        prompts = render_prompts(self._data.template, [row for _, row in (*rows, *canaries)])
         return [
             Question(one, prompt, row["response"], at >= len(rows))
             for at, ((one, row), prompt) in enumerate(zip((*rows, *canaries), prompts, strict=True))
         ]
 
-    def _fitting(
-        self, module: KnowsWhatFits, questions: Sequence[Question], client: str | None
-    ) -> list[Question]:
-        fits = module.fits([question.prompt for question in questions], self.max_new_tokens)
-        kept = [question for question, fit in zip(questions, fits, strict=True) if fit]
-        if len(kept) < len(questions) and client not in self._said:
-            self._said.add(client)
-            rank_zero_info(
-                f"{self.name}: {len(questions) - len(kept)} of {len(questions)} prompts are left out, since they do not fit "
-                f"into the model with max_new_tokens={self.max_new_tokens} behind them"
-            )
-        return kept
-
     def _answer(self, module: AnswersPrompts, prompts: Sequence[str]) -> list[str]:
-        """Greedily, in batches of prompts of similar length, so that little is padded."""
+        """Return greedy answers, written in batches of prompts of similar length, so that there is little padding."""
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
         answers = [""] * len(prompts)
         for start in range(0, len(order), self.batch_size):
@@ -155,16 +141,18 @@ class DiscoverableMemorization(Attack):
         return answers
 
     def _exposures(self, module: AnswersPrompts, planted: Sequence[Mapping[str, Any]]) -> list[float]:
-        """Of each canary; none where there are no random secrets."""
+        """Return the exposure of each canary in bits; empty without random secrets."""
         if not self._others:
             return []
         prompts = [record["prompt"] for record in planted]
         drawn = [
-            # A random secret may be this one: no rival of its own.
+            # A random secret may equal this one, which is not a rival of itself.
             [one["response"], *(text for text in self._others if text.split() != one["response"].split())]
             for one in planted
         ]
-        texts = [[ending(prompt, text) for text in own] for prompt, own in zip(prompts, drawn, strict=True)]
+        texts = [
+            [continuation(prompt, text) for text in own] for prompt, own in zip(prompts, drawn, strict=True)
+        ]
         likelihoods = module.log_likelihoods(prompts, texts)
         return [exposure(own.log_prob, [other.log_prob for other in others]) for own, *others in likelihoods]
 
@@ -180,7 +168,7 @@ class DiscoverableMemorization(Attack):
 
 
 def _means(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The metrics of what was answered; those of nothing are left out."""
+    """Return the metrics over the answers; a metric without a value is left out."""
     found = {}
     for name, field, planted in (
         ("rouge_l", "rouge_l", False),

@@ -1,41 +1,55 @@
-"""Membership inference: do the model's losses tell the clients' training rows from rows that nobody trained on?
+"""Membership inference: do the model's losses separate the clients' training rows from rows that nobody trained on?
 
-The score is the loss of a response over its loss under the raw model, that is, with the adapter off; who proposed it and
-how it is judged is said in :mod:`fedlight.evaluation.membership`. The papers on FedDCA and FewFedPIT have no such attack.
+A text that the tuned model prefers more than the raw one does was probably trained on. The score is the loss ratio
+
+    mean token loss under the tuned model / mean token loss under the raw model (the adapter off),
+
+lower for members: the likelihood ratio of Mireshghallah et al., "Quantifying Privacy Risks of Masked Language Models Using
+Membership Inference Attacks", EMNLP 2022, https://arxiv.org/abs/2203.03929, in the form of Carlini et al., "Extracting
+Training Data from Large Language Models", USENIX Security 2021, https://arxiv.org/abs/2012.07805. Without a reference
+the score is the loss itself: Yeom et al., "Privacy Risk in Machine Learning", CSF 2018, https://arxiv.org/abs/1709.01604.
+The share of members found at few false alarms matters more than the mean: Carlini et al., "Membership Inference Attacks
+From First Principles", IEEE S&P 2022, https://arxiv.org/abs/2112.03570. The papers on FedDCA and FewFedPIT have no such
+attack.
 """
 
 import random
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
-from lightning.pytorch.utilities import rank_zero_info
+import numpy as np
 
-from fedlight.callbacks.attacks.attack import Attack, Found
-from fedlight.callbacks.attacks.attack_needs import HoldsClientRows, ending, prompts_of, without_planted
+from fedlight.callbacks.attacks.attack import Attack, Found, HoldsClientRows, render_prompts, without_planted
 from fedlight.evaluation.extraction import round_robin
-from fedlight.evaluation.membership import loss_ratios, membership_metrics
 from fedlight.evaluation.tasks.model import KnowsWhatFits, Likelihood
+from fedlight.evaluation.tasks.task import continuation
 from fedlight.support.seeding import derive_seed
+
+FALSE_ALARMS = (0.01, 0.1)
+"""False positive rates at which the true positive rate is reported."""
+
+LEAST_LOSS = 1e-6
+"""Mean token losses below it are rounding only; a text that is certain under both models has ratio 1."""
 
 
 @runtime_checkable
 class ScoresTexts(Protocol):
-    """What is needed of the module."""
+    """Module that returns likelihoods with and without its adapter."""
 
     def log_likelihoods(
         self, prompts: Sequence[str], continuations: Sequence[Sequence[str]], raw: bool
     ) -> list[list[Likelihood]]:
-        """How likely each continuation is; ``raw`` as the model was before it was tuned."""
+        """Return the likelihood of each continuation; ``raw`` turns the adapter off, as before tuning."""
 
 
 class Candidate(NamedTuple):
-    """A text of which is asked whether it was trained on.
+    """Text that was or was not trained on.
 
     Attributes:
-        member: whether it was.
-        client: by whom; empty where by nobody.
-        prompt: rendered.
-        response: whose loss counts.
+        member: whether it was trained on.
+        client: id of the client that did; empty for others.
+        prompt: rendered prompt.
+        response: text whose loss counts.
     """
 
     member: bool
@@ -45,29 +59,25 @@ class Candidate(NamedTuple):
 
 
 class MembershipInference(Attack):
-    """Guesses from its losses which rows the model was trained on.
+    """Attack that guesses from the model's losses which rows it was trained on.
 
-    Members are training rows of different clients in turn, of an upload that client's own, without planted canaries; the
-    others are validation rows, or test rows where there is no validation: the nearer these are to the members in kind, the
-    more the result says. Metrics: ``auc`` of the loss ratio (chance: 0.5), ``tpr_at_0.01_fpr`` and ``tpr_at_0.1_fpr``,
-    ``loss_auc``, the AUC of the loss alone, and ``left_out``, the number of rows that do not fit into the model.
+    Members are training rows of different clients in turn, or of an upload's client, without planted canaries. The others
+    are validation rows, or test rows where there is no validation: the more they resemble the members, the more the result
+    says. Metrics: ``auc`` of the loss ratio (chance: 0.5), ``tpr_at_0.01_fpr`` and ``tpr_at_0.1_fpr``, ``loss_auc``, the
+    AUC of the loss alone, and ``left_out``, the number of rows too long for the model.
 
     Args:
-        examples: most members, and most others.
+        examples: largest number of members, and of others.
         kwargs: further arguments of :class:`~fedlight.callbacks.attacks.attack.Attack`: ``every_n_rounds``, ``targets``, ...
 
     Raises:
-        ValueError: a setting is out of range; in ``setup``, what is needed is not there, or there are no members or no
-            others.
+        ValueError: a setting is out of range; in ``setup``, the module or data lack what is needed, or there are no members
+            or no others.
     """
 
     name: ClassVar[str] = "membership_inference"
 
-    def __init__(
-        self,
-        examples: int = 200,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, examples: int = 200, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.at_least_one(examples=examples)
         self.examples = examples
@@ -89,18 +99,18 @@ class MembershipInference(Attack):
             )
         drawn = random.Random(derive_seed(self.seed, self.name)).sample(unseen, len(unseen))
         self._unseen = drawn[: self.examples]
-        self._said: set[str | None] = set()
         self._references: dict[str | None, list[float]] = {}
 
     def attack(self, module: Any, client: str | None) -> Found:
         texts = self._texts(client)
-        kept = self._fitting(module, texts, client)
+        prompts = [text.prompt + continuation(text.prompt, text.response) for text in texts]
+        kept = self._keep_fitting(module, texts, prompts, 0, client)
         left_out = {"left_out": float(len(texts) - len(kept))}
         members = sum(text.member for text in kept)
         if not 0 < members < len(kept):
             return Found(left_out, [])
         losses = self._losses(module, kept, raw=False)
-        # The raw model stays what it is. By target, since in other batches the same text is rounded otherwise.
+        # The raw model never changes. One list per target, since another batch rounds the same text differently.
         if client not in self._references:
             self._references[client] = self._losses(module, kept, raw=True)
         references = self._references[client]
@@ -114,31 +124,70 @@ class MembershipInference(Attack):
         return Found({**metrics, **left_out}, records)
 
     def _texts(self, client: str | None) -> list[Candidate]:
-        """Members, and the others behind them."""
+        """Return the members, and the others after them."""
         own = self._rows if client is None else {client: self._rows[client]}
         members = round_robin(own, self.examples, derive_seed(self.seed, self.name))
         rows = [*members, *(("", row) for row in self._unseen)]
-        prompts = prompts_of(self._template, [row for _, row in rows])
+        prompts = render_prompts(self._template, [row for _, row in rows])
         return [
             Candidate(at < len(members), owner, prompt, row["response"])
             for at, ((owner, row), prompt) in enumerate(zip(rows, prompts, strict=True))
         ]
 
-    def _fitting(
-        self, module: KnowsWhatFits, texts: Sequence[Candidate], client: str | None
-    ) -> list[Candidate]:
-        fits = module.fits([text.prompt + ending(text.prompt, text.response) for text in texts], 0)
-        kept = [text for text, fit in zip(texts, fits, strict=True) if fit]
-        if len(kept) < len(texts) and client not in self._said:
-            self._said.add(client)
-            rank_zero_info(
-                f"{self.name}: {len(texts) - len(kept)} of {len(texts)} rows are left out: they do not fit into the model"
-            )
-        return kept
-
     @staticmethod
     def _losses(module: ScoresTexts, texts: Sequence[Candidate], raw: bool) -> list[float]:
-        """Mean token loss of each response, in nats."""
-        endings = [[ending(text.prompt, text.response)] for text in texts]
-        found = module.log_likelihoods([text.prompt for text in texts], endings, raw=raw)
+        """Return the mean token loss of each response, in nats."""
+        responses = [[continuation(text.prompt, text.response)] for text in texts]
+        found = module.log_likelihoods([text.prompt for text in texts], responses, raw=raw)
         return [-one.log_prob / one.tokens for [one] in found]
+
+
+def loss_ratios(losses: Sequence[float], references: Sequence[float]) -> np.ndarray:
+    """Return each text's loss over its loss under the reference model, ``(texts,)``, above 0; low for members.
+
+    Args:
+        losses: mean token losses under the attacked model, in nats.
+        references: losses of the same texts under the reference.
+
+    Raises:
+        ValueError: a loss is negative or not a number, or their numbers differ.
+
+    Example:
+        >>> loss_ratios([0.5, 2.0, 0.0], [2.0, 2.0, 0.0]).tolist()
+        [0.25, 1.0, 1.0]
+    """
+    pairs = np.array([losses, references], dtype=np.float64)
+    if not (pairs >= 0).all():
+        raise ValueError("a mean token loss is negative or not a number: the attacked model is broken")
+    own, reference = np.maximum(pairs, LEAST_LOSS)
+    return np.asarray(own / reference)
+
+
+def membership_metrics(members: Sequence[float], others: Sequence[float]) -> dict[str, float]:
+    """Return how well a score separates members from others; chance is 0.5 for ``auc``, the rate itself for the rest.
+
+    Args:
+        members: scores of texts that were trained on, at least one; a low score marks a member.
+        others: scores of texts that were not trained on, at least one.
+
+    Returns:
+        ``auc``, the share of pairs (member, other) in the right order, ties counted half; ``tpr_at_0.01_fpr`` and
+        ``tpr_at_0.1_fpr``, the share of members found by the best threshold that names at most such a share of the others.
+        With fewer than 100 others the first of these allows none.
+
+    Raises:
+        ValueError: one of the two is empty.
+
+    Example:
+        >>> membership_metrics([0.1, 0.2, 0.9], [0.8, 1.0, 1.1, 1.2])
+        {'auc': 0.916..., 'tpr_at_0.01_fpr': 0.666..., 'tpr_at_0.1_fpr': 0.666...}
+    """
+    if not len(members) or not len(others):
+        raise ValueError(f"{len(members)} members and {len(others)} others: membership needs some of both")
+    from sklearn.metrics import roc_auc_score, roc_curve
+
+    truth = np.repeat([1, 0], [len(members), len(others)])
+    scores = -np.concatenate([members, others])  # scikit-learn expects high scores for members
+    false, true, _ = roc_curve(truth, scores, drop_intermediate=False)
+    found = {f"tpr_at_{rate:g}_fpr": float(true[false <= rate].max()) for rate in FALSE_ALARMS}
+    return {"auc": float(roc_auc_score(truth, scores)), **found}

@@ -1,18 +1,17 @@
-"""Memory extraction: the model is given the beginning of its prompt template and writes instructions, as if from memory.
+"""Memory extraction: the model is given the beginning of its prompt template and writes instructions from memory.
 
-The attack of Carlini et al., "Extracting Training Data from Large Language Models", USENIX Security 2021,
-https://arxiv.org/abs/2012.07805, on instruction tuning, as Wang et al. (FedDCA, https://arxiv.org/abs/2409.20135, appendix
-A.8) make it: their one prompt, Figure 8, is the beginning of Alpaca's form for rows without an input, "Below is an
+Attack of Carlini et al., "Extracting Training Data from Large Language Models", USENIX Security 2021,
+https://arxiv.org/abs/2012.07805, on instruction tuning, as in Wang et al. (FedDCA, https://arxiv.org/abs/2409.20135,
+appendix A.8). Their one prompt, Figure 8, is the beginning of Alpaca's form for rows without an input, "Below is an
 instruction that describes a task. Write ...", up to ``### Instruction:``. Here the beginning of the form for rows with an
-input takes its turn as well, since such rows are trained with that one; ``forms="without_input"`` is Figure 8 alone.
+input is used in turn as well, since such rows are trained with it; ``forms="without_input"`` is Figure 8 alone.
 """
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, get_args
 
-from fedlight.callbacks.attacks.attack import Attack, Found
-from fedlight.callbacks.attacks.attack_needs import HoldsClientRows, prompts_of
-from fedlight.callbacks.attacks.attack_records import GLOBAL
+from fedlight.callbacks.attacks.attack import Attack, Found, HoldsClientRows, render_prompts
+from fedlight.callbacks.attacks.records import GLOBAL
 from fedlight.evaluation.extraction import matches, memory_metrics, opening_of, says
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.support.seeding import derive_seed
@@ -22,29 +21,29 @@ Forms = Literal["all", "without_input"]
 
 
 class MemoryExtraction(Attack):
-    """Samples instructions and compares each with all instructions of the clients, or of the client whose upload it is.
+    """Attack that samples instructions and compares each with all instructions of the clients, or of an upload's client.
 
-    What is compared is the text from the template's first slot to where the template goes on: the instruction of Alpaca,
-    the instruction and its input where nothing stands between the two. Metrics: ``rouge_l`` is the mean over all pairs
-    (FedDCA), ``rouge_l_best`` the mean of the best matches, ``exact`` the share of samples that equal an instruction,
-    ``extracted`` the share of different instructions that were sampled, ``canaries`` the share of planted ones whose
-    instruction was sampled; see :mod:`fedlight.evaluation.extraction`.
+    Compared is the text from the template's first slot to where the template continues: Alpaca's instruction, or the
+    instruction and its input where nothing separates the two. Metrics: ``rouge_l`` is the mean over all pairs (FedDCA),
+    ``rouge_l_best`` the mean of the best matches, ``exact`` the share of samples that equal an instruction, ``extracted``
+    the share of different instructions that were sampled, ``canaries`` the share of planted instructions that were
+    sampled; see :mod:`fedlight.evaluation.extraction`.
 
     Args:
-        samples: texts to sample.
-        temperature: of the samples, above 0.
+        samples: number of texts to sample.
+        temperature: temperature of the samples, above 0.
         top_p: share of the probability to draw from, in (0, 1].
-        max_new_tokens: most tokens of a sample.
+        max_new_tokens: largest number of tokens in a sample.
         batch_size: samples that are written at once.
-        clients: whose instructions the server's model is searched for; None: everybody's.
-        forms: which forms of the template the samples begin with: ``all`` in turn, or ``without_input``, the one for rows
-            without an input alone (FedDCA's Figure 8, with Alpaca). A template of one form, such as ``alpaca_joined``,
-            begins in one way. What the samples are compared with is the same: the instructions of all rows.
+        clients: ids of the clients whose instructions are searched for in the server's model; None: all.
+        forms: forms of the template with which samples begin: ``all`` in turn, or ``without_input``, only the one for rows
+            without an input (FedDCA's Figure 8, with Alpaca). A template of one form, such as ``alpaca_joined``, begins in
+            one way. The samples are compared with the instructions of all rows in either case.
         kwargs: further arguments of :class:`~fedlight.callbacks.attacks.attack.Attack`: ``every_n_rounds``, ``targets``, ...
 
     Raises:
-        ValueError: a setting is out of range; in ``setup``, what is needed is not there, a client has no rows, or the
-            template begins with a slot.
+        ValueError: a setting is out of range; in ``setup``, the module or data lack what is needed, a client has no rows, or
+            the template begins with a slot.
     """
 
     name: ClassVar[str] = "memory_extraction"
@@ -112,7 +111,7 @@ class MemoryExtraction(Attack):
         return Found(metrics, records)
 
     def _sample(self, module: AnswersPrompts, target: str) -> list[str]:
-        """Texts behind the beginnings of the template's forms in turn; the same draws in every round."""
+        """Return texts that continue the beginnings of the template's forms in turn; all rounds draw alike."""
         texts: list[str] = []
         for at, prefix in enumerate(self._prefixes):
             left = len(range(at, self.samples, len(self._prefixes)))
@@ -131,4 +130,4 @@ class MemoryExtraction(Attack):
         return texts
 
     def _bodies(self, rows: Sequence[Fields]) -> list[str]:
-        return [self._opening.body(text) for text in prompts_of(self._template, rows)]
+        return [self._opening.body(text) for text in render_prompts(self._template, rows)]

@@ -5,7 +5,8 @@ import json
 import pytest
 from tiny_world import table
 
-from fedlight.callbacks.attacks.attack_records import AttackTable, remove_later, write_lines
+from fedlight.callbacks.attacks.records import AttackTable, remove_later
+from fedlight.support.files import write_json_lines
 
 
 def filled(file):
@@ -72,8 +73,8 @@ def test_another_file_in_its_place_is_named(content, tmp_path):
 
 def test_lines_and_what_is_left_of_later_rounds(tmp_path):
     for number in (0, 1, 2, 10):
-        write_lines(tmp_path / f"round_{number}/one.jsonl", [{"text": "ü\n", "exact": True}])
-        write_lines(tmp_path / f"round_{number}/other.jsonl", [])
+        write_json_lines(tmp_path / f"round_{number}/one.jsonl", [{"text": "ü\n", "exact": True}])
+        write_json_lines(tmp_path / f"round_{number}/other.jsonl", [])
     assert json.loads((tmp_path / "round_1/one.jsonl").read_text()) == {"text": "ü\n", "exact": True}
     (tmp_path / "round_x").mkdir()
     (tmp_path / "round_x/one.jsonl").touch()

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from fedlight.evaluation.tasks.exact_match import text_of
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.evaluation.tasks.result import Verdict
-from fedlight.evaluation.tasks.task import Example, Prompts, Task, joined
+from fedlight.evaluation.tasks.task import Example, Prompts, Task, continuation
 from fedlight.support.types import Row
 
 LETTERS = "ABCDEFGHIJ"
@@ -72,7 +72,7 @@ class MultipleChoice(Task):
     ) -> list[list[str]]:
         """The likeliest choice of each."""
         choices = [
-            [joined(prompt, choice)[len(prompt) :] for choice in example.choices]
+            [continuation(prompt, choice) for choice in example.choices]
             for prompt, example in zip(prompts, examples, strict=True)
         ]
         found = model.log_likelihoods(prompts, choices)

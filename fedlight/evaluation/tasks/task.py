@@ -252,15 +252,16 @@ class Task(ABC):
 
     def _prompt(self, example: Example, pool: Sequence[Example]) -> str:
         shots = self.choose_shots(example, pool)
-        shown = [joined(self.data.prompt(shot.fields), shot.shown) for shot in shots]
+        asked = [self.data.prompt(shot.fields) for shot in shots]
+        shown = [prompt + continuation(prompt, shot.shown) for prompt, shot in zip(asked, shots, strict=True)]
         return "\n\n".join([*shown, self.data.prompt(example.fields)])
 
 
-def joined(prompt: str, response: str) -> str:
-    r"""A prompt and what follows it, with a blank between them, as in training.
+def continuation(prompt: str, response: str) -> str:
+    r"""Return a response as it follows its prompt in training, with a blank between the two.
 
     Example:
-        >>> joined("Answer:", "B"), joined("Answer:\n", "B")
-        ('Answer: B', 'Answer:\nB')
+        >>> continuation("Answer:", "B"), continuation("Answer:\n", "B")
+        (' B', 'B')
     """
-    return f"{prompt}{'' if prompt[-1:].isspace() else ' '}{response}"
+    return response if prompt[-1:].isspace() else f" {response}"

@@ -1,50 +1,48 @@
-"""What attacks leave behind: one table of all of them, and a file of everything that each has seen of a round.
+"""Files of the attacks: one table of all metrics, and a file of each attack's records in a round.
 
-A killed and resumed run leaves the files of an uninterrupted one: rows are put in by round and target, in an order of
-their own, and what an attack found in rounds that are trained again is taken out first.
-
-The files hold clients' own rows beside what the model wrote, word for word: keep them as you keep the rows.
+A killed and resumed run leaves the files of an uninterrupted one: rows have an order by round and target, and rounds
+that are trained again are removed first. The files hold clients' own rows beside the model's texts, word for word:
+protect them like the rows.
 """
 
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 from fedlight.support.files import write_whole
 
 GLOBAL = "global"
-"""The target that is the server's model; every other target is the client whose upload was attacked."""
+"""Name of the target that is the server's model; any other target is the client whose upload was attacked."""
 
 Metrics = Mapping[str, float]
 Key = tuple[int, str]
 
 
 class AttackTable:
-    """A CSV file with a row for each round and target and a column ``ATTACK/METRIC`` for each metric of each attack.
+    """CSV file with a row for each round and target and a column ``ATTACK/METRIC`` for each metric of each attack.
 
     Rounds count from 1; round 0 is the model before training. A cell is empty where an attack did not measure.
 
     Args:
-        file: where the table is; several attacks may write to it in turn.
-        attack: whose columns are written here.
+        file: the table; several attacks may write to it in turn.
+        attack: name of the attack whose columns are written here.
     """
 
     def __init__(self, file: Path, attack: str) -> None:
         self.file, self.prefix = file, f"{attack}/"
 
     def restart(self, last_round: int, before: str | None = None) -> None:
-        """Keeps what this attack found up to ``last_round``; later rounds are trained again, 0 keeps nothing.
+        """Keep this attack's cells up to ``last_round``; later rounds are trained again, 0 keeps nothing.
 
         Args:
             last_round: counted from 1.
-            before: :meth:`digest` of these rounds when the checkpoint was written; None for no question.
+            before: :meth:`digest` of these rounds when the checkpoint was written; None: not compared.
 
         Raises:
-            ValueError: it is another one now, or the file is no such table.
+            ValueError: the digest is another one now, or the file is not such a table.
         """
         if None not in (before, found := self.digest(last_round)) and found != before:
             raise ValueError(
@@ -59,7 +57,7 @@ class AttackTable:
         self._write(rows)
 
     def digest(self, last_round: int) -> str | None:
-        """Of what this attack found up to ``last_round``, by which a change is noticed; None where there is no file."""
+        """Return a digest of this attack's cells up to ``last_round``, None without a file."""
         if not self.file.exists():
             return None
         found = {
@@ -72,7 +70,7 @@ class AttackTable:
         return blake2b(json.dumps(found, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def put(self, round_idx: int, found: Mapping[str, Metrics]) -> None:
-        """Adds what this attack found in a round, by target."""
+        """Add this attack's metrics of a round, by target."""
         rows = self.rows()
         for target, metrics in found.items():
             row = rows.setdefault((round_idx, target), {})
@@ -80,10 +78,10 @@ class AttackTable:
         self._write(rows)
 
     def rows(self) -> dict[Key, dict[str, str]]:
-        """The filled cells of each round and target, as text.
+        """Return the filled cells of each round and target, as text.
 
         Raises:
-            ValueError: somebody has changed the file into no such table.
+            ValueError: the file has been changed and is not such a table.
         """
         if not self.file.exists():
             return {}
@@ -104,7 +102,7 @@ class AttackTable:
                 ) from error
 
     def _write(self, rows: Mapping[Key, Mapping[str, str]]) -> None:
-        """All or nothing; a file without any row is removed."""
+        """Write all rows or nothing; without any row the file is removed."""
         rows = {key: row for key, row in rows.items() if row}
         if not rows:
             self.file.unlink(missing_ok=True)
@@ -119,13 +117,8 @@ class AttackTable:
         write_whole(self.file, text.getvalue())
 
 
-def write_lines(file: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """One line of JSON for each record; the file appears when it is whole."""
-    write_whole(file, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
-
-
 def remove_later(folder: Path, name: str, last_round: int) -> None:
-    """Removes files of that name of the rounds after ``last_round``; 0 keeps none, not that of round 0 either."""
+    """Remove the files of this name of rounds after ``last_round``; 0 keeps none, not even that of round 0."""
     for file in folder.glob(f"round_*/{name}"):
         number = file.parent.name.removeprefix("round_")
         if number.isdigit() and (last_round == 0 or int(number) > last_round):

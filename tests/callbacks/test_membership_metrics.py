@@ -7,7 +7,7 @@ import pytest
 import torch
 from torchmetrics.functional.classification import binary_auroc
 
-from fedlight.evaluation.membership import loss_ratios, membership_metrics
+from fedlight.callbacks.attacks.membership_inference import loss_ratios, membership_metrics
 
 
 def drawn(shift, members=120, others=150, seed=0):
