@@ -29,7 +29,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from fedlight.callbacks.loop.device_emulation import DeviceEmulation
+from fedlight.callbacks.loop.devices import DeviceEmulation
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.devices.fleet import Fleet

@@ -4,7 +4,8 @@
 selectors is right, and whether their majority is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,12 +13,15 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
+from torchmetrics import Metric
 
 from fedlight.callbacks.logs.group_log import GroupsClients, find_grouping, known_groups, read_selectors
 from fedlight.callbacks.logs.trainer import find_callback, log_now
-from fedlight.callbacks.loop.own_models import OwnStates, OwnTestExamples, outputs_of_own_models
 from fedlight.callbacks.loop.round_table import RoundTable, Row
+from fedlight.callbacks.loop.run import parameters_of, ready
 from fedlight.evaluation.by_client import per_client, spread
+from fedlight.federation.state import State
+from fedlight.support.torch_parts import eval_mode
 
 Indices = Mapping[str, np.ndarray]
 
@@ -28,6 +32,35 @@ class EvaluatesByClient(Protocol):
 
     val_client_indices: Indices | None
     test_client_indices: Indices | None
+
+
+@runtime_checkable
+class OwnStates(Protocol):
+    """What is needed of the federated loop."""
+
+    def own_state(self, client_id: str) -> State | None:
+        """The parameters with which a client would go on alone; None where they are the global ones."""
+
+
+@runtime_checkable
+class OwnTestExamples(Protocol):
+    """What is needed of the datamodule.
+
+    Attributes:
+        test_set: the test examples, ready after ``setup("test")``.
+        test_client_indices: client id -> its examples in ``test_set``.
+        eval_batch_size: examples per batch.
+    """
+
+    test_set: Any
+    test_client_indices: Mapping[str, np.ndarray] | None
+    eval_batch_size: int
+
+    def setup(self, stage: str) -> None:
+        """Makes the test set."""
+
+    def collate(self, examples: list[Any]) -> Any:
+        """Examples -> a batch."""
 
 
 class ClientAccuracy(L.Callback):
@@ -288,3 +321,41 @@ def _own_examples(trainer: L.Trainer) -> OwnTestExamples:
         f"ClientAccuracy.own_models=true needs test examples by client, which {type(data).__name__} does not have: "
         "give data.test_source rows with the column of columns.client, or leave it at false"
     )
+
+
+def outputs_of_own_models(
+    trainer: L.Trainer, module: L.LightningModule, loop: OwnStates, data: OwnTestExamples
+) -> Iterator[tuple[str, list[Any]]]:
+    """What ``test_step`` returns for each client's examples, with the client's own parameters in the module.
+
+    In evaluation mode and without gradients. Nothing is logged, and when a client is done the parameters are again what
+    they were, bit for bit.
+
+    Yields:
+        The client's id and one output per batch.
+    """
+    assert data.test_client_indices is not None
+    for client_id, indices in data.test_client_indices.items():
+        batches = [
+            indices[i : i + data.eval_batch_size] for i in range(0, len(indices), data.eval_batch_size)
+        ]
+        with parameters_of(module, loop.own_state(client_id) or {}), eval_mode(module), unlogged(module):
+            outputs = []
+            for batch_idx, own in enumerate(batches):
+                batch = ready(module, data.collate([data.test_set[int(index)] for index in own]))
+                with torch.no_grad(), trainer.precision_plugin.test_step_context():
+                    outputs.append(module.test_step(batch, batch_idx))
+        yield client_id, outputs
+
+
+@contextmanager
+def unlogged(module: L.LightningModule) -> Iterator[None]:
+    """Lets steps run outside of Lightning's loops, where ``self.log`` is refused; their metrics end as empty as before."""
+    module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del module.log
+        for part in module.modules():
+            if isinstance(part, Metric):
+                part.reset()

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.callbacks.loop.federated_run import training_data
+from fedlight.callbacks.loop.run import training_data
 from fedlight.support.files import write_whole
 
 COLUMNS = ("client", "label", "split", "rows")

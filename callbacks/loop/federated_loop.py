@@ -17,21 +17,27 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from fedlight.callbacks.loop import next_round, round_guard, round_schedule
+from fedlight.callbacks.loop import guard, plan
 from fedlight.callbacks.loop.buffers import Policy, buffer_policy
-from fedlight.callbacks.loop.checkpoint_watch import check_what_is_loaded, follow_what_is_saved
-from fedlight.callbacks.loop.contributions import Contributions, refuse_lost_model
-from fedlight.callbacks.loop.device_emulation import DeviceEmulation, check_device_settings
-from fedlight.callbacks.loop.end_of_visit import LeftAs, call_again, call_modules_own
-from fedlight.callbacks.loop.exchange import Exchange, OpenVisit
-from fedlight.callbacks.loop.federated_parameters import (
+from fedlight.callbacks.loop.checkpoint import RoundStart, check_what_is_loaded, follow_what_is_saved
+from fedlight.callbacks.loop.devices import DeviceEmulation, PayloadSizes, check_device_settings
+from fedlight.callbacks.loop.guard import SameFederation
+from fedlight.callbacks.loop.optimizers import (
+    FreshOptimizers,
+    LossScale,
+    StepSchedule,
+    StepSchedules,
     federated_parameters,
     refuse_joined,
     train_again,
     which_are_trained,
 )
-from fedlight.callbacks.loop.federated_run import (
+from fedlight.callbacks.loop.plan import RoundPlanner
+from fedlight.callbacks.loop.round_table import Row
+from fedlight.callbacks.loop.run import (
+    NoDevices,
     OpensLater,
+    PrivacyAccount,
     Run,
     clear_gradients,
     federated_data,
@@ -39,19 +45,18 @@ from fedlight.callbacks.loop.federated_run import (
     seed_all,
     visit_row,
 )
-from fedlight.callbacks.loop.fresh_optimizers import FreshOptimizers
-from fedlight.callbacks.loop.local_work import LocalWork
-from fedlight.callbacks.loop.loss_scale import LossScale
-from fedlight.callbacks.loop.payload_sizes import PayloadSizes
-from fedlight.callbacks.loop.privacy_account import PrivacyAccount
-from fedlight.callbacks.loop.round_planner import RoundPlanner
-from fedlight.callbacks.loop.round_start import RoundStart
-from fedlight.callbacks.loop.round_table import Row
-from fedlight.callbacks.loop.same_federation import SameFederation
-from fedlight.callbacks.loop.same_machine import SameMachine
-from fedlight.callbacks.loop.step_loss import step_loss
-from fedlight.callbacks.loop.step_schedules import StepSchedule, StepSchedules
-from fedlight.callbacks.loop.visit_start import tell_of_visit
+from fedlight.callbacks.loop.visit import (
+    Contributions,
+    Exchange,
+    LocalWork,
+    OpenVisit,
+    ParametersLeft,
+    call_again,
+    call_modules_own,
+    call_on_visit_start,
+    refuse_lost_model,
+    step_loss,
+)
 from fedlight.devices.fleet import Fleet
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm, changes_gradients
@@ -63,7 +68,6 @@ from fedlight.federation.protocols import HoldsAdapters
 from fedlight.federation.server import Average, ServerOptimizer
 from fedlight.federation.state import DIVERGED, Diverged, State, read, write
 from fedlight.support.checks import refuse_below
-from fedlight.support.files import full_disk_named
 
 
 @dataclass
@@ -109,7 +113,7 @@ class FederatedLoop(L.Callback):
             ``average`` over the clients of a round, or ``local`` (FedBN); see :mod:`fedlight.callbacks.loop.buffers`.
         step_schedule: of learning-rate schedules that step within a round. Every visit starts them where the round began;
             the next round begins where the visit that came furthest left them (``continue``), or where this one began
-            (``restart``); see :mod:`fedlight.callbacks.loop.step_schedules`.
+            (``restart``); see :mod:`fedlight.callbacks.loop.optimizers`.
 
     Attributes:
         rounds_done: rounds whose server step is done.
@@ -155,14 +159,14 @@ class FederatedLoop(L.Callback):
         self._schedules = StepSchedules(step_schedule)
         self._loss_scale = LossScale()
         self._optimizers = FreshOptimizers()
-        self._left: LeftAs | None = None
+        self._left: ParametersLeft | None = None
         self.virtual_seconds = 0.0
         self.privacy = PrivacyAccount(aggregation, self.channel)
         self.rounds_done = 0
         self.clients: dict[str, Client] = {}
         self.visit_records: list[Row] = []
         self.visits: list[OpenVisit] = []
-        self._devices = SameMachine()
+        self._devices = NoDevices()
         self._parameters: dict[str, Tensor] = {}
         self._trained_before: dict[str, bool] = {}
         self._round: OpenRound | None = None
@@ -177,15 +181,15 @@ class FederatedLoop(L.Callback):
         if stage != "fit":
             return
         self._round = None
-        round_guard.refuse_cut_rounds(trainer, self.rounds_done)
-        round_guard.refuse_own_iteration(pl_module)
+        guard.refuse_cut_rounds(trainer, self.rounds_done)
+        guard.refuse_own_iteration(pl_module)
         self.buffers.check(self.algorithm, self.aggregation, self.privacy.is_private)
         self._data = federated_data(trainer)
         self.memory.open(str(Path(trainer.default_root_dir) / "clients"))
         follow_what_is_saved(trainer, self.memory, self.state_key)
-        round_guard.refuse_other_data(trainer, isinstance(self._data, OpensLater))
+        guard.refuse_other_data(trainer, isinstance(self._data, OpensLater))
         self._start.reload_in_each_round(trainer)
-        next_round.plan_behind_checkpoints(trainer, self._plan_round)
+        plan.plan_behind_checkpoints(trainer, self._plan_round)
         self._start.watch(trainer)
         if isinstance(self._data, OpensLater):
             self._data.when_open(partial(self._meet_clients, trainer))
@@ -194,11 +198,11 @@ class FederatedLoop(L.Callback):
 
     def _meet_clients(self, trainer: L.Trainer) -> None:
         self.clients = build_clients(self._data.client_sizes())
-        round_guard.check_cohort(self.clients_per_round, len(self.clients))
+        guard.check_cohort(self.clients_per_round, len(self.clients))
         self.privacy.check(len(self.clients))
         self._rounds = RoundPlanner(
             *(self.algorithm, self._data, self.clients, self.clients_per_round, self.over_selection),
-            *(self.local_steps, partial(round_schedule.batches_per_step, trainer), self.seed),
+            *(self.local_steps, partial(plan.batches_per_step, trainer), self.seed),
         )
         self._rounds.outline(self.rounds_done, trainer.accumulate_grad_batches)
 
@@ -233,11 +237,11 @@ class FederatedLoop(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Lets Lightning see that the round of a checkpoint that was taken before its end is over."""
         if self.rounds_done == trainer.current_epoch + 1:
-            round_schedule.close_epoch(trainer)
+            plan.close_epoch(trainer)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Opens the round: the module holds the global state."""
-        round_guard.refuse_other_epoch(trainer.current_epoch, self.rounds_done, self._rounds.planned)
+        plan.refuse_other_epoch(trainer.current_epoch, self.rounds_done, self._rounds.planned)
         seed_all(self.seed, "round", self.rounds_done)
         self.visit_records = self._devices.dropouts(self.rounds_done)
         self._parameters = federated_parameters(trainer, pl_module)
@@ -246,12 +250,12 @@ class FederatedLoop(L.Callback):
         self._round = self._open_round(state, state)
         self.algorithm.start_round(self.rounds_done, self._rounds.cohort, self._run)
         if not self._rounds.cohort:
-            round_schedule.skip_batches(pl_module, self.rounds_done)
+            plan.skip_batches(pl_module, self.rounds_done)
 
     def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch_idx: int) -> None:
         """Opens the visit whose first batch this is, in front of ``on_train_batch_start`` of all callbacks."""
         if self._round is None:
-            round_guard.refuse_middle_of_epoch(trainer.current_epoch, batch_idx)
+            guard.refuse_middle_of_epoch(trainer.current_epoch, batch_idx)
         if batch_idx == 0:
             self._round = self._take_in(trainer, module, self._round)
             self._schedules.start_round(trainer, [*self._rounds.schedule.begins])
@@ -300,16 +304,16 @@ class FederatedLoop(L.Callback):
         if batch_idx + 1 == self._rounds.schedule.num_batches:
             self._finish_round(trainer, pl_module, self._under_way)
         if ended:
-            self._left = LeftAs(self._parameters, ended[-1].visiting.visit.client_id)
+            self._left = ParametersLeft(self._parameters, ended[-1].visiting.visit.client_id)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Closes the epoch; once it is saved, the next round is planned."""
-        round_schedule.train_batches_again(pl_module)
+        plan.train_batches_again(pl_module)
         if self._round is not None:
-            round_guard.refuse_cut_short(trainer, self.rounds_done, self._rounds.schedule.num_batches)
+            guard.refuse_cut_short(trainer, self.rounds_done, self._rounds.schedule.num_batches)
 
     def _plan_round(self, trainer: L.Trainer) -> None:
-        if round_schedule.takes_place(trainer, self.rounds_done):
+        if plan.takes_place(trainer, self.rounds_done):
             self._rounds.plan(self.rounds_done, self._run, self._parameters, self.virtual_seconds)
 
     @property
@@ -344,7 +348,7 @@ class FederatedLoop(L.Callback):
         self, trainer: L.Trainer, module: L.LightningModule, under_way: OpenRound, visit: Visit
     ) -> None:
         schedule, name = self._rounds.schedule, visit.client_id
-        round_guard.refuse_other_accumulation(trainer.accumulate_grad_batches, schedule.accumulation)
+        plan.refuse_other_accumulation(trainer.accumulate_grad_batches, schedule.accumulation)
         client = replace(self.clients[name], memory=self.memory.load(name))
         if schedule.is_first(visit) and not schedule.is_last(visit):
             under_way.memories[name] = self.memory.load(name)
@@ -363,7 +367,7 @@ class FederatedLoop(L.Callback):
         trained = {name: self._parameters[name] for name in visiting.start}
         work = LocalWork(trainer.optimizers, self._changes_gradients)
         self.visits = [OpenVisit(visiting, trained, bytes_down, work)]
-        tell_of_visit(trainer, module, name)
+        call_on_visit_start(trainer, module, name)
 
     def _finish_visit(self, under_way: OpenRound, one: OpenVisit) -> None:
         visit, reason = one.visiting.visit, ""
@@ -408,8 +412,7 @@ class FederatedLoop(L.Callback):
                 row.update(reason=DIVERGED, loss="")
 
     def _save_memory(self, client: Client) -> None:
-        with full_disk_named(self.memory.folder or Path()):
-            self.memory.save(client.id, client.memory, self.rounds_done)
+        self.memory.save(client.id, client.memory, self.rounds_done)
 
     def _finish_round(self, trainer: L.Trainer, module: L.LightningModule, under_way: OpenRound) -> None:
         self._devices.restore()
@@ -460,7 +463,7 @@ class FederatedLoop(L.Callback):
         self.visits, self._left = [], None
         call_again(module)
         self._devices.restore()
-        round_schedule.train_batches_again(module)
+        plan.train_batches_again(module)
         if self._round is not None:
             write(self._round.opened, self._parameters)
             self.buffers.restore()
@@ -508,7 +511,7 @@ class FederatedLoop(L.Callback):
             ValueError: an earlier version wrote the checkpoint inside a round, with one client's local weights; or the run
                 trains, and the checkpoint is of a federation with other settings.
         """
-        round_guard.refuse_inside_round(state_dict)
+        guard.refuse_inside_round(state_dict)
         self._federation.restore(state_dict.get("federation"))
         self.rounds_done = state_dict["rounds_done"]
         self.virtual_seconds = state_dict.get("virtual_seconds", 0.0)

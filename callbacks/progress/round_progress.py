@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from torch import Tensor
 
 from fedlight.callbacks.logs.trainer import find_callback
-from fedlight.callbacks.loop.step_loss import step_loss
+from fedlight.callbacks.loop.visit import step_loss
 from fedlight.callbacks.progress.run_summary import (
     device_table,
     metric_table,

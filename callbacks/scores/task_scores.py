@@ -13,8 +13,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from fedlight.callbacks.logs.trainer import find_callback, log_now
-from fedlight.callbacks.loop.own_models import parameters_of
 from fedlight.callbacks.loop.round_table import Row
+from fedlight.callbacks.loop.run import parameters_of
 from fedlight.evaluation.by_client import spread
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.evaluation.tasks.result import Result

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fedlight.federation.unsaved_files import Checkpoint, UnsavedFiles, remove_unsaved
-from fedlight.support.files import write_whole
+from fedlight.support.files import full_disk_named, write_whole
 
 Memory = dict[str, Any]
 """Tensors, numbers, strings, None, and lists and dicts of them."""
@@ -264,8 +264,9 @@ class ClientMemories:
             data = _serialized(memory)
             client = blake2b(client_id.encode(), digest_size=8).hexdigest()
             name = f"{client}-{round_idx}-{self._process}-{_digest(data)}.pt"
-            self._notes().add(name)
-            write_whole(self._path(name), data, synced=False)  # synced before a checkpoint names it
+            with full_disk_named(self._path(name).parent):
+                self._notes().add(name)
+                write_whole(self._path(name), data, synced=False)  # synced before a checkpoint names it
             self._versions[client_id] = name
         else:
             self._versions.pop(client_id, None)

@@ -17,8 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedlight import _FILES
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.loop.round_guard import refuse_cut_rounds
-from fedlight.callbacks.loop.trainer_values import refuse_senseless
+from fedlight.callbacks.loop.guard import refuse_cut_rounds, refuse_senseless
 from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.class_changes import arguments_go_with_their_class, dropped_so_far
 from fedlight.lightning_cli.config_files import check_config, configs_of

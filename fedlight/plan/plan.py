@@ -15,7 +15,7 @@ from lightning import LightningModule
 from torch import nn
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.loop.round_schedule import visit_lengths
+from fedlight.callbacks.loop.plan import visit_lengths
 from fedlight.conf import path as conf_path
 from fedlight.devices.cost import CostMeter
 from fedlight.devices.device import Device, known_devices, load_device

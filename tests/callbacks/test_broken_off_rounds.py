@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from plain_lightning import Numbers, Regression, assert_equal, module, ten_clients, trainer, weights
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.loop.round_schedule import number_asked
+from fedlight.callbacks.loop.plan import number_asked
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 
 MOODY = {"moody": {"availability": 0.5}}

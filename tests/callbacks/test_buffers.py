@@ -13,8 +13,8 @@ from torch import nn
 from torchmetrics import MeanMetric
 from torchmetrics.classification import BinaryAccuracy
 
+from fedlight.callbacks.logs.client_accuracy import outputs_of_own_models
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.loop.own_models import outputs_of_own_models
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.fedavg import FedAvg

@@ -9,8 +9,8 @@ from plain_lightning import trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedlight import ByClient, FederatedLoop, FederatedWrapper
-from fedlight.callbacks.loop.client_losses import client_losses
-from fedlight.callbacks.loop.own_models import outputs_of_own_models
+from fedlight.callbacks.logs.client_accuracy import outputs_of_own_models
+from fedlight.callbacks.loop.run import client_losses
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 
 BYTES = torch.arange(8, dtype=torch.uint8)[:, None]

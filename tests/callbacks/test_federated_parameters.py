@@ -10,8 +10,8 @@ from torch import nn
 from torch.func import functional_call
 from written_out import LR, assert_close, combined, doubled, recorded
 
+from fedlight.callbacks.loop.checkpoint import HeldState
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.loop.held_state import HeldState
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.local_only import LocalOnly

@@ -5,7 +5,7 @@ import collections
 import pytest
 import torch
 
-from fedlight.callbacks.loop.held_state import HeldState
+from fedlight.callbacks.loop.checkpoint import HeldState
 
 
 def state():

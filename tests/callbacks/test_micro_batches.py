@@ -5,7 +5,7 @@ from collections import namedtuple
 import pytest
 import torch
 
-from fedlight.callbacks.loop.micro_batches import count_examples, join_results, reduce_parts, take_examples
+from fedlight.callbacks.loop.fitted_step import count_examples, join_results, reduce_parts, take_examples
 
 Pair = namedtuple("Pair", "x y")
 

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import CSVLogger
 from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
 from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.loop.own_models import parameters_of
+from fedlight.callbacks.loop.run import parameters_of
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.client import OWN_STATE

@@ -11,7 +11,7 @@ from plain_lightning import Numbers, assert_equal, module, ten_clients, trainer,
 from torch.utils.data import DataLoader
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.loop.same_federation import MAY_CHANGE
+from fedlight.callbacks.loop.guard import MAY_CHANGE
 from fedlight.datamodules.federated.by_client import ByClient, FederatedWrapper
 from fedlight.federation.aggregation import TrimmedMean
 from fedlight.federation.algorithm import Algorithm

@@ -1,7 +1,7 @@
-"""What a federated run refuses before it starts: settings that cut a round, checkpoints of another run."""
+"""Settings, trainers and checkpoints that a federated run refuses before it starts."""
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import lightning as L
 from lightning.pytorch.callbacks import (
@@ -12,9 +12,16 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.plugins import DeepSpeedPrecision, FSDPPrecision
 from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from fedlight.callbacks.loop.trainer_values import refuse_senseless
+from fedlight.federation.protocols import FederatedData
+from fedlight.support.settings_record import (
+    constructor_arguments,
+    described,
+    digest,
+    refuse_other_settings,
+)
 
 
 def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
@@ -106,36 +113,12 @@ def refuse_cut_short(trainer: L.Trainer, round_idx: int, num_batches: int) -> No
         )
 
 
-def refuse_other_epoch(epoch: int, rounds_done: int, planned: int | None) -> None:
-    """Raises ``ValueError`` where trainer and loop do not count alike, or the round is not the one that was planned."""
-    if epoch != rounds_done:
-        raise ValueError(
-            f"the trainer has counted {epoch} epochs, but {rounds_done} rounds are done. If it goes on from a checkpoint, "
-            "that is not of a federated run: give one that is. If it was stopped inside a round before, make a new "
-            "trainer and give fit the newest checkpoint, ckpt_path=..."
-        )
-    if planned != rounds_done:
-        raise ValueError(
-            f"round {rounds_done + 1} is not planned: trainer.should_stop was set when the round before was over and now it "
-            "is not. Take out the callback that sets it back"
-        )
-
-
 def refuse_middle_of_epoch(epoch: int, batch_idx: int) -> NoReturn:
     """Raises ``ValueError`` where Lightning goes on inside an epoch, which no checkpoint of a federated run has it do."""
     raise ValueError(
         f"the trainer goes on at batch {batch_idx} of epoch {epoch}, but a round is trained as a whole: the checkpoint that "
         "was resumed is not of a federated run. Load its weights into the module, and fit without ckpt_path"
     )
-
-
-def refuse_other_accumulation(now: int, planned: int) -> None:
-    """Raises ``ValueError`` where a callback has changed how many batches an optimizer step has after they were planned."""
-    if now != planned:
-        raise ValueError(
-            f"trainer.accumulate_grad_batches is {now}, but the visits of this round were planned with {planned}: change it "
-            "with Lightning's GradientAccumulationScheduler, which says beforehand what it will be"
-        )
 
 
 def refuse_inside_round(state: Mapping[str, Any]) -> None:
@@ -154,3 +137,98 @@ def check_cohort(clients_per_round: int, num_clients: int) -> None:
             f"federated.clients_per_round={clients_per_round} is more than the {num_clients} clients "
             f"of the data: set --federated.clients_per_round {num_clients} or less"
         )
+
+
+LEAST = {
+    "accumulate_grad_batches": (1, "batches for each step of the optimizer"),
+    "gradient_clip_val": (0, "the largest norm or value of a gradient, null for any"),
+    "check_val_every_n_epoch": (1, "epochs from one validation to the next"),
+    "log_every_n_steps": (0, "steps from one line of the log to the next"),
+    "num_sanity_val_steps": (-1, "batches of a validation before training, -1 for all"),
+    "min_epochs": (0, "epochs"),
+}
+"""Setting -> its least value, and what it counts."""
+
+
+def refuse_senseless(trainer: L.Trainer) -> None:
+    """Refuses what no training could mean.
+
+    Raises:
+        ValueError: a setting is below its least value.
+    """
+    for setting, (least, meaning) in LEAST.items():
+        value = getattr(trainer, setting)
+        if value is not None and not value >= least:
+            raise ValueError(f"trainer.{setting}={value} must be at least {least}: it is {meaning}")
+
+
+MAY_CHANGE = ("memory",)
+"""Arguments of the loop on which no result depends: where memories lie."""
+
+
+@runtime_checkable
+class TellsExamples(Protocol):
+    """Data that know which examples their clients have, without reading them."""
+
+    def examples_digest(self) -> str:
+        """The same for the same examples of the same clients."""
+
+
+class SameFederation:
+    """Describes a federation for its checkpoints, and refuses to go on with another one.
+
+    May change from one run to the next: ``max_epochs``, everything about logging, evaluation and folders, where clients'
+    memories lie, loader processes. The settings of the optimizer are the module's matter
+    (:func:`fedlight.modules.language.checkpoints.check_optimizer_settings`).
+
+    Args:
+        loop: the federated loop, which has each argument of its constructor as an attribute.
+
+    Attributes:
+        settings: name -> plain values, as they were when the loop was made; with those of the data, once they are known.
+        trains: whether the run trains; evaluation does not ask how a checkpoint was trained.
+    """
+
+    def __init__(self, loop: object) -> None:
+        names = [name for name in constructor_arguments(type(loop)) if name not in MAY_CHANGE]
+        self.settings: dict[str, Any] = {
+            f"federated.{name}": described(getattr(loop, name, None)) for name in names
+        }
+        self.trains = False
+        self._saved: Mapping[str, Any] = {}
+
+    def restore(self, saved: Mapping[str, Any] | None) -> None:
+        """Takes the settings of a checkpoint; one of before they were recorded is gone on from as it is, and it is said.
+
+        Raises:
+            ValueError: the loop has others.
+        """
+        if saved is None:
+            rank_zero_info(
+                "the checkpoint does not say of which federation it is, so its settings are not compared"
+            )
+        self._saved = saved or {}
+        self._refuse_others()
+
+    def meet(self, trainer: L.Trainer, data: FederatedData) -> None:
+        """Once the data are known, before anything is trained: adds them.
+
+        Raises:
+            ValueError: those of the checkpoint are others.
+        """
+        sizes = dict(sorted(data.client_sizes().items()))
+        self.settings |= {
+            "data.clients": len(sizes),
+            "data.examples": sum(sizes.values()),
+            "data.client_sizes": f"digest {digest(sizes)}",
+            "data.batches_in_a_pass": sum(data.num_batches(client) for client in sizes),
+            "trainer.accumulate_grad_batches": trainer.accumulate_grad_batches,
+        }
+        if isinstance(data, TellsExamples):
+            self.settings["data.client_examples"] = f"digest {data.examples_digest()}"
+        self._refuse_others()
+        self._saved = {}
+
+    def _refuse_others(self) -> None:
+        if self.trains:
+            refuse_other_settings(self._saved, self.settings, "start anew, without the checkpoint")

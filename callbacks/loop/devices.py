@@ -1,4 +1,4 @@
-"""What the federated loop does about devices: who of those asked gets through a round, on which base, at what cost.
+"""Emulated devices in the federated loop: who of those asked gets through a round, on which base, at what cost.
 
 All of it is decided before a round is trained, from counted operations and bytes and from the devices' hours, so that
 nobody trains in vain and nothing depends on the speed of this machine.
@@ -9,18 +9,16 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from fedlight.callbacks.loop.data_hooks import ready
-from fedlight.callbacks.loop.federated_run import Run
+from fedlight.callbacks.loop.buffers import BufferPolicy
 from fedlight.callbacks.loop.fitted_step import FittedStep
-from fedlight.callbacks.loop.payload_sizes import PayloadSizes, Sizes
 from fedlight.callbacks.loop.round_table import Row
-from fedlight.callbacks.loop.same_machine import SameMachine
+from fedlight.callbacks.loop.run import NoDevices, Run, ready
 from fedlight.devices.clock import REASONS, Job, Outcome, run_round
 from fedlight.devices.cost import CostMeter
 from fedlight.devices.fleet import Fleet
@@ -34,8 +32,58 @@ from fedlight.devices.memory import (
 )
 from fedlight.devices.quantization import QuantizedBase
 from fedlight.devices.shape import BatchShape
+from fedlight.federation.algorithm import Algorithm, predict_payloads
+from fedlight.federation.channel import Channel
 from fedlight.federation.client import Client, Visit
+from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.protocols import KnowsBaseBits
+from fedlight.federation.state import State
+
+Sizes = tuple[frozenset[str], int, int]
+"""Of a visit: names of the parameters that it trains, bytes down, bytes up."""
+
+
+@dataclass(frozen=True)
+class PayloadSizes:
+    """Sizes of what visits send, by the hooks of the algorithm, from names and shapes alone.
+
+    Attributes:
+        algorithm: says what goes down and comes back.
+        channel: says how many bytes that takes.
+        memory: of the clients, on which it may depend.
+        clients: all clients by id.
+        buffers: which of the parameters stay with a client, and what goes with those that are sent.
+    """
+
+    algorithm: Algorithm
+    channel: Channel
+    memory: ClientMemories
+    clients: Mapping[str, Client]
+    buffers: BufferPolicy
+
+    def of(self, client_id: str, visits: Sequence[Visit], state: State) -> dict[Visit, Sizes]:
+        """Return names of the trained parameters, bytes down and bytes up of each visit to a client in one round.
+
+        Args:
+            client_id: the client.
+            visits: in their order.
+            state: the global state, of which names and shapes count alone.
+
+        Raises:
+            ValueError: the algorithm's hooks look at values.
+        """
+        client = replace(self.clients[client_id], memory=self.memory.load(client_id))
+        shared, also = self.buffers.shared(state), self.buffers.num_bytes
+        local = state.keys() - shared.keys()
+        sizes = {}
+        for visit, found in zip(
+            visits, predict_payloads(self.algorithm, visits, client, shared), strict=True
+        ):
+            down, up = self.channel.down_bytes(found.down), self.channel.up_bytes(found.up)
+            trained = frozenset(found.start.keys() | local)
+            sizes[visit] = trained, down + (also if found.down else 0), up + (also if found.up else 0)
+        return sizes
+
 
 logger = logging.getLogger("fedlight")
 
@@ -51,7 +99,7 @@ class KnowsBatchShapes(Protocol):
         """Some batch of so many examples."""
 
 
-class DeviceEmulation(SameMachine):
+class DeviceEmulation(NoDevices):
     """The devices of a federated run.
 
     Args:

@@ -1,4 +1,4 @@
-"""The checkpoint of the moment before a round, which whatever is saved inside the round holds.
+"""Checkpoints of a federated run: each holds a round that is over, whenever it is written.
 
 Inside a round the module has one client's weights, and Lightning saves there unasked: ``max_time``, ``should_stop``,
 ``save_on_exception``, ``every_n_train_steps``, a requeue by SLURM. A run cannot go on from the middle of a round, so such a
@@ -8,16 +8,107 @@ A round is over when Lightning has validated it, or has come to its end where no
 batch still holds the state from before it: whoever went on from the middle of a validation would have another metric.
 """
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 from typing import Any, Protocol
 
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from fedlight.callbacks.loop.held_state import HeldState
 from fedlight.federation.client_state import ClientMemories
+from fedlight.support.checkpoint_files import damage_named
+
+COPIED_MIB = 256
+"""Tensors that may be held by reference are copied up to so many MiB together; a copy of these takes about 0.1 s."""
+
+
+class HeldState:
+    """Holds a nested state of dicts, lists, tuples, tensors and plain values.
+
+    Tensors are copied to the CPU. Those for which ``may_refer`` answers true are held by reference where all of them
+    together are above ``copied_mib``: frozen weights, and moments of a server optimizer that gives new tensors in each
+    round. A change in place of such a tensor raises its version counter and is refused in :meth:`value`.
+
+    Args:
+        state: what is held.
+        may_refer: whether nothing is expected to change this tensor in place; asked for each tensor.
+        copied_mib: up to which they are copied anyway.
+
+    Example:
+        >>> import torch
+        >>> state = {"w": torch.zeros(1)}
+        >>> held = HeldState(state, may_refer=lambda tensor: False)
+        >>> state["w"] += 1
+        >>> held.value()["w"].item()
+        0.0
+    """
+
+    def __init__(
+        self, state: Any, may_refer: Callable[[Tensor], bool], copied_mib: float = COPIED_MIB
+    ) -> None:
+        self._may_refer = may_refer
+        self._references: list[tuple[str, Tensor, int]] = []
+        self._refers = False
+        total = sum(t.numel() * t.element_size() for t in _tensors(state) if self._can_refer(t))
+        self._refers = total > copied_mib * 2**20
+        self._state = self._hold(state, "")
+
+    def value(self) -> Any:
+        """The state; its containers are the caller's own.
+
+        Raises:
+            ValueError: a tensor that is held by reference was changed in place.
+        """
+        for where, tensor, version in self._references:
+            if tensor._version != version:
+                raise ValueError(
+                    f"{where} was changed in place inside a round, so what it was before the round is lost and no "
+                    "checkpoint can be written: replace the tensor by a new one, or register it as a buffer of the module"
+                )
+        return _containers(self._state)
+
+    def copy_those(self, changes: Callable[[Tensor], bool]) -> None:
+        """Copies those that are held by reference and will now change, before they do."""
+        stays = self._may_refer
+        self._may_refer = lambda tensor: stays(tensor) and not changes(tensor)
+        self._references = []
+        self._state = self._hold(self._state, "")
+
+    def _can_refer(self, tensor: Tensor) -> bool:
+        return not tensor.is_inference() and self._may_refer(tensor)  # inference tensors have no version
+
+    def _hold(self, value: Any, where: str) -> Any:
+        if isinstance(value, Tensor):
+            if self._refers and self._can_refer(value):
+                self._references.append((where, value.detach(), value._version))
+                return value.detach()
+            return value.detach().to("cpu", copy=True)
+        if isinstance(value, dict):
+            held = copy.copy(value)
+            for key, item in value.items():
+                held[key] = self._hold(item, f"{where}.{key}" if where else str(key))
+            return held
+        if type(value) in (list, tuple):
+            return type(value)(self._hold(item, f"{where}[{i}]") for i, item in enumerate(value))
+        return copy.deepcopy(value)
+
+
+def _containers(value: Any) -> Any:
+    if isinstance(value, dict):
+        new = copy.copy(value)
+        new.update((key, _containers(item)) for key, item in value.items())
+        return new
+    return type(value)(map(_containers, value)) if type(value) in (list, tuple) else value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if type(value) in (list, tuple) else ()
+    return [tensor for item in items for tensor in _tensors(item)]
 
 
 class ResumableLoop(Protocol):
@@ -62,7 +153,7 @@ class RoundStart(L.Callback):
 
     It stands in front of all other callbacks, which may change the module and themselves when an epoch starts. What costs
     time is one copy of what is trained, of buffers and of the callbacks' states for each round; what is large and stays as
-    it is during a round is held by reference (:class:`~fedlight.callbacks.loop.held_state.HeldState`).
+    it is during a round is held by reference (:class:`~fedlight.callbacks.loop.checkpoint.HeldState`).
 
     Args:
         loop: the federated loop.
@@ -246,3 +337,40 @@ def _names_of_settings(of: Any) -> set[str]:
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def check_what_is_loaded(trainer: Any) -> None:
+    """Has the trainer refuse a damaged checkpoint by name: torch does not compare the checksums in the file.
+
+    That reads the file once more: a third of a second for each GB that the system has in RAM.
+    """
+    connector = trainer._checkpoint_connector
+
+    def resume_start(checkpoint_path: str | Path | None = None, weights_only: bool | None = None) -> None:
+        if not checkpoint_path:
+            type(connector).resume_start(connector, checkpoint_path, weights_only)
+            return
+        with damage_named(checkpoint_path):
+            type(connector).resume_start(connector, checkpoint_path, weights_only)
+
+    connector.resume_start = resume_start
+
+
+def follow_what_is_saved(trainer: Any, memory: ClientMemories, state_key: str) -> None:
+    """Has the clients' memories know when a checkpoint is on the disk: until then the one before it needs its files.
+
+    Args:
+        trainer: that saves.
+        memory: of the clients.
+        state_key: of the federated loop, under which a checkpoint has the memories.
+    """
+    strategy = trainer.strategy
+
+    def save_checkpoint(
+        checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
+    ) -> None:
+        state = checkpoint.get("callbacks", {}).get(state_key, {}).get("memory", {})
+        with memory.being_saved(state, filepath):
+            type(strategy).save_checkpoint(strategy, checkpoint, filepath, storage_options)
+
+    strategy.save_checkpoint = save_checkpoint

@@ -1,0 +1,429 @@
+"""Optimizers in a federated run: what they hold is federated, and every visit begins with them as the round found them.
+
+Federated are the parameters that the optimizers hold when the first visit of a round begins. Lightning's finetuning
+callbacks add parameters when an epoch starts, and may stand behind the loop among the callbacks, so the loop asks when a
+round opens and again before its first visit. What has joined by then was not trained in this round: the value that the
+module has is the global one. On resume these callbacks freeze what they had unfrozen and leave it so, although the optimizer
+holds it, so the loop remembers what was trained.
+
+Torch's own optimizers keep what they remember in ``state``, which is cleared. Others step an optimizer that they hold in an
+attribute (SAM, Lookahead), whose state is cleared as well, or count and collect in attributes: those get back the value that
+they had before the first visit. A tensor in an attribute cannot be given back, as it may be a copy of the weights.
+
+Lightning steps a schedule of interval "step" after each optimizer step, and a module with manual optimization steps its
+schedules when it likes. Through a whole round that would give the first clients other rates than the last. So a visit starts
+where the schedule stood when the round began, and what follows depends on ``step_schedule``:
+
+============  ====================================================================================================
+``continue``  the next round begins where the visit that came furthest in the schedule has left it: of rounds with K steps a
+              client, the schedule sees K steps a round
+``restart``   the next round begins where this one began: the schedule goes through its first steps in every visit
+============  ====================================================================================================
+
+Schedules of interval "epoch", and ``ReduceLROnPlateau``, step once a round, as always, on top of either. Snapshots hold the
+state of schedules and all options of the optimizers' groups, as some schedules change momenta, too.
+
+``precision="16-mixed"`` multiplies the loss so that small gradients survive in 16 bits, leaves out a step whose gradients
+overflow and then halves the scale. It would hand that on to the next client, and who comes first would lose the steps. So a
+visit starts with the scale of the round's beginning; the next round has the smallest that a visit ended with.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from torch import Tensor, equal, float32, float64
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from fedlight.callbacks.loop.visit import StepSettings
+from fedlight.federation.client import Visit
+
+
+def federated_parameters(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Tensor]:
+    """The named parameters that the optimizers hold, in the order of the module.
+
+    Raises:
+        ValueError: an optimizer holds a parameter that the module does not, there are none, or one has too few bits.
+    """
+    held = _held(trainer)
+    named: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if id(p) in held}
+    if not held:
+        raise ValueError(
+            "configure_optimizers gives no optimizer that holds a parameter, so there is nothing to federate: have it "
+            "return one over what is to be trained, as those are the parameters that are sent"
+        )
+    if len(named) < len(held):
+        raise ValueError(
+            f"{len(held) - len(named)} of the optimizer's {len(held)} parameters are not parameters of the "
+            "LightningModule: make what is trained a submodule of it"
+        )
+    for name, parameter in named.items():
+        if parameter.is_complex():
+            raise ValueError(
+                f"{name} is trained in {str(parameter.dtype).removeprefix('torch.')}, and what is sent are real numbers: "
+                "hold its real and imaginary parts as one real parameter, and read it with torch.view_as_complex"
+            )
+        if parameter.dtype not in (float32, float64):
+            raise ValueError(
+                f"{name} is trained in {str(parameter.dtype).removeprefix('torch.')}, which would round the global model in "
+                f"every round: keep what is trained in float32. trainer.precision is {trainer.precision!r}; 'bf16-mixed' "
+                "and '16-mixed' compute in 16 bits and leave parameters in float32"
+            )
+    return named
+
+
+def refuse_joined(trainer: L.Trainer, parameters: dict[str, Tensor], client_id: str) -> None:
+    """Raises ``ValueError`` where the optimizers hold other parameters at the end of a visit than when the round began."""
+    number = len(_held(trainer) ^ {id(parameter) for parameter in parameters.values()})
+    if number:
+        raise ValueError(
+            f"{number} parameters joined or left the optimizer during the visit to client {client_id}, so some clients of "
+            "the round would train them and others not: change what is trained in on_train_epoch_start, as Lightning's "
+            "BaseFinetuning does"
+        )
+
+
+def which_are_trained(parameters: Mapping[str, Tensor]) -> dict[str, bool]:
+    """Of each federated parameter whether it gets gradients, for a checkpoint."""
+    return {name: parameter.requires_grad for name, parameter in parameters.items()}
+
+
+def train_again(module: L.LightningModule, trained: Mapping[str, bool]) -> None:
+    """Has the module train what it trained when a checkpoint was made, given what :func:`which_are_trained` said."""
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(trained.get(name, parameter.requires_grad))
+
+
+def _held(trainer: L.Trainer) -> set[int]:
+    return {
+        id(p) for optimizer in trainer.optimizers for group in optimizer.param_groups for p in group["params"]
+    }
+
+
+TORCHS = vars(torch.optim.SGD([torch.zeros(1)])).keys() | {"_opt_called", "_step_count", "step"}
+"""Attributes that torch, its schedules and its loss scale give to every optimizer."""
+
+
+class FreshOptimizers:
+    """Makes optimizers forget. It has to see them before their first step."""
+
+    def __init__(self) -> None:
+        self._met: dict[int, _Attributes] = {}
+
+    def forget(self, optimizers: Sequence[Optimizer]) -> None:
+        """Clears what they remember; groups and learning rates stay.
+
+        Raises:
+            ValueError: one keeps tensors in an attribute and has changed them.
+        """
+        for optimizer in _with_inner(optimizers):
+            optimizer.state.clear()
+            met = self._met.get(id(optimizer))
+            if met is None or met.optimizer is not optimizer:
+                self._met[id(optimizer)] = _Attributes(optimizer)
+            else:
+                met.put_back()
+
+
+class _Attributes:
+    """What an optimizer that is not torch's own has in attributes of its own.
+
+    Args:
+        optimizer: as it is before its first step.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self._values: dict[str, Any] = {}
+        self._tensors: dict[str, list[tuple[Tensor, int]]] = {}
+        for name, value in self._own():
+            tensors = [one for one in _leaves(value) if isinstance(one, Tensor)]
+            if tensors:
+                self._tensors[name] = [(one, one._version) for one in tensors]
+            else:
+                self._values[name] = copy.deepcopy(value)
+
+    def put_back(self) -> None:
+        for name, value in [*self._own()]:
+            if name in self._tensors:
+                self._refuse_changed(name, value)
+            elif name in self._values:
+                setattr(self.optimizer, name, copy.deepcopy(self._values[name]))
+            else:
+                delattr(self.optimizer, name)
+
+    def _own(self) -> Iterator[tuple[str, Any]]:
+        """Plain values and containers of them; what is made of parameters of the groups is none."""
+        if type(self.optimizer).__module__.startswith("torch.optim"):
+            return
+        trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        plain = (Tensor, int, float, complex, str, bytes, type(None))
+        for name, value in [*vars(self.optimizer).items()]:
+            leaves = [*_leaves(value)]
+            if name not in TORCHS and all(
+                isinstance(one, plain) and id(one) not in trained for one in leaves
+            ):
+                yield name, value
+
+    def _refuse_changed(self, name: str, value: Any) -> None:
+        now = [(one, one._version) for one in _leaves(value) if isinstance(one, Tensor)]
+        before = self._tensors[name]
+        if len(now) != len(before) or any(
+            a[0] is not b[0] or a[1] != b[1] for a, b in zip(now, before, strict=True)
+        ):
+            raise ValueError(
+                f"{type(self.optimizer).__name__} changes tensors in its attribute {name}, which would pass from one client "
+                "to the next: have it keep them in Optimizer.state, without which every visit begins"
+            )
+
+
+def _with_inner(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
+    """These, and the optimizers that they hold in attributes."""
+    found: dict[int, Optimizer] = {}
+    waiting = [*optimizers]
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in found:
+            found[id(one)] = one
+            waiting += [
+                leaf for value in vars(one).values() for leaf in _leaves(value) if isinstance(leaf, Optimizer)
+            ]
+    return [*found.values()]
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """What stands in dicts, lists, tuples and sets, or the value itself."""
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, (list, tuple, set)):
+        for one in value:
+            yield from _leaves(one)
+    else:
+        yield value
+
+
+StepSchedule = Literal["continue", "restart"]
+Settings = Mapping[int, Sequence[StepSettings]]
+"""Of a visit: number of an optimizer -> for each of its steps the settings of each group."""
+
+
+@dataclass(frozen=True)
+class _Position:
+    """Where an optimizer and its schedules stand; a further one has a larger ``order``."""
+
+    order: tuple[float, str, str]
+    options: list[dict[str, Any]]
+    schedules: dict[int, dict[str, Any]]
+
+
+class StepSchedules:
+    """Puts schedules where a visit or a round has to find them.
+
+    Args:
+        after_round: ``continue`` or ``restart``, see above.
+
+    Raises:
+        ValueError: another value; in ``start_round``, for a schedule that depends on the order of the clients.
+    """
+
+    def __init__(self, after_round: StepSchedule = "continue") -> None:
+        if after_round not in ("continue", "restart"):
+            raise ValueError(f"federated.step_schedule={after_round!r} is not one of continue, restart")
+        self.after_round = after_round
+
+    def start_round(self, trainer: L.Trainer, begins: Sequence[int]) -> None:
+        """Before the first batch of a round.
+
+        Args:
+            trainer: whose optimizers and schedules they are.
+            begins: numbers of the batches with which visits begin.
+        """
+        self._trainer = trainer
+        self._configs = list(trainer.lr_scheduler_configs)
+        self._moving = [i for i, config in enumerate(self._configs) if self._moves(config)]
+        for i in self._moving:
+            self._check(i, begins)
+        self._start = [self._position(optimizer) for optimizer in trainer.optimizers]
+        self._furthest = [*self._start]
+        self._last: list[_Position] = []
+        self._settings: dict[int, tuple[str, Sequence[StepSettings]]] = {}
+
+    def start_visit(self) -> None:
+        """Before the first batch of a visit."""
+        for optimizer, position in zip(self._trainer.optimizers, self._start, strict=True):
+            self._put(optimizer, position)
+
+    def finish_visit(self, visit: Visit, settings: Settings) -> None:
+        """After the last batch of a visit.
+
+        Args:
+            visit: that is over.
+            settings: learning rates, weight decay and the like of its steps.
+
+        Raises:
+            ValueError: a step had other settings than the same step of an earlier visit of the round.
+        """
+        self._compare(visit, settings)
+        self._last = [self._position(optimizer, visit) for optimizer in self._trainer.optimizers]
+        pairs = zip(self._furthest, self._last, strict=True)
+        self._furthest = [max(before, now, key=lambda position: position.order) for before, now in pairs]
+
+    def finish_round(self, module: L.LightningModule) -> None:
+        """After the last batch of a round, of which Lightning has stepped the schedules of interval "epoch" already."""
+        for number, optimizer in enumerate(self._trainer.optimizers):
+            start, target = self._start[number], self._furthest[number]
+            if self._of(optimizer, self._moving):
+                if self.after_round == "restart":
+                    target = start
+            elif _same(target.options, start.options):
+                continue
+            if not self._last or target is not self._last[number]:
+                self._put(optimizer, target)
+                self._step_by_epoch(optimizer, start, module)
+
+    def _moves(self, config: Any) -> bool:
+        """Whether it may step within a round; of manual optimization nobody can tell beforehand."""
+        return config.interval == "step" or not self._trainer.lightning_module.automatic_optimization
+
+    def _check(self, index: int, begins: Sequence[int]) -> None:
+        config = self._configs[index]
+        name, every = type(config.scheduler).__name__, config.frequency
+        if not self._trainer.lightning_module.automatic_optimization:
+            return
+        if config.reduce_on_plateau:
+            raise ValueError(
+                f"{name} with interval 'step' would compare one client's values with another's: set interval 'epoch', which "
+                "is a round"
+            )
+        if any(begin % every for begin in begins):
+            raise ValueError(
+                f"{name} steps every {every} batches of the round, and a visit does not begin at one of them: set its "
+                f"frequency to 1, or federated.local_steps to a multiple of {every}"
+            )
+
+    def _of(self, optimizer: Optimizer, numbers: Sequence[int]) -> list[int]:
+        return [i for i in numbers if self._configs[i].scheduler.optimizer is optimizer]
+
+    def _position(self, optimizer: Optimizer, visit: Visit | None = None) -> _Position:
+        numbers = self._of(optimizer, self._moving)
+        schedules = {i: deepcopy(self._configs[i].scheduler.state_dict()) for i in numbers}
+        order = (-1.0, "", "")
+        if visit is not None:
+            steps = [getattr(self._configs[i].scheduler, "last_epoch", visit.num_batches) for i in numbers]
+            steps = steps or [visit.num_batches]
+            order = (float(sum(steps)), visit.client_id, visit.split)
+        options = [{k: _copy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+        if visit is None:  # the others step when the round is over, and may have to do so once more
+            others = self._of(optimizer, range(len(self._configs)))
+            schedules |= {i: deepcopy(self._configs[i].scheduler.state_dict()) for i in others}
+        return _Position(order, options, schedules)
+
+    def _put(self, optimizer: Optimizer, position: _Position) -> None:
+        for group, options in zip(optimizer.param_groups, position.options, strict=True):
+            for key, value in options.items():
+                if isinstance(value, Tensor) and isinstance(group.get(key), Tensor):
+                    group[key].copy_(value)
+                else:
+                    group[key] = _copy(value)
+        for i in self._of(optimizer, self._moving):
+            self._configs[i].scheduler.load_state_dict(deepcopy(position.schedules[i]))
+
+    def _step_by_epoch(self, optimizer: Optimizer, start: _Position, module: L.LightningModule) -> None:
+        """Once more what Lightning has done, now on top of where the schedules stand after the round."""
+        for i in self._of(optimizer, range(len(self._configs))):
+            config = self._configs[i]
+            due = (self._trainer.current_epoch + 1) % config.frequency == 0
+            if i not in self._moving and not config.reduce_on_plateau and due:
+                config.scheduler.load_state_dict(deepcopy(start.schedules[i]))
+                module.lr_scheduler_step(config.scheduler, None)
+
+    def _compare(self, visit: Visit, settings: Settings) -> None:
+        for number, own in settings.items():
+            optimizer = self._trainer.optimizers[number]
+            schedules = [self._configs[i].scheduler for i in self._of(optimizer, self._moving)]
+            if any(isinstance(schedule, ReduceLROnPlateau) for schedule in schedules):
+                continue  # what the module has it step by is the client's own
+            client, before = self._settings.get(number, (visit.client_id, own))
+            for step, (a, b) in enumerate(zip(before, own, strict=False)):
+                if a != b:
+                    name, theirs, here = _first_difference(a, b)
+                    raise ValueError(
+                        f"step {step + 1} of the visit to client {visit.client_id} had {name}={here}, and that to client "
+                        f"{client} {name}={theirs}: something sets it by trainer.global_step or batch_idx, which run on "
+                        "through the clients of a round. Take a schedule with interval 'step', which every visit starts at "
+                        "the same place, or count the steps of a visit from on_visit_start on"
+                    )
+            if len(own) >= len(before):
+                self._settings[number] = visit.client_id, own
+
+
+def _first_difference(some: StepSettings, others: StepSettings) -> tuple[str, Any, Any]:
+    """Name of the first setting in which two steps differ, and its two values; groups that joined differ as a whole."""
+    for a, b in zip(some, others, strict=False):
+        for name in (name for name in {**a, **b} if a.get(name) != b.get(name)):
+            return name, a.get(name), b.get(name)
+    return "number of groups", len(some), len(others)
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else deepcopy(value)
+
+
+def _same(some: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether all groups have the same options."""
+
+    def alike(a: Any, b: Any) -> bool:
+        return equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else bool(a == b)
+
+    return all(
+        a.keys() == b.keys() and all(alike(a[key], b[key]) for key in a)
+        for a, b in zip(some, others, strict=True)
+    )
+
+
+class LossScale:
+    """Puts the scale back; does nothing where the trainer's precision has none."""
+
+    def start_round(self, trainer: L.Trainer, changes_gradients: str | None) -> None:
+        """Before the first batch of a round.
+
+        Args:
+            trainer: whose precision it is.
+            changes_gradients: the name of an algorithm that adds to gradients; None if it leaves them alone.
+
+        Raises:
+            ValueError: the algorithm would add to gradients that are still multiplied.
+        """
+        self._plugin: Any = trainer.precision_plugin
+        self.is_used = getattr(self._plugin, "scaler", None) is not None
+        if not self.is_used:
+            return
+        fused = [one for one in trainer.optimizers if getattr(one, "_step_supports_amp_scaling", False)]
+        if fused and changes_gradients:
+            raise ValueError(
+                f"{type(fused[0]).__name__} with fused=True divides gradients by the loss scale itself, after "
+                f"{changes_gradients} has added to them: leave fused out, or set trainer.precision='bf16-mixed'"
+            )
+        self._start = self._plugin.state_dict()
+        self._ends: list[dict[str, Any]] = []
+
+    def start_visit(self) -> None:
+        """Before the first batch of a visit."""
+        if self.is_used:
+            self._plugin.load_state_dict(dict(self._start))
+
+    def finish_visit(self) -> None:
+        """After the last batch of a visit."""
+        if self.is_used:
+            self._ends.append(self._plugin.state_dict())
+
+    def finish_round(self) -> None:
+        """After the last batch of a round."""
+        if self.is_used and self._ends:
+            smallest = min(self._ends, key=lambda end: (end["scale"], end["_growth_tracker"]))
+            self._plugin.load_state_dict(dict(smallest))

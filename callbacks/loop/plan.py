@@ -1,0 +1,294 @@
+"""Plan of a round: who is asked, which visits that gives, and where in the round's stream of batches they are."""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Checkpoint, GradientAccumulationScheduler
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+
+from fedlight.callbacks.loop.run import Run, seed_all
+from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.client import Client, Visit, uniform_cohort
+from fedlight.federation.protocols import FederatedData, NumBatches
+
+
+class RoundSchedule:
+    """The visits of one round, one after the other.
+
+    Args:
+        visits: in the order in which they are trained.
+        accumulation: batches of an optimizer step.
+
+    Attributes:
+        accumulation: batches of an optimizer step.
+        begins: number of its first batch -> visit.
+        ends: numbers of the batches before which a visit has ended.
+        num_batches: of the whole round; those of one optimizer step where there is no visit, as Lightning needs some.
+
+    Raises:
+        ValueError: a visit ends inside an optimizer step.
+
+    Example:
+        >>> schedule = RoundSchedule([Visit("a", 2), Visit("b", 3)], accumulation=1)
+        >>> list(schedule.begins), sorted(schedule.ends), schedule.num_batches
+        ([0, 2], [2, 5], 5)
+    """
+
+    def __init__(self, visits: Sequence[Visit], accumulation: int) -> None:
+        self.accumulation = accumulation
+        for visit in visits:
+            if visit.num_batches % accumulation:
+                raise ValueError(
+                    f"a visit of {visit.num_batches} batches is no multiple of trainer.accumulate_grad_batches="
+                    f"{accumulation}: one optimizer step would mix two clients"
+                )
+        ends = list(accumulate(visit.num_batches for visit in visits))
+        self.begins = dict(zip([0, *ends[:-1]], visits, strict=True)) if visits else {}
+        self.ends = set(ends)
+        self._last = {visit.client_id: visit for visit in visits}
+        self._first = {visit.client_id: visit for visit in reversed(visits)}
+        self.num_batches = ends[-1] if ends else accumulation
+
+    def is_first(self, visit: Visit) -> bool:
+        """Whether it is the first of its client in the round."""
+        return self._first[visit.client_id] is visit
+
+    def is_last(self, visit: Visit) -> bool:
+        """Whether it is the last of its client in the round."""
+        return self._last[visit.client_id] is visit
+
+
+def batches_per_step(trainer: L.Trainer, round_idx: int) -> int:
+    """Batches of an optimizer step in a round, which Lightning's ``GradientAccumulationScheduler`` may change with it."""
+    number = trainer.accumulate_grad_batches
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, GradientAccumulationScheduler):
+            number = callback.get_accumulate_grad_batches(round_idx)
+    return number
+
+
+def visit_lengths(local_steps: int | None, accumulation: int, one_pass: NumBatches) -> NumBatches:
+    """How many batches a visit has, by client id and which of its data it trains on.
+
+    Args:
+        local_steps: optimizer steps; None for one pass over the client's data, cut to whole steps.
+        accumulation: batches of an optimizer step.
+        one_pass: batches of a pass, by the same.
+
+    Example:
+        >>> visit_lengths(None, 2, lambda client_id, split="train": 5)("a")
+        4
+    """
+
+    def num_batches(client_id: str, split: str = "train") -> int:
+        steps = local_steps or max(1, one_pass(client_id, split) // accumulation)
+        return steps * accumulation
+
+    return num_batches
+
+
+def number_asked(wanted: int, over_selection: float) -> int:
+    """So many clients are asked for ``wanted`` of them.
+
+    Example:
+        >>> number_asked(100, 1.1), number_asked(8, 1.3)
+        (110, 11)
+    """
+    return math.ceil(round(wanted * over_selection, 9))
+
+
+def takes_place(trainer: L.Trainer, round_idx: int) -> bool:
+    """Whether the round will be trained, as far as is known: not after the last, nor where the trainer was told to stop."""
+    stops = trainer.should_stop and trainer.fit_loop._can_stop_early
+    return round_idx < (trainer.max_epochs or 0) and not stops
+
+
+def skip_batches(module: L.LightningModule, round_idx: int) -> None:
+    """Has the module train nothing, until :func:`train_batches_again`, and says so.
+
+    Lightning stops the whole run at an epoch without batches. So a round without visits has some, which are passed over; the
+    round is validated, logged and counted like any other.
+    """
+    rank_zero_info(f"round {round_idx + 1}: nobody is left of those asked, so the model stays as it is")
+    warnings.filterwarnings("ignore", "`training_step` returned `None`")
+    module.training_step = _skip  # type: ignore[method-assign]
+
+
+def train_batches_again(module: L.LightningModule) -> None:
+    """Undoes :func:`skip_batches`, where that was done."""
+    if vars(module).get("training_step") is _skip:
+        del module.training_step
+
+
+def _skip(*_: object) -> None:
+    """A training step that has Lightning go on to the next batch."""
+
+
+def close_epoch(trainer: L.Trainer) -> None:
+    """Has Lightning go on behind the batches of an epoch of which a checkpoint was taken after validation.
+
+    It compares how many it had done with how many the next epoch has, and so would train a part of a longer round.
+    """
+    done: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+    done.ready = done.started = done.processed = done.completed = int(trainer.num_training_batches)
+
+
+class RoundPlanner:
+    """Plans one round after the other, for the datamodule to stream its batches.
+
+    Args:
+        algorithm: whose visits they are.
+        data: of the clients; it is told the visits.
+        clients: all clients by id.
+        clients_per_round: clients whose work is wanted.
+        over_selection: so many times as many are asked.
+        local_steps: optimizer steps of a visit; None for one pass over the data.
+        accumulation: batches of an optimizer step in a round, by its number.
+        seed: of the sampling, and of what the algorithm draws when it prepares a round.
+
+    Attributes:
+        num_asked: clients that are asked in a round.
+        cohort: those who take part in the round that was planned last.
+        schedule: of its visits.
+        planned: that round; None before the first.
+    """
+
+    cohort: list[Client]
+    schedule: RoundSchedule
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        data: FederatedData,
+        clients: Mapping[str, Client],
+        clients_per_round: int,
+        over_selection: float,
+        local_steps: int | None,
+        accumulation: Callable[[int], int],
+        seed: int,
+    ) -> None:
+        self.algorithm = algorithm
+        self.data = data
+        self.clients = clients
+        self.num_asked = min(len(clients), number_asked(clients_per_round, over_selection))
+        self.local_steps = local_steps
+        self.accumulation = accumulation
+        self.seed = seed
+        self.planned: int | None = None
+
+    def outline(self, round_idx: int, accumulation: int) -> None:
+        """Tells the data of one visit, as long as the longest of all clients.
+
+        Lightning may ask for a loader before the first round is planned, to work out ``trainer.estimated_stepping_batches``.
+        That is then how many steps a schedule makes that goes on from round to round, or a few more where visits differ in
+        length.
+
+        Args:
+            round_idx: of the round that will be planned first.
+            accumulation: batches of an optimizer step.
+        """
+        num_batches = visit_lengths(self.local_steps, accumulation, self.data.num_batches)
+        visits = self.algorithm.plan(round_idx, [*self.clients.values()], num_batches)
+        nobody = Visit(next(iter(self.clients)), accumulation)
+        self.data.set_visits([max(visits, key=lambda visit: visit.num_batches, default=nobody)], round_idx)
+
+    def plan(
+        self,
+        round_idx: int,
+        run: Run,
+        parameters: Mapping[str, Tensor],
+        now_seconds: float,
+    ) -> None:
+        """Plans the visits of a round and tells the data.
+
+        Args:
+            round_idx: the round.
+            run: whose module holds the global state.
+            parameters: that are federated.
+            now_seconds: virtual time at which the round starts.
+        """
+        if self.planned != round_idx:
+            self._prepare(round_idx, now_seconds, run)
+            self.planned = round_idx
+        accumulation = self.accumulation(round_idx)
+        num_batches = visit_lengths(self.local_steps, accumulation, self.data.num_batches)
+        visits = self.algorithm.plan(round_idx, self._asked(round_idx), num_batches)
+        visits = run.devices.admit(round_idx, now_seconds, visits, parameters)
+        self.cohort = [self.clients[name] for name in sorted({visit.client_id for visit in visits})]
+        self.schedule = RoundSchedule(visits, accumulation)
+        # Lightning ends a run at an epoch without batches.
+        first = next(iter(self.clients))
+        self.data.set_visits(visits or [Visit(first, accumulation)], round_idx)
+
+    def _prepare(self, round_idx: int, now_seconds: float, run: Run) -> None:
+        """Has the algorithm prepare the round, for those who are there; every random stream stays as it was."""
+        with isolate_rng():
+            seed_all(self.seed, "prepare", round_idx)
+            there = run.devices.present(round_idx, now_seconds, self._asked(round_idx))
+            self.algorithm.prepare_round(round_idx, there, run)
+
+    def _asked(self, round_idx: int) -> list[Client]:
+        return uniform_cohort([*self.clients.values()], self.num_asked, self.seed, round_idx)
+
+
+def refuse_other_epoch(epoch: int, rounds_done: int, planned: int | None) -> None:
+    """Raises ``ValueError`` where trainer and loop do not count alike, or the round is not the one that was planned."""
+    if epoch != rounds_done:
+        raise ValueError(
+            f"the trainer has counted {epoch} epochs, but {rounds_done} rounds are done. If it goes on from a checkpoint, "
+            "that is not of a federated run: give one that is. If it was stopped inside a round before, make a new "
+            "trainer and give fit the newest checkpoint, ckpt_path=..."
+        )
+    if planned != rounds_done:
+        raise ValueError(
+            f"round {rounds_done + 1} is not planned: trainer.should_stop was set when the round before was over and now it "
+            "is not. Take out the callback that sets it back"
+        )
+
+
+def refuse_other_accumulation(now: int, planned: int) -> None:
+    """Raises ``ValueError`` where a callback has changed how many batches an optimizer step has after they were planned."""
+    if now != planned:
+        raise ValueError(
+            f"trainer.accumulate_grad_batches is {now}, but the visits of this round were planned with {planned}: change it "
+            "with Lightning's GradientAccumulationScheduler, which says beforehand what it will be"
+        )
+
+
+class NextRound(Checkpoint):
+    """Plans the next round once the round before is saved.
+
+    A plan may take minutes, where clients make training data for themselves: who stops the run in them has lost nothing, and
+    early stopping has spoken before. Lightning calls checkpoints and early stopping behind all other callbacks, and this is
+    the last of them.
+
+    Args:
+        plan: what is to be done.
+    """
+
+    def __init__(self, plan: Callable[[L.Trainer], None]) -> None:
+        self.plan = plan
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Plans."""
+        self.plan(trainer)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Leaves the trainer's callbacks as they were: this is no checkpoint that one could go on from."""
+        trainer.callbacks = others(trainer)  # type: ignore[attr-defined]
+
+
+def plan_behind_checkpoints(trainer: L.Trainer, plan: Callable[[L.Trainer], None]) -> None:
+    """Has the trainer do this when a round is over and saved."""
+    trainer.callbacks = [*others(trainer), NextRound(plan)]  # type: ignore[attr-defined]
+
+
+def others(trainer: L.Trainer) -> list[L.Callback]:
+    """The callbacks that the trainer was given."""
+    return [one for one in trainer.callbacks if not isinstance(one, NextRound)]  # type: ignore[attr-defined]

@@ -1,0 +1,442 @@
+"""One visit in the federated loop: what is sent and received, what is done locally, and what the client contributes.
+
+Steps are counted at torch's optimizers: there a step is one step, however often it evaluates its closure (LBFGS does so many
+times), and none is counted that 16-bit scaling leaves out.
+
+A client with several visits in a round contributes when the last of them is done: if one of them diverges, nothing of the
+client has been added up. A client sees NaN and Inf before it sends, so nothing goes up.
+"""
+
+import logging
+import math
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import lightning as L
+import torch
+from lightning.pytorch.trainer import call
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fedlight.callbacks.loop.buffers import BufferPolicy, Buffers
+from fedlight.callbacks.loop.plan import RoundSchedule
+from fedlight.callbacks.loop.run import seed_all
+from fedlight.federation.aggregation import Aggregation
+from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.channel import Channel, Payload
+from fedlight.federation.client import Client, Update, Upload, Visit, Visiting, Work
+from fedlight.federation.server import ServerOptimizer
+from fedlight.federation.state import Diverged, State, moved, refuse_not_finite
+
+SET_BY_HAND = ("lr", "momentum", "betas", "weight_decay")
+"""Settings of an optimizer's group that projects change from step to step."""
+StepSettings = tuple[dict[str, Any], ...]
+"""These of each group in one step; numbers, or tuples of them."""
+
+
+class LocalWork:
+    """The work of the visit under way, watched until :meth:`done` or :meth:`leave`.
+
+    Args:
+        optimizers: of the module; none before the first visit.
+        changes_gradients: the name of an algorithm that has to see gradients before each step; None if it need not.
+
+    Attributes:
+        settings: number of an optimizer -> for each of its steps so far the settings of its groups, ``SET_BY_HAND``.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer], changes_gradients: str | None = None) -> None:
+        self._optimizers = optimizers
+        self._changes_gradients = changes_gradients
+        self._announced: set[int] = set()
+        self._lr = _first_rate(optimizers)
+        self.settings: dict[int, list[StepSettings]] = defaultdict(list)
+        self._lr_sums: dict[int, float] = defaultdict(float)
+        self._steps = 0
+        self._backward_since_step = False
+        self._losses: list[Tensor] = []
+        self._started = time.perf_counter()
+        self._depth: dict[int, int] = defaultdict(int)
+        self._hooks = []
+        for optimizer in optimizers:
+            _check_hooks(optimizer)
+            self._hooks.append(optimizer.register_step_pre_hook(self._steps_now))
+            self._hooks.append(optimizer.register_step_post_hook(self._stepped))
+
+    def announce(self, optimizer: Optimizer) -> None:
+        """Lightning says that this optimizer will step; it says so at each evaluation of the closure.
+
+        A loss scale may leave the step out even so: then its gradients were of no use, and nobody waits for them.
+        """
+        self._backward_since_step = False
+        self._announced.add(id(optimizer))
+
+    def _steps_now(self, optimizer: Optimizer, *_: Any) -> None:
+        self._depth[id(optimizer)] += 1
+
+    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        """Counts an optimizer step and its learning rates; a scheduler changes them afterwards."""
+        self._depth[id(optimizer)] -= 1
+        if self._depth[id(optimizer)]:  # a subclass's step has called that of its class
+            return
+        if self._changes_gradients and id(optimizer) not in self._announced:
+            raise ValueError(
+                f"training_step stepped its {type(optimizer).__name__} past Lightning, so {self._changes_gradients} could "
+                "not change the gradients: step what self.optimizers() gives, without use_pl_optimizer=False"
+            )
+        self._announced.discard(id(optimizer))
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        if all(p.grad is None for p in held):  # training_step gave None: nothing has moved
+            return
+        self._backward_since_step = False
+        self._steps += 1
+        self._lr = _first_rate(self._optimizers)
+        rates = tuple(learning_rate(group) for group in optimizer.param_groups)
+        number = next(i for i, one in enumerate(self._optimizers) if one is optimizer)
+        self.settings[number].append(tuple(map(_set_by_hand, optimizer.param_groups)))
+        for group, lr in zip(optimizer.param_groups, rates, strict=True):
+            for parameter in group["params"]:
+                self._lr_sums[id(parameter)] += lr
+
+    def backward(self) -> None:
+        """Notes gradients that no optimizer step has used yet."""
+        self._backward_since_step = True
+
+    def refuse_unused_gradients(self, visit: Visit) -> None:
+        """Raises ``ValueError`` where the visit ended between a backward pass and the step that was to use it."""
+        if self._backward_since_step:
+            raise ValueError(
+                f"the visit to client {visit.client_id} ended after {visit.num_batches} batches with gradients that no "
+                "optimizer step has used: training_step makes one step of several batches, so set federated.local_steps to "
+                "a multiple of them; or it steps an optimizer inside of another, where the outer one has to make the step"
+            )
+
+    def add_loss(self, loss: Tensor | None) -> None:
+        """Takes the loss of a batch, where there is one."""
+        if loss is not None:
+            self._losses.append(loss)
+
+    def leave(self) -> None:
+        """Stops watching the optimizers."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def done(self, parameters: Mapping[str, Tensor]) -> Work:
+        """All of it, at the end of the visit to a client that trained ``parameters``."""
+        self.leave()
+        mean_loss = torch.stack(self._losses).mean().item() if self._losses else None
+        lr_sums = {name: self._lr_sums[id(p)] for name, p in parameters.items()}
+        return Work(self._steps, self._lr, mean_loss, time.perf_counter() - self._started, lr_sums)
+
+
+def learning_rate(group: Mapping[str, Any]) -> float:
+    """Of an optimizer's group; 0 where it has none, as an optimizer that finds its own."""
+    return float(group.get("lr") or 0.0)
+
+
+def _set_by_hand(group: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: group[name] for name in SET_BY_HAND if group.get(name) is not None}
+    return {
+        name: tuple(map(float, v)) if isinstance(v, (tuple, list)) else float(v) for name, v in found.items()
+    }
+
+
+def _first_rate(optimizers: Sequence[Optimizer]) -> float:
+    return learning_rate(optimizers[0].param_groups[0]) if optimizers else 0.0
+
+
+def _check_hooks(optimizer: Optimizer) -> None:
+    kind = type(optimizer)
+    if not hasattr(optimizer, "_optimizer_step_post_hooks") or not getattr(kind.step, "hooked", False):
+        raise ValueError(
+            f"{kind.__name__} does not call torch.optim.Optimizer.__init__, so its steps cannot be counted: call "
+            "super().__init__(params, defaults) in it, or take another optimizer"
+        )
+
+
+def step_loss(trainer: L.Trainer, outputs: Any) -> Tensor | None:
+    """The loss that ``training_step`` returned, or None where there is none, as under manual optimization there may be.
+
+    Args:
+        trainer: that has divided it by its ``accumulate_grad_batches``, which is taken back here.
+        outputs: of ``on_train_batch_end``.
+    """
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    return loss.detach() * trainer.accumulate_grad_batches if isinstance(loss, Tensor) else None
+
+
+@dataclass
+class OpenVisit:
+    """What the loop keeps of a visit under way.
+
+    Attributes:
+        visiting: what the algorithm keeps of it.
+        parameters: the module's parameters that the client trains, by name.
+        bytes_down: received by the client.
+        work: what has been done so far.
+        bytes_up: sent back by the client; 0 until then.
+    """
+
+    visiting: Visiting
+    parameters: Mapping[str, Tensor]
+    bytes_down: int
+    work: LocalWork
+    bytes_up: int = 0
+
+
+class Exchange:
+    """What goes between the server and the clients in the visits of one round.
+
+    Args:
+        algorithm: says what is sent.
+        channel: the way to the clients and back.
+        seed: of what the wire draws.
+        round_idx: the round.
+        state: the parameters that are shared, as the server has them.
+        buffer_bytes: of the buffers that go with what is sent, one way.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        channel: Channel,
+        seed: int,
+        round_idx: int,
+        state: State,
+        buffer_bytes: int = 0,
+    ) -> None:
+        self.algorithm = algorithm
+        self.channel = channel
+        self.seed = seed
+        self.round_idx = round_idx
+        self.state = state
+        self.buffer_bytes = buffer_bytes
+        self._arrived: tuple[str, State, State] | None = None
+        self._upload: Upload | None = None
+
+    def down(self, visit: Visit, client: Client, before: Visiting | None) -> tuple[Visiting, int]:
+        """Send to the client at the start of a visit what the algorithm says.
+
+        Args:
+            visit: that starts.
+            client: with its memory.
+            before: the client's visit before this one in the round.
+
+        Returns:
+            The visit under way, and the bytes that went down.
+        """
+        sent, num_bytes = self.algorithm.send(visit, client, self.state), 0
+        received: State = before.received if before else {}
+        if sent is not None:
+            payload = self.channel.down(sent, client)
+            received, num_bytes = payload.state, self._with_buffers(payload)
+        visiting = self.algorithm.start_visit(visit, client, received)
+        visiting.before = before
+        return visiting, num_bytes
+
+    def up(self, visiting: Visiting, trained: State, work: Work) -> tuple[Update | None, int]:
+        """Send to the server at the end of a visit what the client replies.
+
+        Returns:
+            What the algorithm makes of it for the aggregation, if anything, and the bytes that went up.
+
+        Raises:
+            Diverged: something of it is not finite; then nothing is sent.
+        """
+        refuse_not_finite(trained, "trained")
+        reply = self.algorithm.reply(visiting, trained, work)
+        visit, client, received = visiting.visit, visiting.client, visiting.received
+        seed_all(self.seed, "wire", self.round_idx, visit.client_id, visit.split)
+        payload = self.channel.up(received, reply, client, reply.keys() - self.state.keys())
+        refuse_not_finite(payload.state, "the movement of")
+        update = self.algorithm.finish_visit(visiting, payload.state, work)
+        if update is not None and not math.isfinite(update.weight):
+            raise Diverged(f"its weight {update.weight} is not finite")
+        if update is not None:
+            self._arrived = client.id, received, payload.state
+        return update, self._with_buffers(payload)
+
+    def _with_buffers(self, payload: Payload) -> int:
+        return payload.num_bytes + self.buffer_bytes if payload.state else payload.num_bytes
+
+    @property
+    def upload(self) -> Upload | None:
+        """What the server got in the last visit that gave an update; None in a round until the first has come.
+
+        Only the parameters: what an algorithm sends beside them, such as control variates, is left out.
+        """
+        if self._arrived is not None:  # put together once, and only where somebody looks
+            client_id, received, movement = self._arrived
+            own = {name: received[name] for name in movement if name in self.state}
+            self._upload, self._arrived = Upload(self.round_idx, client_id, moved(own, movement)), None
+        return self._upload
+
+
+logger = logging.getLogger("fedlight")
+
+
+def refuse_lost_model(state: State, round_idx: int, server: ServerOptimizer) -> None:
+    """Raises ``ValueError`` where the server's step has made a global model that is not finite, of movements that are.
+
+    Args:
+        state: the new global state.
+        round_idx: the round.
+        server: whose step it was.
+    """
+    for name, value in state.items():
+        if not value.isfinite().all():
+            raise ValueError(
+                f"round {round_idx + 1}: {name} of the global model is not finite after the step of "
+                f"{type(server).__name__}, so the run ends with the global model of the round before: lower "
+                f"federated.server.lr={server.lr}, or the learning rate of the clients"
+            )
+
+
+class Contributions:
+    """Of the clients of one round.
+
+    Args:
+        round_idx: the round.
+        aggregation: of the movements.
+        buffers: of the module.
+        schedule: of the round's visits.
+
+    Attributes:
+        diverged: client id -> what was not finite, of those who are left out.
+    """
+
+    def __init__(
+        self, round_idx: int, aggregation: Aggregation, buffers: BufferPolicy, schedule: RoundSchedule
+    ) -> None:
+        self.diverged: dict[str, str] = {}
+        self._round_idx = round_idx
+        self._aggregation = aggregation
+        self._buffers = buffers
+        self._schedule = schedule
+        self._waiting: dict[str, list[tuple[Update, Buffers, int]]] = {}
+
+    def refuse_left_out(self, client_id: str) -> None:
+        """Raises :class:`Diverged` for a client of which an earlier visit of the round diverged."""
+        if client_id in self.diverged:
+            raise Diverged(self.diverged[client_id])
+
+    def add(self, visit: Visit, update: Update | None, buffers: Buffers, num_examples: int) -> None:
+        """Takes what a visit has given; it counts once the client's last visit of the round is done."""
+        if update is not None:
+            self._waiting.setdefault(visit.client_id, []).append((update, buffers, num_examples))
+        if self._schedule.is_last(visit):
+            for each, changed, examples in self._waiting.pop(visit.client_id, []):
+                self._aggregation.add(each)
+                self._buffers.add(changed, examples)
+
+    def leave_out(self, client_id: str, why: Diverged) -> None:
+        """Leaves a client out of the round, with all that its visits have given."""
+        self.diverged.setdefault(client_id, str(why))
+        self._waiting.pop(client_id, None)
+
+    def result(self, hints: Mapping[str, object]) -> State:
+        """The combined movement of those who are left; who is not, is named in a warning.
+
+        Args:
+            hints: settings by name, on which it depends whether training diverges.
+
+        Raises:
+            ValueError: all have diverged.
+        """
+        if self.diverged:
+            clients = {visit.client_id for visit in self._schedule.begins.values()}
+            client_id, first = next(iter(self.diverged.items()))
+            settings = ", ".join(f"{name}={value}" for name, value in hints.items())
+            why = f"NaN or Inf in what they trained; {client_id}: {first}"
+            remedy = (
+                f"With {settings}: lower the learning rate, or set trainer.gradient_clip_val to 1.0 or less"
+            )
+            if len(self.diverged) == len(clients):
+                raise ValueError(
+                    f"round {self._round_idx + 1}: all {len(clients)} clients diverged ({why}), so the run ends with "
+                    f"the global model of the round before. {remedy}"
+                )
+            logger.warning(
+                "round %s: %s of %s clients diverged and are left out: %s (%s). %s",
+                *(
+                    self._round_idx + 1,
+                    len(self.diverged),
+                    len(clients),
+                    ", ".join(self.diverged),
+                    why,
+                    remedy,
+                ),
+            )
+        return self._aggregation.result()
+
+
+@runtime_checkable
+class TakesVisitStart(Protocol):
+    """A LightningModule or a callback of the trainer that is told when a client's visit begins."""
+
+    def on_visit_start(self, client_id: str) -> None:
+        """Before the first training step of a visit; parameters are those that the client starts from."""
+
+
+def call_on_visit_start(trainer: L.Trainer, module: L.LightningModule, client_id: str) -> None:
+    """Calls ``on_visit_start`` of the module and then of the callbacks, in their order, where they have it."""
+    for one in (module, *trainer.callbacks):  # type: ignore[attr-defined]
+        if isinstance(one, TakesVisitStart):
+            one.on_visit_start(client_id)
+
+
+HOOK = "on_train_batch_end"
+
+
+def call_modules_own(
+    trainer: L.Trainer, module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+) -> None:
+    """Calls the module's ``on_train_batch_end`` now; Lightning's call behind the callbacks does nothing this once."""
+    call._call_lightning_module_hook(trainer, HOOK, outputs, batch, batch_idx)
+    vars(module)[HOOK] = _Called(module, vars(module).get(HOOK))
+
+
+def call_again(module: L.LightningModule) -> None:
+    """Undoes that where Lightning's call has not come, because of an error."""
+    called = vars(module).get(HOOK)
+    if isinstance(called, _Called):
+        called()
+
+
+class _Called:
+    """Takes the place of the hook for one call."""
+
+    def __init__(self, module: L.LightningModule, own: Any) -> None:
+        self._module, self._own = module, own
+
+    def __call__(self, *_: object) -> None:
+        if self._own is None:
+            del vars(self._module)[HOOK]
+        else:
+            vars(self._module)[HOOK] = self._own
+
+
+class ParametersLeft:
+    """The parameters as a visit or a round left them, until the next hook behind its last batch.
+
+    Args:
+        parameters: the federated ones.
+        client_id: whose visit it was.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], client_id: str) -> None:
+        self._parameters, self._client_id = parameters, client_id
+        self._values = {name: p.detach().clone() for name, p in parameters.items()}
+
+    def refuse_changed(self) -> None:
+        """Raises ``ValueError`` where they are others now."""
+        changed = [name for name, p in self._parameters.items() if not torch.equal(p, self._values[name])]
+        if changed:
+            raise ValueError(
+                f"{changed[0]} was changed by a callback when the visit to client {self._client_id} was over and its work "
+                f"had been taken: a callback that changes weights in {HOOK} has to stand in front of FederatedLoop among "
+                "the trainer's callbacks"
+            )
