@@ -65,7 +65,13 @@ class WeightedSum(Aggregation):
         self._divisors: defaultdict[str, Fraction] = defaultdict(Fraction)
 
     def add(self, update: Update) -> None:
-        """Add ``weight * movement``."""
+        """Add ``weight * movement``.
+
+        Raises:
+            ValueError: the weight is not finite.
+        """
+        if not math.isfinite(update.weight):
+            raise ValueError(f"the weight {update.weight} of client {update.client_id} is not finite")
         step = Fraction(update.weight if self.divide_by == "weight" else 1.0)
         for name, value in update.movement.items():
             self._sums.add(name, value, update.weight)

@@ -11,11 +11,12 @@ Buffers that training changes are, as a run is told, the mean over its clients b
 with each client together with the parameters of the layers that own running statistics (``local``, FedBN: Li et al.,
 ICLR 2021, https://arxiv.org/abs/2102.07623).
 
-Movements are summed in fp64 and rounded once. Who takes part and which batches come is taken from the run that is checked;
-the checks of that are in `matrix`.
+Weighted movements are summed exactly and rounded once. Who takes part and which batches come is taken from the run that is
+checked; the checks of that are in `matrix`.
 """
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -44,7 +45,7 @@ def federated_averaging(
     for round_idx, visits in enumerate(rounds):
         stay = staying(model) if buffers == "local" else set()
         before = {name: p.detach().double() for name, p in model.named_parameters() if name not in stay}
-        summed = {name: torch.zeros_like(value) for name, value in before.items()}
+        weighted: dict[str, list[torch.Tensor]] = {name: [] for name in before}
         statistics = {name: torch.zeros_like(b).double() for name, b in model.named_buffers()}
         of_round = sum(sizes[client] for client, _ in visits)
         for client, batches in visits:
@@ -54,7 +55,7 @@ def federated_averaging(
             parameters, after = dict(local.named_parameters()), dict(local.named_buffers())
             for name in before:
                 moved = parameters[name].detach().double() - before[name]
-                summed[name].add_(moved, alpha=sizes[client] / num_examples)
+                weighted[name].append(moved * (sizes[client] / num_examples))
             for name, buffer in after.items():
                 statistics[name].add_(buffer.double() * sizes[client])
             if buffers == "local":
@@ -63,11 +64,17 @@ def federated_averaging(
         with torch.no_grad():
             for name, p in model.named_parameters():
                 if name in before:
-                    p.copy_((before[name] + factor * summed[name]).float())
+                    p.copy_((before[name] + factor * summed(weighted[name])).float())
             for name, buffer in model.named_buffers() if buffers == "average" else ():
                 mean = statistics[name] / of_round
                 buffer.copy_(mean if buffer.is_floating_point() else mean.round())
     return model
+
+
+def summed(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the exact sum of fp64 tensors, rounded once."""
+    sums = [math.fsum(column) for column in zip(*(value.flatten().tolist() for value in values), strict=True)]
+    return torch.tensor(sums, dtype=torch.float64).view_as(values[0])
 
 
 def staying(model: nn.Module) -> set[str]:

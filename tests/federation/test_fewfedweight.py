@@ -55,7 +55,8 @@ def test_losses_that_leave_no_weight_divide_nothing_by_zero():
         for (name, (share, _, moved)), loss in zip(CLIENTS.items(), (1e4, 2e4, math.inf), strict=True)
     }
     assert combined(FewFedWeight(), lost) == pytest.approx((0.2 * 3 - 0.1 + 0.4 * 7) / 0.7, rel=1e-12)
-    assert math.isnan(combined(FewFedWeight(), {"a": (1.0, math.nan, 1.0)}))
+    with pytest.raises(ValueError, match="weight nan of client a is not finite"):
+        combined(FewFedWeight(), {"a": (1.0, math.nan, 1.0)})
 
 
 def test_what_is_misspelt_or_cannot_make_candidates_is_refused(tmp_path):

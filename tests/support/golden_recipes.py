@@ -6,6 +6,7 @@ compare two states of the code.
 
 import hashlib
 import json
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -18,6 +19,8 @@ from fedlight.recipes.stages import Stage
 
 FILE = Path(__file__).parent.parent / "golden/recipes.json"
 RUN, CONF = "RUN", "CONF"
+CLASS = re.compile(r"\bfedlight\.(?:[a-z_0-9]+\.)+(?=[A-Z])|\bfedlight\.(?=[A-Z])")
+"""What stands before the name of a class of fedlight: a moved file changes no setting."""
 OWN = ("model", "data", "federated", "seed_everything")
 
 
@@ -66,7 +69,7 @@ def named(stage: Stage, settings: dict) -> str:
     places = {str(stage.folder.parent): RUN, str(conf_path("recipes").parent): CONF}
     for place, name in places.items():
         text = text.replace(place, name)
-    return text
+    return CLASS.sub("", text)
 
 
 def digest(text: str) -> str:
