@@ -72,7 +72,7 @@ def told(fit, caplog):
         ),
         (["--model.adapter=./adapter"], "adapter='./adapter' has no adapter_config.json"),
         (["--data.max_tokens=20"], "no vote fits into max_tokens=20. Raise it."),
-        (["--data.choices=[zig, zag]"], "they must differ in the last token alone. Set other choices"),
+        (["--data.choices=[zig, zag]"], "they must differ in the last token only. Set other choices"),
         (["--model.choices=[zig, zag]"], "this tokenizer does not make one distinct token of each"),
         (
             ["--federated.clients_per_round=7"],

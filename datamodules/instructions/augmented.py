@@ -23,7 +23,7 @@ from fedlight.datamodules.rows.fields import OWNERS, make_question_key, make_row
 from fedlight.datamodules.rows.instruction_rows import PublicRows, check_slots, read_instructions
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.text.encoding import Encoded, encode_responses
-from fedlight.datamodules.text.examples import ResponseExamples, joined
+from fedlight.datamodules.text.examples import ResponseExamples, join_examples
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields, FieldsByClient
 
@@ -131,7 +131,7 @@ class AugmentedInstructionDataModule(InstructionDataModule):
             )
             for client, own in split.train.items()
         }
-        return joined(examples, more), replace(split, train=train)
+        return join_examples(examples, more), replace(split, train=train)
 
     def _trained_rows(self) -> list[Fields]:
         added = [row.fields for rows in self.added.values() for row in rows]

@@ -23,7 +23,7 @@ from fedlight.datamodules.rows.fields import OWNERS, make_row_key, number_prompt
 from fedlight.datamodules.rows.instruction_rows import ALPACA_COLUMNS, check_slots, read_instructions
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.text.encoding import encode_responses
-from fedlight.datamodules.text.examples import ResponseExamples, collate_responses, joined
+from fedlight.datamodules.text.examples import ResponseExamples, collate_responses, join_examples
 from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import load_tokenizer, pad_id
 from fedlight.support.types import Fields
@@ -206,7 +206,7 @@ class InstructionDataModule(FederatedDataModule):
             f"{len(new):,} canaries planted at {len(self.planted):,} clients, {self.canaries.repeats:,} times each"
         )
         more = ResponseExamples(encoded, np.arange(len(new)))
-        return joined(examples, more), [*rows, *new], replace(split, train=train)
+        return join_examples(examples, more), [*rows, *new], replace(split, train=train)
 
     def _with_more(
         self, examples: ResponseExamples, rows: list[dict[str, str]], split: Split

@@ -20,7 +20,7 @@ from fedlight.datamodules.instructions.reports import SetupReport, padding_share
 from fedlight.datamodules.rows.columns import value_at
 from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.rows import RowsError, load_rows
-from fedlight.datamodules.rows.votes import Comparison, Votes, one_group_each, read_votes
+from fedlight.datamodules.rows.votes import Comparison, Votes, map_groups, read_votes
 from fedlight.datamodules.text.encoding import Encoded, encode_choice, encode_pair, encode_responses
 from fedlight.datamodules.text.examples import (
     ChoiceExamples,
@@ -169,7 +169,7 @@ class PreferenceDataModule(FederatedDataModule):
             self.partition,
             owners=[votes.clients[vote] for vote in fits] if votes.clients else [],
             categories=categories,
-            prompts=votes.prompt_numbers()[fits],
+            prompts=votes.number_prompts()[fits],
             keys=np.array(votes.comparison)[fits],
             share=0.0 if self.val_rows else self.val_share,
             at_most=self.val_max,
@@ -218,7 +218,7 @@ class PreferenceDataModule(FederatedDataModule):
         votes = read_votes(rows, columns, self.choice_values, self.template.required, source)
         if votes.groups and self.partition.by == "client":
             known = [*(self.client_groups or {}).items(), *votes.groups.items()]
-            self.client_groups = one_group_each(known, source)
+            self.client_groups = map_groups(known, source)
         return votes
 
     def _fitting(self, votes: Votes, encoded: Encoded) -> np.ndarray:
@@ -244,7 +244,7 @@ class PreferenceDataModule(FederatedDataModule):
     def _examples(self, encoded: Encoded, votes: Votes, fits: np.ndarray, first_index: int = 0) -> Examples:
         comparison, winner = np.array(votes.comparison)[fits], np.array(votes.winner)[fits]
         if self.view == "selector":
-            return ChoiceExamples.of_votes(encoded, comparison, winner)
+            return ChoiceExamples.from_votes(encoded, comparison, winner)
         if self.view == "dpo":
             return PreferredExamples(encoded, comparison, winner, first_index + fits)
         return ResponseExamples(encoded, 2 * comparison + winner)

@@ -1,12 +1,11 @@
-"""Column maps: where the rows of any data set have what fedlight asks for.
+"""Column maps from fedlight's names to the columns of any data set.
 
-A column map says for every name that fedlight knows where a row has it; dots go into nested columns and lists:
+A column map gives the path of each name in a row; dots lead into nested columns and lists:
 ``{"post": "info.post", "response_a": "summaries.0.text", "choice": "choice", "client": "worker"}``.
 
-Names with a meaning: ``response_a``, ``response_b`` and ``choice``, or ``chosen`` and ``rejected``; ``score_a``
-and ``score_b`` (the choice is tested against them); ``client``; ``category``; ``group``, a known group of the
-client, with which evaluation compares what an algorithm finds and which no model sees. Every other name is a slot of
-the template.
+Names with a meaning: ``response_a``, ``response_b`` and ``choice``, or ``chosen`` and ``rejected``; ``score_a`` and
+``score_b``, against which the choice is checked; ``client``; ``category``; ``group``, a known group of the client, which
+evaluation compares with what an algorithm finds and which no model sees. Every other name is a slot of the template.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +18,10 @@ Columns = Mapping[str, str]
 
 
 def value_at(row: Any, path: str) -> Any:
-    """Follows a dotted path; numbers index lists, negative ones from the end.
+    """Return the value at a dotted path; numbers index lists, negative ones from the end.
 
     Raises:
-        KeyError, IndexError, TypeError, ValueError: there is nothing at the path.
+        KeyError, IndexError, TypeError, ValueError: the path does not exist.
 
     Example:
         >>> value_at({"summaries": [{"text": "s0"}, {"text": "s1"}]}, "summaries.1.text")
@@ -36,16 +35,16 @@ def value_at(row: Any, path: str) -> Any:
 
 
 def check_columns(rows: Rows, columns: Columns, source: str, setting: str = "columns") -> None:
-    """Every mapped column must exist in the first row; later rows may lack it (counted as missing).
+    """Check that the first row has every mapped column; later rows may lack it and are counted as missing.
 
     Args:
-        rows: at least one.
-        columns: name to column.
-        source: of the rows, for the message.
-        setting: that gave the columns, likewise.
+        rows: at least one row.
+        columns: column map.
+        source: name of the rows in the message.
+        setting: setting that gave the column map, for the message.
 
     Raises:
-        RowsError: names the column, the source and the columns that exist.
+        RowsError: a column does not exist; the message lists the columns that do.
     """
     for name, path in columns.items():
         try:
@@ -59,26 +58,26 @@ def check_columns(rows: Rows, columns: Columns, source: str, setting: str = "col
 
 
 def text_at(row: Mapping[str, Any], path: str) -> str:
-    """The text at a path, stripped; "" where there is none.
+    """Return the stripped text at a path, with `replace_surrogates`; "" where the path does not exist.
 
-    A list (the turns of a conversation) is joined by blank lines; see `well_formed` for what is mended.
+    A list (the turns of a conversation) is joined by blank lines.
     """
     try:
         value = value_at(row, path)
     except (KeyError, IndexError, TypeError, ValueError):
         return ""
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return well_formed("\n\n".join(str(part).strip() for part in value))
-    return "" if value is None else well_formed(str(value).strip())
+        return replace_surrogates("\n\n".join(str(part).strip() for part in value))
+    return "" if value is None else replace_surrogates(str(value).strip())
 
 
-def well_formed(text: str) -> str:
-    r"""The text with half characters replaced, which neither tokenizers nor files take.
+def replace_surrogates(text: str) -> str:
+    r"""Replace lone surrogates, which neither tokenizers nor UTF-8 files accept.
 
-    JSON can hold them: who cuts a text off between the two halves of a character writes such a one.
+    JSON can hold them: text that was cut between the two halves of a character.
 
     Example:
-        >>> well_formed("cut \ud83d") == "cut \ufffd", well_formed("\ud83d\ude00") == "\U0001f600"
+        >>> replace_surrogates("cut \ud83d") == "cut \ufffd", replace_surrogates("\ud83d\ude00") == "\U0001f600"
         (True, True)
     """
     if text.isascii():
@@ -87,7 +86,7 @@ def well_formed(text: str) -> str:
 
 
 def _paths(row: Mapping[str, Any]) -> list[str]:
-    """Existing columns, nested ones with dots."""
+    """Return the names of existing columns, nested ones with dots."""
     paths: list[str] = []
     for name, value in row.items():
         paths += (

@@ -1,14 +1,14 @@
-"""Rows from anywhere: local files, folders of them, datasets of the Hugging Face hub, the embedded toy world.
+"""Rows from local files and folders, datasets of the Hugging Face hub, or the embedded toy world.
 
-Local files are read here, line by line, and not by ``datasets``: an error can then name the file and the line,
-nothing is written to a cache, and no heavy import is paid for. Every row is a plain dictionary.
+Local files are read line by line, and not by ``datasets``: an error can then name the file and the line, nothing is written
+to a cache, and no heavy import is needed. Every row is a plain dictionary.
 
 ====================================================  ==================================================================
-source                                                 what it is
+source                                                 meaning
 ====================================================  ==================================================================
-``votes.jsonl``, ``.json``, ``.csv``, ``.tsv``, ``.parquet``  a file; text formats also with ``.gz``
-``votes/``                                             all such files of a folder, in the order of their names
-``openai/summarize_from_feedback:comparisons``         a dataset of the hub, with its configuration after the colon
+``votes.jsonl``, ``.json``, ``.csv``, ``.tsv``, ``.parquet``  file; text formats also with ``.gz``
+``votes/``                                             folder: all such files, in the order of their names
+``openai/summarize_from_feedback:comparisons``         dataset of the hub, with its configuration after the colon
 ``toy:votes?seed=1``                                   rows of the embedded world, with options
 ====================================================  ==================================================================
 """
@@ -28,6 +28,7 @@ from urllib.parse import parse_qsl
 from fedlight.support.files import write_whole
 from fedlight.support.hub_errors import hub_asked_once
 from fedlight.support.types import Rows
+from fedlight.support.words import first_line
 
 TEXT_ENDINGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 ENDINGS = (*TEXT_ENDINGS, *(ending + ".gz" for ending in TEXT_ENDINGS), ".parquet")
@@ -39,18 +40,19 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
 
 class RowsError(ValueError):
-    """Rows cannot be had from a source; the message names the source, the place in it and the remedy."""
+    """Error of a source of rows; the message names the source, the place in it and the remedy."""
 
 
 def load_rows(source: str, split: str | None = None) -> Rows:
-    """The rows of a source, each a mapping from column to value.
+    """Return the rows of a source, each a mapping from column to value.
 
     Args:
         source: see the table at the top of this file.
-        split: split of a hub dataset, ``"train"`` where None; files and the toy world have none and do not look at it.
+        split: split of a hub dataset; None: ``"train"``. Files and the toy world have no splits and ignore it.
 
     Raises:
-        RowsError: a missing, empty or damaged file, a name that is neither file nor dataset, an unreachable hub.
+        RowsError: the file is missing, empty or damaged, the name is neither a file nor a dataset, or the hub cannot be
+            reached.
     """
     if not source.strip():
         raise RowsError(f"the source is empty: {WANTED}")
@@ -58,7 +60,7 @@ def load_rows(source: str, split: str | None = None) -> Rows:
         return _toy_rows(source)
     path = Path(source).expanduser()
     if path.is_dir():
-        return [row for file in _files_of(path) for row in _read_file(file)]
+        return [row for file in _list_files(path) for row in _read_file(file)]
     if path.is_file():
         return _read_file(path)
     if HUB_NAME.fullmatch(source) and not source.endswith(ENDINGS):
@@ -67,11 +69,11 @@ def load_rows(source: str, split: str | None = None) -> Rows:
 
 
 def write_rows(rows: Rows, file: Path) -> None:
-    """Writes JSON lines, which `load_rows` reads."""
+    """Write JSON lines, which `load_rows` reads."""
     write_whole(file, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _files_of(folder: Path) -> list[Path]:
+def _list_files(folder: Path) -> list[Path]:
     files = sorted(file for file in folder.iterdir() if file.name.endswith(ENDINGS))
     if not files:
         raise RowsError(f"{folder}: the folder has no file that ends in one of {', '.join(ENDINGS)}.")
@@ -95,7 +97,7 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
         return pyarrow.parquet.read_table(path).to_pylist()
     except (OSError, pyarrow.ArrowInvalid) as error:
         raise RowsError(
-            f"{path}: not a readable Parquet file ({_first_line(error)}). Fetch or write it again."
+            f"{path}: not a readable Parquet file ({first_line(error)}). Fetch or write it again."
         ) from None
 
 
@@ -108,18 +110,18 @@ def _read_text(path: Path) -> list[dict[str, Any]]:
             return reader(path, place.count(file), place)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise RowsError(
-            f"{path}: damaged gzip data after line {place.number} ({_first_line(error)}). Fetch the file again."
+            f"{path}: damaged gzip data after line {place.number} ({first_line(error)}). Fetch the file again."
         ) from None
     except UnicodeDecodeError as error:
         raise RowsError(
-            f"{path}, line {_first_not_utf8(path)}: not UTF-8 ({error.reason}). Save the file as UTF-8."
+            f"{path}, line {_find_not_utf8(path)}: not UTF-8 ({error.reason}). Save the file as UTF-8."
         ) from None
     except csv.Error as error:
         raise RowsError(f"{path}, line {place.number}: {error}. Save the file as plain CSV.") from None
 
 
-def _first_not_utf8(path: Path) -> int:
-    """The number of the first line that is not UTF-8; text is decoded in larger pieces, so its reader does not know."""
+def _find_not_utf8(path: Path) -> int:
+    """Return the number of the first line that is not UTF-8; a text reader decodes larger pieces and cannot know it."""
     with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -137,7 +139,7 @@ def _open(path: Path) -> IO[str]:
 
 
 class _Lines:
-    """Iterates over lines and knows the number of the last one, for error messages."""
+    """Counter of the lines read so far, for error messages."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -187,8 +189,7 @@ def _read_table(path: Path, lines: Iterator[str], place: _Lines) -> list[dict[st
     for row in reader:
         if None in row or None in row.values():
             raise RowsError(
-                f"{path}, line {place.number}: another number of cells than the "
-                f"{len(reader.fieldnames or [])} columns of "
+                f"{path}, line {place.number}: another number of cells than the {len(reader.fieldnames or [])} columns of "
                 "the first line. Quote cells that contain the separator."
             )
         rows.append(row)
@@ -214,22 +215,21 @@ def _hub_rows(source: str, split: str) -> Rows:
             return _load_dataset(name, config, split)
     except datasets.exceptions.DatasetNotFoundError:
         raise RowsError(
-            f"{source}: no such file here, and no such dataset to be had from the hub. Check the name; for a "
-            "private one log in."
+            f"{source}: no such local file, and no such dataset on the hub. Check the name; for a private dataset log in."
         ) from None
     except (OSError, ConnectionError) as error:
-        raise RowsError(_unreachable(source, error)) from None
+        raise RowsError(_describe_unreachable(source, error)) from None
     except (ValueError, RuntimeError) as error:
         if "offline" in str(error).lower() or "connect" in str(error).lower():
-            raise RowsError(_unreachable(source, error)) from None
-        raise RowsError(f"{source}, split {split}: {_first_line(error)}") from None
+            raise RowsError(_describe_unreachable(source, error)) from None
+        raise RowsError(f"{source}, split {split}: {first_line(error)}") from None
     finally:
         if bars_were_on:
             datasets.enable_progress_bars()
 
 
 def _load_dataset(name: str, config: str, split: str) -> Rows:
-    """Loads a dataset; one that is defined by a script (never run) comes from the hub's own Parquet copy of it."""
+    """Load a dataset; for one defined by a script, which is never run, load the hub's Parquet copy."""
     import datasets
 
     try:
@@ -242,13 +242,8 @@ def _load_dataset(name: str, config: str, split: str) -> Rows:
         )
 
 
-def _unreachable(source: str, error: BaseException) -> str:
+def _describe_unreachable(source: str, error: BaseException) -> str:
     return (
-        f"{source}: the hub cannot be reached ({type(error).__name__}). Set HF_ENDPOINT to a mirror, or give "
-        "the path of a "
-        "local .jsonl, .csv or .parquet file instead of the name; what is in the cache is used with HF_HUB_OFFLINE=1."
+        f"{source}: the hub cannot be reached ({type(error).__name__}). Set HF_ENDPOINT to a mirror, or give the path of a "
+        "local .jsonl, .csv or .parquet file instead of the name; HF_HUB_OFFLINE=1 reads from the cache."
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

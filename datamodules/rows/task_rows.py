@@ -1,4 +1,4 @@
-"""Rows of a task and the template in which they are asked; see :mod:`fedlight.evaluation.tasks.task`."""
+"""Rows and prompts of an evaluation task; see :mod:`fedlight.evaluation.tasks.task`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,21 +12,20 @@ from fedlight.datamodules.text.templates import Template
 
 
 class TaskRows:
-    """Where a task's rows are, and how its prompts look.
+    """Source of a task's rows, and the template of its prompts.
 
     Args:
-        source: where the rows are; see `fedlight.datamodules.rows.rows`.
+        source: file, folder or data set of the rows; see `fedlight.datamodules.rows.rows`.
         split: split of a hub dataset.
-        columns: where the rows have what the task asks for, by its name there; a name that is left out stands in the
-            column of the same name.
+        columns: the task's name -> column; a name left out is a column of the same name.
         template: a name or a text with slots, as in training; see `fedlight.datamodules.text.templates`.
-        where: keep the rows alone in which these columns have one of these values, such as ``{domain: [math]}``.
-        share: keep the test part of a split alone, in (0, 1): that of ``train_test_split(test_size=share)`` in the
-            package ``datasets``, by which benchmarks without a test set of their own are often split.
-        share_seed: the ``seed`` of that split.
+        where: column -> values; only rows with one of these values are kept, such as ``{domain: [math]}``.
+        share: size of the test part of a split that is kept, in (0, 1), as by ``train_test_split(test_size=share)`` of the
+            package ``datasets``, which often splits benchmarks without a test set; None: all rows.
+        share_seed: ``seed`` of that split.
 
     Raises:
-        ValueError: there is no such template, or a share is out of range.
+        ValueError: the template does not exist, or ``share`` is out of range.
     """
 
     def __init__(
@@ -46,26 +45,28 @@ class TaskRows:
         self.where, self.share, self.share_seed = where or {}, share, share_seed
 
     def rows(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """The values of these names in each row; None where a later row has none.
+        """Return the values of these names in each row; None where a row other than the first has no such column.
 
         Raises:
             RowsError: the rows cannot be read, a column does not exist, or no row is left.
         """
         rows = load_rows(self.source, self.split)
         if self.share is not None:
-            rows = [rows[row] for row in held_out_rows(len(rows), self.share, self.share_seed)]
+            rows = [rows[row] for row in draw_test_rows(len(rows), self.share, self.share_seed)]
         columns = {name: self.columns.get(name, name) for name in names}
         check_columns(rows, {**columns, **{column: column for column in self.where}}, self.source)
-        kept = [row for row in rows if all(str(_value(row, c)) in wanted for c, wanted in self.where.items())]
+        kept = [
+            row for row in rows if all(str(_find_value(row, c)) in wanted for c, wanted in self.where.items())
+        ]
         if not kept:
             raise RowsError(f"{self.source}: no row has {self.where}. Check where.")
-        return [{name: _value(row, path) for name, path in columns.items()} for row in kept]
+        return [{name: _find_value(row, path) for name, path in columns.items()} for row in kept]
 
     def prompt(self, fields: Mapping[str, str]) -> str:
-        """The template, filled.
+        """Return the prompt with these fields.
 
         Raises:
-            ValueError: the template has a slot that the task has no text for.
+            ValueError: the task has no text for a slot of the template.
         """
         if missing := [slot for slot in self.template.slots if slot not in fields]:
             raise ValueError(
@@ -74,23 +75,23 @@ class TaskRows:
         return self.template.render(fields).text
 
 
-def held_out_rows(number: int, share: float, seed: int) -> list[int]:
-    """Which rows ``datasets.Dataset.train_test_split(test_size=share, seed=seed)`` has for testing, in its order.
+def draw_test_rows(number: int, share: float, seed: int) -> list[int]:
+    """Return the test rows of ``datasets.Dataset.train_test_split(test_size=share, seed=seed)``, in its order.
 
     Args:
-        number: of rows.
-        share: in (0, 1).
-        seed: of the shuffle.
+        number: number of rows.
+        share: share of the test rows, in (0, 1).
+        seed: seed of the shuffle.
 
     Example:
-        >>> held_out_rows(10, 0.25, seed=42)
+        >>> draw_test_rows(10, 0.25, seed=42)
         [5, 6, 0]
     """
     order = np.random.default_rng(seed).permutation(number)
     return order[: math.ceil(share * number)].tolist()
 
 
-def _value(row: Mapping[str, Any], path: str) -> Any:
+def _find_value(row: Mapping[str, Any], path: str) -> Any:
     try:
         return value_at(row, path)
     except (KeyError, IndexError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Rows -> decided votes on comparisons: ties, gaps and repetitions counted, the orientation tested against scores."""
+"""Decided votes on comparisons, read from rows; ties, missing values and repetitions are counted."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from fedlight.datamodules.rows.rows import RowsError
 from fedlight.support.types import Rows
 
 ChoiceValues = Mapping[str, Any]
-SPECIAL = (
+VOTE_NAMES = (
     "response_a",
     "response_b",
     "choice",
@@ -23,11 +23,12 @@ SPECIAL = (
     "category",
     "group",
 )
+"""Names of a column map that are no slots of the template."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two different answers to one prompt; which is called first is without meaning."""
+    """Two different answers to one prompt; their order has no meaning."""
 
     fields: Mapping[str, str]
     first: str
@@ -35,11 +36,11 @@ class Comparison:
 
 
 @dataclass
-class RowCounts:
-    """What became of the rows of a source; ``str`` gives it in one line.
+class VoteCounts:
+    """Counts of a source's rows, votes and rows left out; ``str`` gives a summary in one line.
 
     Example:
-        >>> print(RowCounts("v", rows=5, ties=1, missing=1, votes=3, comparisons=2))
+        >>> print(VoteCounts("v", rows=5, ties=1, missing=1, votes=3, comparisons=2))
         v: 5 rows, 3 votes on 2 comparisons; left out: 1 ties, 1 missing, 0 identical, 0 duplicates; 0 conflicts kept
     """
 
@@ -56,8 +57,7 @@ class RowCounts:
     def __str__(self) -> str:
         return (
             f"{self.source}: {self.rows:,} rows, {self.votes:,} votes on {self.comparisons:,} comparisons; left out: "
-            f"{self.ties:,} ties, {self.missing:,} missing, {self.identical:,} identical, {self.duplicates:,} "
-            "duplicates; "
+            f"{self.ties:,} ties, {self.missing:,} missing, {self.identical:,} identical, {self.duplicates:,} duplicates; "
             f"{self.conflicts:,} conflicts kept"
         )
 
@@ -67,13 +67,13 @@ class Votes:
     """Decided votes, in the order of the rows.
 
     Attributes:
-        comparisons: what was voted on, each once.
-        comparison: per vote the index into ``comparisons``.
-        winner: per vote 0 if the first answer won, 1 if the second.
-        clients: per vote whose it is; empty without a column for it.
-        categories: per vote its category; empty without a column for it.
-        groups: client -> its known group; empty without a column for it. Never part of what a model reads.
-        counts: what became of the rows.
+        comparisons: compared answers, each pair once.
+        comparison: index into ``comparisons`` of each vote.
+        winner: 0 for each vote if the first answer won, 1 if the second.
+        clients: client of each vote; empty without a column for it.
+        categories: category of each vote; empty without a column for it.
+        groups: client -> its known group; empty without a column for it. No model sees it.
+        counts: counts of the rows.
     """
 
     comparisons: list[Comparison] = field(default_factory=list)
@@ -82,10 +82,10 @@ class Votes:
     clients: list[str] = field(default_factory=list)
     categories: list[str] = field(default_factory=list)
     groups: dict[str, str] = field(default_factory=dict)
-    counts: RowCounts = field(default_factory=lambda: RowCounts(""))
+    counts: VoteCounts = field(default_factory=lambda: VoteCounts(""))
 
-    def prompt_numbers(self) -> np.ndarray:
-        """Per vote the number of its prompt, ``(votes,)``: equal where all slots are equal."""
+    def number_prompts(self) -> np.ndarray:
+        """Return the prompt number of each vote, ``(votes,)``: equal where all slots are equal."""
         numbers: dict[tuple, int] = {}
         per_comparison = [
             numbers.setdefault(tuple(sorted(comparison.fields.items())), len(numbers))
@@ -97,7 +97,7 @@ class Votes:
 def read_votes(
     rows: Rows, columns: Columns, choice_values: ChoiceValues, required: Sequence[str], source: str
 ) -> Votes:
-    """Rows -> votes. Ties, rows with a missing value, identical answers and repeated votes are left out and counted.
+    """Read votes from rows; ties, missing values, identical answers and repeated votes are left out and counted.
 
     A repeated vote is the same client's same choice between the same two answers to the same prompt, in either order;
     without a ``client`` column all rows are one client's. A client's opposite votes on one comparison are kept and
@@ -106,7 +106,7 @@ def read_votes(
     Args:
         rows: raw rows.
         columns: the column map.
-        choice_values: which raw values (one, or a list) mean ``a``, ``b`` and ``tie``.
+        choice_values: ``a``, ``b`` and ``tie`` -> their raw value or list of raw values.
         required: slots that may not be empty.
         source: name of the rows in messages.
 
@@ -116,9 +116,9 @@ def read_votes(
     """
     _check_map(columns, source)
     check_columns(rows, columns, source)
-    meaning = _meanings(choice_values)
+    meaning = _invert_choice_values(choice_values)
     _check_scores(rows, columns, meaning, source)
-    votes = Votes(groups=_groups(rows, columns, source), counts=RowCounts(source, rows=len(rows)))
+    votes = Votes(groups=_read_groups(rows, columns, source), counts=VoteCounts(source, rows=len(rows)))
     index: dict[tuple, int] = {}
     seen: set[tuple[str, int, int]] = set()
     for number, row in enumerate(rows):
@@ -141,7 +141,7 @@ def _add_vote(
 ) -> None:
     counts = votes.counts
     values = {name: text_at(row, path) for name, path in columns.items()}
-    a, b, choice = _answers(values, meaning, number, counts.source)
+    a, b, choice = _read_answers(values, meaning, number, counts.source)
     client, category = values.get("client", ""), values.get("category", "")
     needed = [values[name] for name in (*required, "client", "category") if name in values]
     if not (a and b and choice and all(needed)):
@@ -151,8 +151,8 @@ def _add_vote(
     elif a == b:
         counts.identical += 1
     else:
-        fields = {name: value for name, value in values.items() if name not in SPECIAL}
-        comparison, swapped = _comparison(votes, fields, a, b, index)
+        fields = {name: value for name, value in values.items() if name not in VOTE_NAMES}
+        comparison, swapped = _find_comparison(votes, fields, a, b, index)
         winner = int(choice == "b") ^ swapped
         if (client, comparison, winner) in seen:
             counts.duplicates += 1
@@ -165,10 +165,10 @@ def _add_vote(
         votes.categories += [category] * ("category" in columns)
 
 
-def _answers(
+def _read_answers(
     values: Mapping[str, str], meaning: Mapping[str, str], number: int, source: str
 ) -> tuple[str, str, str]:
-    """Answer A, answer B and ``"a"``, ``"b"``, ``"tie"`` or ``""`` (missing)."""
+    """Return answer A, answer B and ``"a"``, ``"b"``, ``"tie"`` or ``""`` (missing)."""
     if "chosen" in values:
         return values["chosen"], values["rejected"], "a"
     raw = values["choice"]
@@ -180,10 +180,10 @@ def _answers(
     return values["response_a"], values["response_b"], meaning.get(raw, "")
 
 
-def _comparison(
+def _find_comparison(
     votes: Votes, fields: Mapping[str, str], a: str, b: str, index: dict[tuple, int]
 ) -> tuple[int, int]:
-    """The index of the comparison and whether this row shows it in the other order."""
+    """Return the index of the comparison and whether this row has the answers in the other order; add a new one."""
     first, second = min(a, b), max(a, b)
     key = (tuple(sorted(fields.items())), first, second)
     if key not in index:
@@ -197,22 +197,21 @@ def _check_map(columns: Columns, source: str) -> None:
     needed = ("chosen", "rejected") if "chosen" in columns else ("response_a", "response_b", "choice")
     if missing := [name for name in needed if name not in columns]:
         raise RowsError(
-            f"{source}: the column map has no {missing[0]!r}. It needs response_a, response_b and choice, or "
-            "chosen and "
+            f"{source}: the column map has no {missing[0]!r}. It needs response_a, response_b and choice, or chosen and "
             "rejected."
         )
     if ("score_a" in columns) != ("score_b" in columns):
         raise RowsError(f"{source}: map both score_a and score_b, or none of them.")
 
 
-def one_group_each(pairs: Iterable[tuple[str, str]], source: str) -> dict[str, str]:
-    """Client -> its known group, from pairs of the two; pairs in which one is empty say nothing.
+def map_groups(pairs: Iterable[tuple[str, str]], source: str) -> dict[str, str]:
+    """Return client -> group from pairs of the two, without pairs in which one is empty.
 
     Raises:
         RowsError: a client has two groups.
 
     Example:
-        >>> one_group_each([("u", "warm"), ("v", ""), ("u", "warm")], "rows")
+        >>> map_groups([("u", "warm"), ("v", ""), ("u", "warm")], "rows")
         {'u': 'warm'}
     """
     groups: dict[str, str] = {}
@@ -220,23 +219,23 @@ def one_group_each(pairs: Iterable[tuple[str, str]], source: str) -> dict[str, s
         if client and group and groups.setdefault(client, group) != group:
             raise RowsError(
                 f"{source}: the client {client!r} has two groups, {groups[client]!r} and {group!r}. Map columns.group to "
-                "a column that says one thing of a client, or leave it out."
+                "a column with one value per client, or leave it out."
             )
     return groups
 
 
-def _groups(rows: Rows, columns: Columns, source: str) -> dict[str, str]:
+def _read_groups(rows: Rows, columns: Columns, source: str) -> dict[str, str]:
     if not {"client", "group"} <= set(columns):
         return {}
     pairs = ((text_at(row, columns["client"]), text_at(row, columns["group"])) for row in rows)
-    return one_group_each(pairs, source)
+    return map_groups(pairs, source)
 
 
-def _meanings(choice_values: ChoiceValues) -> dict[str, str]:
-    """Raw value as text -> a, b or tie.
+def _invert_choice_values(choice_values: ChoiceValues) -> dict[str, str]:
+    """Return raw value as text -> a, b or tie.
 
     Example:
-        >>> _meanings({"a": 1, "b": 0, "tie": ["tie", "both"]})
+        >>> _invert_choice_values({"a": 1, "b": 0, "tie": ["tie", "both"]})
         {'1': 'a', '0': 'b', 'tie': 'tie', 'both': 'tie'}
     """
     meaning: dict[str, str] = {}
@@ -255,7 +254,7 @@ def _meanings(choice_values: ChoiceValues) -> dict[str, str]:
 
 
 def _check_scores(rows: Rows, columns: Columns, meaning: Mapping[str, str], source: str) -> None:
-    """The better score must have won.
+    """Raise RowsError where an answer with a lower score won.
 
     SHP's ``labels`` is 1 where *A* has the higher score, which is easily read the other way round.
     """
@@ -263,7 +262,9 @@ def _check_scores(rows: Rows, columns: Columns, meaning: Mapping[str, str], sour
         return
     against, decided = 0, 0
     for row in rows:
-        margin = _number(text_at(row, columns["score_a"])) - _number(text_at(row, columns["score_b"]))
+        margin = _parse_number(text_at(row, columns["score_a"])) - _parse_number(
+            text_at(row, columns["score_b"])
+        )
         choice = "a" if "chosen" in columns else meaning.get(text_at(row, columns["choice"]))
         if np.isfinite(margin) and margin != 0 and choice in ("a", "b"):
             decided += 1
@@ -271,15 +272,13 @@ def _check_scores(rows: Rows, columns: Columns, meaning: Mapping[str, str], sour
     if against:
         values = {name: [raw for raw, named in meaning.items() if named == name] for name in ("a", "b")}
         raise RowsError(
-            f"{source}: in {against:,} of {decided:,} rows the choice contradicts the scores. If the choice "
-            "is read the "
-            f"wrong way round, set choice_values.a: {values['b']} and choice_values.b: {values['a']}; if the "
-            "scores mean "
+            f"{source}: in {against:,} of {decided:,} rows the choice contradicts the scores. If the choice is read the "
+            f"wrong way round, set choice_values.a: {values['b']} and choice_values.b: {values['a']}; if the scores mean "
             "something else, leave score_a and score_b out of the column map."
         )
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     try:
         return float(text)
     except ValueError:

@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 
 from fedlight.datamodules.synthesis.synthesis import Candidate, follow_prompt
 from fedlight.datamodules.text.encoding import encode_responses
-from fedlight.datamodules.text.examples import ResponseExamples, joined
+from fedlight.datamodules.text.examples import ResponseExamples, join_examples
 from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import encode, leading_ids
 
@@ -87,7 +87,7 @@ class CandidatePool:
                 self.tokenizer, self.template, rows, [row["response"] for row in rows], self.max_tokens
             )
             more = ResponseExamples(encoded, np.arange(len(new)))
-            self._encoded = more if self._encoded is None else joined(self._encoded, more)
+            self._encoded = more if self._encoded is None else join_examples(self._encoded, more)
             self._weights = np.concatenate([self._weights, [one.weight for one in new]])
 
     def _fit(self, candidates: Sequence[Candidate]) -> list[bool]:

@@ -1,8 +1,8 @@
-"""Map-style data sets of token ids, and how each kind of example becomes a batch.
+"""Map-style data sets of token ids, and the collation of their examples into batches.
 
-The examples of one set share a `TokenTable`: a set itself holds only row numbers and labels, so a client costs
-nothing but its indices, and a comparison on which a hundred workers voted is stored once. Of each example a set knows
-its ``lengths`` in tokens and how many of them are ``labelled``, that is, scored one by one.
+The examples of one set share a `TokenTable`: a set holds only row numbers and labels, so a client costs no more memory than
+its indices, and a comparison with a hundred votes is stored once. Every set has the ``lengths`` of its examples in tokens
+and the number of tokens that are ``labelled``, which are scored one by one.
 """
 
 from typing import Any, TypedDict
@@ -16,7 +16,7 @@ from fedlight.datamodules.text.tokens import TokenTable, pad, pad_inputs, pad_re
 
 
 class Choice(TypedDict):
-    """One comparison in one order; ``label`` is 0 where A, the answer shown first, is better."""
+    """Comparison in one order; ``label`` is 0 where A, the answer shown first, is better."""
 
     ids: np.ndarray
     second_segment: int
@@ -24,12 +24,12 @@ class Choice(TypedDict):
 
 
 class ChoiceExamples(Dataset):
-    """Comparisons for a selector: two examples per vote, vote v as 2v in the comparison's order and 2v + 1 swapped.
+    """Comparisons for a selector, two examples per vote: 2v is vote v in the comparison's order, 2v + 1 swapped.
 
     Args:
         encoded: two sequences per comparison.
-        rows: per example the sequence, ``(examples,)``.
-        labels: per example 0 or 1, ``(examples,)``.
+        rows: sequence of each example, ``(examples,)``.
+        labels: 0 or 1 for each example, ``(examples,)``.
     """
 
     def __init__(self, encoded: Encoded, rows: np.ndarray, labels: np.ndarray) -> None:
@@ -40,12 +40,12 @@ class ChoiceExamples(Dataset):
         self.labelled = np.zeros_like(self.lengths)
 
     @classmethod
-    def of_votes(cls, encoded: Encoded, comparison: np.ndarray, winner: np.ndarray) -> "ChoiceExamples":
-        """Both orders of every vote.
+    def from_votes(cls, encoded: Encoded, comparison: np.ndarray, winner: np.ndarray) -> "ChoiceExamples":
+        """Return the examples of both orders of every vote.
 
         Args:
             encoded: two sequences per comparison.
-            comparison: what each vote is on, ``(votes,)``.
+            comparison: index of each vote's comparison, ``(votes,)``.
             winner: 0 if the comparison's first answer won, 1 if the second, ``(votes,)``.
         """
         rows = (2 * comparison[:, None] + [0, 1]).reshape(-1)
@@ -53,15 +53,13 @@ class ChoiceExamples(Dataset):
         return cls(encoded, rows, labels)
 
     def take(self, indices: np.ndarray) -> "ChoiceExamples":
-        """The same examples, only these and in this order."""
+        """Return a set of the examples at these indices, in this order."""
         return ChoiceExamples(self.encoded, self.rows[indices], self.labels[indices])
 
     def __len__(self) -> int:
-        """Number of examples, two per vote."""
         return len(self.rows)
 
     def __getitem__(self, item: int) -> Choice:
-        """One comparison in one order."""
         row = self.rows[item]
         return {
             "ids": self.encoded.table[row],
@@ -71,18 +69,18 @@ class ChoiceExamples(Dataset):
 
 
 class Response(TypedDict):
-    """A prompt with a response; the first ``prompt_length`` tokens are the prompt."""
+    """Prompt with a response; the first ``prompt_length`` tokens are the prompt."""
 
     ids: np.ndarray
     prompt_length: int
 
 
 class ResponseExamples(Dataset):
-    """Prompts with responses, for a loss on the response alone.
+    """Prompts with responses, for a loss on the response only.
 
     Args:
-        encoded: the sequences.
-        rows: per example the sequence, ``(examples,)``.
+        encoded: encoded prompts with responses.
+        rows: sequence of each example, ``(examples,)``.
     """
 
     def __init__(self, encoded: Encoded, rows: np.ndarray) -> None:
@@ -92,20 +90,18 @@ class ResponseExamples(Dataset):
         self.labelled = self.lengths - encoded.marks[rows]
 
     def take(self, indices: np.ndarray) -> "ResponseExamples":
-        """The same examples, only these and in this order."""
+        """Return a set of the examples at these indices, in this order."""
         return ResponseExamples(self.encoded, self.rows[indices])
 
     def __len__(self) -> int:
-        """Number of examples."""
         return len(self.rows)
 
     def __getitem__(self, item: int) -> Response:
-        """One prompt with its response."""
-        return response(self.encoded, self.rows[item])
+        return _get_response(self.encoded, self.rows[item])
 
 
-def joined(first: ResponseExamples, second: ResponseExamples) -> ResponseExamples:
-    """The examples of both in one set: those of ``second`` follow those of ``first``."""
+def join_examples(first: ResponseExamples, second: ResponseExamples) -> ResponseExamples:
+    """Return one set of the examples of ``first`` followed by those of ``second``."""
     parts = (first, second)
     table = TokenTable([part.encoded.table[row] for part in parts for row in part.rows])
     marks = np.concatenate([part.encoded.marks[part.rows] for part in parts])
@@ -113,8 +109,12 @@ def joined(first: ResponseExamples, second: ResponseExamples) -> ResponseExample
     return ResponseExamples(Encoded(table, marks, kept, 0), np.arange(len(marks)))
 
 
+def _get_response(encoded: Encoded, row: int) -> Response:
+    return {"ids": encoded.table[row], "prompt_length": int(encoded.marks[row])}
+
+
 class Preferred(TypedDict):
-    """A chosen and a rejected response to one prompt; ``index`` names the pair in the whole data."""
+    """Chosen and rejected response to one prompt; ``index`` is the number of the pair in the whole data."""
 
     chosen: Response
     rejected: Response
@@ -126,9 +126,9 @@ class PreferredExamples(Dataset):
 
     Args:
         encoded: two sequences per comparison.
-        comparison: what each vote is on, ``(votes,)``.
+        comparison: index of each vote's comparison, ``(votes,)``.
         winner: 0 if the comparison's first answer won, 1 if the second, ``(votes,)``.
-        index: a number per vote that no other vote of the datamodule has, ``(votes,)``.
+        index: number of each vote, unique in the datamodule, ``(votes,)``.
     """
 
     def __init__(
@@ -143,21 +143,19 @@ class PreferredExamples(Dataset):
         self.labelled = (encoded.table.lengths[both] - encoded.marks[both]).sum(axis=1)
 
     def take(self, indices: np.ndarray) -> "PreferredExamples":
-        """The same examples, only these and in this order."""
+        """Return a set of the examples at these indices, in this order."""
         return PreferredExamples(
             self.encoded, self.comparison[indices], self.winner[indices], self.index[indices]
         )
 
     def __len__(self) -> int:
-        """Number of examples, one per vote."""
         return len(self.comparison)
 
     def __getitem__(self, item: int) -> Preferred:
-        """One pair."""
         row, winner = 2 * int(self.comparison[item]), int(self.winner[item])
         return {
-            "chosen": response(self.encoded, row + winner),
-            "rejected": response(self.encoded, row + 1 - winner),
+            "chosen": _get_response(self.encoded, row + winner),
+            "rejected": _get_response(self.encoded, row + 1 - winner),
             "index": int(self.index[item]),
         }
 
@@ -165,18 +163,13 @@ class PreferredExamples(Dataset):
 Examples = ChoiceExamples | ResponseExamples | PreferredExamples
 
 
-def response(encoded: Encoded, row: int) -> Response:
-    """One encoded response."""
-    return {"ids": encoded.table[row], "prompt_length": int(encoded.marks[row])}
-
-
 def collate_choices(examples: list[Choice], padding: int, with_types: bool) -> dict[str, torch.Tensor]:
-    """A selector batch: ``input_ids``, ``attention_mask`` ``(batch, tokens)``, ``labels`` ``(batch,)``.
+    """Return a batch for a selector: ``input_ids`` and ``attention_mask`` ``(batch, tokens)``, ``labels`` ``(batch,)``.
 
     Args:
         examples: comparisons.
         padding: padding token.
-        with_types: adds ``token_type_ids`` ``(batch, tokens)``: 1 on segment B.
+        with_types: whether to add ``token_type_ids`` ``(batch, tokens)``, 1 on segment B.
     """
     ids = [example["ids"] for example in examples]
     batch = pad_inputs(ids, padding)
@@ -190,13 +183,13 @@ def collate_choices(examples: list[Choice], padding: int, with_types: bool) -> d
 
 
 def collate_responses(examples: list[Response], padding: int) -> dict[str, torch.Tensor]:
-    """An sft batch: ``input_ids``, ``attention_mask``, ``labels``, all ``(batch, tokens)``."""
+    """Return a batch for SFT: ``input_ids``, ``attention_mask`` and ``labels``, all ``(batch, tokens)``."""
     lengths = [example["prompt_length"] for example in examples]
     return pad_responses([example["ids"] for example in examples], lengths, padding)
 
 
 def collate_preferred(examples: list[Preferred], padding: int) -> dict[str, Any]:
-    """A dpo batch: two sft batches, ``chosen`` and ``rejected``, and ``index`` ``(batch,)``."""
+    """Return a batch for DPO: two batches for SFT, ``chosen`` and ``rejected``, and ``index`` ``(batch,)``."""
     return {
         "chosen": collate_responses([example["chosen"] for example in examples], padding),
         "rejected": collate_responses([example["rejected"] for example in examples], padding),

@@ -1,14 +1,13 @@
-"""Prompt templates: texts with named slots, one of which may lose text when the whole does not fit.
+"""Prompt templates: texts with named slots, one of which may be cut when the prompt is too long.
 
-The summarization and question-answering templates are those of Figure 4 in Wu et al., "Towards Federated RLHF
-with Aggregated Client Preference for LLMs" (FedBiscuit), ICLR 2025, https://arxiv.org/abs/2407.03038, word for
-word; only the slots ``output_A`` and ``output_B`` are called ``response_a`` and ``response_b`` here, and
-``instruction`` of SHP keeps its name. The two question-answering templates are Alpaca's (Taori et al. 2023,
-https://github.com/tatsu-lab/stanford_alpaca).
+The summarization and question-answering templates are those of Figure 4 in Wu et al., "Towards Federated RLHF with
+Aggregated Client Preference for LLMs" (FedBiscuit), ICLR 2025, https://arxiv.org/abs/2407.03038, word for word, with the
+slots ``output_A`` and ``output_B`` named ``response_a`` and ``response_b``; ``instruction`` of SHP keeps its name. The two
+question-answering templates are Alpaca's (Taori et al. 2023, https://github.com/tatsu-lab/stanford_alpaca).
 
-``alpaca_joined`` puts the input behind the instruction, with a blank between them, into Alpaca's form without input. So does
-OpenFedLLM (Ye et al. 2024, https://arxiv.org/abs/2402.06954, https://github.com/rui-ye/OpenFedLLM), whose format Wang et al.
-(FedDCA, https://arxiv.org/abs/2409.20135, appendix A.3.1) take; its blank at the end of the instruction's line is left out.
+``alpaca_joined`` is Alpaca's form without input, with the input after the instruction and a blank. It is the format of
+OpenFedLLM (Ye et al. 2024, https://arxiv.org/abs/2402.06954, https://github.com/rui-ye/OpenFedLLM) and of Wang et al.
+(FedDCA, https://arxiv.org/abs/2409.20135, appendix A.3.1), without the blank at the end of the instruction's line.
 """
 
 from collections.abc import Mapping
@@ -101,7 +100,7 @@ TEXTS = {
 
 @dataclass(frozen=True)
 class Parts:
-    """A rendered text in three parts, of which the middle one may be cut at its end."""
+    """Rendered text in three parts; the middle one may be cut at its end."""
 
     before: str
     trimmable: str
@@ -109,22 +108,22 @@ class Parts:
 
     @property
     def text(self) -> str:
-        """The three parts in one."""
+        """Whole text."""
         return self.before + self.trimmable + self.after
 
     def cut(self, characters: int) -> "Parts":
-        """Keeps that many characters of the trimmable part, less the space it would end with."""
+        """Return the parts with this many characters of the trimmable one, without trailing white space."""
         return Parts(self.before, self.trimmable[:characters].rstrip(), self.after)
 
 
 @dataclass(frozen=True)
 class Template:
-    """A text with slots in braces (``{{`` for a brace itself); what is filled in is never read as a template again.
+    """Text with slots in braces (``{{`` for a brace itself); texts that fill a slot are never read as templates.
 
     Args:
-        text: the text.
-        trim: the slot that loses text from its end when the whole is too long; None: nothing may be cut.
-        without: the template for rows in which the ``trim`` slot is empty (Alpaca's form without input).
+        text: text of the template.
+        trim: slot that is cut at its end when the prompt is too long; None: no slot is cut.
+        without: template for rows whose ``trim`` slot is empty (Alpaca's form without input).
     """
 
     text: str
@@ -133,12 +132,12 @@ class Template:
 
     @classmethod
     def named(cls, name: str) -> "Template":
-        """The template of that name, or ``name`` itself as the text if it has a slot in braces.
+        """Return the template of a name, or the template whose text is ``name`` if that has a slot in braces.
 
-        The slot that may lose text is the first of post, input, prompt and instruction that occurs.
+        The slot that may be cut is the first of post, input, prompt and instruction that occurs.
 
         Raises:
-            ValueError: neither a known name nor a text with slots.
+            ValueError: ``name`` is neither a known name nor a text with slots.
 
         Example:
             >>> Template.named("Claim: {prompt}").trim
@@ -146,15 +145,15 @@ class Template:
             >>> Template.named("alpaca").slots
             ('instruction', 'input')
         """
-        text = name if "{" in name else _text_of(name)
-        slots = _slots(text)
+        text = name if "{" in name else _find_text(name)
+        slots = _list_slots(text)
         trim = next((slot for slot in TRIM_ORDER if slot in slots), None)
         if name in ("alpaca", "alpaca_joined"):
             return cls(text, trim, without=cls(ALPACA_NO_INPUT, "instruction"))
         return cls(text, trim)
 
     def trimming(self, slot: str | None) -> "Template":
-        """The same template with another slot that may lose text, or None.
+        """Return this template with another slot that may be cut, or None.
 
         Raises:
             ValueError: the template has no such slot.
@@ -165,21 +164,21 @@ class Template:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The names of the slots, in order, without those for the two answers."""
-        return tuple(slot for slot in _slots(self.text) if slot not in ANSWER_SLOTS)
+        """Names of the slots, in order, without those of the two answers."""
+        return tuple(slot for slot in _list_slots(self.text) if slot not in ANSWER_SLOTS)
 
     @property
     def required(self) -> tuple[str, ...]:
-        """The slot without which a row says nothing, if any: the trimmed one, where no other form does without it."""
+        """Slots that no row may leave empty: the one that may be cut, unless ``without`` replaces it."""
         trim = (self.without or self).trim
         return () if trim is None else (trim,)
 
     def render(self, fields: Mapping[str, str], ending: str = "") -> Parts:
-        """Fills the slots.
+        """Fill the slots.
 
         Args:
             fields: text of every slot.
-            ending: is put behind the template; it is never cut.
+            ending: text after the template, which is never cut.
 
         Example:
             >>> Template("POST: {post} TITLE: {title}", trim="post").render({"post": "a b c", "title": "t"})
@@ -196,18 +195,18 @@ class Template:
                 at = 2
             elif slot is not None:
                 parts[at] += fields[slot]
-        if at == 0:  # nothing to trim: the whole text is fixed
+        if at == 0:  # no slot to trim: the whole text is fixed
             return Parts(parts[0] + ending, "", "")
         return Parts(parts[0], parts[1], parts[2] + ending)
 
 
 def check_choice(template: Template) -> None:
-    """A template of comparisons shows both answers.
+    """Check that a template of comparisons has slots for both answers and ends with a colon.
 
     Raises:
         ValueError: a slot is missing, or the text does not end with a colon.
     """
-    slots = _slots(template.text)
+    slots = _list_slots(template.text)
     if missing := [slot for slot in ANSWER_SLOTS if slot not in slots]:
         raise ValueError(
             f"choice_template has no slot {{{missing[0]}}}; a comparison shows {{response_a}} and {{response_b}}."
@@ -218,7 +217,7 @@ def check_choice(template: Template) -> None:
         )
 
 
-def _text_of(name: str) -> str:
+def _find_text(name: str) -> str:
     if name in ("toy_choice", "toy_generation"):
         from fedlight.toy import world
 
@@ -231,5 +230,5 @@ def _text_of(name: str) -> str:
     return TEXTS[name]
 
 
-def _slots(text: str) -> tuple[str, ...]:
+def _list_slots(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(slot for _, slot, _, _ in Formatter().parse(text) if slot))

@@ -1,8 +1,8 @@
-"""Text to token ids: fitting a prompt into a length, tokenising in batches, padding, compact storage.
+"""Token ids of texts: tokenizers, prompts cut to a number of tokens, storage, padding.
 
-A prompt that is too long loses text from the end of its trimmable slot (the post), never from an answer or from
-the slot of the choice; what still does not fit is given up and counted by the caller. Needs a *fast* tokenizer:
-only that says which characters a token stands for.
+A prompt that is too long is cut at the end of its trimmable slot (the post), never in an answer or at the place of the
+choice; a text that still does not fit is dropped and counted by the caller. Cutting needs a *fast* tokenizer, which gives
+the characters of each token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,21 +15,22 @@ import torch
 
 from fedlight.datamodules.text.templates import Parts
 from fedlight.support.hub_errors import check_hub_name, hub_asked_once
+from fedlight.support.words import first_line
 
 CHUNK = 1000
 IGNORED = -100
-"""Label of a position that has no loss."""
+"""Label of a position without loss."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A text that fits.
+    """Encoded text that fits into a number of tokens.
 
     Attributes:
         ids: token ids without special tokens, ``(tokens,)``.
-        encoding: what the tokenizer knows of them, such as which character is in which token.
-        parts: the text, cut where it had to be.
-        kept: characters of the trimmable part that are left.
+        encoding: the tokenizer's ``Encoding``, with the characters of each token.
+        parts: the text, cut where necessary.
+        kept: remaining characters of the trimmable part.
     """
 
     ids: np.ndarray
@@ -38,13 +39,13 @@ class Fitted:
     kept: int
 
     def first_token_from(self, character: int) -> int:
-        """The first token that holds that character of the text, or the next one that is in a token at all."""
+        """Return the first token of a character of the text, or of the next character that is in a token."""
         places = (self.encoding.char_to_token(at) for at in range(character, len(self.parts.text)))
         return next((place for place in places if place is not None), len(self.ids))
 
 
 class TokenTable:
-    """Many token sequences in one flat int32 array.
+    """Token sequences in one flat int32 array.
 
     Example:
         >>> table = TokenTable([np.array([5, 6]), np.array([7])])
@@ -58,20 +59,19 @@ class TokenTable:
         self._flat = np.concatenate([np.empty(0, np.int32), *sequences]).astype(np.int32)
 
     def __len__(self) -> int:
-        """Number of sequences."""
         return len(self.lengths)
 
     def __getitem__(self, row: int) -> np.ndarray:
-        """The token ids of one sequence, ``(tokens,)``; a view."""
+        """Return the token ids of one sequence, ``(tokens,)``, as a view."""
         return self._flat[self._starts[row] : self._starts[row + 1]]
 
 
 def load_tokenizer(name: str) -> Any:
-    """A fast tokenizer by hub name or folder; ``"toy"`` is that of the embedded model.
+    """Load a fast tokenizer by hub name or folder; ``"toy"`` is the embedded model's.
 
     Raises:
-        FileNotFoundError: it looks like a path, and nothing is there.
-        OSError: there is none of that name, or the hub cannot be reached.
+        FileNotFoundError: ``name`` looks like a path that does not exist.
+        OSError: no tokenizer has this name, or the hub cannot be reached.
         ValueError: the tokenizer is not a fast one.
     """
     from transformers import AutoTokenizer
@@ -88,10 +88,9 @@ def load_tokenizer(name: str) -> Any:
         with hub_asked_once(folder):
             tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise OSError(
-            f"tokenizer {name!r} cannot be loaded ({reason}). Give the folder of a downloaded model, check the name, "
-            "or set HF_ENDPOINT to a mirror that can be reached."
+            f"tokenizer {name!r} cannot be loaded ({first_line(error)}). Give the folder of a downloaded model, check the "
+            "name, or set HF_ENDPOINT to a mirror that can be reached."
         ) from None
     if not tokenizer.is_fast:
         raise ValueError(
@@ -101,15 +100,15 @@ def load_tokenizer(name: str) -> Any:
 
 
 def fit_texts(tokenizer: Any, texts: Sequence[Parts], max_tokens: int) -> Iterator[Fitted | None]:
-    """Tokenises texts, cutting the trimmable part of those that are too long.
+    """Tokenize texts and cut the trimmable part of texts that are too long.
 
     Args:
         tokenizer: a fast tokenizer.
-        texts: in three parts.
-        max_tokens: most tokens of one text, special tokens not counted.
+        texts: texts in three parts.
+        max_tokens: most tokens of one text, without special tokens.
 
     Yields:
-        Per text, in order: the fitted text, or None where it cannot fit. A part that had text keeps some of it.
+        The fitted text of each text, or None where it cannot fit. A trimmable part is never cut to nothing.
     """
     for start in range(0, len(texts), CHUNK):
         chunk = list(texts[start : start + CHUNK])
@@ -130,30 +129,30 @@ def fit_texts(tokenizer: Any, texts: Sequence[Parts], max_tokens: int) -> Iterat
 
 
 def encode(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
-    """A ``tokenizers.Encoding`` of each text, without special tokens."""
+    """Return the ``tokenizers.Encoding`` of each text, without special tokens."""
     return tokenizer(list(texts), add_special_tokens=False, verbose=False).encodings
 
 
 def _cut(parts: Parts, offsets: Sequence[tuple[int, int]], excess: int) -> Parts | None:
-    """The parts without the last ``excess`` tokens of the trimmable one; None if nothing of it would be left."""
+    """Return the parts without the last ``excess`` tokens of the trimmable one; None if it would become empty."""
     start, end = len(parts.before), len(parts.before) + len(parts.trimmable)
     inside = [first for first, last in offsets if first >= start and last <= end]
     if len(inside) <= excess:
         return None
     shorter = parts.cut(inside[-excess] - start)
-    # Blanks, or several tokens of one character: what is left must be text, and less than before.
+    # Blanks, or several tokens of one character, may leave the part empty or as long as before.
     return shorter if 0 < len(shorter.trimmable) < len(parts.trimmable) else None
 
 
 def leading_ids(tokenizer: Any) -> np.ndarray:
-    """The token that opens a causal model's text, if its tokenizer puts one there: ``(0,)`` or ``(1,)``."""
+    """Return the token that a causal model's tokenizer puts before a text, if any: ``(0,)`` or ``(1,)``."""
     first = tokenizer("x", return_attention_mask=False)["input_ids"][:1]
     opens = tokenizer.bos_token_id is not None and first == [tokenizer.bos_token_id]
     return np.array(first if opens else [], dtype=np.int32)
 
 
 def end_id(tokenizer: Any) -> int:
-    """The token that ends a response.
+    """Return the token that ends a response.
 
     Raises:
         ValueError: the tokenizer has no end-of-sequence token.
@@ -167,12 +166,12 @@ def end_id(tokenizer: Any) -> int:
 
 
 def pad_id(tokenizer: Any) -> int:
-    """The padding token, or the end-of-sequence token where there is none; it is masked either way."""
+    """Return the padding token, or the end-of-sequence token where there is none; both are masked."""
     return int(tokenizer.pad_token_id) if tokenizer.pad_token_id is not None else end_id(tokenizer)
 
 
 def pad(sequences: Sequence[np.ndarray], value: int) -> torch.Tensor:
-    """Pads on the right to the longest: ``(batch, tokens)`` long.
+    """Pad sequences on the right to the longest: ``(batch, tokens)`` int64.
 
     Example:
         >>> pad([np.array([1, 2]), np.array([3])], value=0).tolist()
@@ -186,7 +185,7 @@ def pad(sequences: Sequence[np.ndarray], value: int) -> torch.Tensor:
 
 
 def pad_inputs(sequences: Sequence[np.ndarray], padding: int) -> dict[str, torch.Tensor]:
-    """``input_ids`` and ``attention_mask``, both ``(batch, tokens)`` long, padded on the right."""
+    """Return ``input_ids`` and ``attention_mask``, both ``(batch, tokens)`` int64, padded on the right."""
     return {
         "input_ids": pad(sequences, padding),
         "attention_mask": pad([np.ones_like(ids) for ids in sequences], 0),
@@ -196,7 +195,7 @@ def pad_inputs(sequences: Sequence[np.ndarray], padding: int) -> dict[str, torch
 def pad_responses(
     sequences: Sequence[np.ndarray], prompt_lengths: Sequence[int], padding: int
 ) -> dict[str, torch.Tensor]:
-    """A batch for a loss on the response alone: ``labels`` are -100 on the prompt and on padding.
+    """Return a batch for a loss on the response only: ``labels`` are -100 on the prompt and on padding.
 
     Example:
         >>> pad_responses([np.array([1, 2, 3])], prompt_lengths=[2], padding=0)["labels"].tolist()
@@ -210,7 +209,7 @@ def pad_responses(
 
 
 def padded_share(lengths: np.ndarray, batches: Sequence[Sequence[int]]) -> float:
-    """Share of padding among all positions of the batches, in [0, 1).
+    """Return the share of padding among all positions of the batches, in [0, 1).
 
     Example:
         >>> padded_share(np.array([4, 2, 5, 5]), [[0, 1], [2, 3]])

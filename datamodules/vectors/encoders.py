@@ -25,6 +25,7 @@ from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
 from fedlight.support.console import progress_bar
 from fedlight.support.hub_errors import NAME, hub_asked_once, hub_errors
 from fedlight.support.needs import Model, Need
+from fedlight.support.words import first_line
 
 CACHED_AT_ONCE = 1024  # an interruption loses at most so many texts
 WEIGHTS = ".safetensors"
@@ -274,7 +275,7 @@ class SentenceEncoder(Encoder):
                         model_kwargs={"use_safetensors": True},
                     )
             except (OSError, ValueError, SafetensorError) as error:
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                reason = first_line(error)
                 raise OSError(f"model={self.model!r} cannot be loaded: {reason}") from None
             finally:
                 messages.set_verbosity(level)

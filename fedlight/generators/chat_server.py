@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from fedlight.datamodules.rows.columns import well_formed
+from fedlight.datamodules.rows.columns import replace_surrogates
 
 LONGEST_WAIT_SECONDS = 600.0
 HEADERS = {"host", "content-length", "content-type", "accept", "accept-encoding", "connection"}
@@ -320,7 +320,7 @@ def read_answer(content: bytes) -> Answer:
         raise TransientError("the answer is no chat completion") from None
     if not isinstance(text, str):
         raise TransientError("the answer is no text")
-    return Answer(well_formed(text), cut, False, *tokens)
+    return Answer(replace_surrogates(text), cut, False, *tokens)
 
 
 def waiting_time(tries: int, first: float, asked: float | None) -> float:

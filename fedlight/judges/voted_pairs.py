@@ -8,7 +8,7 @@ import numpy as np
 
 from fedlight.datamodules.rows.columns import check_columns, text_at
 from fedlight.datamodules.rows.rows import RowsError, load_rows
-from fedlight.datamodules.rows.votes import SPECIAL
+from fedlight.datamodules.rows.votes import VOTE_NAMES
 from fedlight.support.seeding import derive_seed
 
 WORTH = {"a": 1.0, "b": 0.0, "tie": 0.5}
@@ -154,7 +154,7 @@ def _worth(choice_values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _pair(at: Mapping[str, str], question: str | None) -> Pair:
-    slots = {name: text for name, text in at.items() if name not in SPECIAL}
+    slots = {name: text for name, text in at.items() if name not in VOTE_NAMES}
     of = "\n".join(slots.values()) if question is None else question
     return Pair(slots, at["response_a"], at["response_b"], at.get("category", ""), of, [])
 

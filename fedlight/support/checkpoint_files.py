@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from fedlight.support.words import first_line
+
 
 def check_readable(path: str | Path) -> None:
     """Check that a file is a whole checkpoint of Lightning.
@@ -117,5 +119,5 @@ def _content(path: str | Path) -> dict[str, Any]:
 
 
 def _damaged(path: str | Path, error: Exception) -> ValueError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+    reason = first_line(error)[:120]
     return ValueError(f"checkpoint {str(path)!r} is damaged or no checkpoint ({reason}): use another")

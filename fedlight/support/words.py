@@ -1,4 +1,4 @@
-"""Numbers and times as text for tables, sentences and axes."""
+"""Numbers, times and errors as text for tables, sentences and axes."""
 
 UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 """Units of time: seconds, and the name."""
@@ -40,3 +40,13 @@ def time_unit(seconds: float) -> tuple[int, str]:
         ((3600, 'hours'), (60, 'minutes'), (1, 'seconds'))
     """
     return next((pair for pair in UNITS if seconds >= pair[0]), UNITS[-1])
+
+
+def first_line(error: BaseException) -> str:
+    r"""Return the first line of an error's message, or the name of its class where the message is empty.
+
+    Example:
+        >>> first_line(OSError("no such file\nat line 3")), first_line(KeyError())
+        ('no such file', 'KeyError')
+    """
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -19,6 +19,7 @@ from fedlight.devices import hardware
 from fedlight.devices.quantization import HEADS, quiet_int8
 from fedlight.modules.language.streams import own_stream
 from fedlight.support.hub_errors import check_hub_name, hub_asked_once
+from fedlight.support.words import first_line
 
 BASES = ("plain", "int8", "nf4")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -232,7 +233,7 @@ def _shorten_load_errors(model: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise OSError(f"model={model!r} cannot be loaded: {reason}") from None
 
 

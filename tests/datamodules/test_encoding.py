@@ -52,10 +52,10 @@ def test_a_comparison_too_long_shifts_no_other(tokenizer, words):
 
 def test_choices_that_are_not_one_token_are_refused(tokenizer):
     with pytest.raises(
-        ValueError, match=r"' yes' and ' no'.*differ in the last token alone. Set other choices"
+        ValueError, match=r"' yes' and ' no'.*differ in the last token only. Set other choices"
     ):
         choice_ids(tokenizer, CHOICE, ("yes", "no"))  # both unknown, thus the same token
-    with pytest.raises(ValueError, match=r"differ in the last token alone"):
+    with pytest.raises(ValueError, match=r"differ in the last token only"):
         choice_ids(tokenizer, CHOICE, ("A", "B b"))
     assert len(set(choice_ids(tokenizer, CHOICE, ("a", "b")))) == 2
 

@@ -49,7 +49,7 @@ def test_chosen_and_rejected():
     votes = read([row(), row(prompt="q")], columns)
     assert [(c.first, c.second) for c in votes.comparisons] == [("y", "x"), ("y", "x")]
     assert votes.winner == [0, 0]
-    assert votes.prompt_numbers().tolist() == [0, 1]
+    assert votes.number_prompts().tolist() == [0, 1]
 
 
 def test_columns_inside_columns():

@@ -168,13 +168,13 @@ def test_held_out_rows_are_those_of_datasets(number, share):
     from datasets import Dataset
 
     split = Dataset.from_dict({"row": list(range(number))}).train_test_split(test_size=share, seed=42)
-    assert split["test"]["row"][:] == task_rows.held_out_rows(number, share, seed=42)
+    assert split["test"]["row"][:] == task_rows.draw_test_rows(number, share, seed=42)
 
 
 def test_a_share_of_the_rows(rows):
     data = TaskRows(rows, columns=COLUMNS, share=0.4)
     assert [row["response"] for row in data.rows(["response"])] == [
-        str(row + 1) for row in task_rows.held_out_rows(7, 0.4, 42)
+        str(row + 1) for row in task_rows.draw_test_rows(7, 0.4, 42)
     ]
     with pytest.raises(ValueError, match="share=1 must be in"):
         TaskRows(rows, share=1)
