@@ -71,7 +71,7 @@ def told(fit, caplog):
             "tokenizer='/no/such': there is no such folder; give a folder of save_pretrained",
         ),
         (["--model.adapter=./adapter"], "adapter='./adapter' has no adapter_config.json"),
-        (["--data.max_tokens=20"], "no vote fits into max_tokens=20. Raise it."),
+        (["--data.max_tokens=20"], "no vote fits into max_tokens=20: raise it"),
         (["--data.choices=[zig, zag]"], "they must differ in the last token only. Set other choices"),
         (["--model.choices=[zig, zag]"], "this tokenizer does not make one distinct token of each"),
         (

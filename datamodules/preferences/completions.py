@@ -1,6 +1,6 @@
-"""Pairs of completions, to be compared by a selector or scored by a reward model in ``trainer.predict``.
+"""Pairs of completions for ``trainer.predict``, in which a selector compares them or a reward model scores them.
 
-What becomes of the answers: see `fedlight.datamodules.preferences.labelling`.
+`fedlight.datamodules.preferences.labelling` makes labels of the predictions.
 """
 
 from typing import Any, Literal
@@ -21,11 +21,11 @@ from fedlight.datamodules.text.tokens import load_tokenizer, pad_id
 
 
 class ShownPairs(Dataset):
-    """Pairs in one order or both, those of similar length next to each other.
+    """Pairs in one order or both, sorted by length.
 
     Args:
         encoded: two sequences per pair.
-        rows: the sequences to show: 2p is pair p in its own order, 2p + 1 swapped.
+        rows: indices of sequences to show: 2p is pair p in its own order, 2p + 1 swapped.
     """
 
     def __init__(self, encoded: Encoded, rows: np.ndarray) -> None:
@@ -33,11 +33,11 @@ class ShownPairs(Dataset):
         self.rows = rows[np.argsort(encoded.table.lengths[rows], kind="stable")]
 
     def __len__(self) -> int:
-        """Number of sequences to read."""
+        """Return the number of sequences."""
         return len(self.rows)
 
     def __getitem__(self, item: int) -> tuple[Choice, int, int]:
-        """A comparison, the index of its pair, and its order."""
+        """Return a comparison, the index of its pair, and its order."""
         row = int(self.rows[item])
         choice: Choice = {
             "ids": self.encoded.table[row],
@@ -51,15 +51,15 @@ class CompletionPairDataModule(FederatedDataModule):
     """All pairs of each prompt's completions.
 
     Args:
-        source: rows with ``completions`` and ``fields`` (or ``prompt``), as a predict run over `PromptDataModule`
-            writes them.
+        source: rows with ``completions`` and ``fields`` (or ``prompt``), as written by a predict run over
+            `PromptDataModule`.
         orders: show every pair in both orders, or in one.
         form: ``"choice"`` and ``"pair"`` as in `PreferenceDataModule`; ``"responses"`` for a `RewardModule`: the pair's
-            first completion as ``chosen``, its second as ``rejected``. Either is read by itself, so there is no order,
-            and ``orders`` must be ``"one"``, here and where the pairs are labelled.
-        choices, choice_template, pair_template, truncate_answers, tokenizer, max_tokens: as in `PreferenceDataModule`,
-            with the values that the selector was trained with.
-        generation_template: of the form responses, likewise.
+            first completion as ``chosen``, its second as ``rejected``. The module scores each by itself, so ``orders``
+            must be ``"one"``, here and in the labelling.
+        choices, choice_template, pair_template, truncate_answers, tokenizer, max_tokens: see `PreferenceDataModule`; use
+            the values of the selector's training.
+        generation_template: template of the form responses; use that of the reward model's training.
         eval_batch_size, seed, num_workers: see `FederatedDataModule`.
 
     Raises:
@@ -86,8 +86,8 @@ class CompletionPairDataModule(FederatedDataModule):
         self.source, self.orders, self.form, self.choices = source, orders, form, choices
         if form == "responses" and orders != "one":
             raise ValueError(
-                f"form='responses' has no order in which answers are shown, but orders={orders!r}: set orders to one, here "
-                "and for the labelling"
+                f"form='responses' has no order of answers, but orders={orders!r}: set orders to one, here and in the "
+                "labelling"
             )
         name = {"choice": choice_template, "pair": pair_template, "responses": generation_template}[form]
         self.template = Template.named(name) if name else Template("")
@@ -96,13 +96,13 @@ class CompletionPairDataModule(FederatedDataModule):
         self.truncate_answers, self.tokenizer_name, self.max_tokens = truncate_answers, tokenizer, max_tokens
 
     def setup(self, stage: str) -> None:
-        """Reads the completions, forms and tokenises the pairs, once."""
+        """Read the completions, form the pairs and tokenize them, once."""
         if stage != "predict" or self.predict_set is not None:
             return
         pairs, skipped = form_pairs(load_rows(self.source), self.source)
         if missing := [slot for slot in self.template.slots if slot not in pairs[0].fields]:
             raise RowsError(
-                f"{self.source}: the template has a slot {{{missing[0]}}}; fields has {', '.join(pairs[0].fields)}."
+                f"{self.source}: the template has a slot {{{missing[0]}}}; fields has {', '.join(pairs[0].fields)}"
             )
         self.tokenizer = load_tokenizer(self.tokenizer_name)
         encoded = self._encode(pairs)
@@ -112,7 +112,7 @@ class CompletionPairDataModule(FederatedDataModule):
             f"{len(pairs) - len(fits):,} too long, {encoded.trimmed:,} inputs cut"
         )
         if not len(fits):
-            raise RowsError(f"{self.source}: no pair fits into max_tokens={self.max_tokens}. Raise it.")
+            raise RowsError(f"{self.source}: no pair fits into max_tokens={self.max_tokens}: raise it")
         if self.form == "responses":
             examples = PreferredExamples(encoded, fits, winner=np.zeros_like(fits), index=fits)
             self.predict_set = examples.take(np.argsort(examples.lengths, kind="stable"))
@@ -130,7 +130,7 @@ class CompletionPairDataModule(FederatedDataModule):
         return encode_responses(self.tokenizer, self.template, fields, answers, self.max_tokens, pairs=True)
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
-        """A batch of the form, without labels of a choice, with the pair's ``index`` and ``order``, ``(batch,)`` each."""
+        """Return a batch of the form without choice labels, with each pair's ``index`` and ``order``, ``(batch,)``."""
         if self.form == "responses":
             batch = collate_preferred(examples, pad_id(self.tokenizer))
             return {**batch, "order": torch.zeros_like(batch["index"])}

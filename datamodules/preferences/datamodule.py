@@ -1,10 +1,9 @@
-"""Preference pairs and votes, by client, for a selector, for DPO or for supervised fine-tuning.
+"""Preference pairs and votes by client, for a selector, for DPO or for supervised fine-tuning.
 
-Rules of Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025,
-https://arxiv.org/abs/2407.03038, sections 3 and 6: each client's pairs are split into training and validation
-*before* they are doubled; doubled means (x, yw, yl) with label A and (x, yl, yw) with label B, so a selector
-cannot win by position, and a pair and its swapped twin are never on both sides. Votes of one client on the same
-two answers stay together as well.
+Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025, https://arxiv.org/abs/2407.03038,
+sections 3 and 6: each client's pairs are split into training and validation *before* each is doubled into (x, yw, yl) with
+label A and (x, yl, yw) with label B. So a selector cannot win by position, and training and validation never share a pair.
+Votes of one client on the same two answers are on the same side, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,44 +41,43 @@ TOY_COLUMNS = {
     "choice": "choice",
     "client": "client",
 }
-TOY_GROUP = {"group": "group"}
-"""A column that the rows of the embedded world have and files of the same columns need not."""
+TOY_GROUP = {"group": "group"}  # optional in files, but present in the toy rows
 TOY_VALUES = {"a": "a", "b": "b", "tie": "tie"}
-SOURCE_STRIDE = 1 << 32
-"""Far above any number of votes: pairs of the training, validation and test source never share an index."""
+SOURCE_STRIDE = 1 << 32  # above any number of votes, so that pairs of different sources never share an index
 
 
 class PreferenceDataModule(FederatedDataModule):
-    """Votes on two answers to a prompt.
+    """Votes on two answers to a prompt, by client.
 
     Args:
-        source: where the rows are; see `fedlight.datamodules.rows.rows`.
+        source: source of the rows; see `fedlight.datamodules.rows.rows`.
         split: split of a hub dataset.
-        val_source: rows to validate on; None: a share of each client's own.
-        val_split: its split.
-        test_source: rows to test on; None with a ``holdout``: the held-out rows of ``source``.
-        test_split: its split.
-        columns: column map; see `fedlight.datamodules.rows.columns`. None: that of the embedded world.
-        choice_values: which raw values mean ``a``, ``b`` and ``tie``.
+        val_source: rows for validation; None: a share of each client's own.
+        val_split: split of ``val_source``.
+        test_source: rows for testing; None with a ``holdout``: the held-out rows of ``source``.
+        test_split: split of ``test_source``.
+        columns: column mapping; see `fedlight.datamodules.rows.columns`. None: that of the toy rows.
+        choice_values: raw values that mean ``a``, ``b`` and ``tie``.
         view: ``"selector"``: both orders of every comparison, with the choice as label; ``"dpo"``: chosen and rejected;
             ``"sft"``: the chosen answer alone.
-        form: of the selector's input: ``"choice"`` for a causal model, ``"pair"`` for an encoder.
-        choices: the two words of the form choice, each one token after ": "; the module must be told the same.
-        choice_template: of the view selector in form choice; a name or a text, see `fedlight.datamodules.text.templates`.
-        pair_template: of the form pair: the text before the two answers; may be empty.
-        generation_template: of the views dpo and sft.
-        trim: slot that loses text where a prompt is too long; ``"auto"``: the first of post, input, prompt and
-            instruction; None: none, votes that do not fit as they are are left out.
-        truncate_answers: in form pair, cut answers where a cut prompt is not enough, instead of leaving the vote out.
+        form: form of the selector's input: ``"choice"`` for a causal model, ``"pair"`` for an encoder.
+        choices: the two words of the form choice, each one token after ": "; give the module the same.
+        choice_template: template of the view selector in form choice; a name or a text, see
+            `fedlight.datamodules.text.templates`.
+        pair_template: text before both answers in form pair; may be empty.
+        generation_template: template of the views dpo and sft.
+        trim: slot to truncate in a prompt that is too long; ``"auto"``: the first of post, input, prompt and instruction;
+            None: no slot, votes that do not fit are dropped.
+        truncate_answers: in form pair, truncate answers if truncating the prompt is not enough; if False, drop the vote.
         tokenizer: hub name or folder, or ``"toy"``.
-        max_tokens: most tokens of an input; a model with learned positions refuses more than it has.
-        partition: how votes are shared out among clients; None: by the column mapped to ``client``, or
-            without one a single client has all.
+        max_tokens: most tokens of an input; at most the number of learned positions of the model.
+        partition: assignment of votes to clients; None: by the column mapped to ``client``, or a single client without such
+            a column.
         holdout: rows kept out of training; see `fedlight.datamodules.rows.exclusion`.
         val_share: share of each client's comparisons for validation, in [0, 1); 0: no validation.
         val_max: most comparisons of a client in validation.
-        twins_together: of the view selector, the only one with two orders: both of them share a batch. What does not
-            tell A from B then cancels in its gradient, and an encoder leaves chance in a fraction of the steps.
+        twins_together: in view selector, put both orders of a comparison into the same batch. Gradient parts that do not
+            distinguish A from B then cancel, and an encoder exceeds chance in a fraction of the steps.
         batch_size, eval_batch_size, seed, bucket, num_workers: see `FederatedDataModule`.
     """
 
@@ -117,7 +115,7 @@ class PreferenceDataModule(FederatedDataModule):
         super().__init__(batch_size, eval_batch_size, seed, bucket, num_workers)
         check_validation(val_share, val_max)
         if twins_together and view == "selector" and batch_size % 2:
-            raise ValueError(f"twins_together needs an even batch_size; it is {batch_size}.")
+            raise ValueError(f"twins_together needs an even batch_size; it is {batch_size}")
         self.examples_together = 2 if twins_together and view == "selector" else 1
         self.train_rows = (source, split)
         self.val_rows = (val_source, val_split) if val_source else None
@@ -127,7 +125,7 @@ class PreferenceDataModule(FederatedDataModule):
         self.choice_values = choice_values or TOY_VALUES
         self.view, self.form, self.truncate_answers = view, form, truncate_answers
         self.choices = choices
-        self.template = self._template(choice_template, pair_template, generation_template, trim)
+        self.template = self._choose_template(choice_template, pair_template, generation_template, trim)
         self.tokenizer_name, self.max_tokens = tokenizer, max_tokens
         own_clients = Partition() if "client" in self.columns else Partition("iid", num_clients=1)
         self.partition, self.holdout = partition or own_clients, holdout
@@ -135,20 +133,20 @@ class PreferenceDataModule(FederatedDataModule):
         self.report: SetupReport | None = None
 
     def setup(self, stage: str) -> None:
-        """Reads, tokenises and shares out what the stage needs, once."""
+        """Read, tokenize and partition the rows of the stage, once."""
         self.tokenizer = load_tokenizer(self.tokenizer_name)
         if stage in ("fit", "validate") and self.report is None:
             self._setup_training()
         if stage in ("test", "predict") and self.test_set is None:
             if self.test_rows is None:
                 raise ValueError(
-                    "there is nothing to test on: set test_source, or holdout to test on held-out rows."
+                    "there are no rows to test on: set test_source, or holdout for held-out rows"
                 )
             test_set, self.test_client_indices = self._evaluation_set(self.test_rows, held_out=True, stride=2)
             self.test_set = self.predict_set = test_set
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
-        """A batch of the view."""
+        """Return a batch of the view."""
         padding = pad_id(self.tokenizer)
         if self.view == "dpo":
             return collate_preferred(examples, padding)
@@ -158,12 +156,12 @@ class PreferenceDataModule(FederatedDataModule):
         return collate_choices(examples, padding, has_types)
 
     def _setup_training(self) -> None:
-        votes = self._votes(
+        votes = self._read_votes(
             load_rows(*self.train_rows), self.train_rows[0], held_out=False, needs_clients=True
         )
         encoded = self._encode(votes.comparisons)
-        fits = self._fitting(votes, encoded)
-        examples = self._examples(encoded, votes, fits)
+        fits = self._find_fitting(votes, encoded)
+        examples = self._make_examples(encoded, votes, fits)
         categories = [votes.categories[vote] for vote in fits] if votes.categories else []
         split = share_out(
             self.partition,
@@ -176,12 +174,12 @@ class PreferenceDataModule(FederatedDataModule):
             seed=self.seed,
         )
         each = 2 if self.view == "selector" else 1
-        order, self.client_indices = pool(self._of_votes(split.train))
+        order, self.client_indices = pool(self._to_examples(split.train))
         self.train_labels = label_examples(categories, order, each)
         self.train_set = examples.take(order)
         self.train_lengths, self.train_labelled = self.train_set.lengths, self.train_set.labelled
         if split.val is not None:
-            order, self.val_client_indices = pool(self._of_votes(split.val), examples.lengths)
+            order, self.val_client_indices = pool(self._to_examples(split.val), examples.lengths)
             self.val_labels = label_examples(categories, order, each)
             self.val_set = examples.take(order)
         elif self.val_rows:
@@ -193,27 +191,27 @@ class PreferenceDataModule(FederatedDataModule):
     def _evaluation_set(
         self, rows: tuple[str, str], held_out: bool, stride: int
     ) -> tuple[Examples, Clients | None]:
-        """Rows of their own, sorted by length, and where each client's are; None where clients are not a column's."""
-        votes = self._votes(load_rows(*rows), rows[0], held_out, needs_clients=False)
+        """Return evaluation examples, sorted by length, and each client's positions; None without a client column."""
+        votes = self._read_votes(load_rows(*rows), rows[0], held_out, needs_clients=False)
         encoded = self._encode(votes.comparisons)
-        fits = self._fitting(votes, encoded)
+        fits = self._find_fitting(votes, encoded)
         rank_zero_info(
             f"{votes.counts}; {len(votes.winner) - len(fits):,} too long, {encoded.trimmed:,} inputs cut"
         )
-        examples = self._examples(encoded, votes, fits, stride * SOURCE_STRIDE)
+        examples = self._make_examples(encoded, votes, fits, stride * SOURCE_STRIDE)
         order = np.argsort(examples.lengths, kind="stable")
         if not votes.clients or self.partition.by != "client":
             return examples.take(order), None
-        own = self._of_votes(by_key([votes.clients[vote] for vote in fits]))
+        own = self._to_examples(by_key([votes.clients[vote] for vote in fits]))
         return examples.take(order), reindex(own, order)
 
-    def _votes(self, rows: Rows, source: str, held_out: bool, needs_clients: bool) -> Votes:
+    def _read_votes(self, rows: Rows, source: str, held_out: bool, needs_clients: bool) -> Votes:
         if self.holdout is not None:
             rows = self.holdout.side(rows, source, held_out)
-        columns = self.columns if needs_clients else _without_missing_owners(rows, self.columns)
+        columns = self.columns if needs_clients else _drop_missing_owners(rows, self.columns)
         if missing := [slot for slot in self.template.slots if slot not in columns]:
             raise RowsError(
-                f"{source}: the template has a slot {{{missing[0]}}}. Set columns.{missing[0]}, or another template."
+                f"{source}: the template has a slot {{{missing[0]}}}: set columns.{missing[0]}, or another template"
             )
         votes = read_votes(rows, columns, self.choice_values, self.template.required, source)
         if votes.groups and self.partition.by == "client":
@@ -221,12 +219,12 @@ class PreferenceDataModule(FederatedDataModule):
             self.client_groups = map_groups(known, source)
         return votes
 
-    def _fitting(self, votes: Votes, encoded: Encoded) -> np.ndarray:
-        """The votes whose comparison fits in both orders, ``(votes,)``."""
+    def _find_fitting(self, votes: Votes, encoded: Encoded) -> np.ndarray:
+        """Return the votes whose comparison fits in both orders, ``(votes,)``."""
         fits = np.flatnonzero(encoded.both_kept()[votes.comparison])
         if not len(fits):
             raise RowsError(
-                f"{votes.counts.source}: no vote fits into max_tokens={self.max_tokens}. Raise it."
+                f"{votes.counts.source}: no vote fits into max_tokens={self.max_tokens}: raise it"
             )
         return fits
 
@@ -241,7 +239,9 @@ class PreferenceDataModule(FederatedDataModule):
         answers = [answer for comparison in comparisons for answer in (comparison.first, comparison.second)]
         return encode_responses(self.tokenizer, self.template, fields, answers, self.max_tokens, pairs=True)
 
-    def _examples(self, encoded: Encoded, votes: Votes, fits: np.ndarray, first_index: int = 0) -> Examples:
+    def _make_examples(
+        self, encoded: Encoded, votes: Votes, fits: np.ndarray, first_index: int = 0
+    ) -> Examples:
         comparison, winner = np.array(votes.comparison)[fits], np.array(votes.winner)[fits]
         if self.view == "selector":
             return ChoiceExamples.from_votes(encoded, comparison, winner)
@@ -249,13 +249,13 @@ class PreferenceDataModule(FederatedDataModule):
             return PreferredExamples(encoded, comparison, winner, first_index + fits)
         return ResponseExamples(encoded, 2 * comparison + winner)
 
-    def _of_votes(self, clients: Clients) -> Clients:
-        """Indices of votes -> indices of examples: a selector has two per vote."""
+    def _to_examples(self, clients: Clients) -> Clients:
+        """Return indices of examples for indices of votes; a selector has two examples per vote."""
         if self.view != "selector":
             return clients
         return {client: (2 * votes[:, None] + [0, 1]).reshape(-1) for client, votes in clients.items()}
 
-    def _template(self, choice: str, pair: str, generation: str, trim: str | None) -> Template:
+    def _choose_template(self, choice: str, pair: str, generation: str, trim: str | None) -> Template:
         if self.view == "selector" and self.form == "pair":
             return Template.named(pair) if pair else Template("")
         template = Template.named(choice if self.view == "selector" else generation)
@@ -264,8 +264,8 @@ class PreferenceDataModule(FederatedDataModule):
         return template if trim == "auto" else template.trimming(trim)
 
 
-def _without_missing_owners(rows: Rows, columns: Mapping[str, str]) -> dict[str, str]:
-    """Rows to test on need no client, category or group: aggregated labels have none."""
+def _drop_missing_owners(rows: Rows, columns: Mapping[str, str]) -> dict[str, str]:
+    """Return the columns without client, category and group if the rows lack them, as aggregated labels do."""
     present = dict(columns)
     for name in {"client", "category", "group"} & set(columns):
         try:

@@ -1,10 +1,9 @@
-"""From several completions per prompt to labelled preference pairs: who is compared, who votes, who wins.
+"""Preference labels of completion pairs, by the majority of selectors.
 
 Section 4 of Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025,
-https://arxiv.org/abs/2407.03038: all n (n - 1) / 2 pairs of a prompt's n completions are compared by every
-selector, and the majority of the selectors labels the pair. Deviation, on by default: a selector's
-log-probabilities of both orders are averaged (``orders="both"``), so that a taste for the first position
-cancels. Every labelled pair is kept, whichever side won.
+https://arxiv.org/abs/2407.03038: all n (n - 1) / 2 pairs of a prompt's n completions are compared by every selector, and
+the majority of the selectors labels the pair. Deviation, on by default: a selector's log-probabilities of both orders are
+averaged (``orders="both"``), which cancels a preference for the first position. Every labelled pair is kept.
 """
 
 import math
@@ -17,14 +16,14 @@ import numpy as np
 
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.rows.votes import Comparison
-from fedlight.support.types import Rows
+from fedlight.support.types import Row, Rows
 
 Orders = Literal["one", "both"]
 
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """What became of the pairs; ``str`` gives it in one line."""
+    """Counts of labelled and unlabelled pairs; ``str`` gives them in one line."""
 
     first_won: int
     second_won: int
@@ -40,17 +39,17 @@ class LabelCounts:
 
 
 def form_pairs(rows: Rows, source: str) -> tuple[list[Comparison], int]:
-    """All pairs of different completions of each prompt, in order.
+    """Return all pairs of different completions of each prompt, in order.
 
     Args:
         rows: each with ``completions`` (a list of texts) and ``fields`` (slot -> text) or else ``prompt``.
         source: name of the rows in messages.
 
     Returns:
-        The pairs, and how many were skipped because the two are equal or one is empty.
+        Pairs, and the number of skipped pairs with equal or empty completions.
 
     Raises:
-        RowsError: a row has no list of completions or no prompt, or no pair is left.
+        RowsError: a row has no list of completions or no prompt, or no pair remains.
 
     Example:
         >>> pairs, skipped = form_pairs([{"prompt": "x", "completions": ["u", "v", "u "]}], "rows")
@@ -59,7 +58,7 @@ def form_pairs(rows: Rows, source: str) -> tuple[list[Comparison], int]:
     """
     pairs, skipped = [], 0
     for number, row in enumerate(rows):
-        fields, completions = _prompt_and_completions(row, number, source)
+        fields, completions = _read_completions(row, number, source)
         for first, second in combinations(completions, 2):
             if first == second or not first or not second:
                 skipped += 1
@@ -67,26 +66,26 @@ def form_pairs(rows: Rows, source: str) -> tuple[list[Comparison], int]:
                 pairs.append(Comparison(fields, first, second))
     if not pairs:
         raise RowsError(
-            f"{source}: no prompt has two different completions. Generate more of them, or at a higher temperature."
+            f"{source}: no prompt has two different completions: generate more of them, or at a higher temperature"
         )
     return pairs, skipped
 
 
 def gather(predictions: Iterable[Mapping[str, Any]], num_pairs: int, orders: Orders = "both") -> np.ndarray:
-    """Log-probabilities of the two answers of each pair, by each selector, whatever order they were shown in.
+    """Return each selector's log-probabilities of both answers of each pair.
 
     Args:
         predictions: rows with ``index`` (of the pair), ``order`` (0: the first answer is shown as A; 1: as B),
             ``logp_a`` and ``logp_b``: numbers of one selector, or lists with one number for each.
         num_pairs: number of pairs.
-        orders: ``"both"`` takes the mean over the two orders, ``"one"`` looks at order 0 alone.
+        orders: ``"both"`` averages over both orders, ``"one"`` uses order 0 alone.
 
     Returns:
-        ``(selectors, num_pairs, 2)``: log-probabilities that the first, the second answer is better; NaN where a pair
-        was not read in every order that counts.
+        ``(selectors, num_pairs, 2)``: log-probabilities that the first, the second answer is better; NaN for a pair
+        without a prediction in a required order.
 
     Raises:
-        RowsError: the rows are not of equally many selectors.
+        RowsError: the rows differ in the number of selectors.
 
     Example:
         >>> as_a = {"index": 0, "order": 0, "logp_a": -1.0, "logp_b": -2.0}
@@ -100,7 +99,7 @@ def gather(predictions: Iterable[Mapping[str, Any]], num_pairs: int, orders: Ord
     counts = sorted({answers[0].size for _, _, answers in rows}) or [1]
     if len(counts) > 1:
         raise RowsError(
-            f"votes: some rows are of {counts[0]} selectors, others of {counts[1]}. Write them anew."
+            f"votes: some rows are of {counts[0]} selectors, others of {counts[1]}: predict again"
         )
     by_order = np.full((num_pairs, 2, 2, counts[0]), np.nan)
     for index, order, answers in rows:
@@ -109,14 +108,14 @@ def gather(predictions: Iterable[Mapping[str, Any]], num_pairs: int, orders: Ord
 
 
 def majority(log_probs: np.ndarray) -> np.ndarray:
-    """The answer that most selectors prefer.
+    """Return the answer that most selectors prefer.
 
     Args:
         log_probs: ``(selectors, pairs, 2)``, of the first and the second answer.
 
     Returns:
-        ``(pairs,)``: 0 where the first won, 1 where the second, -1 where neither (a selector that finds both equally so
-        has no vote).
+        ``(pairs,)``: 0 if the first answer won, 1 if the second, -1 if neither; a selector with equal log-probabilities
+        does not vote.
 
     Raises:
         ValueError: the number of selectors is even.
@@ -127,8 +126,7 @@ def majority(log_probs: np.ndarray) -> np.ndarray:
     """
     if len(log_probs) % 2 == 0:
         raise ValueError(
-            f"{len(log_probs)} selectors vote: an even number can tie. Use an odd number, for example "
-            f"{len(log_probs) + 1}."
+            f"{len(log_probs)} selectors vote: an even number can tie; use an odd number, for example {len(log_probs) + 1}"
         )
     votes = np.sign(log_probs[..., 0] - log_probs[..., 1]).sum(axis=0)
     return np.where(votes > 0, 0, np.where(votes < 0, 1, -1))
@@ -136,7 +134,7 @@ def majority(log_probs: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far the selectors are of one mind, in shares of the labelled pairs; ``str`` gives it in one line."""
+    """Agreement of selectors, as shares of the labelled pairs; ``str`` gives it in one line."""
 
     with_majority: list[float]
     pairwise: float
@@ -150,17 +148,17 @@ class Agreement:
 
 
 def agreement(log_probs: np.ndarray) -> Agreement:
-    """On how many of the labelled pairs each selector agrees with the majority, and two selectors with each other.
+    """Return the share of labelled pairs on which each selector agrees with the majority, and with another selector.
 
-    Labelled are the pairs that every selector has read and on which there is a majority. A selector that finds both
-    answers equally good agrees with nobody.
+    A pair is labelled if every selector has read it and a majority exists. A selector with equal log-probabilities agrees
+    with no other.
 
     Args:
         log_probs: ``(selectors, pairs, 2)``, of the first and the second answer; an odd number of selectors.
 
     Returns:
-        Shares in [0, 1]: one for each selector, and the mean over all pairs of selectors; NaN where nothing is
-        labelled, and ``pairwise`` of one selector.
+        Shares in [0, 1]: one for each selector, and the mean over all pairs of selectors; NaN without labelled pairs, and
+        for ``pairwise`` of one selector.
 
     Raises:
         ValueError: an even number of selectors.
@@ -184,16 +182,16 @@ def agreement(log_probs: np.ndarray) -> Agreement:
 
 
 def label(pairs: Sequence[Comparison], log_probs: np.ndarray) -> tuple[list[dict[str, Any]], LabelCounts]:
-    """Preference rows from pairs and what the selectors say of them.
+    """Return preference rows of the pairs that the selectors decide.
 
     Args:
         pairs: from `form_pairs`.
         log_probs: ``(selectors, pairs, 2)``, from `gather`.
 
     Returns:
-        Rows with the slots of the prompt, ``response_a``, ``response_b``, ``choice`` (``"a"`` or ``"b"``),
-        ``votes_a`` and ``votes_b`` (selectors) and ``margin`` (mean log-probability of the first less that of the
-        second); and the counts.
+        Rows with the slots of the prompt, ``response_a``, ``response_b``, ``choice`` (``"a"`` or ``"b"``), ``votes_a`` and
+        ``votes_b`` (selectors) and ``margin`` (mean log-probability of the first answer minus that of the second); and the
+        counts.
 
     Raises:
         ValueError: an even number of selectors.
@@ -222,17 +220,12 @@ def label(pairs: Sequence[Comparison], log_probs: np.ndarray) -> tuple[list[dict
     return rows, LabelCounts(first, second, neither, int((~read).sum()))
 
 
-def _prompt_and_completions(
-    row: Mapping[str, Any], number: int, source: str
-) -> tuple[dict[str, str], list[str]]:
+def _read_completions(row: Row, number: int, source: str) -> tuple[dict[str, str], list[str]]:
     completions = row.get("completions")
+    place = f"{source}, row {number + 1}"
     if not isinstance(completions, Sequence) or isinstance(completions, str):
-        raise RowsError(
-            f"{source}, row {number + 1}: no list `completions`. Its columns are: {', '.join(row)}."
-        )
+        raise RowsError(f"{place}: no list `completions`; columns are: {', '.join(row)}")
     fields = row.get("fields") or ({"prompt": row["prompt"]} if "prompt" in row else None)
     if fields is None:
-        raise RowsError(
-            f"{source}, row {number + 1}: neither `fields` nor `prompt`. Its columns are: {', '.join(row)}."
-        )
+        raise RowsError(f"{place}: neither `fields` nor `prompt`; columns are: {', '.join(row)}")
     return dict(fields), [str(completion).strip() for completion in completions]

@@ -1,4 +1,4 @@
-"""Prompts to be answered: rendered texts and nothing else, for ``trainer.predict``."""
+"""Rendered prompts for generation by ``trainer.predict``."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ class Prompts(Dataset):
 
     Args:
         texts: rendered prompts.
-        fields: per prompt the slots' texts it was made of, not cut.
+        fields: texts of each prompt's slots, not truncated.
     """
 
     def __init__(self, texts: list[str], fields: Sequence[Fields]) -> None:
@@ -30,32 +30,32 @@ class Prompts(Dataset):
         self.fields = fields
 
     def __len__(self) -> int:
-        """Number of prompts."""
+        """Return the number of prompts."""
         return len(self.texts)
 
     def __getitem__(self, item: int) -> dict[str, Any]:
-        """One prompt."""
+        """Return one prompt."""
         return {"prompt": self.texts[item], "fields": self.fields[item], "index": item}
 
 
 class PromptDataModule(FederatedDataModule):
-    """Prompts without answers; equal ones are answered once.
+    """Prompts without answers, each distinct prompt once.
 
     Args:
-        source: where the rows are; see `fedlight.datamodules.rows.rows`.
+        source: source of the rows; see `fedlight.datamodules.rows.rows`.
         split: split of a hub dataset.
-        columns: where the rows have the template's slots. None: each slot in the column of its name.
+        columns: slot of the template -> column. None: the column of the slot's name.
         template: a name or a text with slots; see `fedlight.datamodules.text.templates`.
         tokenizer: hub name or folder, or ``"toy"``.
-        max_tokens: most tokens of a prompt; longer ones lose text, what still does not fit is left out and counted.
-        limit: at most so many prompts, the first ones; None: all.
-        exclude: name -> rows whose texts no prompt may have, such as the posts that clients have voted on or that a test
-            asks; see `fedlight.datamodules.rows.exclusion`. What each name excludes is counted and said.
+        max_tokens: most tokens of a prompt; longer prompts are truncated, or dropped and counted if they still do not fit.
+        limit: number of prompts to keep, the first ones, >= 1; None: all.
+        exclude: name -> rows whose texts no prompt may have, such as the posts of the clients' votes or of a test; see
+            `fedlight.datamodules.rows.exclusion`. Excluded prompts are counted by name.
         eval_batch_size, seed, num_workers: see `FederatedDataModule`.
 
     Attributes:
-        counts: what became of the rows, after ``setup``: ``prompts``, ``empty``, ``repeated``, ``excluded``,
-            ``beyond_limit`` and ``too_long`` are all of them.
+        counts: numbers of rows after ``setup``; ``prompts``, ``empty``, ``repeated``, ``excluded``, ``beyond_limit`` and
+            ``too_long`` add up to all rows.
 
     Raises:
         ValueError: the template or ``exclude`` has a slot without a column, or ``limit`` is below 1.
@@ -77,14 +77,14 @@ class PromptDataModule(FederatedDataModule):
     ) -> None:
         super().__init__(eval_batch_size=eval_batch_size, seed=seed, num_workers=num_workers)
         if limit is not None and limit < 1:
-            raise ValueError(f"limit={limit} must be at least 1, or null for all prompts.")
+            raise ValueError(f"limit={limit} must be at least 1, or null for all prompts")
         self.source, self.split = source, split
         self.template = Template.named(template)
         self.columns = columns or {slot: slot for slot in self.template.slots}
         self.tokenizer_name, self.max_tokens, self.limit = tokenizer, max_tokens, limit
         if missing := [slot for slot in self.template.slots if slot not in self.columns]:
             raise ValueError(
-                f"the template has a slot {{{missing[0]}}}: set columns.{missing[0]} to the column that holds it."
+                f"the template has a slot {{{missing[0]}}}: set columns.{missing[0]} to the column that holds it"
             )
         self.exclude = exclude or {}
         for name, rows in self.exclude.items():
@@ -97,13 +97,13 @@ class PromptDataModule(FederatedDataModule):
 
     @classmethod
     def requires(cls, settings: Mapping[str, Any]) -> Iterable[Need]:
-        """The rows of ``exclude``; those of ``source`` are asked for as every data module's are."""
+        """Yield the rows of ``exclude``; the preflight check adds those of ``source``, as for every datamodule."""
         for name, rows in (settings.get("exclude") or {}).items():
             if rows:
                 yield RowSource(rows["source"], rows.get("split") or "train", ((name, rows["column"]),))
 
     def setup(self, stage: str) -> None:
-        """Reads, renders and, where they are too long, cuts the prompts, once."""
+        """Read, render and truncate the prompts, once."""
         if stage != "predict" or self.predict_set is not None:
             return
         fields, left_out = self._read()
@@ -117,11 +117,11 @@ class PromptDataModule(FederatedDataModule):
             f"{self.source}: {len(kept):,} prompts; {self.counts['too_long']:,} too long, {cut:,} cut; {left_out}"
         )
         if not kept:
-            raise RowsError(f"{self.source}: no prompt fits into max_tokens={self.max_tokens}. Raise it.")
+            raise RowsError(f"{self.source}: no prompt fits into max_tokens={self.max_tokens}: raise it")
         self.predict_set = Prompts([text for text, _ in kept], [slots for _, slots in kept])
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
-        """A prompts batch: ``prompt`` and ``fields`` as lists, ``index`` ``(batch,)``."""
+        """Return a batch of prompts: ``prompt`` and ``fields`` as lists, ``index`` ``(batch,)``."""
         return {
             "prompt": [example["prompt"] for example in examples],
             "fields": [example["fields"] for example in examples],
@@ -129,7 +129,7 @@ class PromptDataModule(FederatedDataModule):
         }
 
     def _read(self) -> tuple[Sequence[Fields], str]:
-        """Slots' texts of each prompt, and what was left out, in words."""
+        """Return the slots' texts of each prompt, and a description of the dropped rows."""
         rows = load_rows(self.source, self.split)
         check_columns(rows, self.columns, self.source)
         read = [{name: text_at(row, path) for name, path in self.columns.items()} for row in rows]
@@ -137,14 +137,14 @@ class PromptDataModule(FederatedDataModule):
         unique = list({tuple(row.values()): row for row in whole}.values())
         if not unique:
             raise RowsError(
-                f"{self.source}: every row has an empty {', '.join(self.template.required)}. Check the columns."
+                f"{self.source}: every row has an empty {', '.join(self.template.required)}: check the columns"
             )
         free, held = exclude_prompts(unique, self.exclude)
         by_name = ", ".join(f"{count:,} in {name}" for name, count in held.items())
         if not free:
             raise RowsError(
-                f"{self.source}: exclude leaves none of {len(unique):,} prompts ({by_name}). Give other prompts, or set the "
-                "entry of exclude that need not hold to null."
+                f"{self.source}: exclude leaves none of {len(unique):,} prompts ({by_name}): give other prompts, or set an "
+                "entry of exclude to null"
             )
         self.counts = {
             "empty": len(read) - len(whole),

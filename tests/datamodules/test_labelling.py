@@ -20,7 +20,7 @@ def test_all_pairs_of_different_completions():
     assert [pair.first + pair.second for pair in pairs] == ["uv", "uw", "vw", "vu", "wu"]
     assert skipped == 2
     assert pairs[0].fields == {"post": "p", "title": "t"}
-    with pytest.raises(RowsError, match=r"rows, row 1: no list `completions`. Its columns are: prompt"):
+    with pytest.raises(RowsError, match=r"rows, row 1: no list `completions`; columns are: prompt"):
         form_pairs([{"prompt": "q"}], "rows")
     with pytest.raises(RowsError, match=r"neither `fields` nor `prompt`"):
         form_pairs([{"completions": ["u", "v"]}], "rows")
@@ -44,7 +44,7 @@ def test_majority_counts_selectors_not_confidence():
     sure, unsure = [-0.01, -5.0], [-0.8, -0.6]
     assert majority(np.array([[sure], [unsure], [unsure]])).tolist() == [1]
     with pytest.raises(
-        ValueError, match=r"2 selectors vote: an even number can tie. Use an odd number, for example 3"
+        ValueError, match=r"2 selectors vote: an even number can tie; use an odd number, for example 3"
     ):
         majority(np.zeros((2, 4, 2)))
     with pytest.raises(ValueError, match=r"0 selectors vote"):

@@ -196,14 +196,14 @@ def test_too_long_votes_are_counted_and_trimmed_ones_too(build, caplog):
     assert (datamodule.report.too_long, datamodule.report.trimmed) == (1, 2)
     assert "1 too long and left out, 2 inputs cut" in caplog.text
     assert len(datamodule.train_set) == 4
-    with pytest.raises(RowsError, match=r"no vote fits into max_tokens=5. Raise it"):
+    with pytest.raises(RowsError, match=r"no vote fits into max_tokens=5: raise it"):
         build(rows, max_tokens=5)
     with pytest.raises(RowsError, match=r"no vote fits"):
         build(rows[:1], max_tokens=12, trim=None)
 
 
 def test_a_template_s_slot_needs_a_column(build):
-    with pytest.raises(RowsError, match=r"the template has a slot {title}. Set columns.title"):
+    with pytest.raises(RowsError, match=r"the template has a slot {title}: set columns.title"):
         build(choice_template="{title} " + CHOICE)
 
 
