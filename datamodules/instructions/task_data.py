@@ -23,7 +23,7 @@ from fedlight.datamodules.text.tokens import (
     load_tokenizer,
     pad_id,
 )
-from fedlight.evaluation.tasks.task import Task, joined
+from fedlight.evaluation.tasks.task import Task, continuation
 
 
 class TaskDataModule(FederatedDataModule):
@@ -69,7 +69,7 @@ class TaskDataModule(FederatedDataModule):
             return
         self.tokenizer = load_tokenizer(self.tokenizer_name)
         pairs = [
-            (prompt, joined(prompt, example.shown))
+            (prompt, prompt + continuation(prompt, example.shown))
             for task in self.tasks.values()
             for _, example, prompt in zip(*task.read(), strict=True)
         ]

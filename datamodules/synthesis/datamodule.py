@@ -30,11 +30,12 @@ from torch import nn
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.synthesis.pool import CandidatePool
 from fedlight.datamodules.synthesis.record import Part, SynthesisRecord, make_or_read
-from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Synthesis, follow_prompt
+from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Synthesis
 from fedlight.datamodules.text.templates import Template
 from fedlight.devices.shape import BatchShape
 from fedlight.evaluation.instruction_scores import best, ifd, ifs, mean_losses, ppl
 from fedlight.evaluation.tasks.model import AnswersPrompts
+from fedlight.evaluation.tasks.task import continuation
 from fedlight.federation.candidates import MIXED, SYNTHETIC
 from fedlight.federation.client import Visit
 from fedlight.support.seeding import derive_seed
@@ -255,7 +256,7 @@ def score_candidates(
     if score == "random":
         return np.random.default_rng(seed).random(len(candidates))
     prompts = [template.render(one.fields).text for one in candidates]
-    responses = [follow_prompt(template, one.fields["response"]) for one in candidates]
+    responses = [continuation(template.text, one.fields["response"]) for one in candidates]
     alone = [] if score == "ppl" else [responses]
     found = model.log_likelihoods([*prompts, *("" for _ in alone)], [*([one] for one in responses), *alone])
     conditional = mean_losses([one for (one,) in found[: len(candidates)]])

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from fedlight.datamodules.synthesis.synthesis import Candidate, follow_prompt
+from fedlight.datamodules.synthesis.synthesis import Candidate
 from fedlight.datamodules.text.encoding import encode_responses
 from fedlight.datamodules.text.examples import ResponseExamples, join_examples
 from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import encode, leading_ids
+from fedlight.evaluation.tasks.task import continuation
 
 
 class WithCandidates(Dataset):
@@ -95,7 +96,7 @@ class CandidatePool:
         if not candidates:
             return []
         texts = [
-            self.template.render(one.fields, follow_prompt(self.template, one.fields["response"])).text
+            self.template.render(one.fields, continuation(self.template.text, one.fields["response"])).text
             for one in candidates
         ]
         room = self.max_tokens - len(leading_ids(self.tokenizer)) - 1

@@ -20,9 +20,10 @@ from typing import Protocol, runtime_checkable
 
 from fedlight.datamodules.synthesis.filters import EMPTY
 from fedlight.datamodules.synthesis.generation import BatchGenerator, Prompt
-from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Synthesis, follow_prompt
+from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Synthesis
 from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.tasks.model import AnswersPrompts
+from fedlight.evaluation.tasks.task import continuation
 from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
@@ -102,7 +103,7 @@ class PseudoResponses(Synthesis):
         self, rows: list[dict[str, str]], template: Template, model: KnowsEnergies
     ) -> list[Candidate]:
         prompts = [template.render(row).text for row in rows]
-        answers = [follow_prompt(template, row["response"]) for row in rows]
+        answers = [continuation(template.text, row["response"]) for row in rows]
         energies = model.free_energies(prompts, answers, self.energy_temperature)
         weights = energy_weights(energies, self.energy_temperature)
         return [Candidate(row, weight) for row, weight in zip(rows, weights, strict=True)]

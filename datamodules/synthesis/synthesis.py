@@ -82,13 +82,3 @@ class Synthesis(ABC):
     def settings(self) -> dict[str, object]:
         """Return what the result depends on besides rows, template, model and seed: the class and its arguments."""
         return settings_of(self, self.without_effect)
-
-
-def follow_prompt(template: Template, response: str) -> str:
-    r"""Return the response as it follows the prompt in training: after a blank, unless the template ends with white space.
-
-    Example:
-        >>> follow_prompt(Template("{instruction}"), "Yes."), follow_prompt(Template("{instruction}\n"), "Yes.")
-        (' Yes.', 'Yes.')
-    """
-    return response if template.text[-1:].isspace() else f" {response}"
