@@ -101,7 +101,9 @@ def test_what_is_missing_is_named(tmp_path, source):
     with pytest.raises(ValueError, match="has no metric 'score/domain'; it has loss"):
         domain_table({"none": {"augmentation": folder, "runs": {"s": run}}}, source, COLUMNS)
     undone = {"none": {"augmentation": folder, "runs": {"s": str(tmp_path / "no")}}}
-    with pytest.raises(ValueError, match="nothing: is it done"):
+    with pytest.raises(
+        ValueError, match=r"done\.json: there is no such file: give the folder of a finished stage"
+    ):
         domain_table(undone, source, COLUMNS)
     with pytest.raises(ValueError, match=r"added.jsonl: there is no such file"):
         domain_table({"none": {"augmentation": str(tmp_path / "no"), "runs": {}}}, source, COLUMNS)

@@ -147,7 +147,9 @@ def test_advice_is_printed(fleet):
     outcome = fedlight("plan", "--config=selector.yaml", "--shape=qwen2_0.5b", NO_DATA, phones, *short)
     assert outcome.code == 0, outcome.err
     assert "tiny: needs 0.99" in outcome.out
-    assert "and has 0.3; nothing helps but a smaller model, as at 4 bits the base takes 0.441" in outcome.out
+    assert (
+        "and has 0.3; nothing helps but a smaller model, since at 4 bits the base takes 0.441" in outcome.out
+    )
     assert "it could join with a base of 8 bits (weight_bits: 8)" in outcome.out
     rows = [line for line in outcome.out.splitlines() if line.startswith("│ tiny ")]
     assert "out of memory" in rows[0]

@@ -1,1 +1,1 @@
-"""The command line."""
+"""Command line: ``fedlight`` with its commands, each imported when it is called."""

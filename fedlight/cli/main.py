@@ -1,9 +1,4 @@
-"""The command line: ``fedlight fit|validate|test|predict`` is a LightningCLI, and ``run``, ``plan``, ``report``.
-
-The key ``federated:`` holds the federated loop; without it the same config trains centrally. It stands beside
-``trainer:`` rather than in ``trainer.callbacks``, because only there can the command line override a single value of it
-(``--federated.clients_per_round 8``). Configs may refer to each other's values with ``${...}``.
-"""
+"""Entry point of the command line; each command is imported when it is called, so that ``fedlight --help`` stays fast."""
 
 import sys
 
@@ -20,14 +15,14 @@ Federated fine-tuning of language models inside PyTorch Lightning.
   plan                           which devices could take part, from a config alone: fedlight plan --help
   report RUN ...                 a page about runs, for a browser: fedlight report runs/demo --open
 
-A second call of the same run does nothing that is done, and goes on where it was stopped."""
+A second call of the same run skips what is done and resumes what was stopped."""
 
 
 COMMANDS = ("fit", "validate", "test", "predict", "run", "plan", "report")
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point of ``fedlight`` and ``python -m fedlight``."""
+    """Run ``fedlight`` with the arguments of the process, or those given."""
     with quiet_when_unread():
         _main(sys.argv[1:] if argv is None else argv)
 

@@ -9,7 +9,7 @@ from fedlight.support.console import OneLineArguments
 
 
 def main(argv: list[str]) -> None:
-    """``fedlight run NAME [--seeds 0 1 2] [--output DIR] [--only STAGE ...] [KEY=VALUE ...]``."""
+    """Run ``fedlight run NAME [--seeds 0 1 2] [--output DIR] [--only STAGE ...] [KEY=VALUE ...]``."""
     parser = OneLineArguments(
         "fedlight run", description=_listing(), formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "set", nargs="*", default=[], metavar="KEY=VALUE", help="change a value of the recipe: rounds=3"
     )
-    # Taken out first: argparse would read those behind --seeds as seeds.
+    # Removed first: argparse would read those after --seeds as seeds.
     changes = [word for word in argv if "=" in word and not word.startswith("-")]
     options = parser.parse_intermixed_args([word for word in argv if word not in changes])
     if options.dry_run and options.only:

@@ -1,10 +1,10 @@
-"""Whatever writes text as the judge: it rates both answers in four respects, or gives its verdict in a word.
+"""Judge that asks a text generator: it rates both answers in four respects, or gives a verdict in one word.
 
 Ratings: the answer with the higher mean is the better one.
 Z. Zhang et al., "FewFedPIT: Towards Privacy-preserving and Few-shot Federated Instruction Tuning",
 https://arxiv.org/abs/2403.06131, section 4.1 and appendix B, after Zheng et al., "Judging LLM-as-a-Judge with MT-Bench and
-Chatbot Arena", NeurIPS 2023, https://arxiv.org/abs/2306.05685. The prompt is in our own words. A reply is read strictly: two
-lines of a fixed form, once each; all else could not be read, and is counted. Verdicts: see `fedlight.judges.pairwise`.
+Chatbot Arena", NeurIPS 2023, https://arxiv.org/abs/2306.05685. The prompt is in our own words. A reply is read strictly:
+two lines of a fixed form, once each; any other reply counts as unread. Verdicts: see `fedlight.judges.pairwise`.
 """
 
 import math
@@ -45,18 +45,18 @@ ANSWER 2: {form}"""
 
 
 class ChatJudge(Judge):
-    """Asks a text generator: a `fedlight.generators.endpoint.ChatEndpoint` with ``temperature: 0``, or a local model.
+    """Judge that asks a `fedlight.generators.endpoint.ChatEndpoint` with ``temperature: 0``, or a local model.
 
-    Answers that are equal are not shown. What was asked before comes out of the endpoint's cache, so a judgement that was
-    stopped goes on where it was. What an endpoint will cost is said before it is asked.
+    Equal answers are not shown. Earlier replies come from the endpoint's cache, so a stopped judgement resumes. The
+    costs of an endpoint are logged before the first request.
 
     Args:
-        endpoint: who is asked; its ``max_tokens`` must leave room for a few sentences and what is asked for behind them.
-        question: what the judge sees of a prompt, a text with slots; ``{prompt}`` is all that the judged models saw.
-        form: ``ratings`` of both answers, or a ``verdict`` in a word.
+        endpoint: text generator that is asked; its ``max_tokens`` must leave room for a few sentences and the verdict.
+        question: part of the prompt that the judge sees, a text with slots; ``{prompt}`` is the whole prompt of the models.
+        form: ``ratings`` of both answers, or a ``verdict`` in one word.
 
     Attributes:
-        unread: replies so far that could not be read.
+        unread: number of replies so far that could not be read.
 
     Raises:
         ValueError: ``form`` is misspelt.
@@ -75,7 +75,7 @@ class ChatJudge(Judge):
         self._announced = False
 
     def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
-        """What is said of our answers, shown first; see `fedlight.evaluation.judge`.
+        """Return a verdict on our answers, shown first; see `fedlight.evaluation.judge`.
 
         Raises:
             ValueError: a slot of ``question`` is not among the fields, or a limit of the endpoint would be passed.
@@ -95,7 +95,7 @@ class ChatJudge(Judge):
         return found
 
     def announce(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> None:
-        """Says once where prompts and answers go and what that costs; see `fedlight.evaluation.judge`.
+        """Log once where prompts and answers are sent and what it costs; see `fedlight.evaluation.judge`.
 
         Raises:
             ValueError: a slot of ``question`` is not among the fields, or a limit of the endpoint would be passed.
@@ -112,7 +112,7 @@ class ChatJudge(Judge):
     def _prompts(
         self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]
     ) -> dict[int, str]:
-        """What is asked about the pairs whose answers differ, by their places."""
+        """Return index -> prompt of the pairs whose answers differ."""
         check_slots(self.question.slots, fields, "ChatJudge")
         write = judge_prompt if self.form == "ratings" else pairwise_prompt
         return {
@@ -131,7 +131,7 @@ class ChatJudge(Judge):
 
 
 def judge_prompt(question: str, first: str, second: str) -> str:
-    """What the judge is asked; texts are put in as they are."""
+    """Return the prompt of a judge that rates; the texts are inserted unchanged."""
     form = ", ".join(f"{aspect}=N" for aspect in ASPECTS)
     return INSTRUCTIONS.format(
         question=question,
@@ -145,7 +145,7 @@ def judge_prompt(question: str, first: str, second: str) -> str:
 
 
 def read_ratings(reply: str) -> tuple[float, float] | None:
-    r"""The mean ratings of the answers shown first and second, each in [1, 10]; None where they are not stated as asked.
+    r"""Return the mean ratings of the first and the second answer, each in [1, 10]; None if their form is wrong.
 
     Each answer needs its line once, every respect once and in order, every rating in the range.
 
@@ -169,6 +169,6 @@ def read_ratings(reply: str) -> tuple[float, float] | None:
 
 
 def read_rated(reply: str) -> float | None:
-    """What the ratings in a reply make of the answer shown first: 1, 0.5 or 0; None where they cannot be read."""
+    """Return the verdict on the answer shown first, 1, 0.5 or 0; None if the ratings cannot be read."""
     ratings = read_ratings(reply)
     return None if ratings is None else win_rate([ratings[0]], [ratings[1]])

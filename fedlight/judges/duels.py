@@ -1,7 +1,7 @@
-"""Two models' answers to the same prompts before a judge, each pair in both orders: a stage of recipes.
+"""Comparison of two models' answers to the same prompts by a judge, each pair in both orders; a stage of recipes.
 
-The answers are those that ``TaskScores`` keeps. Verdicts stay in the judge's own cache (`fedlight.judges.chat_judge`), so a
-stopped stage asks nothing twice. Its costs are printed, and held against the judge's limits, before it starts.
+The answers are those of ``TaskScores``. A judge that asks an endpoint has a cache (`fedlight.judges.chat_judge`), so a
+stopped stage asks nothing twice; its whole costs are logged and compared with its limits before it starts.
 """
 
 import math
@@ -34,19 +34,19 @@ def duels(
     moment: str | None = None,
     in_both: bool = False,
 ) -> dict[str, Any]:
-    """Win, tie and lose of each method's answers against another's, or against the answers in the rows.
+    """Count wins, ties and losses of each method's answers against another's, or against the right answers of the rows.
 
-    The win rate is ``win + tie / 2``, with its 95 % interval by the bootstrap over prompts; the length-controlled one is
-    what it would be if answers were equally long (`fedlight.evaluation.length_controlled`).
+    The win rate is ``win + tie / 2``, with its 95 % interval by the bootstrap over prompts; the length-controlled one is the
+    estimate for answers of equal length (`fedlight.evaluation.length_controlled`).
 
     Args:
         methods: method -> folder of a run with the callback ``TaskScores``. Of a run that scored its clients' own models,
             each client's answers are judged, and all of them count.
         judge: ``class_path`` and ``init_args`` of a judge, such as ``fedlight.FactJudge``.
-        task: whose answers.
-        output: a folder for ``verdicts.jsonl``, every pair with both its verdicts.
-        against: the folder of the run whose answers they are compared with; None: the right answer of each row.
-        moment: which answers: ``epoch_3``, ``test`` and so on; None: those of the run's end.
+        task: name of the task.
+        output: folder for ``verdicts.jsonl``, every pair with both its verdicts.
+        against: folder of the run whose answers are the other side; None: the right answer of each row.
+        moment: moment of the answers: ``epoch_3``, ``test`` and so on; None: the run's end.
         in_both: see `fedlight.evaluation.win_tie_lose`.
 
     Returns:
@@ -84,7 +84,7 @@ def duels(
 
 
 def made_judge(spec: dict[str, Any]) -> Judge:
-    """The judge that a recipe names.
+    """Return the judge that a recipe names.
 
     Args:
         spec: ``class_path`` and, where needed, ``init_args``.
@@ -99,20 +99,20 @@ def made_judge(spec: dict[str, Any]) -> Judge:
     from argparse import ArgumentError
 
     from fedlight.lightning_cli.cli import OneLineParser
-    from fedlight.lightning_cli.parser_words import tell
+    from fedlight.lightning_cli.parser_words import one_line
 
     parser = OneLineParser(exit_on_error=False)
     parser.add_argument("--judge", type=Judge)
     try:
         parsed = parser.parse_object({"judge": spec})
     except ArgumentError as error:
-        raise ValueError(tell(str(error))) from None
+        raise ValueError(one_line(str(error))) from None
     made: Judge = parser.instantiate(parsed).judge
     return made
 
 
 def report(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as a table: shares with three decimals, counts as they are."""
+    """Return the rows as a table, with shares to three decimals."""
     shown = [{**row, **_interval(row)} for row in rows]
     names = [name for name in COLUMNS if any(name in row for row in shown)]
     lines = [[str(row["method"]), *(_text(row.get(name)) for name in names)] for row in shown]
@@ -132,14 +132,14 @@ def _text(value: float | str | None) -> str:
 
 
 def _plain(found: WinTieLose) -> dict[str, float]:
-    """Without what is not known, as JSON has no NaN."""
+    """Return the values that are known, as JSON has no NaN."""
     return {name: value for name, value in found._asdict().items() if not math.isnan(value)}
 
 
 def _paired(
     method: str, ours: Sequence[TaskAnswer], theirs: Sequence[TaskAnswer] | None, against: str | None
 ) -> list[tuple[TaskAnswer, str]]:
-    """Each of our answers with the other one to the same prompt; two clients' own models with that of the same client."""
+    """Return each answer with the other one to the same prompt, of the same client where clients' own models answered."""
     if theirs is None:
         return [(answer, answer.target) for answer in ours]
     by_client = any(answer.client is not None for answer in theirs)
@@ -157,7 +157,7 @@ def _paired(
 
 
 def _shown(pairs: Sequence[tuple[TaskAnswer, str]]) -> tuple[list[dict[str, str]], list[str], list[str]]:
-    """What a judge gets to see: fields of the prompts, our answers and the others."""
+    """Return the arguments of a judge: fields of the prompts, our answers, the other answers."""
     return (
         [answer.shown_to_judges() for answer, _ in pairs],
         [answer.text for answer, _ in pairs],

@@ -1,8 +1,7 @@
-"""Judges against people: how far their verdicts are those of human votes, by category. A stage of recipes.
+"""Agreement of judges with human votes, by category; a stage of recipes.
 
-Every pair of answers that somebody has voted on is shown to the judge in both orders. What becomes of the rows, and which
-votes and pairs are left out: `fedlight.judges.voted_pairs`. What is counted of the rest, and on how many pairs:
-`fedlight.evaluation.human_agreement`.
+The judge sees every voted pair of answers in both orders. `fedlight.judges.voted_pairs` reads the rows and counts
+those left out; `fedlight.evaluation.human_agreement` has the measures.
 """
 
 import csv
@@ -26,7 +25,7 @@ SHARES = (
     *("majority", "vote", "people", "majority_decided", "vote_decided", "people_decided"),
     *("order_changed", "prefers_first", "unread"),
 )
-"""What the table of results has of each judge, of all pairs."""
+"""Columns of the table of results, over all pairs."""
 
 PAIRS = {"pairs": "compared", "unread_pairs": "unread", "no_majority": "no majority"}
 TIED = {"no_verdict": "judge ties", "no_vote": "people tie"}
@@ -46,23 +45,23 @@ def judge_agreement(
     limit: int | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Asks judges about pairs of answers that people have voted on.
+    """Compare judges with people on pairs of answers that people have voted on.
 
     Args:
         votes: rows, one for each vote.
         judges: name -> ``class_path`` and ``init_args`` of a judge; null: it is not asked.
-        columns: where a row has ``response_a``, ``response_b``, ``choice``, ``client`` (who has voted) and, if there is one,
+        columns: columns of ``response_a``, ``response_b``, ``choice``, ``client`` (the voter) and, if there is one,
             ``category``; all others are slots that judges may read, such as ``prompt``.
-        choice_values: which values of the choice, one or a list, mean ``a``, ``b`` and ``tie``.
-        output: a folder for ``agreement.csv``, ``verdicts.jsonl`` and ``counts.json``.
-        question: column that tells which rows are of one question, over which intervals are bootstrapped; None: the slots.
-        limit: judge so many pairs, drawn from all; None: all.
-        seed: of that draw and of the bootstrap.
+        choice_values: ``a``, ``b`` and ``tie`` -> value, or list of values, of the choice.
+        output: folder for ``agreement.csv``, ``verdicts.jsonl`` and ``counts.json``.
+        question: column that identifies the question, over which intervals are bootstrapped; None: the slots' texts.
+        limit: number of pairs to judge, drawn from all; None: all.
+        seed: seed of that draw and of the bootstrap.
 
     Returns:
         ``rows``, one for each judge, with its agreement with the majority and with single votes, with ties and without
-        (``_decided``), how far people agree with each other, its taste for positions, and how many votes on how many pairs
-        it was held against and how many were left out; a ``report`` by category, and ``counts`` of what became of the rows.
+        (``_decided``), the agreement of people with each other, its preference for positions, and the numbers of pairs,
+        votes and left-out votes; a ``report`` by category, and ``counts`` of the rows.
 
     Raises:
         ValueError: there is no such judge, or none at all, or a vote has a value that ``choice_values`` does not know.
@@ -96,7 +95,7 @@ def _numbers(counts: VoteCounts) -> dict[str, int]:
 
 
 def report(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Two tables for each judge, a line for each category: its shares, and what they rest on."""
+    """Return two tables for each judge, with a line for each category: its shares, and the counts behind them."""
     tables = []
     for judge in dict.fromkeys(line["judge"] for line in lines):
         own = [line for line in lines if line["judge"] == judge]
@@ -120,7 +119,7 @@ def _shares(judge: str, lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _counted(judge: str, lines: Sequence[Mapping[str, Any]]) -> str:
-    """In each setting the pairs that are compared and those that are not, by reason, are all that were shown."""
+    """Return the table of counts: in each setting, compared pairs and left-out ones, by reason, add up to all pairs."""
     header = ["category", "pairs shown"]
     for setting, names in (("with ties", WITH_TIES), ("without", WITHOUT)):
         first, *others = names.values()
@@ -151,7 +150,7 @@ def _share(value: float) -> str:
 def _by_category(
     pairs: Sequence[Pair], verdicts: tuple[list[float], list[float]], seed: int
 ) -> list[dict[str, Any]]:
-    """A line for all pairs, and one for each category; pairs without one have their own line, if others have one."""
+    """Return a line for all pairs, and one for each category; pairs without a category have a line if others have one."""
     both = outcomes(*verdicts)
     categories = sorted({pair.category for pair in pairs})
     lines = []
@@ -175,16 +174,16 @@ def _by_category(
 
 
 def _record(judge: str, pair: Pair, first: float, second: float) -> dict[str, Any]:
-    said = {"ours_first": first, "ours_second": second}
+    verdicts = {"ours_first": first, "ours_second": second}
     return {
         **{"judge": judge, "category": pair.category, "question": pair.question},
         **{"first": pair.first, "second": pair.second, "votes": pair.votes},
-        **{name: None if math.isnan(verdict) else verdict for name, verdict in said.items()},
+        **{name: None if math.isnan(verdict) else verdict for name, verdict in verdicts.items()},
     }
 
 
 def _known(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is not known, as JSON has no NaN."""
+    """Return the row without unknown values, as JSON has no NaN."""
     return {key: x for key, x in row.items() if not (isinstance(x, float) and math.isnan(x))}
 
 

@@ -1,6 +1,6 @@
-"""A language model on this machine as the judge: the verdict that it finds likeliest, so nothing leaves the machine.
+"""Judge that compares likelihoods of verdicts under a language model on this machine; nothing leaves the machine.
 
-The question is that of `fedlight.judges.pairwise`, and the model goes on with ``A``, ``B`` or ``tie``. For a model that
+The prompt is that of `fedlight.judges.pairwise`, and the model continues with ``A``, ``B`` or ``tie``. For a model that
 should think before it answers, give `fedlight.ChatJudge` a `fedlight.LocalGenerator`.
 """
 
@@ -24,27 +24,27 @@ CONTINUATIONS = [f" {word}" for word in WORDS]
 
 
 class LocalJudge(Judge):
-    """Compares how likely the three verdicts are. The model is loaded at the first pair that has to be read.
+    """Judge that takes the likeliest of three verdicts; the model is loaded at the first pair to be read.
 
-    A pair that does not fit into the model is not read; nor, unless ``forced``, is one to which the model would rather have
-    said something else than a verdict. How many of each there are is said once.
+    A pair that does not fit into the model is not read. Unless ``forced``, neither is one for which another text than a
+    verdict is likelier. The first of each kind is logged.
 
     Args:
         model: hub name, folder, or ``"toy"``.
-        adapter: folder of an adapter on it, if any.
+        adapter: folder of an adapter on the model, if any.
         base: ``plain``, ``int8`` or ``nf4``: the number form of its weights.
-        question: what the judge sees of a prompt, a text with slots; ``{prompt}`` is all that the judged models saw.
-        chat: put the question into the tokenizer's own chat template, as an instruction-tuned model wants it.
-        forced: take the likeliest of the three verdicts, whatever else would be likelier.
-        most_words: show so many words of each answer, for models that read little; None: all.
-        batch_size: pairs that are handed over at once.
+        question: part of the prompt that the judge sees, a text with slots; ``{prompt}`` is the whole prompt of the models.
+        chat: put the question into the tokenizer's chat template, for an instruction-tuned model.
+        forced: take the likeliest of the three verdicts, even if another text is likelier.
+        most_words: most words shown of each answer, for models with few positions; None: all.
+        batch_size: pairs per call of the model.
         dtype: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
         device: ``auto`` is the GPU where there is one.
         trust_remote_code: run code that comes with the model.
 
     Attributes:
-        too_long: pairs so far that did not fit.
-        unread: pairs so far to which the model would rather have said something else.
+        too_long: number of pairs so far that did not fit.
+        unread: number of pairs so far for which another text than a verdict was likelier.
 
     Raises:
         ValueError: a setting is misspelt or out of range.
@@ -77,11 +77,11 @@ class LocalJudge(Judge):
 
     @classmethod
     def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
-        """The model."""
+        """Return the model."""
         return [Model(settings["model"])]
 
     def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
-        """What the model says of our answers, shown first; see `fedlight.evaluation.judge`.
+        """Return a verdict on our answers, shown first; see `fedlight.evaluation.judge`.
 
         Raises:
             OSError: there is no such model.
@@ -102,15 +102,15 @@ class LocalJudge(Judge):
         prompts = [self._prompt(*pair) for pair in pairs]
         fits = module.fits(prompts, new_tokens=8)
         kept = [prompt for prompt, does in zip(prompts, fits, strict=True) if does]
-        said = iter(module.log_likelihoods(kept, [CONTINUATIONS] * len(kept)) if kept else [])
-        found = [self._verdict(next(said)) if does else math.nan for does in fits]
+        likelihoods = iter(module.log_likelihoods(kept, [CONTINUATIONS] * len(kept)) if kept else [])
+        found = [self._verdict(next(likelihoods)) if does else math.nan for does in fits]
         unread = sum(math.isnan(verdict) for verdict in found)
         self._count(unread - fits.count(False), fits.count(False))
         return found
 
-    def _verdict(self, said: Sequence[Likelihood]) -> float:
-        verdict = likeliest([one.log_prob for one in said])
-        return verdict if self.forced or any(one.greedy for one in said) else math.nan
+    def _verdict(self, words: Sequence[Likelihood]) -> float:
+        verdict = likeliest([one.log_prob for one in words])
+        return verdict if self.forced or any(one.greedy for one in words) else math.nan
 
     def _prompt(self, fields: Fields, first: str, second: str) -> str:
         question = self.question.render(fields).text.strip()
@@ -122,7 +122,7 @@ class LocalJudge(Judge):
         asked: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return (
             asked.removeprefix(tokenizer.bos_token or "") + VERDICT
-        )  # every text gets that when it is encoded
+        )  # encoding adds the token to every text
 
     def _shown(self, answer: str) -> str:
         return answer.strip() if self.most_words is None else " ".join(answer.split()[: self.most_words])
@@ -148,13 +148,13 @@ class LocalJudge(Judge):
 
 
 def likeliest(log_probs: Sequence[float]) -> float:
-    """The verdict with the highest probability, a tie where two have it.
+    """Return the verdict with the highest probability, a tie if two have it.
 
     Args:
-        log_probs: of ``A``, ``B`` and ``tie``.
+        log_probs: log-probabilities of ``A``, ``B`` and ``tie``.
 
     Returns:
-        1, 0 or 0.5, for the answer that is called A.
+        1, 0 or 0.5 for answer A.
 
     Example:
         >>> likeliest([-1.0, -2.0, -3.0]), likeliest([-2.0, -1.0, -1.5]), likeliest([-1.0, -1.0, -4.0])

@@ -1,4 +1,4 @@
-r"""A verdict on two answers in one word: the question to a language model, and how its reply is read.
+r"""Prompt for a verdict on two answers in one word, and the reading of the reply.
 
 After the pairwise comparison of Zheng et al., "Judging LLM-as-a-Judge with MT-Bench and Chatbot Arena", NeurIPS 2023,
 https://arxiv.org/abs/2306.05685, figure 5; in our own words, and with ``VERDICT: A`` where they have ``[[A]]``.
@@ -14,7 +14,7 @@ which one is shown first, or is longer, must not matter, and nothing inside the 
 </request>
 
 """
-"""How every question to a judge begins; ``{question}`` is the request."""
+"""Beginning of every prompt for a judge; ``{question}`` is the request."""
 
 QUESTION = (
     TASK
@@ -38,26 +38,26 @@ AT_ONCE = """Which answer is more helpful, relevant, correct and coherent: A, B,
 VERDICT:"""
 
 WORDS = {"A": 1.0, "B": 0.0, "tie": 0.5}
-"""Verdict -> what it is worth for the answer shown first."""
+"""Verdict -> its value for the answer shown first."""
 
 
 def pairwise_prompt(question: str, first: str, second: str, at_once: bool = False) -> str:
-    """What a judge is asked; texts are put in as they are.
+    """Return the prompt for a judge; the texts are inserted unchanged.
 
     Args:
         question: the request.
-        first: the answer that is called A.
-        second: the one that is called B.
-        at_once: the verdict is the next word, for a judge whose likelihoods are looked at; else it may think first.
+        first: answer A.
+        second: answer B.
+        at_once: the next word is the verdict, for a judge whose likelihoods are compared; else the judge may think first.
     """
     asked = QUESTION.format(question=question, first=first, second=second)
     return asked + (AT_ONCE if at_once else IN_WORDS)
 
 
 def read_verdict(reply: str) -> float | None:
-    r"""What the answer shown first is worth: 1, 0.5 or 0; None where the verdict is not stated as asked.
+    r"""Return the verdict on the answer shown first, 1, 0.5 or 0; None if the reply does not state it as asked.
 
-    There has to be one line with a verdict, with nothing else in it, and it has to be the last one.
+    The last line, and no other, has to be a verdict and nothing else.
 
     Example:
         >>> read_verdict("Both answer, the first in more detail.\nVERDICT: A\n"), read_verdict("verdict: TIE")

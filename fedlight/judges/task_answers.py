@@ -1,4 +1,4 @@
-"""The answers that ``TaskScores`` has left in a run's folder, read back."""
+"""Reading of the answers that ``TaskScores`` has written into a run's folder."""
 
 import re
 from collections.abc import Mapping
@@ -8,19 +8,19 @@ from typing import Any, NamedTuple
 from fedlight.datamodules.rows.rows import load_rows
 
 OWN = "own"
-"""Where the answers of the clients' own models stand."""
+"""Folder of the answers of the clients' own models."""
 
 
 class TaskAnswer(NamedTuple):
-    """One answer to one row of a task.
+    """Answer to one row of a task.
 
     Attributes:
-        row: its number in the source of the task.
-        prompt: as the model saw it.
-        fields: the texts that the prompt was made of.
+        row: number of the row in the source of the task.
+        prompt: the prompt that the model read.
+        fields: texts of the prompt's slots.
         target: the right answer.
-        text: the model's first answer; empty where the prompt did not fit into the model.
-        client: whose own model has answered; None: the one model of the run.
+        text: the model's first answer; empty if the prompt did not fit into the model.
+        client: client whose own model answered; None: the one model of the run.
     """
 
     row: int
@@ -31,16 +31,16 @@ class TaskAnswer(NamedTuple):
     client: str | None = None
 
     def shown_to_judges(self) -> dict[str, str]:
-        """What a judge may read: ``prompt``, ``target`` and the prompt's slots, which come first where names are equal."""
+        """Return the fields for a judge: ``prompt``, ``target`` and the prompt's slots, which win where names are equal."""
         return {"prompt": self.prompt, "target": self.target, **self.fields}
 
 
 def read_answers(folder: str, task: str, moment: str | None = None) -> list[TaskAnswer]:
-    """The answers of one run to one task.
+    """Return the answers of one run to one task.
 
     Args:
-        folder: the run's ``default_root_dir``, or that of a recipe's stage.
-        task: its name.
+        folder: the run's ``default_root_dir``, or the folder of a recipe's stage.
+        task: name of the task.
         moment: ``epoch_3``, ``test``, ``start``, ``validate`` or ``own``; None: see `last_moment`.
 
     Raises:
@@ -57,11 +57,11 @@ def read_answers(folder: str, task: str, moment: str | None = None) -> list[Task
 
 
 def last_moment(scores: Path, task: str) -> str:
-    """Which of a run's answers stand for it: those of its clients' own models, of a test, or of the last epoch.
+    """Return the moment whose answers represent a run.
 
     Args:
-        scores: the folder in which ``TaskScores`` has written.
-        task: its name.
+        scores: folder that ``TaskScores`` has written.
+        task: name of the task.
 
     Returns:
         The first of ``own``, ``test``, the last ``epoch_N``, ``validate`` and ``start`` that has answers to the task.

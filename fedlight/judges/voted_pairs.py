@@ -1,4 +1,4 @@
-"""Rows with one person's vote each -> pairs of answers with the votes of different people, and what became of every row."""
+"""Pairs of answers with the votes of several people, read from rows with one vote each, and counts of all rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ NEEDED = ("response_a", "response_b", "choice", "client")
 
 
 class Pair(NamedTuple):
-    """Two answers to a prompt, with the votes of people on them: 1 for the first, 0 for the second, 0.5 for a tie."""
+    """Two answers to a prompt with people's votes on them: 1 for the first, 0 for the second, 0.5 for a tie."""
 
     fields: dict[str, str]
     first: str
@@ -28,25 +28,25 @@ class Pair(NamedTuple):
 
 @dataclass
 class VoteCounts:
-    """What became of the rows; ``str`` gives it in words.
+    """Counts of the rows; ``str`` gives them in words.
 
-    Every row is a vote that counts, or one that is left out for one reason:
-    ``rows == votes + identical + second_votes + not_drawn``. And every row is the first one of its pair, or not:
+    Every row is a vote that counts, or is left out for one reason:
+    ``rows == votes + identical + second_votes + not_drawn``. Every row is the first one of its pair, or not:
     ``rows == pairs + pairs_not_drawn + repeated + identical``.
 
     Attributes:
-        source: of the rows.
-        rows: read, one vote each.
-        votes: that judges are held against.
-        pairs: different pairs of answers that these are on.
-        repeated: rows with a pair that an earlier row has had, most of them of another person.
-        identical: votes on two answers of the same text, which may be empty: there is nothing to compare.
-        second_votes: further votes of a person on a pair. The first one counts, as agreement is that of different people.
-        changed: of these, the ones that say something else than the first.
-        not_drawn: votes on pairs that ``limit`` leaves out.
-        pairs_not_drawn: how many pairs these are on.
-        on_empty: of ``votes``, those on a pair with one empty answer; it is judged like any other.
-        unnamed: of ``votes``, those that name nobody; each is taken for another person's.
+        source: source of the rows.
+        rows: rows read, one vote each.
+        votes: votes with which judges are compared.
+        pairs: different pairs of answers that have these votes.
+        repeated: rows with the pair of an earlier row, most of them of another person.
+        identical: votes on two equal answers, which may be empty: there is nothing to compare.
+        second_votes: further votes of a person on a pair; the first counts, as agreement is between different people.
+        changed: those of ``second_votes`` that differ from the first.
+        not_drawn: votes on pairs beyond ``limit``.
+        pairs_not_drawn: number of pairs beyond ``limit``.
+        on_empty: those of ``votes`` on a pair with one empty answer, which is judged like any other.
+        unnamed: those of ``votes`` without a person's name; each counts as another person's.
     """
 
     source: str
@@ -76,7 +76,7 @@ class VoteCounts:
 
 
 class _Voted(NamedTuple):
-    """A pair while rows are read: its votes by person, those that name nobody by the number of their row."""
+    """Pair while rows are read, with its votes by person; a vote without a name has the number of its row."""
 
     pair: Pair
     votes: dict[str | int, float]
@@ -90,17 +90,17 @@ def read_pairs(
     limit: int | None = None,
     seed: int = 0,
 ) -> tuple[list[Pair], VoteCounts]:
-    """Votes -> what was voted on, each pair of answers once, whatever order a row has it in; and the counts.
+    """Return each pair of answers once, whatever its order in a row, with its votes; and the counts.
 
     The same answers to another prompt, or under another question or category, are another pair.
 
     Args:
         source: rows, one for each vote.
         columns: see `fedlight.judges.judge_agreement.judge_agreement`.
-        choice_values: likewise.
-        question: column that says which pairs are of one question; None: their slots do.
-        limit: so many pairs, drawn from all; None: all.
-        seed: of that draw.
+        choice_values: see the same function.
+        question: column whose value is the same for all pairs of one question; None: the slots' texts.
+        limit: number of pairs, drawn from all; None: all.
+        seed: seed of that draw.
 
     Raises:
         RowsError: a column is missing, a choice has an unknown value, a value means two things, or no row has two
@@ -140,7 +140,7 @@ def read_pairs(
 
 
 def _worth(choice_values: Mapping[str, Any]) -> dict[str, float]:
-    """Value of the choice -> the vote that it means."""
+    """Return value of the choice -> vote."""
     worth: dict[str, float] = {}
     for name, values in choice_values.items():
         if name not in WORTH:
@@ -162,7 +162,7 @@ def _pair(at: Mapping[str, str], question: str | None) -> Pair:
 def _drawn(
     found: list[_Voted], limit: int | None, seed: int, counts: VoteCounts
 ) -> tuple[list[Pair], VoteCounts]:
-    """The pairs that are judged, in the order of the rows, with their votes; and ``counts``, filled up."""
+    """Return the pairs to be judged, in the order of the rows, with their votes; and the completed ``counts``."""
     kept = set(range(len(found)))
     if limit is not None and limit < len(found):
         order = np.random.default_rng(derive_seed(seed, "judged pairs")).permutation(len(found))

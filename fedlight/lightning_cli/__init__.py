@@ -1,1 +1,12 @@
-"""The Lightning CLI with the key `federated:`."""
+"""LightningCLI with the key ``federated:``, and what a command does around its run.
+
+Config files are checked before they are parsed, arguments go with their class, and errors take one line. A command locks its
+folder and records itself in ``run.json``.
+"""
+
+from fedlight.support.lazy import lazy_names
+
+_FILES = {"FedlightCLI": "cli", "find_config": "cli", "lightning_cli": "cli"}
+
+__all__ = [*_FILES]
+__getattr__ = lazy_names(__name__, _FILES)

@@ -1,4 +1,4 @@
-"""Arguments go with their class: where a config or the command line names another class, those of the old one are dropped.
+"""Dropped arguments of a class that a config or the command line replaces by another class.
 
 jsonargparse keeps those that the new class takes as well, and has no setting for it. With
 ``--config feddca.yaml --data.augmentation DirectRetrieval`` direct retrieval, which has no bound on similarity by itself,
@@ -14,17 +14,17 @@ from jsonargparse import _typehints
 from fedlight.lightning_cli.class_names import same_class
 
 THEIRS = "discard_init_args_on_class_path_change"
-"""jsonargparse's function that all its ways of merging ask which arguments of an old class may stay."""
+"""jsonargparse's function that decides, for all its ways of merging, which arguments of an old class stay."""
 
 Dropped = dict[str, tuple[str, set[str]]]
-"""Name of a new class -> the name of the old one, and the names of its arguments."""
+"""Name of a new class -> name of the old class, and names of its dropped arguments."""
 
 
 class DropArguments:
-    """Stands in for jsonargparse's function.
+    """Replacement of jsonargparse's function.
 
     Args:
-        theirs: that function.
+        theirs: jsonargparse's function.
     """
 
     def __init__(self, theirs: Callable[[Any, Any, Any], None]) -> None:
@@ -32,13 +32,11 @@ class DropArguments:
         self.dropped: Dropped = {}
 
     def __call__(self, parser: Any, old: Any, new: Any) -> None:
-        """Drops all arguments of the old class, in place, unless the new one is the same."""
-        if not old or not old.get(
-            "class_path"
-        ):  # no class was named, and the type of the value says which it is
+        """Drop all arguments of the old class, in place, unless the new one is the same."""
+        if not old or not old.get("class_path"):  # no class was named: the type of the value determines it
             self.theirs(parser, old, new)
         elif same_class(old["class_path"], new["class_path"]):
-            # Its dict_kwargs are joined with new ones under one name alone.
+            # jsonargparse joins old and new dict_kwargs only if both have the same spelling of the name.
             old["class_path"] = new["class_path"]
         else:
             before = [old.pop(key) for key in ("init_args", "dict_kwargs") if key in old]
@@ -49,7 +47,7 @@ class DropArguments:
 
 @contextmanager
 def arguments_go_with_their_class() -> Iterator[None]:
-    """While a command line is parsed: naming another class drops all arguments of the old one, at any depth."""
+    """Have the parser drop all arguments of a class, at any depth, where another class is named."""
     theirs = getattr(_typehints, THEIRS)
     if isinstance(theirs, DropArguments):  # the parser of a nested class
         yield
@@ -62,7 +60,7 @@ def arguments_go_with_their_class() -> Iterator[None]:
 
 
 def dropped_so_far() -> Dropped:
-    """What was dropped from the command line that is being parsed."""
+    """Return the arguments dropped so far from the command line that is being parsed."""
     asked = getattr(_typehints, THEIRS)
     return asked.dropped if isinstance(asked, DropArguments) else {}
 

@@ -1,4 +1,4 @@
-"""When two names in a config mean the same class: ``FedDCA``, ``fedlight.FedDCA`` and the whole path do."""
+"""Comparison of class names in configs: ``FedDCA``, ``fedlight.FedDCA`` and the whole path mean the same class."""
 
 from importlib import import_module
 from typing import Any
@@ -7,15 +7,14 @@ from fedlight import _FILES
 
 
 def same_class(a: str, b: str) -> bool:
-    """Do both names mean the same class?
+    """Return whether two names mean the same class.
 
-    Names of fedlight's public classes are compared without an import. Two paths of other packages are imported where their
-    last part is the same, as ``torch.optim.SGD`` and ``torch.optim.sgd.SGD``; a class has one name here, so no ``import ...
-    as ...`` is looked through.
+    Names of fedlight's public classes are compared without an import. Two paths of other packages are imported only if their
+    last parts are equal, as of ``torch.optim.SGD`` and ``torch.optim.sgd.SGD``.
 
     Args:
-        a: a ``class_path``: a name alone, which means fedlight's public class where it has one of this name, or a path.
-        b: the other one.
+        a: a ``class_path``: a path, or a name alone, which means fedlight's public class of this name, if there is one.
+        b: the other ``class_path``.
 
     Example:
         >>> same_class("FedDCA", "fedlight.augmentation.feddca.FedDCA"), same_class("FedDCA", "mine.FedDCA")
@@ -37,7 +36,7 @@ def same_class(a: str, b: str) -> bool:
 
 
 def _whole(name: str) -> str:
-    """The path of the class where fedlight's list of public names has it, else the name as it is."""
+    """Return the path of one of fedlight's public classes; another name as it is."""
     last = _last(name)
     return (
         f"fedlight.{_FILES[last]}.{last}" if name in (last, f"fedlight.{last}") and last in _FILES else name

@@ -1,4 +1,9 @@
-"""The LightningCLI behind ``fedlight fit|validate|test|predict``; apart from cli.py, since torch loads for seconds."""
+"""LightningCLI of ``fedlight fit|validate|test|predict``, with the key ``federated:``.
+
+The key holds the federated loop; without it the same config trains centrally. It stands beside ``trainer:`` rather than in
+``trainer.callbacks``, because only there can the command line override a single value of it
+(``--federated.clients_per_round 8``). Configs may refer to each other's values with ``${...}``.
+"""
 
 import importlib
 import os
@@ -21,23 +26,23 @@ from fedlight.callbacks.loop.guard import refuse_cut_rounds, refuse_senseless
 from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.class_changes import arguments_go_with_their_class, dropped_so_far
 from fedlight.lightning_cli.config_files import check_config, configs_of
-from fedlight.lightning_cli.parser_words import tell, tell_reference
+from fedlight.lightning_cli.parser_words import one_line, one_line_reference
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
 from fedlight.support.checkpoint_files import check_readable, check_resumable
 from fedlight.support.files import full_disk_named
 
 ELSEWHERE = re.compile(r"best|last|hpc|registry(:.*)?|\w+://.*")
-"""What Lightning itself looks up: its words for a checkpoint, and addresses."""
+"""Checkpoints that Lightning looks up itself: its keywords, and addresses."""
 
 
 class OneLineParser(LightningArgumentParser):
-    """Says in one line what is wrong, not in a page of everything that could have been given."""
+    """Parser that reports an error in one line instead of a page of everything that could have been given."""
 
     def parse_args(self, args: Any = None, *others: Any, **options: Any) -> Any:
-        """Drops the arguments of a class where another one is named, and has ``null`` mean nothing inside a class, too.
+        """Parse arguments; drop those of a class where another one is named, and keep ``null`` inside a class.
 
-        On its way there jsonargparse 4.53 makes the text None of it.
+        jsonargparse 4.53 turns such a ``null`` into the text None.
 
         Raises:
             ValueError: a config cannot be read.
@@ -50,16 +55,15 @@ class OneLineParser(LightningArgumentParser):
             with arguments_go_with_their_class():
                 return super().parse_args(args, *others, **options)
         except OmegaConfBaseException as error:
-            raise ValueError(tell_reference(error.full_key, str(error))) from error
+            raise ValueError(one_line_reference(error.full_key, str(error))) from error
 
     def instantiate(self, *args: Any, **options: Any) -> Any:
-        """Raises what a constructor has raised, at any depth, as it is.
+        """Make the objects; raise a constructor's exception, at any depth, as it is.
 
-        The parser itself catches it, since another type that the value may have could still take the value, and ends with
-        what all of these types say.
+        The parser itself catches it, since another type might still take the value, and reports the refusals of all types.
 
         Raises:
-            ValueError: a value that no type takes; the parser's words in one line.
+            ValueError: no type takes a value.
         """
         refusals: list[Exception] = []
 
@@ -75,20 +79,20 @@ class OneLineParser(LightningArgumentParser):
         except Exception as error:
             if refusals:
                 raise refusals[-1] from None
-            raise ValueError(tell(str(error))) from error
+            raise ValueError(one_line(str(error))) from error
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Ends the program with exit code 2; ``FEDLIGHT_TRACEBACK=1`` shows the parser's whole message."""
+        """End the program with exit code 2; ``FEDLIGHT_TRACEBACK=1`` shows the parser's whole message."""
         if os.environ.get("FEDLIGHT_TRACEBACK") or not self.exit_on_error:  # parsers of nested classes raise
             super().error(message, ex)
         print(
-            f"fedlight: {tell(message, self._keys(), dropped_so_far())}\n(FEDLIGHT_TRACEBACK=1 shows more)",
+            f"fedlight: {one_line(message, self._keys(), dropped_so_far())}\n(FEDLIGHT_TRACEBACK=1 shows more)",
             file=sys.stderr,
         )
         sys.exit(2)
 
     def _keys(self) -> set[str]:
-        """All keys, those of the command included."""
+        """Return all keys, including those of the command."""
         parsers = [self, *(parser for action in self._actions for parser in _parsers_of(action))]
         return {action.dest for parser in parsers for action in parser._actions if action.option_strings}
 
@@ -97,14 +101,14 @@ def _parsers_of(action: Any) -> list[Any]:
     return list(action.choices.values()) if isinstance(action.choices, dict) else []
 
 
-def know_short_names() -> None:
+def import_public_classes() -> None:
     """Import the files of all public classes: the parser finds a class by its bare name only once it is imported."""
     for file in sorted(set(_FILES.values())):
         importlib.import_module(f"fedlight.{file}")
 
 
 class FedlightCLI(LightningCLI):
-    """Any LightningModule with any LightningDataModule, federated where ``federated:`` is given.
+    """LightningCLI for any LightningModule and LightningDataModule, federated if ``federated:`` is given.
 
     Args:
         args: the command and its arguments.
@@ -113,7 +117,7 @@ class FedlightCLI(LightningCLI):
     def __init__(self, args: list[str]) -> None:
         # Lightning's own call of a function that torch is about to rename.
         warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated")
-        know_short_names()
+        import_public_classes()
         set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
         self.command, self.given = args[0], args
         super().__init__(
@@ -133,26 +137,26 @@ class FedlightCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds ``federated:``, whose absence means centralised training."""
+        """Add ``federated:``, without which training is centralised."""
         parser.add_lightning_class_args(FederatedLoop, "federated", subclass_mode=True, required=False)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """The one that is wanted: a parser takes half a second to build."""
+        """Return the wanted command alone: building the parser of each takes half a second."""
         return {self.command: super().subcommands()[self.command]}
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parses ``args`` alone; Lightning's own method warns that the process has arguments as well."""
+        """Parse ``args`` alone; Lightning's own method warns that the process has arguments as well."""
         self.config = parser.parse_args(args)
 
     def instantiate_classes(self) -> None:
-        """Refuses a trainer that is no map of settings."""
+        """Make the objects; refuse a trainer that is no map of settings."""
         trainer = self.config[self.command].trainer
         if not isinstance(trainer, Namespace):
             raise ValueError(f"trainer: expected settings such as --trainer.max_epochs 3, given {trainer!r}")
         super().instantiate_classes()
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> L.Trainer:
-        """Refuses values of the trainer before it starts other processes or a module reads anything."""
+        """Make the trainer; refuse wrong values before it starts other processes or a module reads anything."""
         try:
             trainer = super()._instantiate_trainer(config, [c for c in callbacks if c is not None])
         except (TypeError, ValueError, MisconfigurationException) as error:
@@ -175,9 +179,9 @@ class FedlightCLI(LightningCLI):
         super()._set_seed()
 
     def _parse_ckpt_path(self) -> None:
-        """Refuses a damaged checkpoint before any work.
+        """Check the checkpoint before any work.
 
-        Lightning's own method has the settings in the checkpoint replace those in the config, unasked.
+        Lightning's own method would replace settings of the config by those in the checkpoint.
         """
         path = self.config[self.command].get("ckpt_path")
         if path and not ELSEWHERE.fullmatch(str(path)) and not Path(path).is_dir():  # a folder: a sharded one
@@ -185,39 +189,39 @@ class FedlightCLI(LightningCLI):
                 check_resumable(path, federated=self.config[self.command].get("federated") is not None)
             else:
                 check_readable(path)
-        if path:  # that is what going on means
+        if path:  # resuming writes into the same folder
             warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
 
     def _run_subcommand(self, subcommand: str) -> None:
         try:
             with full_disk_named(Path(self.trainer.default_root_dir)), self._alone(), self._recorded():
                 super()._run_subcommand(subcommand)
-        except SystemExit as stop:  # what Lightning makes of a Ctrl-C
+        except SystemExit as stop:  # into which Lightning turns a Ctrl-C
             if isinstance(stop.__context__, KeyboardInterrupt):
-                raise KeyboardInterrupt(self._way_on()) from None
+                raise KeyboardInterrupt(self._how_to_resume()) from None
             raise
 
     def _has_folder(self) -> bool:
-        """Was a folder given for what the command leaves, and is this the process that writes there?"""
+        """Return whether the command has a folder for its results and this process writes there."""
         config, trainer = self.config[self.command], self.trainer
         return bool(
             config.trainer.default_root_dir and not trainer.fast_dev_run and trainer.is_global_zero  # type: ignore[attr-defined]
         )
 
     def _alone(self) -> AbstractContextManager[None]:
-        """Keeps other commands out of the folder."""
+        """Return a context that keeps other commands out of the folder."""
         if not self._has_folder():
             return nullcontext()
         return alone_in(Path(self.trainer.default_root_dir), "--trainer.default_root_dir")
 
     def _recorded(self) -> AbstractContextManager[None]:
-        """Says in ``run.json`` what is done."""
+        """Return a context that records the command in ``run.json``."""
         if not self._has_folder():
             return nullcontext()
         seed = self.config[self.command].seed_everything
         return recorded(Path(self.trainer.default_root_dir), self.command, self.given, seed)
 
-    def _way_on(self) -> str:
+    def _how_to_resume(self) -> str:
         newest = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
         return f"after a checkpoint: --ckpt_path {newest} goes on from there" if newest else ""
 
@@ -226,7 +230,7 @@ class ReadSettings(FedlightCLI):
     """Settings of a command, parsed as ``fedlight fit`` does, of which nothing is made."""
 
     def instantiate_classes(self) -> None:
-        """Leaves the data unread and the trainer unmade."""
+        """Make nothing."""
 
     def _set_seed(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""A config that cannot be read is refused with its name, the line and the remedy, before the parser looks at it."""
+"""Checks of config files before they are parsed; a message has the file's name, the line and the remedy."""
 
 from pathlib import Path
 from typing import Any
@@ -8,18 +8,17 @@ from fedlight.lightning_cli.parser_words import near
 
 EXAMPLE = "selector.yaml"
 OF_RECIPES = ("stages", "extends")
-"""Keys of recipes that no command has."""
+"""Keys of recipes, which no config of a command has."""
 
 
 def check_config(config: str) -> None:
-    """Refuses a config that is no YAML file with keys.
+    """Check that a config is a YAML file with keys.
 
     Args:
-        config: path of a file.
+        config: path of the file.
 
     Raises:
-        ValueError: there is no such file, or it is a folder, empty, no YAML, something else than a map of
-            keys, a recipe, or has a key twice.
+        ValueError: there is no such file, or it is a folder, empty, no YAML, no map of keys, a recipe, or has a key twice.
     """
     import yaml
 
@@ -56,7 +55,7 @@ def check_config(config: str) -> None:
 
 
 def _given_twice(node: Any, within: str = "") -> str:
-    """Where a key stands a second time in the same map; nothing where none does."""
+    """Return the place of a key's second occurrence in the same map, as text; empty if there is none."""
     if not isinstance(node.value, list):
         return ""
     seen: set[str] = set()
@@ -72,7 +71,7 @@ def _given_twice(node: Any, within: str = "") -> str:
 
 
 def configs_of(arguments: list[str]) -> list[str]:
-    """The config files that a command line names.
+    """Return the config files that a command line names.
 
     Example:
         >>> configs_of(["fit", "--config", "a.yaml", "-c=b.yaml", "--data=c.yaml"])

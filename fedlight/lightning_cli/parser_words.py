@@ -1,7 +1,7 @@
-"""What the parser of the command line has to say, in one line: the key, what was given, what is expected, the remedy.
+"""One-line messages for errors of the command line's parser: the key, what was given, what is expected, the remedy.
 
-jsonargparse says of a wrong value why none of the types that it may have takes it, for each class around it anew: a tree
-of indented text. The line is made of its innermost part.
+jsonargparse reports for a wrong value why each of its possible types refuses it, once for every class around it: a tree of
+indented text. The line is made of the innermost part.
 """
 
 import difflib
@@ -19,24 +19,24 @@ KINDS = {
     "list": "a list",
     "dict": "a map",
 }
-"""Types as the parser names them -> what a user would call them."""
+"""Name of a type in the parser's messages -> its name for users."""
 EXAMPLES = {int: "1", float: "1.0", bool: "true", str: "TEXT"}
 
 
-def tell(
+def one_line(
     message: str, keys: Iterable[str] = (), dropped: Mapping[str, tuple[str, set[str]]] | None = None
 ) -> str:
-    r"""The telling part of a nested message of the parser, with the key that it is about.
+    r"""Return the relevant part of a nested message of the parser in one line, with its key.
 
     Args:
-        message: of jsonargparse.
-        keys: all keys of the command, for one that was misspelt.
-        dropped: name of a class -> the class in whose place it was named, and the arguments that this one had.
+        message: message of jsonargparse.
+        keys: all keys of the command, among which a misspelt one is looked up.
+        dropped: name of a new class -> name of the old class, and names of its dropped arguments.
 
     Example:
-        >>> tell('Parser key "federated": Parser key "algorithm": - Expected a dot import path string: FedAvgg')
+        >>> one_line('Parser key "federated": Parser key "algorithm": - Expected a dot import path string: FedAvgg')
         "federated.algorithm: there is no class 'FedAvgg'; give its name if fedlight has it, else package.module.Name"
-        >>> tell('Parser key "trainer.max_epochs": - Expected a <class \'int\'> Given value: two')
+        >>> one_line('Parser key "trainer.max_epochs": - Expected a <class \'int\'> Given value: two')
         'trainer.max_epochs: expected a whole number, given two'
     """
     key = ".".join(dict.fromkeys(re.findall(r'Parser key "([^"]+)"', message)))
@@ -57,8 +57,8 @@ def tell(
     of_class = r"(?:Problem with given class_path '([^']+)':\s+)?"
     if found := re.search(of_class + r"the following arguments are required: ([^\n]+)", message):
         names = found[2].split(", ")
-        said = _required(key, found[1], names, in_list="[list[" in message)
-        return where + said + _not_carried_over(names, *(dropped or {}).get(_last(found[1]), ("", set())))
+        reason = _required(key, found[1], names, in_list="[list[" in message)
+        return where + reason + _not_carried_over(names, *(dropped or {}).get(_last(found[1]), ("", set())))
     if found := re.search(of_class + r"Option '(\w[^']*)' is not accepted", message):
         return where + _no_setting(found[1], found[2])
     if found := re.search(
@@ -75,30 +75,30 @@ def tell(
     return where + _expected(message)
 
 
-def tell_reference(key: str | None, message: str) -> str:
-    r"""What is wrong with a reference ``${...}`` in a config, in one line.
+def one_line_reference(key: str | None, message: str) -> str:
+    r"""Return what is wrong with a reference ``${...}`` in a config, in one line.
 
     Args:
-        key: in which it stands, with the command before it; None where nobody knows.
-        message: of OmegaConf.
+        key: key of the reference, after the command; None if it is not known.
+        message: message of OmegaConf.
 
     Example:
-        >>> tell_reference("fit.model.seed", "Interpolation key 'nope' not found\n    full_key: fit.model.seed")
+        >>> one_line_reference("fit.model.seed", "Interpolation key 'nope' not found\n    full_key: fit.model.seed")
         "model.seed: Interpolation key 'nope' not found; a reference is written as ${trainer.max_epochs}, ..."
     """
     where = f"{key.partition('.')[2]}: " if key and "." in key else ""
-    said = re.sub(r"^\w+ raised while resolving interpolation: ", "", message.splitlines()[0]).strip('"')
-    said = re.sub(r" \(resolved to '[^']*'\)", "", said)
-    if "input" in said:  # the words of a grammar
-        said = "the reference in it cannot be read"
+    reason = re.sub(r"^\w+ raised while resolving interpolation: ", "", message.splitlines()[0]).strip('"')
+    reason = re.sub(r" \(resolved to '[^']*'\)", "", reason)
+    if "input" in reason:  # a message of OmegaConf's grammar, of no use to a user
+        reason = "the reference in it cannot be read"
     return (
-        f"{where}{said}; a reference is written as ${{trainer.max_epochs}}, with a key that the config has "
+        f"{where}{reason}; a reference is written as ${{trainer.max_epochs}}, with a key that the config has "
         "and that does not refer back to this one"
     )
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` where something known is like the word, else nothing.
+    """Return ``"; did you mean 'x'?"`` if a known word is similar, else an empty text.
 
     Example:
         >>> near("fot", ["fit", "validate"]), near("abacus", ["fit"])
@@ -191,13 +191,13 @@ def _import(path: str) -> Any:
 
 
 def _expected(message: str) -> str:
-    """What any of the types that a value may have is, and the value."""
+    """Return the types that the value may have, and the value."""
     innermost = re.split(r'Parser key "[^"]+"[^:]*:', message)[-1]
     if found := re.search(r"Import path (\S+) does not \D* (\S+)", innermost):
         return f"{found[1]} is no {found[2]}"
     if found := re.match(
         r"\s*Expected .*?Got value: .*", innermost
-    ):  # the rest is about the classes around it
+    ):  # the rest describes the classes around it
         innermost = found[0]
     given = re.search(r"Got value: (.*)|Given value: (.*)", innermost)
     kinds = _kinds(innermost)
@@ -218,7 +218,7 @@ def _expected(message: str) -> str:
 
 
 def _kinds(text: str) -> list[str]:
-    """The types that the parser asks for, as a user would call them.
+    """Return the types that the parser expects, by their names for users.
 
     Example:
         >>> _kinds("Expected a <class 'float'> - Expected a typing.Literal['a', 'b'] - Expected a typing.Literal[3]")

@@ -1,6 +1,6 @@
-"""One command at a time in a run's folder: a second one says who is there, and ends.
+"""Lock of a run's folder: one command at a time writes there, and a second one ends with the name of the first.
 
-What killed commands left of files that they were writing is removed by the next one, as it is alone then.
+The next command removes the unfinished files of killed ones.
 """
 
 import sys
@@ -16,11 +16,11 @@ LOCK = "run.lock"
 
 @contextmanager
 def alone_in(folder: Path, setting: str) -> Iterator[None]:
-    """Keeps other commands out of a folder while its block runs.
+    """Keep other commands out of a folder while the block runs.
 
     Args:
-        folder: made where it is missing.
-        setting: what to give another value to work beside the other command, ``--output``.
+        folder: folder of the run; it is created if missing.
+        setting: setting that names the folder, for the message, such as ``--output``.
 
     Raises:
         ValueError: another process is at work there.
@@ -34,7 +34,7 @@ def alone_in(folder: Path, setting: str) -> Iterator[None]:
         )
     if not lock.supported:
         print(
-            f"the file system of {folder} has no locks: see to it that no other command works there",
+            f"the file system of {folder} has no locks: make sure that no other command works there",
             file=sys.stderr,
         )
     try:

@@ -1,8 +1,8 @@
-"""``run.json``: which commands made a folder, with which versions, when, on what kind of machine.
+"""``run.json``: the commands that were run in a folder, with versions, times and the kind of machine.
 
-It stands in the trainer's ``default_root_dir`` where that is given, with an entry for each command, the newest last: a run
-may be resumed, and then tested. One that came to its end has digests of the tables that it left. Configs are named without
-their folders; neither host nor user are told.
+The file lies in the trainer's ``default_root_dir`` if that is set, with an entry for each command, the newest last: a run
+may be resumed, and then tested. A finished command has digests of the tables that it wrote. Configs are named without their
+folders; host and user are not recorded.
 """
 
 import os
@@ -26,13 +26,13 @@ NAME = "run.json"
 
 @contextmanager
 def recorded(folder: Path, command: str, argv: Sequence[str], seed: Any) -> Iterator[None]:
-    """Writes an entry when the block is entered, and how it ended when it is left.
+    """Write an entry when the block begins, and its end when the block ends.
 
     Args:
-        folder: of the results.
+        folder: folder of the results.
         command: ``fit``, ``validate``, ``test`` or ``predict``.
-        argv: what the command was called with.
-        seed: ``seed_everything``.
+        argv: the command's arguments.
+        seed: value of ``seed_everything``.
     """
     file = folder / NAME
     entry: dict[str, Any] = {
@@ -65,7 +65,7 @@ def recorded(folder: Path, command: str, argv: Sequence[str], seed: Any) -> Iter
 
 
 def configs(argv: Sequence[str]) -> list[str]:
-    """The names of the files that a command was given, in order.
+    """Return the names of the config files among a command's arguments, in order.
 
     Example:
         >>> configs(["fit", "--config", "/home/me/fedbis.yaml", "--data=data/alpaca.yaml", "--model.lr=0.1"])
@@ -76,7 +76,7 @@ def configs(argv: Sequence[str]) -> list[str]:
 
 
 def machine() -> str:
-    """The machine in words: system, cores, memory in GiB and GPUs; nothing that names it."""
+    """Return the kind of machine: system, cores, memory in GiB and GPUs, without its name."""
     words = [platform.system(), platform.machine(), f"{os.cpu_count()} cores"]
     if "SC_PHYS_PAGES" in os.sysconf_names:
         words.append(f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB")
@@ -85,7 +85,7 @@ def machine() -> str:
 
 
 def _entries(file: Path) -> list[Any]:
-    """What earlier commands wrote; a damaged file is kept under another name, as it is no result and stops no work."""
+    """Return the entries of earlier commands; a damaged file is renamed, as it is no result and need not stop the work."""
     try:
         found = read_json(file, "")["commands"]
         if isinstance(found, list):

@@ -1,11 +1,10 @@
 """``fedlight plan``: which devices could take part in a run, and what a visit would cost them, from its config alone.
 
-Nothing is downloaded, read or trained: the module is built without weights and a training step of it is counted, for a
-full batch of the longest texts that the config allows. So what fits here fits the run.
+Nothing is downloaded, read or trained: the module is built without weights, and the operations and memory of a training step
+are counted for a full batch of the longest texts that the config allows. A device that fits here fits the run.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.language.optimizers import make_optimizer
 from fedlight.support.console import OneLineArguments
+from fedlight.support.files import write_json
 
 ABOUT = """Which devices could take part in a run, and what a visit would cost them; from the config alone, without weights.
 
@@ -39,7 +39,7 @@ Keys of the config are set as for `fedlight fit`. Without a fleet, all devices t
 
 
 def main(argv: Sequence[str]) -> None:
-    """Runs ``fedlight plan``."""
+    """Run ``fedlight plan``."""
     from fedlight.plan.table import as_json, show
 
     parser = OneLineArguments(
@@ -53,31 +53,34 @@ def main(argv: Sequence[str]) -> None:
         "--shape", metavar="NAME", help=f"a public architecture for the model: {', '.join(known_shapes())}"
     )
     parser.add_argument(
-        "--examples", type=int, metavar="N", help="of a client; needed where federated.local_steps is not set"
+        "--examples",
+        type=int,
+        metavar="N",
+        help="examples of a client; needed where federated.local_steps is not set",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found there as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to this file")
     own, settings = parser.parse_known_args(argv)
     plan = make_plan(settings, own.shape, own.examples)
     if own.json is not None:
-        own.json.write_text(json.dumps(as_json(plan), indent=2) + "\n", encoding="utf-8")
+        write_json(own.json, as_json(plan))
     show(plan)
 
 
 def known_shapes() -> list[str]:
-    """Names of the architectures in ``conf/shapes``, sorted."""
+    """Return the names of the architectures in ``conf/shapes``, sorted."""
     return sorted(file.parent.name for file in conf_path("shapes").glob("*/config.json"))
 
 
 def make_plan(arguments: Sequence[str], shape: str | None = None, examples: int | None = None) -> Plan:
-    """Plans the visits of a run.
+    """Forecast the visits of a run on each device.
 
     Args:
-        arguments: of ``fedlight fit``.
+        arguments: arguments of ``fedlight fit``.
         shape: name of a folder of ``conf/shapes``, whose architecture replaces the model.
-        examples: of a client, where a visit is one pass over its data.
+        examples: number of examples of a client, where a visit is one pass over its data.
 
     Raises:
-        ValueError: a setting is missing or out of range, or the module is none of fedlight's.
+        ValueError: a setting is missing or out of range, or the module is not derived from LanguageModule.
     """
     if examples is not None and examples < 1:
         raise ValueError(f"--examples {examples}: a client has one or more")
@@ -99,17 +102,17 @@ def make_plan(arguments: Sequence[str], shape: str | None = None, examples: int 
 
 
 def workload(config: Any, examples: int | None = None) -> tuple[FederatedLoop, Workload, dict[str, Any]]:
-    """What a visit of a run asks of a device, counted without weights.
+    """Return the work of a visit, counted without weights.
 
     Args:
-        config: of ``fedlight fit``, parsed.
-        examples: of a client, where a visit is one pass over its data.
+        config: parsed settings of ``fedlight fit``.
+        examples: number of examples of a client, where a visit is one pass over its data.
 
     Returns:
         The loop; the work; the settings that it follows from.
 
     Raises:
-        ValueError: a setting is missing, or the module is none of fedlight's.
+        ValueError: a setting is missing, or the module is not derived from LanguageModule.
     """
     module, loop = _build(config)
     if not isinstance(module, LanguageModule):
@@ -122,7 +125,7 @@ def workload(config: Any, examples: int | None = None) -> tuple[FederatedLoop, W
 
 
 def _build(config: Any) -> tuple[LightningModule, FederatedLoop]:
-    """The module, not loaded, and the loop; without ``federated`` in the config, the loop's defaults."""
+    """Return the module, not loaded, and the loop, with its defaults if the config has no ``federated``."""
     parser = OneLineParser(parser_mode="omegaconf+")
     parser.add_lightning_class_args(LightningModule, "model", subclass_mode=True)
     parser.add_lightning_class_args(FederatedLoop, "federated", subclass_mode=True, required=False)
@@ -148,7 +151,7 @@ def _workload(
                 "that are, --examples N"
             )
         batch_size = min(batch_size, examples)
-    one_pass = (examples or 0) // batch_size  # what is left over is no batch
+    one_pass = (examples or 0) // batch_size  # a remainder is no batch
     accumulation = config.trainer.accumulate_grad_batches
     num_batches = visit_lengths(loop.local_steps, accumulation, lambda _, split="train": one_pass)("client")
     texts = 2 if isinstance(module, DPOModule) else 1
@@ -191,7 +194,7 @@ def _setting(config: Any, key: str) -> int:
 
 
 def _one_adapter(module: Any) -> dict[str, torch.Tensor]:
-    """What one visit trains: of several adapters one, which are equally large."""
+    """Return the parameters that a visit trains: those of one adapter, as several are equally large."""
     others = set(module.adapter_names[1:])
     trained = trained_parameters(module)
     return {name: weight for name, weight in trained.items() if not others & set(name.split("."))}

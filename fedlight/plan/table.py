@@ -1,4 +1,4 @@
-"""A plan as two tables and a word on each device that would not take part; and the same for programs."""
+"""Output of a plan: two tables, advice for each device that would not take part, and the same as JSON."""
 
 import math
 from dataclasses import asdict
@@ -16,7 +16,7 @@ BATCH = "batches of {batch_size} texts of {max_tokens} tokens"
 
 
 def show(plan: Plan) -> None:
-    """Prints what was found."""
+    """Print the tables and the advice."""
     console = Console()
     if not console.is_terminal:  # a file has no width, and a narrow table cuts its words
         console = Console(width=250)
@@ -32,7 +32,7 @@ def _say(console: Console, line: str) -> None:
 
 
 def headline(settings: dict[str, Any]) -> str:
-    """What a visit was taken to be.
+    """Return the assumptions about a visit in one line.
 
     Example:
         >>> headline({"model": "toy", "module": "SFTModule", "frozen_parameters": 110e6, "trained_parameters": 2.2e5,
@@ -49,7 +49,7 @@ def headline(settings: dict[str, Any]) -> str:
 
 
 def memory_table(plan: Plan) -> Table:
-    """Device by device: does it fit, how, and what takes the memory."""
+    """Return a table of the memory that a visit takes on each device, and how it was made to fit."""
     table = Table(title="Memory of a visit at its peak, in GiB")
     kinds = ("fits", "base bits", "micro-batch", "checkpointing")
     for name in ("device", *(["share"] if plan.shares else []), *kinds):
@@ -69,7 +69,7 @@ def memory_table(plan: Plan) -> Table:
 
 
 def visit_table(plan: Plan) -> Table:
-    """Device by device: how long a visit is, what goes over the wire, and how many a day has room for."""
+    """Return a table of a visit's time, bytes and energy on each device, and of the visits that fit into a day."""
     table = Table(title="A visit")
     table.add_column("device")
     for name in ("download s", "compute s", "upload s", "MB down", "MB up", "kJ", "rounds a day"):
@@ -91,7 +91,7 @@ def visit_table(plan: Plan) -> Table:
 
 
 def advice(plan: Plan) -> list[str]:
-    """One line for each device that would not take part: why, and with what it would."""
+    """Return one line for each device that would not take part: the reason, and what would help."""
     return [line for found in plan.forecasts if (line := _advice(plan, found))]
 
 
@@ -100,7 +100,7 @@ def _advice(plan: Plan, found: Forecast) -> str:
     if found.reason == "late":
         return f"{name}: a visit takes {seconds} s, the round {short(plan.settings['deadline_seconds'])} s"
     if found.reason == "left":
-        return f"{name}: a visit takes {seconds} s, it is never there for so long"
+        return f"{name}: a visit takes {seconds} s, it is never available for so long"
     if found.reason != "out_of_memory":
         return ""
     needs, has = short(found.fit.footprint.peak_bytes / GIB), short(found.device.budget_bytes / GIB)
@@ -118,15 +118,15 @@ def _advice(plan: Plan, found: Forecast) -> str:
     share = found.fit.footprint.peak_bytes / (found.device.memory_gib * GIB)
     more = f", or more of the RAM (memory_share: {math.ceil(share * 100) / 100})" if share <= 1 else ""
     return (
-        f"{name}: needs {needs} GiB and has {has}; nothing helps but a smaller model, as at 4 bits the base takes "
+        f"{name}: needs {needs} GiB and has {has}; nothing helps but a smaller model, since at 4 bits the base takes "
         f"{least}{more}"
     )
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """Everything that was found, in bytes and seconds; what a device out of memory would spend is null.
+    """Return the whole plan in bytes and seconds; costs of a device that is out of memory are null.
 
-    Fields are named as in the log of visits.
+    Fields have the names of the log of visits.
     """
     return {"settings": plan.settings, "devices": [_device(plan, found) for found in plan.forecasts]}
 

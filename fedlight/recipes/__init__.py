@@ -1,1 +1,12 @@
-"""Recipes: stages, steps and tables of results."""
+"""Recipes: pipelines from the first stage to a table of results.
+
+`load` reads a recipe, `run` runs its stages; each `Stage` is a Lightning command or a function. Functions for stages are in
+`steps`, `voters`, `method_table` and `domain_table`; `harness` connects EleutherAI's lm-evaluation-harness.
+"""
+
+from fedlight.support.lazy import lazy_names
+
+_FILES = {"Stage": "stages", "load": "recipe", "run": "recipe", "run_harness": "harness"}
+
+__all__ = [*_FILES]
+__getattr__ = lazy_names(__name__, _FILES)

@@ -1,8 +1,8 @@
-"""``fedlight run NAME --only STAGE``: some stages of a recipe, and those that they read from.
+"""Selection of stages for ``fedlight run NAME --only STAGE``: the named ones and those that they read from.
 
-A stage reads from another if one of its arguments names a place in the other's folder, or a place of their run that the
-other writes, such as an augmentation that several share; and from all stages before it if one names the run's folder.
-Where a Lightning command names such a place as its own output, it makes what is missing there itself.
+A stage reads from another if one of its arguments names a path in the other's folder, or a path of their run that the other
+writes, such as an augmentation that several share; and from all earlier stages if an argument names the run's folder. A
+Lightning command that names such a path as its output writes it itself.
 """
 
 import re
@@ -24,7 +24,7 @@ OUTPUTS = (
     "path",
     "results",
 )
-"""Settings whose value a stage may write to, wherever it is."""
+"""Settings whose value is a path that a stage may write to."""
 
 BEHIND_A_PATH = "?&\"',{}[] \t\n"
 IN_A_PATH = re.compile(f"[^{re.escape(BEHIND_A_PATH)}]+")
@@ -33,15 +33,15 @@ IN_A_PATH = re.compile(f"[^{re.escape(BEHIND_A_PATH)}]+")
 def chosen_stages(
     runs: Sequence[Sequence[Stage]], together: Sequence[Stage], only: Sequence[str]
 ) -> tuple[list[list[Stage]], list[Stage]]:
-    """The stages that were asked for and those that they read from, in their order.
+    """Return the wanted stages and those that they read from, in their order.
 
     Args:
-        runs: the stages of each seed.
-        together: those that look at the runs of all seeds.
-        only: names of stages.
+        runs: stages of each seed.
+        together: stages that read the runs of all seeds.
+        only: names of the wanted stages.
 
     Returns:
-        Those of each seed, and of all.
+        The chosen stages of each seed, and those of all seeds.
 
     Raises:
         ValueError: one of the names is no stage.
@@ -56,7 +56,7 @@ def chosen_stages(
 
 
 def _with_sources(stages: Sequence[Stage], wanted: set[str]) -> list[Stage]:
-    """Of one folder, the last first: what a stage reads from stands before it."""
+    """Return the wanted stages of one folder and their sources, found from the last stage to the first."""
     needed = set(wanted)
     for place in reversed(range(len(stages))):
         if stages[place].name in needed:
@@ -69,7 +69,7 @@ def _read_by(behind: Sequence[Stage], stages: Sequence[Stage]) -> set[str]:
 
 
 def _sources(stage: Stage, earlier: Sequence[Stage]) -> set[str]:
-    """Names of the stages, all of one folder, that a later one reads from."""
+    """Return the names of the earlier stages of the same folder that a stage reads from."""
     names = {one.name for one in earlier}
     found: set[str] = set()
     for key, path in _places(stage.arguments, earlier[0].folder.parent) if earlier else ():
@@ -80,7 +80,7 @@ def _sources(stage: Stage, earlier: Sequence[Stage]) -> set[str]:
         elif first is not None:
             found.add(first)
         elif stage.command == "call" or key.rpartition(".")[2] not in OUTPUTS:
-            found |= set(_writers(path, earlier)[:1])  # the others find it there
+            found |= set(_writers(path, earlier)[:1])  # the first that names it writes it
     return found
 
 
@@ -95,12 +95,12 @@ def _writers(path: str, stages: Sequence[Stage]) -> list[str]:
 
 
 def _within(path: str, folder: str) -> bool:
-    """Names of folders may have blanks and commas, as those of stages may."""
+    """Return whether a path lies in a folder, whose name may have blanks and commas, as names of stages may."""
     return path.startswith(folder) and path[len(folder) : len(folder) + 1] in ("", "/", *BEHIND_A_PATH)
 
 
 def _places(value: Any, folder: Path, key: str = "") -> Iterator[tuple[str, str]]:
-    """What arguments name in a run's folder: the key, and the text behind it, empty for the folder itself."""
+    """Yield each path in a run's folder that arguments name, with its key; the path is empty for the folder itself."""
     if isinstance(value, dict):
         for name, of in value.items():
             yield from _places(of, folder, str(name))

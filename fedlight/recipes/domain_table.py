@@ -1,6 +1,6 @@
-"""The table that compares augmentations: what the tuned model scores, and what of the domain the clients' rows cover.
+"""Table that compares augmentations by the tuned model's score and the coverage of the domain; a stage of recipes.
 
-A stage of recipes; it reads what earlier stages have left in their folders.
+It reads the folders of earlier stages.
 """
 
 from pathlib import Path
@@ -27,22 +27,22 @@ def domain_table(
     encoder: str = "hashed",
     reference: str | None = None,
 ) -> dict[str, Any]:
-    """One row for each augmentation.
+    """Return one row for each augmentation.
 
     Args:
         methods: augmentation -> ``augmentation``, its ``augmentation_folder``, and ``runs``: name of a column -> folder of
-            the run whose score stands there.
+            the run whose score is in this column.
         source: all texts of the domain; see `fedlight.datamodules.rows.rows`.
-        columns: the slots of its rows, in their order; ``response`` is passed over.
-        zero_shot: folder of the stage that tested the model before any client was asked; a row of its own.
-        metric: what the runs have logged.
+        columns: slots of its rows, in their order; ``response`` is ignored.
+        zero_shot: folder of the stage that tested the untuned model, which gets a row.
+        metric: name of the metric that the runs have logged.
         encoder: folder or hub name of a sentence encoder, or ``hashed``; for the coverage.
-        reference: the ``augmentation_folder`` of a run whose rows the others should find; see `retrieval_overlap`.
+        reference: ``augmentation_folder`` of the run whose rows the others should find; see `retrieval_overlap`.
 
     Returns:
         ``rows`` with ``method``, a score for each run, ``coverage`` of the domain by the clients' own and added rows,
-        and, where rows were added, ``in_domain``, the share of them that are of the domain. Generated rows count as such.
-        With a reference, ``overlap``: the share of its rows for a client that are added here as well, mean over clients.
+        and, if rows were added, ``in_domain``, the share of them in the domain; generated rows count as inside. With a
+        reference, ``overlap``: the share of its rows for a client that are added here as well, mean over clients.
 
     Raises:
         ValueError: a folder has no record, or a run has not logged the metric.
@@ -73,7 +73,7 @@ def domain_table(
 
 
 def _held(folder: Path, domain: set[str]) -> tuple[list[str], dict[str, float]]:
-    """The clients' texts of the domain, each once, and the share of the added rows that are of it."""
+    """Return the clients' texts of the domain, each once, and the share of the added rows in the domain."""
     record = AugmentationRecord(folder)
     if not record.added.is_file():
         raise ValueError(f"{record.added}: there is no such file: give the augmentation_folder of a run")
@@ -90,9 +90,8 @@ def _encoded(encoder: Encoder, texts: list[str]) -> torch.Tensor:
 
 
 def _metric(folder: Path, name: str) -> float:
-    metrics = result_of(folder)["metrics"] if (folder / "done.json").is_file() else {}
+    metrics = result_of(folder)["metrics"]
     if name not in metrics:
-        known = ", ".join(metrics) or "nothing: is it done?"
-        raise ValueError(f"{folder} has no metric {name!r}; it has {known}")
+        raise ValueError(f"{folder} has no metric {name!r}; it has {', '.join(metrics)}")
     value: float = metrics[name]
     return value

@@ -1,13 +1,13 @@
-"""A bridge to EleutherAI's lm-evaluation-harness: a module of fedlight, adapter and all, does the harness's tasks.
+"""Bridge to EleutherAI's lm-evaluation-harness: a module of fedlight with its adapter does the harness's tasks.
 
 L. Gao et al., "The Language Model Evaluation Harness", https://github.com/EleutherAI/lm-evaluation-harness. The harness is
 an extra: ``pip install fedlight[harness]``. From Python :func:`run_harness` gives its results; from a shell::
 
     python -m fedlight.recipes.harness --model HUB_NAME --adapter FOLDER --tasks gsm8k arc_easy --limit 100
 
-Deviations from the harness's own models: a token that reaches over the border of context and continuation counts to the
-continuation, the blank in front of a written text is kept with every tokenizer, and a request that is longer than the
-model is refused instead of cut.
+Deviations from the harness's own models: a token that spans the border of context and continuation counts as continuation,
+the blank before a written text is kept with every tokenizer, and a request that is longer than the model is refused instead
+of cut.
 """
 
 import argparse
@@ -28,12 +28,12 @@ KNOWN = {"until", "max_gen_toks", "max_new_tokens", "do_sample", "temperature", 
 
 
 class HarnessModel:
-    """The three questions of the harness, answered by a module; see ``lm_eval.api.model.LM``.
+    """Model interface of the harness, ``lm_eval.api.model.LM``, for a module of fedlight.
 
     Args:
-        module: with its adapter.
-        batch_size: requests that are answered at once.
-        seed: of what is drawn.
+        module: the module with its adapter.
+        batch_size: requests per batch.
+        seed: seed of drawn texts.
     """
 
     def __init__(self, module: LanguageModule, batch_size: int = 16, seed: int = 0) -> None:
@@ -42,12 +42,12 @@ class HarnessModel:
         self.module, self.batch_size, self.seed = module, batch_size, seed
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """Per request, a context and its continuation: the log-probability, and whether greedy decoding writes it."""
+        """Return for each context and continuation the log-probability, and whether greedy decoding writes it."""
         texts = encode_pairs(self.module.tokenizer, [request.args for request in requests])
         return [(one.log_prob, one.greedy) for one in self._score(texts)]
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
-        """Per request, a text: its log-probability, read in windows that do not overlap where it is too long."""
+        """Return the log-probability of each text, read in windows that do not overlap if it is too long."""
         windows = [
             windows_of(self.module.tokenizer, request.args[0], self.max_length) for request in requests
         ]
@@ -55,7 +55,7 @@ class HarnessModel:
         return [sum(next(each).log_prob for _ in own) for own in windows]
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """Per request, a context and how to go on: the text in front of the first stop."""
+        """Return for each context and its settings the generated text before the first stop."""
         alike: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
             alike.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(index)
@@ -73,7 +73,7 @@ class HarnessModel:
 
     @property
     def max_length(self) -> int:
-        """Most tokens that the model can read."""
+        """Number of tokens that the model can read."""
         return getattr(self.module.causal_lm.config, "max_position_embeddings", None) or 2048
 
     def _score(self, texts: Sequence[Scored]) -> list[Any]:
@@ -81,12 +81,12 @@ class HarnessModel:
 
 
 def windows_of(tokenizer: Any, text: str, max_length: int) -> list[Scored]:
-    """A text in as few windows as it takes, of which each token is scored once; the last has as much before it as fits.
+    """Return a text in as few windows as possible; each token is scored once, and the last window is filled with context.
 
     Args:
         tokenizer: a fast tokenizer.
         text: not empty.
-        max_length: most tokens that are read at once.
+        max_length: most tokens of a window.
     """
     from lm_eval.utils import get_rolling_token_windows
 
@@ -97,10 +97,10 @@ def windows_of(tokenizer: Any, text: str, max_length: int) -> list[Scored]:
 
 
 def options_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What the harness calls ``gen_kwargs``, as arguments of ``generate``.
+    """Return the harness's ``gen_kwargs`` as arguments of ``generate``.
 
     Raises:
-        ValueError: there is one that ``generate`` has not.
+        ValueError: ``generate`` has no such argument.
 
     Example:
         >>> options_of({"until": ["Q:"], "max_gen_toks": 32, "temperature": 0.7})
@@ -126,19 +126,19 @@ def run_harness(
     batch_size: int = 16,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Has a module do tasks of the harness.
+    """Run tasks of the harness with a module.
 
     Args:
-        module: with its adapter.
-        tasks: their names in the harness.
-        num_fewshot: examples in front of each question; None: as the task has it.
-        limit: at most so many rows of each task, the first ones.
-        include: a folder with YAML files of tasks of your own.
-        batch_size: requests that are answered at once.
-        seed: of examples and draws.
+        module: the module with its adapter.
+        tasks: names of the tasks in the harness.
+        num_fewshot: examples before each question; None: the task's default.
+        limit: number of first rows of each task; None: all.
+        include: folder with YAML files of further tasks.
+        batch_size: requests per batch.
+        seed: seed of examples and drawn texts.
 
     Returns:
-        What ``lm_eval.simple_evaluate`` gives: ``results`` by task, ``samples`` and more.
+        The dict of ``lm_eval.simple_evaluate``: ``results`` by task, ``samples`` and more.
 
     Raises:
         ModuleNotFoundError: the harness is not installed.
@@ -150,7 +150,7 @@ def run_harness(
         from lm_eval.tasks import TaskManager
     except ImportError:
         raise ModuleNotFoundError(MISSING) from None
-    # The harness has 14,000 tasks: to look through their files takes seconds. Those of a folder alone take none.
+    # Reading the files of the harness's 14,000 tasks takes seconds; those of a folder alone take none.
     manager = TaskManager(include_path=None if include is None else str(include), include_defaults=False)
     if any(not manager.match_tasks([task]) for task in tasks):
         manager = TaskManager(include_path=None if include is None else str(include))
@@ -158,9 +158,7 @@ def run_harness(
         raise ValueError(
             f"the harness has no task {unknown[0]!r}: `lm_eval ls tasks` lists them, include adds a folder"
         )
-    bridge = type(
-        "Bridge", (HarnessModel, LM), {}
-    )  # only here: a base class from a package that may be missing
+    bridge = type("Bridge", (HarnessModel, LM), {})  # made here, as the package of LM may be missing
     with isolate_rng():
         found: dict[str, Any] = simple_evaluate(
             model=bridge(module, batch_size, seed),
@@ -175,7 +173,7 @@ def run_harness(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """``python -m fedlight.recipes.harness``."""
+    """Run ``python -m fedlight.recipes.harness``."""
     parser = argparse.ArgumentParser("fedlight.recipes.harness", description=__doc__.split("\n")[0])
     parser.add_argument("--model", required=True, help="hub name, folder, or toy")
     parser.add_argument("--adapter", help="a folder of AdapterExport; without it the raw model is measured")

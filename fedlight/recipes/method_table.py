@@ -1,6 +1,6 @@
-"""The table that compares methods: what each one's selector knows of the clients, what its answers are worth, what it sent.
+"""Table that compares methods by accuracy on the clients' votes, win rates and bytes sent; a stage of recipes.
 
-A stage of recipes; it reads what earlier stages have left in their folders.
+It reads the folders of earlier stages.
 """
 
 import csv
@@ -18,7 +18,7 @@ from fedlight.support.types import Fields, Rows
 from fedlight.toy.oracle import Oracle
 
 Scores = Callable[[Sequence[Fields], Sequence[str], Sequence[str]], list[float]]
-"""`Judge.scores`, or a mean of it over several judges."""
+"""`Judge.scores`, or its mean over several judges."""
 
 METRICS = {
     "accuracy": ("test/accuracy", "test/reward_accuracy"),
@@ -29,9 +29,9 @@ METRICS = {
     "own_spread": ("test/own_client_std", "own/client_std", "test/client_std"),
     "groups_ari": ("fed/group_ari",),
 }
-"""Column -> the metrics that may stand in it; the first that was logged does.
+"""Column -> names of metrics, of which the first that was logged is shown.
 
-``own`` is the accuracy of what a client itself would use: its group's selector, its own model, or the global one.
+``own`` is the accuracy of the model that a client itself would use: its group's selector, its own model, or the global one.
 """
 
 
@@ -43,21 +43,21 @@ def methods(
     max_tokens: int = 128,
     oracle: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """One row for each method.
+    """Return one row for each method.
 
     Args:
-        methods: method -> the folders of its stages, each of them optional: ``train``, ``test`` and ``answers`` (with
+        methods: method -> folders of its stages, each of them optional: ``train``, ``test`` and ``answers`` (with
             ``completions.jsonl``). Answers are compared with those of the method ``raw``.
         judge: adapter of a selector, or folder of several, that compares the answers by majority.
-        model: the judge's base.
-        choice_template: of the judge.
-        max_tokens: of the judge.
-        oracle: options of the toy world, whose oracle compares the answers: by the mean taste of all clients
+        model: base model of the judge.
+        choice_template: template of the judge.
+        max_tokens: most tokens of a pair shown to the judge.
+        oracle: options of the embedded world, whose oracle compares the answers: by the mean taste of all clients
             (``win_rate``), and by each client's group, averaged over the clients (``win_rate_by_group``).
 
     Returns:
-        ``rows`` with ``method``, the columns of ``METRICS``, win rates, and ``sent_mib``: what went down and up in training,
-        groupings included.
+        ``rows`` with ``method``, the columns of ``METRICS``, win rates, and ``sent_mib``: MiB sent down and up in training,
+        including groupings.
     """
     answers = {
         name: load_rows(str(Path(stages["answers"]) / "completions.jsonl"))
@@ -85,7 +85,7 @@ def methods(
 
 
 def _oracles(options: dict[str, Any]) -> dict[str, Scores]:
-    """By the mean taste of all clients, and by that of each client's group, averaged over the clients."""
+    """Return scores by the mean taste of all clients, and by that of each client's group, averaged over the clients."""
     shares = Oracle(**options).shares
     by_group = [OracleJudge(**options, group=group) for group in shares]
 
@@ -115,10 +115,10 @@ def _metrics(stages: Mapping[str, str]) -> dict[str, float]:
 
 
 def sent_bytes(folder: Path) -> float:
-    """Bytes down and up of a federated run: its visits, and its groupings.
+    """Return the bytes sent down and up in a federated run: by its visits and its groupings.
 
     Args:
-        folder: of the run, with ``visits.csv`` and the metrics of a ``CSVLogger``; 0 without visits.
+        folder: folder of the run, with ``visits.csv`` and the metrics of a ``CSVLogger``; 0 without visits.
     """
     visits = folder / "visits.csv"
     if not visits.is_file():
@@ -129,7 +129,7 @@ def sent_bytes(folder: Path) -> float:
 
 
 def _logged(folder: Path, name: str) -> dict[str, float]:
-    """Epoch -> value of a metric; a resumed run has several files, and the later one is right."""
+    """Return epoch -> value of a metric; of a resumed run's files the later one counts."""
     values: dict[str, float] = {}
     for file in sorted(folder.glob("metrics/version_*/metrics.csv"), key=lambda f: int(f.parent.name[8:])):
         with file.open(newline="", encoding="utf-8") as opened:

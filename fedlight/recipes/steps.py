@@ -1,4 +1,4 @@
-"""The stages of recipes that are no Lightning command: labelling by vote, merging, and the tables of results."""
+"""Stages of recipes that are no Lightning command: labelling by votes, merging, and tables of results."""
 
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,16 @@ from fedlight.toy.oracle import Oracle
 def label_with_selectors(
     completions: str, votes: list[str], output: str, orders: Orders = "both"
 ) -> dict[str, Any]:
-    """Labels all pairs of completions by the majority of the selectors.
+    """Label all pairs of completions by the majority of the selectors.
 
     Args:
-        completions: rows that ``completions.yaml`` wrote.
-        votes: files that ``votes.yaml`` wrote, each with what one selector says, or several; an odd number in all.
-        output: the labelled pairs, as JSON lines with ``prompt``, ``response_a``, ``response_b``, ``choice``.
-        orders: as in the votes.
+        completions: file that ``completions.yaml`` wrote.
+        votes: files that ``votes.yaml`` wrote, each with the votes of one selector or several; an odd number in all.
+        output: file of the labelled pairs, JSON lines with ``prompt``, ``response_a``, ``response_b``, ``choice``.
+        orders: ``orders`` of the votes.
 
     Returns:
-        ``pairs``, the number of labelled ones, and a ``report`` in words; of several selectors it says how far they
-        agree.
+        ``pairs``, the number of labelled pairs, and a ``report``; with several selectors it has their agreement.
 
     Raises:
         ValueError: an even number of selectors.
@@ -41,13 +40,13 @@ def label_with_selectors(
 
 
 def label_with_oracle(completions: str, seed: int, output: str, opposition: float = 0.2) -> dict[str, Any]:
-    """Labels all pairs of completions by their true mean utility: the ceiling of what a selector can do.
+    """Label all pairs of completions by their true mean utility, the upper bound of a selector's labels.
 
     Args:
-        completions: rows that ``completions.yaml`` wrote on prompts of the toy world.
-        seed: of the toy world.
-        output: the labelled pairs, as JSON lines.
-        opposition: of the toy world.
+        completions: file that ``completions.yaml`` wrote on prompts of the embedded world.
+        seed: seed of the embedded world.
+        output: file of the labelled pairs, JSON lines.
+        opposition: opposition of the embedded world's groups.
     """
     pairs, skipped = form_pairs(load_rows(completions), completions)
     oracle = Oracle(seed, opposition=opposition)
@@ -70,12 +69,12 @@ def _write_labels(
 
 
 def merge_adapter(model: str, adapter: str, output: str) -> None:
-    """Writes base and adapter as one model folder, for stages that put an adapter of their own on top.
+    """Write base and adapter as one model, for stages that train a new adapter on it.
 
     Args:
         model: hub name or folder of the base.
-        adapter: its PEFT folder.
-        output: the new model's folder.
+        adapter: PEFT folder of the adapter.
+        output: folder of the new model.
     """
     from fedlight.modules.sft import SFTModule
 
@@ -85,15 +84,15 @@ def merge_adapter(model: str, adapter: str, output: str) -> None:
 
 
 def pair_answers(ours: str, theirs: str, output: str) -> dict[str, Any]:
-    """Puts two models' answers to the same prompts side by side, for a selector to compare.
+    """Write two models' answers to the same prompts as pairs, for a selector to compare.
 
     Args:
-        ours: rows that ``completions.yaml`` wrote, one completion each; the first of the pair.
-        theirs: the other model's.
-        output: rows of the same form with two completions each.
+        ours: file that ``completions.yaml`` wrote, with one completion each; the first of the pair.
+        theirs: file of the other model.
+        output: file of the same form with two completions each.
 
     Raises:
-        ValueError: the two answer every prompt alike.
+        ValueError: both models give the same answer to every prompt.
     """
     rows = [
         {"fields": a["fields"], "completions": [a["completions"][0], b["completions"][0]]}
@@ -111,16 +110,16 @@ def pair_answers(ours: str, theirs: str, output: str) -> dict[str, Any]:
 def compare_by_selector(
     tests: dict[str, str], duel: str, votes: str, orders: Orders = "both"
 ) -> dict[str, Any]:
-    """The table where nobody but the selector can judge.
+    """Return the table of results if only the selector can judge.
 
-    A model tuned on a selector's labels may please that selector without being better: read ``win_rate_by_selector`` as
-    how well the tuning worked, and let somebody else judge the answers.
+    A model tuned on a selector's labels may please that selector without being better: ``win_rate_by_selector`` measures the
+    tuning; the answers need another judge.
 
     Args:
         tests: method -> folder of the stage that tested its selector; ``raw`` first, the tuned method second.
-        duel: the tuned model's and the raw model's answers, from ``pair_answers``.
-        votes: what the selector says of them; where it is several adapters, the majority decides.
-        orders: as in the votes.
+        duel: file of the tuned and the raw model's answers, from ``pair_answers``.
+        votes: file of the selector's votes on them; of several adapters the majority decides.
+        orders: ``orders`` of the votes.
 
     Returns:
         ``rows``, one per method: ``selector_accuracy`` on held-out votes and ``win_rate_by_selector`` against raw.
@@ -143,17 +142,17 @@ def compare_by_selector(
 def compare_with_oracle(
     seed: int, results: str, answers: dict[str, str], opposition: float = 0.2
 ) -> dict[str, Any]:
-    """The table of the toy world: what the oracle, who knows every client's taste, says of the answers.
+    """Return the table of the embedded world, with scores by its oracle, which knows every client's taste.
 
     Args:
-        seed: of the toy world.
-        results: folder of the stage that called ``compare_by_selector``; its rows are taken over.
-        answers: method -> file of its answers to the evaluation prompts; ``raw`` is what the others are compared with.
-        opposition: of the toy world.
+        seed: seed of the embedded world.
+        results: folder of the stage that called ``compare_by_selector``, whose rows are extended.
+        answers: method -> file of its answers to the evaluation prompts; the others are compared with ``raw``.
+        opposition: opposition of the embedded world's groups.
 
     Returns:
         ``rows``, one per method, with ``win_rate_vs_raw`` and mean ``utility``; and one for the oracle, whose accuracy is
-        what the noise of the votes leaves possible for one taste, and whose labels are the ceiling of the tuning.
+        the highest possible for one taste, given the noise of the votes, and whose labels are the upper bound of the tuning.
     """
     oracle = Oracle(seed, opposition=opposition)
     utilities = {

@@ -1,7 +1,7 @@
-"""Stages of recipes on real votes: voters with votes enough to be clients and to be tested, and an exercise in comparing.
+"""Stages of recipes on real votes: a draw of voters with enough votes, and an exercise in comparing.
 
-A large language model comes able to read two answers; a small pretrained encoder does not, and would spend hundreds of
-steps at chance. The exercise, which of two snippets is longer, teaches it to compare; no vote is used.
+A large language model can compare two answers; a small pretrained encoder cannot, and would spend hundreds of steps at
+chance. The exercise, to choose the longer of two snippets, teaches it to compare; it uses no vote.
 """
 
 from pathlib import Path
@@ -31,19 +31,19 @@ def sample_voters(
     train: str,
     test: str,
 ) -> dict[str, Any]:
-    """Draws voters and writes their decided votes: all on what is not held out, and as many of each on what is.
+    """Draw voters and write their decided votes: all votes to train on, and the same number of held-out votes of each.
 
     Args:
         source: rows of votes.
         client: column of the voter.
         choice: column of the choice.
-        ties: its values that are no decision.
-        column: of the holdout; see `fedlight.datamodules.rows.exclusion`.
-        held_out: its values.
-        num_clients: voters to draw.
+        ties: values of the choice that are no decision.
+        column: column of the holdout; see `fedlight.datamodules.rows.exclusion`.
+        held_out: held-out values of this column.
+        num_clients: number of voters to draw.
         min_train: fewest votes of a drawn voter to train on.
         num_test: held-out votes of each drawn voter, drawn as well.
-        seed: of the draws.
+        seed: seed of the draws.
         train: file of the votes to train on, JSON lines.
         test: file of the held-out votes.
 
@@ -84,16 +84,16 @@ def sample_voters(
 def snippet_pairs(
     source: str, texts: list[str], column: str, held_out: list[str], num_pairs: int, seed: int, output: str
 ) -> None:
-    """Pairs of snippets of what is not held out, of which the one with more words is to be chosen.
+    """Write pairs of snippets of texts that are not held out; the choice is the snippet with more words.
 
     Args:
-        source: rows of votes, whose choices are not looked at.
+        source: rows of votes, whose choices are not read.
         texts: columns of the two answers.
-        column: of the holdout; see `fedlight.datamodules.rows.exclusion`.
-        held_out: its values.
-        num_pairs: pairs to draw, of snippets with 4 to 30 words that differ by 3 words at least.
-        seed: of the draws.
-        output: JSON lines with ``response_a``, ``response_b`` and ``choice`` (a, b).
+        column: column of the holdout; see `fedlight.datamodules.rows.exclusion`.
+        held_out: held-out values of this column.
+        num_pairs: number of pairs to draw, of snippets with 4 to 30 words that differ by at least 3 words.
+        seed: seed of the draws.
+        output: file of JSON lines with ``response_a``, ``response_b`` and ``choice`` (a, b).
 
     Raises:
         RowsError: no text has so many words.
