@@ -129,7 +129,9 @@ def test_what_is_missing_is_named(tmp_path):
             stage({"a": nowhere}, out)
     with pytest.raises(ValueError, match=r"nowhere/done\.json: there is no such file"):
         coverage_plots.coverage_against_score(nowhere, out)
-    with pytest.raises(ValueError, match="no row has both coverage and wins: set x and y"):
+    with pytest.raises(
+        ValueError, match="no row has both 'coverage' and 'wins', but method, coverage, score: set x and y"
+    ):
         coverage_plots.coverage_against_score(result(tmp_path / "t", SEEDS[0]), out, y="wins")
     bare = write(tmp_path / "bare", "private.jsonl", [{"client": "u", "fields": {"instruction": "x"}}])
     with pytest.raises(

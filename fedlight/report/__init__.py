@@ -7,7 +7,7 @@ from pathlib import Path
 def write_report(
     folders: Sequence[str | Path], output: str | Path | None = None, private: bool = False
 ) -> Path:
-    """See `fedlight.report.page.write_report`; matplotlib is loaded by the first call."""
+    """Write the page about runs, as `fedlight.report.page.write_report` does; the first call loads matplotlib."""
     from fedlight.report import page
 
     return page.write_report(folders, output, private)

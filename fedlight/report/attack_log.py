@@ -1,4 +1,4 @@
-"""What the attack callbacks have written of a run, read back: ``attacks/attacks.csv`` in its folder."""
+"""Reader of ``attacks/attacks.csv``, which the attack callbacks write into a run's folder."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Leakage = dict[int, dict[str, float]]
 
 
 def read_attacks(folder: str, target: str = GLOBAL, needed: bool = True) -> Leakage:
-    """What attacks have found of the global model, or of the clients' uploads.
+    """Return what attacks found in the global model, or in the clients' uploads.
 
     Args:
         folder: of a run with attack callbacks.
@@ -47,7 +47,7 @@ def read_attacks(folder: str, target: str = GLOBAL, needed: bool = True) -> Leak
 
 
 def metric_of(leakage: Leakage, metric: str, folder: str) -> dict[int, float]:
-    """One metric by round.
+    """Return one metric by round.
 
     Raises:
         ValueError: it was never measured.

@@ -1,4 +1,4 @@
-"""Rows that were added to clients' data, as runs have recorded them, and vectors of their texts without any model."""
+"""Rows that augmentations added to clients' data, and vectors of their texts, made without loading a model."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from fedlight.report.runs import Run
 
 
 class Addition(NamedTuple):
-    """What one augmentation added.
+    """Rows that one augmentation added.
 
     Attributes:
         added: client -> its rows, best first.
@@ -34,7 +34,7 @@ class Addition(NamedTuple):
 
 
 def additions_of(runs: Sequence[Run]) -> tuple[dict[str, Addition], list[str]]:
-    """What each augmentation added, of the first seed that has it; and what could not be read, a line for each.
+    """Return what each augmentation added, for the first seed that has it, and a line for each record that is damaged.
 
     Runs of several algorithms may share a record; it is read once and has the name of its folder.
     """
@@ -63,18 +63,38 @@ def additions_of(runs: Sequence[Run]) -> tuple[dict[str, Addition], list[str]]:
     return found, faults
 
 
+def read_added(folder: str | Path) -> dict[str, list[Added]]:
+    """Return what an augmentation added, client by client.
+
+    Raises:
+        ValueError: the folder has no record, or a damaged one.
+    """
+    record = AugmentationRecord(folder)
+    if not record.added.is_file():
+        raise ValueError(f"{record.added}: there is no such file: give the augmentation_folder of a run")
+    return record.read()
+
+
+def scores_of(added: Mapping[str, Sequence[Added]]) -> dict[str, np.ndarray]:
+    """Return the scores that rows were chosen by, ``(rows,)`` for each client, by name; rows without one are left out."""
+    return {
+        client: np.array([row.score for row in rows if row.score is not None], dtype=float)
+        for client, rows in sorted(added.items())
+    }
+
+
 def folder_of(run: Run) -> Path | None:
-    """Where a run's record is: beside the run, where its config says, or where a recipe that was moved has it."""
-    said = _data_of(run).get("augmentation_folder")
+    """Find a run's record: beside the run, where its config says, or where a moved recipe has it."""
+    configured = _data_of(run).get("augmentation_folder")
     places = [run.folder / "augmentation"]
-    if isinstance(said, str):
-        own = Path(said).expanduser()
+    if isinstance(configured, str):
+        own = Path(configured).expanduser()
         places += [own, run.folder.parent / own.parent.name / own.name]
     return next((place for place in places if AugmentationRecord(place).added.is_file()), None)
 
 
 def vectors_of(texts: Sequence[str], additions: Mapping[str, Addition]) -> tuple[np.ndarray, str]:
-    """Vectors ``(texts, dimension)``, and how they were made: an encoder's from its cache, else hashed words.
+    """Return vectors ``(texts, dimension)`` from an encoder's cache, else of hashed words, and which of both they are.
 
     Args:
         texts: each once.
@@ -92,7 +112,7 @@ def vectors_of(texts: Sequence[str], additions: Mapping[str, Addition]) -> tuple
 
 
 def _data_of(run: Run) -> dict[str, Any]:
-    """The datamodule's settings."""
+    """Return the datamodule's settings."""
     data = run.config().get("data")
     arguments = data.get("init_args") if isinstance(data, dict) else None
     return arguments if isinstance(arguments, dict) else {}
@@ -116,7 +136,7 @@ def _read(folder: Path, run: Run) -> Addition:
 
 
 def _settings(record: AugmentationRecord) -> dict[str, Any]:
-    """The augmentation's own settings; a record without ``settings.json`` was not finished.
+    """Return the augmentation's settings; a record without ``settings.json`` was not finished.
 
     Raises:
         KeyError: there are none.
@@ -131,7 +151,7 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 
 
 def _cache(augmentation: Any) -> str | None:
-    """The folder of the first encoder with a cache among the settings of an augmentation."""
+    """Return the folder of the first encoder cache in the settings of an augmentation."""
     if not isinstance(augmentation, dict):
         return None
     for name, value in augmentation.items():

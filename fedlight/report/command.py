@@ -7,7 +7,7 @@ from fedlight.support.console import OneLineArguments
 
 
 def main(argv: list[str]) -> None:
-    """Writes the page and says where it is."""
+    """Write the page and print its path."""
     parser = OneLineArguments(
         "fedlight report",
         description="One HTML page about runs: curves, clients, devices, answers, configs. It needs no network.",

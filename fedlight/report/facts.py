@@ -1,4 +1,4 @@
-"""What a run's config says in words: algorithm, model, data, clients, rounds."""
+"""Algorithm, model, data and rounds of a run, from its config."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from fedlight.report.tables import number
 
 
 def class_name(spec: Any) -> str:
-    """The last word of a ``class_path``; empty where there is none.
+    """Return the last word of a ``class_path``; empty where there is none.
 
     Example:
         >>> class_name({"class_path": "fedlight.federation.algorithms.fedavg.FedAvg"}), class_name(None)
@@ -20,7 +20,7 @@ def class_name(spec: Any) -> str:
 
 
 def within(config: Any, *keys: str) -> Any:
-    """A value deep in a config, None where a key is missing on the way; ``init_args`` may be left out.
+    """Return a value deep in a config, None where a key is missing; ``init_args`` may be left out of the keys.
 
     Example:
         >>> within({"model": {"class_path": "x", "init_args": {"lr": 0.1}}}, "model", "lr")
@@ -37,7 +37,7 @@ def within(config: Any, *keys: str) -> Any:
 
 
 def algorithm(run: Run) -> str:
-    """Of the federated loop; ``centralised`` without one, empty where there is no config."""
+    """Return the name of the federated algorithm; ``centralised`` without one, empty without a config."""
     config = run.config()
     if not config:
         return ""
@@ -47,7 +47,7 @@ def algorithm(run: Run) -> str:
 
 
 def model(run: Run) -> str:
-    """The module's class and the language model that it tunes; a folder is named without those above it."""
+    """Return the module's class and its language model; of a folder, the name without its parents."""
     config = run.config()
     base = within(config, "model", "model")
     named = Path(base).name if isinstance(base, str) and base.startswith(("/", ".", "~")) else base
@@ -56,7 +56,7 @@ def model(run: Run) -> str:
 
 
 def data(run: Run) -> str:
-    """The source of the rows; a file is named without its folders."""
+    """Return the source of the rows; of a file, the name without its folders."""
     source = within(run.config(), "data", "source")
     named = source[0] if isinstance(source, list) and source else source
     if not isinstance(named, str):
@@ -65,7 +65,7 @@ def data(run: Run) -> str:
 
 
 def rounds(run: Run) -> tuple[int, int | None]:
-    """Rounds or epochs that are done, and how many were wanted, None where the config does not say.
+    """Return the rounds or epochs that are done, and the number wanted, None where the config does not have it.
 
     Of a run that has logged nothing, but came to its end, all count as done.
     """
@@ -80,7 +80,7 @@ def rounds(run: Run) -> tuple[int, int | None]:
 
 
 def flat(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Every single value of a config with its dotted key; ``init_args`` are left out of the keys.
+    """Yield every single value of a config with its dotted key, ``init_args`` left out of the keys.
 
     Example:
         >>> list(flat({"model": {"class_path": "M", "init_args": {"lr": 0.1}}, "x": [1, {"y": 2}]}))
@@ -100,7 +100,7 @@ def flat(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def under(folder: Path, value: Any) -> Any:
-    """A value without the folder that the run wrote to, which differs from run to run and says nothing.
+    """Return a value with the run's own folder, which differs from run to run, replaced by ``RUN``.
 
     Example:
         >>> under(Path("/home/me/runs/a"), "/home/me/runs/a/metrics")

@@ -1,4 +1,4 @@
-"""Where runs lie, and what they are called on a page."""
+"""Folders of runs, and their names on a page."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ DEPTH = 4  # RECIPE/seed0/STAGE, and one more for a folder of recipes
 
 
 def methods(found: Sequence[tuple[Path, Path]]) -> list[str]:
-    """For each run and the folder that it was found in a name that it shares with other seeds alone.
+    """Return for each run, given with the folder where it was found, a name that it shares only with other seeds.
 
     Example:
         >>> methods([(Path("/r/demo/seed0/fedavg"), Path("/r/demo")), (Path("/r/demo/seed1/fedavg"), Path("/r/demo"))])
@@ -29,7 +29,7 @@ def methods(found: Sequence[tuple[Path, Path]]) -> list[str]:
 
 
 def labels(found: Sequence[tuple[Path, Path]]) -> list[str]:
-    """As `methods`, with the seed where that alone tells two runs apart.
+    """Return the names of `methods`, with the seed where only that tells two runs apart.
 
     Example:
         >>> labels([(Path("/r/demo/seed0/fedavg"), Path("/r/demo")), (Path("/r/demo/seed1/fedavg"), Path("/r/demo"))])
@@ -51,7 +51,7 @@ def _without_seed(parts: Iterable[str]) -> tuple[str, ...]:
 
 
 def runs_below(folder: Path, depth: int = DEPTH) -> list[Path]:
-    """The folder itself if it is one of a run, else those in it."""
+    """Return the folder itself if it is a run's, else those of the runs in it."""
     if is_run(folder):
         return [folder]
     if not depth:
@@ -61,7 +61,7 @@ def runs_below(folder: Path, depth: int = DEPTH) -> list[Path]:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a Lightning command or a stage has written here."""
+    """Tell whether a Lightning command or a stage has written here."""
     if any((folder / name).is_file() for name in ("run.json", "visits.csv", "done.json")):
         return True
     if (folder / "config.yaml").is_file() or any(folder.glob("metrics/version_*/*.*")):
@@ -71,7 +71,7 @@ def is_run(folder: Path) -> bool:
 
 
 def begun(run: Path) -> tuple[bool, str, float, str]:
-    """A key to sort by: seed after seed, within one in the order of the stages, and last those over all seeds."""
+    """Return a key to sort by: seed, then the start of the stage; stages over all seeds come last."""
     first = run / "settings.json"
     parent = run.parent.name if SEED.fullmatch(run.parent.name) else ""
     return (

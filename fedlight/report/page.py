@@ -1,4 +1,4 @@
-"""The page itself: sections of all runs put into one HTML file, with every figure and its numbers in a folder beside it."""
+"""Page of a report: the sections in one HTML file, each figure and its numbers in a folder beside it."""
 
 import base64
 import csv
@@ -46,7 +46,7 @@ DPI = 120
 
 
 class Drawn(NamedTuple):
-    """A chart as the template needs it: ``data`` is the CSV file as an URL where it is small, else empty."""
+    """Chart as the template needs it: ``data`` is the CSV file as an URL where it is small, else empty."""
 
     chart: Chart
     svg: str
@@ -60,7 +60,7 @@ class Drawn(NamedTuple):
 def write_report(
     folders: Sequence[str | Path], output: str | Path | None = None, private: bool = False
 ) -> Path:
-    """Writes the page about all runs in the given folders.
+    """Write the page about all runs in the given folders.
 
     Args:
         folders: of Lightning commands or recipes, finished or not.
@@ -100,7 +100,7 @@ def _output(folders: Sequence[str | Path], output: str | Path | None) -> Path:
 
 
 def sections(runs: Sequence[Run]) -> list[Section]:
-    """What there is to say of the runs; a section that fails says so in one line, and the others are there."""
+    """Return the sections about the runs; one that fails becomes a line with the error."""
     found = []
     for module in SECTIONS:
         name = module.__name__.rpartition(".")[2]
@@ -117,7 +117,7 @@ def sections(runs: Sequence[Run]) -> list[Section]:
 
 
 def with_figures(section: Section, files: Path, drawn: dict[str, Drawn]) -> Section:
-    """Draws the charts of a section into ``drawn``; one that cannot be drawn is left out, which a note says."""
+    """Draw the charts of a section into ``drawn``; one that cannot be drawn becomes a note."""
     kept, notes = [], list(section.notes)
     for part in section.parts:
         if isinstance(part, Chart):
@@ -140,7 +140,7 @@ def _failed(what: str, error: Exception) -> str:
 
 @matplotlib.rc_context(STYLE)
 def draw(chart: Chart, files: Path) -> Drawn:
-    """Writes PNG and CSV of a chart; its SVG is for the page."""
+    """Write PNG and CSV of a chart, and return it with its SVG for the page."""
     png, table = files / f"{chart.name}.png", files / f"{chart.name}.csv"
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the browser has other fonts
@@ -162,7 +162,7 @@ def draw(chart: Chart, files: Path) -> Drawn:
 
 
 def save_png(figure: Figure, file: Path) -> None:
-    """Draws the figure on white, as it has been laid out."""
+    """Write the figure on white, as it has been laid out."""
     figure.set_layout_engine("none")
     figure.set_dpi(DPI)
     figure.patch.set(facecolor="white", alpha=1)
@@ -170,7 +170,7 @@ def save_png(figure: Figure, file: Path) -> None:
 
 
 def csv_text(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows as CSV, with all columns that any of them has.
+    """Return rows as CSV, with all columns that any row has.
 
     Example:
         >>> csv_text([{"a": 1}, {"a": 2, "b": "x, y"}]).splitlines()
@@ -185,7 +185,7 @@ def csv_text(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def render(runs: Sequence[Run], found: Sequence[Section], drawn: dict[str, Drawn]) -> str:
-    """The HTML text. Everything that stands in a run's files is escaped by the template."""
+    """Return the HTML text; the template escapes whatever a run's files hold."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -217,7 +217,7 @@ OWN_NAME = re.compile(r"[a-z0-9_]+\.(png|csv)")
 
 
 def listed(folder: Path) -> set[str]:
-    """The names that an earlier report has listed; none where there is no list, or it is damaged."""
+    """Return the names that an earlier report has listed; none where the list is absent or damaged."""
     try:
         names = list(json.loads((folder / LISTING).read_text(encoding="utf-8"))["figures"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -226,7 +226,7 @@ def listed(folder: Path) -> set[str]:
 
 
 def keep_only(folder: Path, figures: Iterable[str]) -> None:
-    """Removes what an earlier report has listed and this one does not make, and lists what it does make.
+    """Remove figures that an earlier report has listed and this one does not have, and list those that it has.
 
     Args:
         folder: with the figures of the page.

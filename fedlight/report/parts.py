@@ -1,4 +1,4 @@
-"""What a section of a report is made of: charts, tables and texts, before anything of it is HTML.
+"""Parts of a report's section, before they become HTML: charts, tables and texts.
 
 ``kind`` is for the page's template; nobody sets it.
 """
@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 
 class Chart(NamedTuple):
-    """A figure with the numbers that it shows.
+    """Figure with the numbers that it shows.
 
     Attributes:
         name: names its files, ``[a-z0-9_]``; once on a page.
@@ -53,12 +53,12 @@ class Table(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What one method answered.
+    """Answer of one method.
 
     Attributes:
         method: whose answer.
         text: as it was written; nothing in it is ever read as HTML.
-        note: what a judge or task said of it, such as ``score 1``.
+        note: what a judge or task noted, such as ``score 1``.
     """
 
     method: str
@@ -67,7 +67,7 @@ class Answer(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A prompt with the answers to it."""
+    """Prompt with the answers to it."""
 
     prompt: str
     answers: list[Answer]
@@ -89,7 +89,7 @@ class Texts(NamedTuple):
 
 
 class Code(NamedTuple):
-    """A file to be read as it is, folded away until it is asked for."""
+    """File shown as it is, folded."""
 
     title: str
     text: str
@@ -100,7 +100,7 @@ Part = Chart | Table | Texts | Code
 
 
 class Section(NamedTuple):
-    """One heading of the page.
+    """Heading of the page, with what stands below it.
 
     Attributes:
         name: the anchor, ``[a-z0-9_]``; once on a page.

@@ -1,4 +1,4 @@
-"""Runs as a report reads them: folders of Lightning commands and of recipes' stages, finished, under way or damaged.
+"""Runs as a report reads them: folders of Lightning commands and of recipes' stages, finished or not.
 
 Nothing here raises for what a file holds: a half row, a half file or none are what a run that was killed, or still goes
 on, leaves. What could not be read is counted in `Run.faults`, and so is what has changed since a finished run wrote it: no
@@ -19,7 +19,7 @@ from fedlight.support.files import CHANGED, unsealed
 
 
 class Run:
-    """One folder of results.
+    """Folder of results.
 
     Args:
         folder: where they are.
@@ -43,7 +43,7 @@ class Run:
 
     @property
     def seed(self) -> int | None:
-        """Of the recipe's folder, else of the config; None where neither says it."""
+        """Seed in the name of the recipe's folder, else in the config; None without both."""
         in_recipe = SEED.fullmatch(self.folder.parent.name)
         value = str(in_recipe[1] if in_recipe else self.config().get("seed_everything"))
         return int(value) if value.isdecimal() else None
@@ -51,28 +51,28 @@ class Run:
     @property
     def command(self) -> str:
         """``fit``, ``validate``, ``test``, ``predict`` or ``call``; empty where nothing says it."""
-        said = str(self.record().get("command") or self.settings().get("stage") or "")
-        return said.partition(" ")[0]
+        command = str(self.record().get("command") or self.settings().get("stage") or "")
+        return command.partition(" ")[0]
 
     @property
     def is_done(self) -> bool:
-        """Whether the run has come to its end."""
+        """Whether the run has finished."""
         return self.path("done.json") is not None or self.record().get("state") == "done"
 
     def path(self, name: str) -> Path | None:
-        """The file or folder of this name, None where there is none."""
+        """Return the file or folder of this name, None where there is none."""
         found = self.folder / name
         return found if found.exists() else None
 
     def csv(self, name: str) -> Rows:
-        """The whole rows of a CSV file, as text; none where there is no such file. The list is shared: do not change it."""
+        """Return the whole rows of a CSV file, as text; none without the file. The list is shared: do not change it."""
         if name not in self._cached:
             self._cached[name] = self._read_csv(name)
         rows: Rows = self._cached[name]
         return rows
 
     def json(self, name: str) -> dict[str, Any]:
-        """The object in a JSON file; empty where there is none."""
+        """Return the object in a JSON file; empty where there is none."""
         if name not in self._cached:
             found = self._text(name)
             try:
@@ -86,7 +86,7 @@ class Run:
         return content
 
     def jsonl(self, name: str) -> list[dict[str, Any]]:
-        """The objects in a file of JSON lines; lines that are none are left out and counted."""
+        """Return the objects in a file of JSON lines; other lines are left out and counted."""
         if name not in self._cached:
             lines = [*StringIO(self._text(name), newline="\n")]  # an answer may hold other ends of lines
             read = [value for line in lines if isinstance(value := _object(line), dict)]
@@ -97,37 +97,37 @@ class Run:
         return found
 
     def config(self) -> dict[str, Any]:
-        """The whole config of the Lightning command, with all defaults; empty where none was saved."""
+        """Return the config of the Lightning command, with all defaults; empty where none was saved."""
         if "config" not in self._cached:
             self._cached["config"] = self._read_config()
         found: dict[str, Any] = self._cached["config"]
         return found
 
     def config_file(self) -> str | None:
-        """The name of the file that `config` is read from; the newest where there are several."""
+        """Return the name of the newest file with the config."""
         if (self.folder / "config.yaml").is_file():
             return "config.yaml"
         versions = self._versions("config.yaml")
         return versions[-1] if versions else None
 
     def settings(self) -> dict[str, Any]:
-        """What a recipe's stage was made with, ``settings.json``; empty where this is no stage."""
+        """Return the ``settings.json`` of a recipe's stage; empty where this is no stage."""
         return self.json("settings.json")
 
     def record(self) -> dict[str, Any]:
-        """``run.json``: command, versions, start and end of the last fit, else of the last command."""
+        """Return what ``run.json`` has of the last fit, else of the last command: versions, start, end."""
         commands = self.json("run.json").get("commands")
         entries = objects(commands)
         fits = [entry for entry in entries if entry.get("command") == "fit"]
         return (fits or entries or [{}])[-1]
 
     def done(self) -> dict[str, Any]:
-        """What a finished stage has returned, or the last metrics of its command; empty where it is not done."""
+        """Return the result of a finished stage, or the last metrics of its command; empty before the end."""
         result = self.json("done.json").get("result", {})
         return result if isinstance(result, dict) else {}
 
     def metrics(self) -> Rows:
-        """What the CSV logger wrote, in order; a column of a resumed run goes on where the resumed run began."""
+        """Return the rows of the CSV logger; a resumed run's values replace earlier ones from where it began."""
         if "metrics" not in self._cached:
             self._cached["metrics"] = merged([self.csv(name) for name in self._versions("metrics.csv")])
         rows: Rows = self._cached["metrics"]
@@ -138,7 +138,7 @@ class Run:
         return [str(file.relative_to(self.folder)) for file in sorted(found, key=_version)]
 
     def _digests(self) -> dict[str, Any]:
-        """File -> its digest when the last command, or the stage, ended; empty while one goes on or where it was stopped."""
+        """Return file -> digest at the end of the last command or stage; empty where it did not end."""
         entries = objects(self.json("run.json").get("commands"))
         if not entries:
             files = [self.json("done.json").get("files")]
@@ -149,7 +149,7 @@ class Run:
         return {name: digest for each in files if isinstance(each, dict) for name, digest in each.items()}
 
     def is_changed(self, name: str) -> bool:
-        """Whether a file is not what the run has written; those with a digest in them say so themselves."""
+        """Tell whether a file is not what the run has written; files with a digest in them are checked elsewhere."""
         if name in (*OWN_FILES, "results.json"):
             return False
         digest = self._digests().get(name)
@@ -157,7 +157,7 @@ class Run:
         return digest is not None and file.is_file() and digest_of(file) != digest
 
     def _is_empty(self, name: str) -> bool:
-        """Whether there is such a file, with nothing in it."""
+        """Tell whether there is such a file, with nothing in it."""
         return name not in self.faults and (self.folder / name).is_file()
 
     def _text(self, name: str) -> str:
@@ -198,7 +198,7 @@ class Run:
 
 
 def read_runs(folders: Sequence[str | Path], private: bool = False) -> list[Run]:
-    """All runs in the given folders, in the order in which they were begun.
+    """Return all runs in the given folders, in the order in which they were begun.
 
     Args:
         folders: of Lightning commands, or of recipes, which hold those of their seeds and stages.

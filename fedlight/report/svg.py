@@ -1,4 +1,4 @@
-"""A matplotlib figure as SVG inside an HTML page: it follows the page's theme, and several do not disturb each other.
+"""Matplotlib figures as SVG inside an HTML page, in the colours of the page's theme.
 
 Matplotlib writes colours as hex numbers, ids that repeat from figure to figure, and a style sheet that would hold for the
 whole page. Here colours of `fedlight.report.figures.style` become CSS variables, greys become mixtures of ink and
@@ -24,7 +24,7 @@ VARIABLES = {color.lower(): f"var(--series-{place})" for place, color in enumera
 
 
 def inlined(figure: Figure, name: str, alt: str) -> str:
-    """The ``<svg>`` element of a figure.
+    """Return the ``<svg>`` element of a figure.
 
     Args:
         figure: of any size; it is shown as wide as the page allows.
@@ -39,13 +39,13 @@ def inlined(figure: Figure, name: str, alt: str) -> str:
 
 
 def see_through(figure: Figure) -> None:
-    """Leaves the ground to the page."""
+    """Make the background transparent."""
     for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
         patch.set_alpha(0)
 
 
 def themed(svg: str, name: str, alt: str) -> str:
-    """What matplotlib wrote, made fit for a page.
+    """Return matplotlib's SVG with the page's colours and with ids that are unique on the page.
 
     Example:
         >>> themed('<svg><g id="a" style="fill: #0072b2; stroke: #808080"/></svg>', "x", "A dot")
@@ -66,7 +66,7 @@ def themed(svg: str, name: str, alt: str) -> str:
 
 
 def _variable(color: str) -> str:
-    """The page's variable for a colour; other than grey and the figures' own it stays as it is."""
+    """Return the page's variable for greys and the figures' own colours, other colours as they are."""
     red, green, blue = color[1:3], color[3:5], color[5:7]
     if red == green == blue:
         return f"var(--grey-{round(int(red, 16) / 255 * 20) * 5})"

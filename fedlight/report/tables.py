@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from statistics import mean, stdev
 from typing import Any
 
+from fedlight.support.files import result_of
+
 Rows = list[dict[str, str]]
 
 
 def merged(versions: Sequence[Rows]) -> Rows:
-    """Rows of one run that was begun several times: of each column, later versions replace what they did again.
+    """Merge the rows of a run that was begun several times: a later version replaces each column from where it began.
 
     Example:
         >>> first = [{"epoch": "0", "x": "1"}, {"epoch": "1", "x": "2"}]
@@ -38,7 +40,7 @@ def _has_steps(rows: Rows) -> bool:
 
 
 def _new_to(earlier: Sequence[Rows], rows: Rows) -> Rows:
-    """The rows without what earlier versions have logged under the same name."""
+    """Return the rows without columns that earlier versions have logged."""
     known = {column for version in earlier for row in version for column, value in row.items() if value}
     new = [{c: "" if c in known - {"epoch", "step"} else text for c, text in row.items()} for row in rows]
     return [row for row in new if _tells(row)]
@@ -56,7 +58,7 @@ def _tells(row: dict[str, str]) -> bool:
 
 
 def number(text: Any) -> float | None:
-    """A text of a table as a number; None where it is empty, not a number or not finite.
+    """Return a text as a number; None where it is empty, not a number or not finite.
 
     Example:
         >>> number("0.5"), number(""), number("nan"), number("train")
@@ -70,7 +72,7 @@ def number(text: Any) -> float | None:
 
 
 def objects(value: Any) -> list[dict[str, Any]]:
-    """The objects of a list; none where it is no list.
+    """Return the objects of a list; none where it is no list.
 
     Example:
         >>> objects([{"x": 1}, 2]), objects(None)
@@ -80,7 +82,7 @@ def objects(value: Any) -> list[dict[str, Any]]:
 
 
 def text_can_hold(value: Any) -> Any:
-    r"""What JSON or YAML held, with ``?`` for halves of characters (lone surrogates), which no file and no figure takes.
+    r"""Replace lone surrogates, which no file and no figure takes, by ``?`` in what JSON or YAML held.
 
     Example:
         >>> text_can_hold({"x": ["a", "\ud800b"], "y": 1})
@@ -94,7 +96,7 @@ def text_can_hold(value: Any) -> Any:
 
 
 def slug(text: str) -> str:
-    """A text as part of a file's name.
+    """Return a text as part of a file's name.
 
     Example:
         >>> slug("FedBiscuit, U = 3")
@@ -104,7 +106,7 @@ def slug(text: str) -> str:
 
 
 def short(value: Any) -> str:
-    """A number as a reader wants it; other values as text.
+    """Return a number with three decimals or four digits; other values as text.
 
     Example:
         >>> short(0.123456), short(12), short(1234567.0), short(None), short("x"), short(1.5e-05)
@@ -119,8 +121,43 @@ def short(value: Any) -> str:
     return f"{value:.3f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.4g}"
 
 
+def deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation of a sample, 0 for a single value."""
+    return stdev(values) if len(values) > 1 else 0.0
+
+
+def points_of(tables: str | Sequence[str], x: str, y: str, label: str = "method") -> dict[str, Any]:
+    """Return two columns of the rows that stages have returned, by the name of the row.
+
+    Args:
+        tables: folders of stages whose result has ``rows``, one or several (one for each seed).
+        x: a column.
+        y: another.
+        label: column with the names.
+
+    Returns:
+        Name -> ``x`` and ``y``, lists. Rows without one of both are left out.
+
+    Raises:
+        ValueError: a folder has no result, or no row has both columns.
+    """
+    folders = [tables] if isinstance(tables, str) else tables
+    rows = [row for folder in folders for row in result_of(folder).get("rows", [])]
+    whole = [row for row in rows if row.get(x) is not None and row.get(y) is not None]
+    if not whole:
+        columns = ", ".join(dict.fromkeys(name for row in rows for name in row))
+        raise ValueError(f"{', '.join(folders)}: no row has both {x!r} and {y!r}, but {columns}: set x and y")
+    return {
+        name: {
+            side: [row[column] for row in whole if row[label] == name]
+            for side, column in (("x", x), ("y", y))
+        }
+        for name in dict.fromkeys(row[label] for row in whole)
+    }
+
+
 def spread(values: Sequence[Any]) -> str:
-    """Mean ± standard deviation of numbers; texts as they are.
+    """Return mean ± standard deviation of numbers, texts as they are.
 
     Example:
         >>> spread([0.5]), spread([1.0, 2.0]), spread(["x", "x"]), spread([])
@@ -137,7 +174,7 @@ def spread(values: Sequence[Any]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in the two largest units.
+    """Return a time in its two largest units.
 
     Example:
         >>> duration(3.21), duration(95), duration(7260)

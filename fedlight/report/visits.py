@@ -1,4 +1,4 @@
-"""Visits of a run, column by column: what each round took, who took part, and what fitted into which device.
+"""Visits of a run as columns: costs of rounds, participation, and memory by device.
 
 Rows are those of ``visits.csv`` (`fedlight.callbacks.logs.visit_log`); hundreds of thousands are summed up in a second.
 A client with several visits in a round takes part once.
@@ -22,7 +22,7 @@ PARTS = ("base", "adapter", "gradient", "moment", "activation")
 
 @dataclass(frozen=True)
 class Visits:
-    """The columns that more than one figure needs, ``(visits,)`` each.
+    """Columns of a run's visits, ``(visits,)`` each.
 
     Attributes:
         rows: as they were read.
@@ -45,35 +45,35 @@ class Visits:
 
     @property
     def num_rounds(self) -> int:
-        """Rounds up to the last one with a visit."""
+        """Number of rounds up to the last one with a visit."""
         return int(self.rounds.max()) + 1
 
     def column(self, name: str) -> np.ndarray:
-        """A column of numbers; NaN where there is none."""
+        """Return a column of numbers; NaN where there is none."""
         if name not in self._columns:
             self._columns[name] = np.array([number(row.get(name)) for row in self.rows], dtype=float)
         return self._columns[name]
 
     def per_round(self, name: str) -> np.ndarray:
-        """The sum of a column in each round, ``(rounds,)``."""
+        """Return the sum of a column in each round, ``(rounds,)``."""
         return np.bincount(self.rounds, np.nan_to_num(self.column(name)), self.num_rounds)
 
     def round_ends(self) -> np.ndarray:
-        """Simulated seconds from the run's start to the end of each round, ``(rounds,)``; without a row, to the last end."""
+        """Return simulated seconds from the start to the end of each round, ``(rounds,)``; visits alone take time."""
         ends = np.zeros(self.num_rounds)
         np.maximum.at(ends, self.rounds, np.nan_to_num(self.column("round_end_seconds")))
         return np.maximum.accumulate(ends)
 
     def participation(self) -> np.ndarray:
-        """Clients by outcome in each round, ``(outcomes, rounds)``."""
+        """Return clients by outcome in each round, ``(outcomes, rounds)``."""
         return self._count(self.outcomes, len(OUTCOMES), self.rounds, self.num_rounds)
 
     def participation_by_device(self) -> np.ndarray:
-        """Clients and rounds by outcome, for each device, ``(outcomes, devices)``."""
+        """Return clients and rounds by outcome for each device, ``(outcomes, devices)``."""
         return self._count(self.outcomes, len(OUTCOMES), self.devices, len(self.device_names))
 
     def times_taken_part(self) -> dict[str, int]:
-        """In how many rounds each client took part, those who never did, but were asked, included."""
+        """Return in how many rounds each client that was asked took part."""
         counts = self._count(self.outcomes, len(OUTCOMES), self.clients, len(self.client_names))
         return dict(zip(self.client_names, counts[0].astype(int).tolist(), strict=True))
 
@@ -84,12 +84,12 @@ class Visits:
 
     @cached_property
     def _first_visits(self) -> np.ndarray:
-        """Of each client in each round the first visit."""
+        """First visit of each client in each round, as positions."""
         return np.unique(self.rounds * len(self.client_names) + self.clients, return_index=True)[1]
 
 
 def visits_of(rows: Rows) -> Visits | None:
-    """The columns of ``visits.csv``; None where there is no visit. Rows without a round are passed over.
+    """Return the columns of ``visits.csv``, without rows that have no round; None where there is no visit.
 
     Example:
         >>> rows = [{"round": "0", "client": "a", "bytes_up": "3"}, {"round": "2", "client": "a", "bytes_up": "4"}]
@@ -122,7 +122,7 @@ def _codes(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
 
 
 class Peak(NamedTuple):
-    """The largest visit of a kind of device.
+    """Largest visit of a kind of device.
 
     Attributes:
         device: its name.
@@ -138,7 +138,7 @@ class Peak(NamedTuple):
 
 
 def peaks(visits: Visits) -> list[Peak]:
-    """The largest visit of each device, whether it fitted or not; devices by their budget, then by name."""
+    """Return the largest visit of each device, whether it fitted or not, by budget, then by name."""
     size = np.nan_to_num(visits.column("peak_bytes"))
     found = []
     for index, name in enumerate(visits.device_names):
@@ -151,7 +151,7 @@ def peaks(visits: Visits) -> list[Peak]:
 
 
 def binned(values: np.ndarray, most: int, of: Callable[..., np.ndarray] = np.mean) -> np.ndarray:
-    """At most so many values along the last axis: of neighbours, what ``of`` says.
+    """Reduce neighbours along the last axis by ``of``, to at most so many values.
 
     Example:
         >>> binned(np.array([1.0, 3.0, 5.0, 7.0, 9.0]), most=3)

@@ -3,7 +3,7 @@
 import pytest
 
 from fedlight.report.figures.headline import draw_results, headline
-from fedlight.report.sections.curves import _title, said
+from fedlight.report.sections.curves import _title, in_words
 
 METRICS = ["accuracy", "clients", "own", "spread", "win_rate", "by_group", "sent"]
 ROWS = [
@@ -37,4 +37,4 @@ def test_one_panel_needs_no_figure_for_phones():
 )
 def test_a_metric_has_words(metric, title):
     assert _title(metric) == title
-    assert said(metric)
+    assert in_words(metric)

@@ -1,4 +1,4 @@
-"""Who has how much of what, as bubbles: a column for each client, a row for each label, areas in proportion to rows.
+"""Bubble plot of rows by client (columns) and label (rows), with areas in proportion to the number of rows.
 
 After Figure 3 of FedBiscuit (Wu et al., ICLR 2025, https://arxiv.org/abs/2407.03038) and Figure 4 of FedDCA (Wang et al.,
 2024, https://arxiv.org/abs/2409.20135). Many clients and labels would be specks: the largest are drawn, the rest together.
@@ -25,7 +25,7 @@ LONGEST = 24  # characters of a label
 
 
 class Bubbles(NamedTuple):
-    """What is drawn.
+    """Table of the bubbles.
 
     Attributes:
         clients: the columns; the last is ``other clients`` where there are more.
@@ -43,7 +43,7 @@ class Bubbles(NamedTuple):
 
 
 def bubbles(counts: Counts, clients: int = CLIENTS, labels: int = LABELS) -> Bubbles:
-    """The largest clients, those with the same most frequent label beside each other, and the most frequent labels.
+    """Return the largest clients and the most frequent labels; clients with the same top label are neighbours.
 
     Args:
         counts: of at least one client.
@@ -82,7 +82,7 @@ def bubbles(counts: Counts, clients: int = CLIENTS, labels: int = LABELS) -> Bub
 
 @matplotlib.rc_context(STYLE)
 def draw_bubbles(table: Bubbles) -> Figure:
-    """The figure of `bubbles`; what stands for several is grey."""
+    """Draw the table of `bubbles`; columns and rows that stand for several are grey."""
     tall, wide = table.rows.shape
     figure, axes = new_chart(1.7 + 0.24 * max(tall, 4))
     across, up = 0.75 * HALF_A_PAGE[0] / wide, (figure.get_figheight() - 1.5) / tall
@@ -110,7 +110,7 @@ def draw_bubbles(table: Bubbles) -> Figure:
 
 
 def _steps(most: float) -> list[int]:
-    """Sizes for the legend: round ones, the largest not above all that is drawn.
+    """Return round numbers of rows for the legend, none above the largest bubble.
 
     Example:
         >>> _steps(994), _steps(7), _steps(1)
@@ -122,9 +122,9 @@ def _steps(most: float) -> list[int]:
 
 
 def _bubble(rows: int, area: float) -> Line2D:
-    said = f"{rows:,} row{'s' * (rows != 1)}"
+    label = f"{rows:,} row{'s' * (rows != 1)}"
     style: Any = {"marker": "o", "linestyle": "", "markeredgewidth": 0, "alpha": 0.75}
-    return Line2D([], [], color=COLORS[0], markersize=area**0.5, label=said, **style)
+    return Line2D([], [], color=COLORS[0], markersize=area**0.5, label=label, **style)
 
 
 def _short(name: str) -> str:

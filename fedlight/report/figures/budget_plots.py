@@ -1,4 +1,4 @@
-"""What quality costs on devices: accuracy against the simulated hours of a run and against the megabytes that it sent."""
+"""Accuracy against the simulated time of a run and against the megabytes that it sent."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Curve = dict[str, list[float]]
 
 
 def quality_under_budget(runs: dict[str, str], output: str, metric: str = "val/accuracy") -> dict[str, Any]:
-    """Draws a metric of the rounds over simulated time and over megabytes, down and up, of all clients.
+    """Draw a metric of the rounds over simulated time and over the megabytes of all clients, down and up.
 
     Args:
         runs: label -> folder of a run with a fleet, a VisitLog and a CSVLogger called ``metrics``.
@@ -39,7 +39,7 @@ def quality_under_budget(runs: dict[str, str], output: str, metric: str = "val/a
 
 
 def budget_curve(folder: Path, metric: str) -> Curve:
-    """Simulated seconds and megabytes until the end of each validated round, and what it was validated with."""
+    """Return simulated seconds, megabytes and the metric at the end of each validated round."""
     visits = read_rows(folder / "visits.csv", ("round", "bytes_down", "bytes_up", "round_end_seconds"))
     last = max(int(row["round"]) for row in visits)
     sent, ends = [0.0] * (last + 1), [math.nan] * (last + 1)
@@ -57,7 +57,7 @@ def budget_curve(folder: Path, metric: str) -> Curve:
 
 
 def _validated(folder: Path, metric: str) -> dict[int, float]:
-    """Round -> value; a round that was trained again after a stop has its last one."""
+    """Return round -> value; a round that was trained again after a stop has its last value."""
     found: dict[int, float] = {}
     files = sorted(folder.glob("metrics/version_*/metrics.csv"), key=lambda file: file.stat().st_mtime_ns)
     for file in files:
@@ -89,7 +89,7 @@ def _participation(folder: Path) -> dict[str, float]:
 
 @matplotlib.rc_context(STYLE)
 def draw_quality(table: Mapping[str, Curve], metric: str) -> Figure:
-    """The figure of the ``table`` that `quality_under_budget` returns."""
+    """Draw the ``table`` of `quality_under_budget`."""
     figure, (by_time, by_bytes) = new_panels(2)
     longest = max(curve["seconds"][-1] for curve in table.values())
     scale, unit = time_unit(longest)

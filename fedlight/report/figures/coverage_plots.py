@@ -1,4 +1,4 @@
-"""The figures of FedDCA, as stages of a recipe: labels of clients, similarities of what was retrieved, coverage and score.
+"""Figures of FedDCA as stages of a recipe: labels of clients, similarities of retrieved rows, coverage and score.
 
 Z. Wang et al., "Federated Instruction Tuning of LLMs with Domain Coverage Augmentation" (FedDCA), 2024,
 https://arxiv.org/abs/2409.20135, Figures 4 and 11 and what Table 3 is said to explain. Each function reads what runs have
@@ -7,7 +7,7 @@ left, writes one SVG or PNG (by the ending of ``output``) and returns where it i
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from textwrap import fill
 from typing import Any
 
@@ -18,15 +18,16 @@ from matplotlib.figure import Figure
 
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
 from fedlight.datamodules.rows.rows import load_rows
+from fedlight.report.augmentations import read_added, scores_of
 from fedlight.report.figures.style import COLORS, STYLE, new_figure, new_panels, save
-from fedlight.support.files import result_of
+from fedlight.report.tables import deviation, points_of
 
 BINS = 40
 LETTERS = 60  # of titles, in all panels together
 
 
 def label_distribution(records: dict[str, str], output: str) -> dict[str, Any]:
-    """How many rows of each category every client has: a cell for each, a panel for each run (Figure 4).
+    """Draw how many rows of each category every client has: a panel for each run (Figure 4).
 
     Args:
         records: label, such as ``alpha = 0.1``, -> ``augmentation_folder`` of a run whose rows have a category.
@@ -44,7 +45,7 @@ def label_distribution(records: dict[str, str], output: str) -> dict[str, Any]:
 
 @matplotlib.rc_context(STYLE)
 def draw_labels(table: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Figure:
-    """The figure of the ``table`` that `label_distribution` returns."""
+    """Draw the ``table`` of `label_distribution`."""
     figure, panels = new_panels(len(table))
     names = sorted({name for clients in table.values() for counts in clients.values() for name in counts})
     most = max(max(counts.values()) for clients in table.values() for counts in clients.values())
@@ -63,7 +64,7 @@ def draw_labels(table: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Figure:
 
 
 def similarities(records: dict[str, str], output: str, alpha: float | None = None) -> dict[str, Any]:
-    """Histograms of the scores that rows were retrieved by: a line for each client, a panel for each run (Figure 11).
+    """Draw histograms of the scores of retrieved rows: a line for each client, a panel for each run (Figure 11).
 
     Args:
         records: label -> ``augmentation_folder`` of a run.
@@ -82,7 +83,7 @@ def similarities(records: dict[str, str], output: str, alpha: float | None = Non
 
 
 def similarity_table(scores: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, Any]:
-    """The ``table`` that `similarities` returns.
+    """Return the ``table`` of `similarities`.
 
     Args:
         scores: label -> client -> of its rows, ``(rows,)``, at least one.
@@ -110,7 +111,7 @@ def draw_similarities(
     alpha: float | None = None,
     name: str = "cosine to the client's centre",
 ) -> Figure:
-    """The figure of the ``table`` that `similarities` returns; each line is a share of the client's rows.
+    """Draw the ``table`` of `similarities`; lines are shares of a client's rows.
 
     Args:
         table: by label.
@@ -139,7 +140,7 @@ def draw_similarities(
 def coverage_against_score(
     tables: str | list[str], output: str, x: str = "coverage", y: str = "score", label: str = "method"
 ) -> dict[str, Any]:
-    """A point for each method, with its name: what it covers against what the tuned model scores.
+    """Draw a named point for each method: coverage against the score of the tuned model.
 
     Args:
         tables: folders of stages whose result has ``rows``, one or several (one for each seed).
@@ -154,20 +155,7 @@ def coverage_against_score(
     Raises:
         ValueError: a folder has no result, or no row has these columns.
     """
-    folders = [tables] if isinstance(tables, str) else tables
-    rows = [row for folder in folders for row in _result_rows(Path(folder))]
-    whole = [row for row in rows if row.get(x) is not None and row.get(y) is not None]
-    if not whole:
-        raise ValueError(
-            f"{', '.join(folders)}: no row has both {x} and {y}: set x and y to columns of the table"
-        )
-    table = {
-        name: {
-            side: [row[column] for row in whole if row[label] == name]
-            for side, column in (("x", x), ("y", y))
-        }
-        for name in dict.fromkeys(row[label] for row in whole)
-    }
+    table = points_of(tables, x, y, label)
     means = np.array([[mean(values["x"]), mean(values["y"])] for values in table.values()])
     vary = len(means) > 2 and bool((means.std(axis=0) > 0).all())
     correlation = float(np.corrcoef(means.T)[0, 1]) if vary else None
@@ -177,11 +165,11 @@ def coverage_against_score(
 
 @matplotlib.rc_context(STYLE)
 def draw_scatter(table: Mapping[str, Mapping[str, Sequence[float]]], x: str, y: str) -> Figure:
-    """The figure of the ``table`` that `coverage_against_score` returns."""
+    """Draw the ``table`` of `coverage_against_score`."""
     figure, axes = new_figure()
     for values in table.values():
         across, up = (mean(values[side]) for side in "xy")
-        xerr, yerr = (_spread(values[side]) for side in "xy")
+        xerr, yerr = (deviation(values[side]) for side in "xy")
         axes.errorbar(across, up, yerr, xerr, fmt="o", color=COLORS[0], ecolor="0.6", markersize=6)
     # Points may lie close together, their names in a column may not.
     by_height = sorted(table, key=lambda name: mean(table[name]["y"]))
@@ -206,10 +194,6 @@ def draw_scatter(table: Mapping[str, Mapping[str, Sequence[float]]], x: str, y: 
     return figure
 
 
-def _spread(values: Sequence[float]) -> float:
-    return stdev(values) if len(values) > 1 else 0.0
-
-
 def _categories(folder: Path) -> dict[str, dict[str, int]]:
     file = AugmentationRecord(folder).private
     if not file.is_file():
@@ -226,20 +210,9 @@ def _categories(folder: Path) -> dict[str, dict[str, int]]:
 
 
 def _scores(folder: Path) -> dict[str, np.ndarray]:
-    record = AugmentationRecord(folder)
-    if not record.added.is_file():
-        raise ValueError(f"{record.added}: there is no such file: give the augmentation_folder of a run")
-    scores = {
-        client: np.array([row.score for row in rows if row.score is not None], dtype=float)
-        for client, rows in sorted(record.read().items())
-    }
+    scores = scores_of(read_added(folder))
     if not scores or not all(len(values) for values in scores.values()):
         raise ValueError(
-            f"{record.added}: a client has no row with a score: give a run that retrieves by similarity"
+            f"{folder}: a client has no row with a score: give a run that retrieves by similarity"
         )
     return scores
-
-
-def _result_rows(folder: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = result_of(folder).get("rows", [])
-    return rows

@@ -1,4 +1,4 @@
-"""Figures of devices: who took part, what fitted into memory, and what rounds took."""
+"""Figures of devices: participation, memory, and costs of rounds."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,14 +22,14 @@ BAR = 0.26  # inches
 Styles = Mapping[str, Mapping[str, Any]]
 
 
-def said(outcome: str) -> str:
-    """An outcome in words."""
+def outcome_in_words(outcome: str) -> str:
+    """Return an outcome in words."""
     return outcome.replace("_", " ") or "took part"
 
 
 @matplotlib.rc_context(STYLE)
 def draw_participation_by_device(table: Mapping[str, tuple[list[str], np.ndarray]]) -> Figure:
-    """Bars of clients and rounds by outcome.
+    """Draw bars of clients and rounds by outcome, one for each device.
 
     Args:
         table: run -> names of devices, and counts ``(outcomes, devices)``.
@@ -45,7 +45,7 @@ def draw_participation_by_device(table: Mapping[str, tuple[list[str], np.ndarray
 
 @matplotlib.rc_context(STYLE)
 def draw_participation_by_round(table: Mapping[str, np.ndarray]) -> Figure:
-    """Clients of each round by outcome, one area on the other.
+    """Draw the clients of each round by outcome, as stacked areas.
 
     Args:
         table: run -> counts ``(outcomes, rounds)``.
@@ -69,7 +69,7 @@ def draw_participation_by_round(table: Mapping[str, np.ndarray]) -> Figure:
 
 @matplotlib.rc_context(STYLE)
 def draw_times_taken_part(table: Mapping[str, Line], styles: Styles) -> Figure:
-    """In how many rounds each client took part, a line for each run, the most frequent client first."""
+    """Draw the number of rounds in which each client took part, a line for each run, most frequent clients first."""
     figure, axes = new_chart(3.0)
     draw_lines(axes, table, styles)
     axes.set_ylim(bottom=0)
@@ -81,7 +81,7 @@ def draw_times_taken_part(table: Mapping[str, Line], styles: Styles) -> Figure:
 
 @matplotlib.rc_context(STYLE)
 def draw_memory(table: Mapping[str, Sequence[Peak]]) -> Figure:
-    """The parts of each device's largest visit, and a mark where its budget ends."""
+    """Draw the parts of each device's largest visit, and a mark at its memory budget."""
     scale, unit = size_unit(max(max(sum(peak.parts), peak.budget) for own in table.values() for peak in own))
     figure, panels = _stacked([len(own) for own in table.values()])
     for axes, (run, own) in zip(panels, table.items(), strict=True):
@@ -98,7 +98,7 @@ def draw_memory(table: Mapping[str, Sequence[Peak]]) -> Figure:
 
 @matplotlib.rc_context(STYLE)
 def draw_costs(rounds: Mapping[str, Line], totals: Mapping[str, Line], name: str, styles: Styles) -> Figure:
-    """What a round takes, and below it what all rounds so far have taken.
+    """Draw the costs of each round, and below them the costs of all rounds until then.
 
     Args:
         rounds: run -> values of each round, in the unit that ``name`` says.
@@ -120,7 +120,7 @@ def draw_costs(rounds: Mapping[str, Line], totals: Mapping[str, Line], name: str
 
 
 def size_unit(most: float) -> tuple[float, str]:
-    """The largest unit of which a number of bytes has one.
+    """Return the largest unit, as bytes and name, of which a number of bytes has at least one.
 
     Example:
         >>> size_unit(3 * 2**30), size_unit(5e6), size_unit(10)
@@ -131,7 +131,7 @@ def size_unit(most: float) -> tuple[float, str]:
 
 
 def _stacked(lines: Sequence[int], share_x: bool = False) -> tuple[Figure, list[Axes]]:
-    """Panels below each other, as high as their lines need."""
+    """Return a figure with panels below each other, each as high as its lines need."""
     heights = [0.35 + BAR * max(number, 3) for number in lines]
     figure = Figure(figsize=(HALF_A_PAGE[0], 0.9 + sum(heights)), layout="constrained")
     rows: Any = {"squeeze": False, "sharex": share_x, "height_ratios": heights}
@@ -139,7 +139,7 @@ def _stacked(lines: Sequence[int], share_x: bool = False) -> tuple[Figure, list[
 
 
 def _bars(axes: Axes, names: Sequence[str], values: np.ndarray, shades: Sequence[str]) -> None:
-    """Stacked bars that lie; ``values`` are ``(parts, bars)``."""
+    """Draw horizontal stacked bars of ``values``, ``(parts, bars)``."""
     left = np.zeros(len(names))
     for part, color in zip(values, shades, strict=False):
         axes.barh(range(len(names)), part, left=left, color=color, height=0.72)
@@ -156,5 +156,5 @@ def _title(axes: Axes, run: str, panels: int) -> None:
 
 def _legend_of_outcomes(figure: Figure, totals: np.ndarray) -> None:
     there = [index for index, total in enumerate(totals) if total]
-    patches = [Patch(color=SHADES[index], label=said(OUTCOMES[index])) for index in there]
+    patches = [Patch(color=SHADES[index], label=outcome_in_words(OUTCOMES[index])) for index in there]
     add_legend(figure, patches, columns=math.ceil(len(patches) / math.ceil(len(patches) / 4)))

@@ -1,8 +1,8 @@
-"""The results of a recipe as one picture: a panel for each of its most telling metrics, a line for each method."""
+"""Results of a recipe as one figure: a panel for each of its most telling metrics, a line for each method."""
 
 import re
 from collections.abc import Mapping, Sequence
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import matplotlib
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from fedlight.report.figures.style import COLORS, HALF_A_PAGE, STYLE
 from fedlight.report.parts import Chart
-from fedlight.report.tables import number
+from fedlight.report.tables import deviation, number
 
 PANELS = 4
 SAME_PICTURE = 0.95  # correlation, over so many rows at least:
@@ -27,7 +27,7 @@ Values = Mapping[str, Mapping[str, list[float]]]  # metric -> method -> a value 
 
 
 def headline(rows: Rows, metrics: Sequence[str], most: int = PANELS) -> list[str]:
-    """At most so many of the metrics, in order: the first and the last, a score, then those of most methods.
+    """Return at most so many of the metrics, in order: first and last, a score, then those that most methods have.
 
     Example:
         >>> rows = [{"method": m, **dict.fromkeys("abc", m), "d": 1, "win_rate": 1, "z": 1} for m in range(2)]
@@ -45,7 +45,7 @@ def headline(rows: Rows, metrics: Sequence[str], most: int = PANELS) -> list[str
 
 
 def telling(rows: Rows, metrics: Sequence[str]) -> list[str]:
-    """The metrics in order, without those that differ from row to row just as an earlier one does.
+    """Return the metrics in order, without those that are all but proportional to an earlier one.
 
     Example:
         >>> rows = [{"x": x, "twice_x": 2 * x, "y": x % 2} for x in range(4)]
@@ -60,7 +60,7 @@ def telling(rows: Rows, metrics: Sequence[str]) -> list[str]:
 
 
 def _goes_with(rows: Rows, metric: str, other: str) -> bool:
-    """Whether another metric is there for every row that has this one, and the two are all but proportional."""
+    """Tell whether another metric is known for every row with this one, and the two are all but proportional."""
     pairs = [(number(row.get(metric)), number(row.get(other))) for row in rows]
     own = [pair for pair in pairs if pair[0] is not None]
     both = np.array([pair for pair in own if pair[1] is not None], dtype=float)
@@ -71,7 +71,7 @@ def _goes_with(rows: Rows, metric: str, other: str) -> bool:
 
 @matplotlib.rc_context(STYLE)
 def draw_results(rows: Rows, methods: Sequence[str], metrics: Sequence[str], title: str, name: str) -> Chart:
-    """A panel for each metric: the mean of each method, a bar of one standard deviation, a dot for each seed."""
+    """Draw a panel for each metric: mean of each method, bar of one standard deviation, dot for each seed."""
     shown = methods[:MOST_METHODS]
     values: dict[str, dict[str, list[float]]] = {metric: {} for metric in metrics}
     for metric, of_metric in values.items():
@@ -83,14 +83,14 @@ def draw_results(rows: Rows, methods: Sequence[str], metrics: Sequence[str], tit
             "method": method,
             "metric": metric,
             "mean": mean(own[method]),
-            "sd": stdev(own[method]) if len(own[method]) > 1 else 0.0,
+            "sd": deviation(own[method]),
             "seeds": len(own[method]),
         }
         for metric, own in values.items()
         for method in shown
         if method in own
     ]
-    values_said = "; ".join(f"{r['method']}, {r['metric']}: {r['mean']:.3g}" for r in records)
+    in_words = "; ".join(f"{r['method']}, {r['metric']}: {r['mean']:.3g}" for r in records)
     caption = "Blue: the mean over seeds, with one standard deviation; grey: each seed."
     if all(record["seeds"] == 1 for record in records):
         caption = ""
@@ -100,7 +100,7 @@ def draw_results(rows: Rows, methods: Sequence[str], metrics: Sequence[str], tit
         f"results_{name}",
         f"{title} at a glance",
         caption.strip(),
-        f"{title}. {values_said}",
+        f"{title}. {in_words}",
         _panels(values, shown, 2 * HALF_A_PAGE[0], 0.32, len(metrics)),
         records,
         _panels(values, shown, NARROW, 0.26, min(2, len(metrics))) if len(metrics) > 1 else None,
@@ -108,7 +108,7 @@ def draw_results(rows: Rows, methods: Sequence[str], metrics: Sequence[str], tit
 
 
 def _panels(values: Values, methods: Sequence[str], wide: float, line: float, columns: int) -> Figure:
-    """The panels side by side, so many in a row."""
+    """Draw the panels in a grid with so many columns."""
     deep = -(-len(values) // columns)
     figure = Figure(figsize=(wide, deep * (1.1 + line * len(methods))))
     figure.set_layout_engine("constrained", wspace=0.06, hspace=0.04)  # ticks of neighbours do not touch
@@ -130,7 +130,7 @@ def _panel(axes: Axes, metric: str, of_methods: Sequence[Sequence[float]]) -> No
             continue
         if len(values) > 1:
             axes.plot(values, np.full(len(values), place), "o", color="0.6", markersize=3.5)
-        spread = stdev(values) if len(values) > 1 else None
+        spread = deviation(values) if len(values) > 1 else None
         axes.errorbar(mean(values), place, xerr=spread, fmt="o", color=COLORS[0], markersize=6.5, capsize=0)
     axes.set_title(metric.replace("_", " "), fontsize=10)
     axes.grid(axis="both", color="0.85", linewidth=0.6)

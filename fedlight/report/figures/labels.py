@@ -1,4 +1,4 @@
-"""Names in a figure that do not cover each other, nor what they name."""
+"""Names in a figure, placed so that they cover neither each other nor lines and points."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ PADDING = 5
 
 
 def spread_out(heights: Sequence[float], gap: float) -> list[float]:
-    """Heights moved apart, as little as it takes: neighbours keep their order and have ``gap`` between them.
+    """Move heights apart as little as possible, so that neighbours keep their order and are ``gap`` apart.
 
     Args:
         heights: where names belong, in any order.
@@ -49,7 +49,7 @@ def _start(block: Sequence[float]) -> float:
 
 
 def name_lines(axes: Axes, ends: Sequence[tuple[str, str, float]]) -> None:
-    """Writes names at the right of the axes, each at the height of its line's end or, where two are close, beside it.
+    """Write names at the right of the axes, near the height of each line's end, where no other name stands.
 
     Args:
         axes: after everything is drawn and its limits are set.
@@ -86,7 +86,7 @@ def name_points(
     lines: Sequence[Sequence[Point]] = (),
     marker: float = 7.0,
 ) -> None:
-    """Writes each name near its point, where nothing is yet; a name that had to go far away gets a thin line.
+    """Write each name near its point, where nothing is yet; a name far away gets a thin line to its point.
 
     Args:
         axes: after everything is drawn and its limits are set.
@@ -114,7 +114,7 @@ def name_points(
 def _free_place(
     place: np.ndarray, size: np.ndarray, scale: float, taken: np.ndarray, inside: np.ndarray
 ) -> tuple[Point, np.ndarray]:
-    """The nearest place that covers nothing, else the one that covers least.
+    """Return the nearest place that covers nothing, else the one that covers least.
 
     Args:
         place: of the point, in pixels.
@@ -144,14 +144,14 @@ def _free_place(
 
 
 def _leader(place: np.ndarray, middle: np.ndarray, scale: float) -> np.ndarray:
-    """What the line from a point to its far name covers, but for what lies close to the point."""
+    """Return the boxes of the line from a point to its far name, without those close to the point."""
     steps = _along(np.array([place, middle]), 2 * scale)
     far = np.hypot(*(steps - place).T) > LEADER_FROM / 2 * scale
     return _around(steps[far], scale)
 
 
 def _offsets(width: float, height: float) -> Iterator[Point]:
-    """Where the middle of a text may stand, the nearest first, so that its edge is as far off as the distance says."""
+    """Yield places for the middle of a text, the nearest first; distances are to the edge of the text."""
     for distance in DISTANCES:
         for angle in ANGLES:
             x, y = math.cos(angle), math.sin(angle)
@@ -159,7 +159,7 @@ def _offsets(width: float, height: float) -> Iterator[Point]:
 
 
 def _along(corners: np.ndarray, step: float) -> np.ndarray:
-    """Places along a line, ``(places, 2)``."""
+    """Return places along a line, ``(places, 2)``."""
     found = []
     for start, end in pairwise(corners):
         number = max(2, math.ceil(float(np.hypot(*(end - start))) / step))
@@ -168,12 +168,12 @@ def _along(corners: np.ndarray, step: float) -> np.ndarray:
 
 
 def _around(places: np.ndarray, size: float) -> np.ndarray:
-    """Squares around places, ``(places, 2)`` -> ``(places, 4)``."""
+    """Return squares around places, ``(places, 2)`` -> ``(places, 4)``."""
     return np.concatenate([places - size / 2, places + size / 2], axis=1)
 
 
 def _shared(ours: np.ndarray, others: np.ndarray) -> float:
-    """The area that boxes share with other boxes, over all pairs.
+    """Return the area that boxes share with other boxes, summed over all pairs.
 
     Example:
         >>> _shared(np.array([[0, 0, 2, 2]]), np.array([[1, 1, 5, 5], [2, 0, 3, 3], [-1, 0, 1, 1]]))
@@ -185,7 +185,7 @@ def _shared(ours: np.ndarray, others: np.ndarray) -> float:
 
 
 def _renderer(axes: Axes) -> Any:
-    """Lays the figure out, so that places are known."""
+    """Lay the figure out, so that places are known, and return its renderer."""
     figure: Any = axes.figure
     canvas = FigureCanvasAgg(figure)
     figure.draw_without_rendering()

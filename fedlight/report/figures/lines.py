@@ -1,4 +1,4 @@
-"""Lines with a band over seeds: their numbers, and how they are drawn."""
+"""Lines with a band over seeds."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ MOST_POINTS = 300
 
 
 class Line(NamedTuple):
-    """A line with its spread.
+    """Line with its spread over seeds.
 
     Attributes:
         x: positions, ascending, ``(points,)``.
@@ -28,7 +28,7 @@ class Line(NamedTuple):
 
 
 def draw_lines(axes: Axes, lines: Mapping[str, Line], styles: Mapping[str, Mapping[str, Any]]) -> None:
-    """Draws each line with its band; a line of one point gets a dot."""
+    """Draw each line with its band; a short line gets a dot at each point."""
     for name, line in lines.items():
         style = styles[name]
         if line.seeds > 1:
@@ -41,7 +41,7 @@ def draw_lines(axes: Axes, lines: Mapping[str, Line], styles: Mapping[str, Mappi
 
 
 def over_seeds(series: Sequence[Mapping[float, float]]) -> Line:
-    """Mean over runs at each position that any of them has, and from their lowest to their highest.
+    """Return the mean over runs at each position that any run has, with a band from the lowest to the highest.
 
     Args:
         series: of each run, position -> value.
@@ -59,7 +59,7 @@ def over_seeds(series: Sequence[Mapping[float, float]]) -> Line:
 
 
 def bands(lines: Iterable[Line]) -> str:
-    """The sentence of a caption about bands; empty where no line has one.
+    """Return a caption's sentence about bands; empty where no line has one.
 
     Example:
         >>> bands([over_seeds([{1: 0.0}])]), bands([over_seeds([{1: 0.0}, {1: 1.0}])])
@@ -69,7 +69,7 @@ def bands(lines: Iterable[Line]) -> str:
 
 
 def thinned(line: Line, most: int = MOST_POINTS) -> Line:
-    """Means of neighbouring points, so that there are at most ``most``; a short line stays as it is.
+    """Average neighbouring points, so that at most ``most`` are left; a short line stays as it is.
 
     Example:
         >>> thinned(Line(*np.array([[1.0, 2, 3, 4]] * 4), 1), most=2).x.tolist()

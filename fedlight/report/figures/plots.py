@@ -1,4 +1,4 @@
-"""The figures of the README, as stages of a recipe: over-optimized selectors, accuracy by client, groups of clients.
+"""Figures as stages of a recipe: over-optimized selectors, accuracy by client, groups of clients.
 
 Each function reads the CSV files that a run has left, writes one SVG or PNG (by the ending of ``output``) and returns where
 it is and what it shows.
@@ -20,15 +20,17 @@ from matplotlib.patches import Patch
 
 from fedlight.evaluation.by_client import worst_share_mean
 from fedlight.report.figures.style import STYLE, add_legend, colors, new_figure, read_rows, save
+from fedlight.report.tables import Rows, number
 
 WORST = 0.1
+STAGES = ("own", "test", "validate", "val")
 JUDGES = ("oracle", "selector")
 ENDS: dict[str, Callable[[Sequence[float]], float]] = {"best": max, "last": lambda values: values[-1]}
 LINES: Any = ("-", "--")
 
 
 def reward_hacking(runs: dict[str, str], output: str) -> dict[str, Any]:
-    """Win rate over the raw model while it is tuned: by who knows (oracle) and by who gave the labels (selector).
+    """Draw the win rate over the raw model during tuning, by the oracle and by the selector that gave the labels.
 
     Args:
         runs: label -> folder of a run with the callback ``WinRate``, whose judges are called ``oracle`` and
@@ -52,7 +54,7 @@ def reward_hacking(runs: dict[str, str], output: str) -> dict[str, Any]:
 
 @matplotlib.rc_context(STYLE)
 def draw_reward_hacking(table: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
-    """The figure of the ``table`` that `reward_hacking` returns."""
+    """Draw the ``table`` of `reward_hacking`."""
     figure, axes = new_figure()
     for color, (label, values) in zip(colors(len(table), "runs"), table.items(), strict=True):
         for name, line in zip(JUDGES, LINES, strict=True):
@@ -70,7 +72,7 @@ def draw_reward_hacking(table: Mapping[str, Mapping[str, Sequence[float]]]) -> F
 
 
 def clients(files: dict[str, str], output: str) -> dict[str, Any]:
-    """The accuracy that each client gets, clients sorted by it, one line per method; the worst tenth is shaded.
+    """Draw the accuracy of each client, clients sorted by it, a line for each method; the worst tenth is shaded.
 
     A client's accuracy is that of its own selector where it has one, else that of the vote.
 
@@ -87,7 +89,7 @@ def clients(files: dict[str, str], output: str) -> dict[str, Any]:
     """
     table: dict[str, dict[str, Any]] = {}
     for label, file in files.items():
-        accuracies = sorted(_client_accuracies(Path(file)))
+        accuracies = sorted(final(read_rows(Path(file), ("stage", "round", "accuracy", "own_accuracy"))))
         mean = math.fsum(accuracies) / len(accuracies)
         table[label] = {
             "accuracy": accuracies,
@@ -99,7 +101,7 @@ def clients(files: dict[str, str], output: str) -> dict[str, Any]:
 
 @matplotlib.rc_context(STYLE)
 def draw_clients(table: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """The figure of the ``table`` that `clients` returns."""
+    """Draw the ``table`` of `clients`."""
     figure, axes = new_figure()
     for color, (label, values) in zip(colors(len(table), "methods"), table.items(), strict=True):
         ranks = range(1, len(values["accuracy"]) + 1)
@@ -115,7 +117,7 @@ def draw_clients(table: Mapping[str, Mapping[str, Any]]) -> Figure:
 
 
 def groups(file: str, output: str) -> dict[str, Any]:
-    """Which selector each client trains after each grouping: a row per client, a column per grouping.
+    """Draw which selector each client trains after each grouping: a row per client, a column per grouping.
 
     Args:
         file: the ``groups.csv`` of GroupLog. Where it has known groups, the clients are sorted by them.
@@ -133,7 +135,7 @@ def groups(file: str, output: str) -> dict[str, Any]:
 
 
 def groups_of(rows: Sequence[Mapping[str, str]]) -> dict[str, list[Any]]:
-    """The ``table`` that `groups` returns.
+    """Return the ``table`` of `groups`.
 
     Args:
         rows: of ``groups.csv``.
@@ -156,7 +158,7 @@ def groups_of(rows: Sequence[Mapping[str, str]]) -> dict[str, list[Any]]:
 
 @matplotlib.rc_context(STYLE)
 def draw_groups(table: Mapping[str, Sequence[Any]]) -> Figure:
-    """The figure of the ``table`` that `groups` returns; where a client was not grouped it is white."""
+    """Draw the ``table`` of `groups`; where a client was not grouped it is white."""
     figure, axes = new_figure()
     image = np.array(table["selector"], dtype=float)  # None becomes NaN
     number, rounds = int(np.nanmax(image)) + 1, table["round"]
@@ -172,7 +174,7 @@ def draw_groups(table: Mapping[str, Sequence[Any]]) -> Figure:
 
 
 def _mark_known_groups(axes: Axes, known: Sequence[str]) -> None:
-    """A white line between known groups and their names at the side; without any, the number of clients."""
+    """Draw a white line between known groups and their names at the side; without any, the number of clients."""
     names = sorted(set(known))
     if names == [""]:
         axes.set_ylabel(f"{len(known)} clients")
@@ -187,7 +189,7 @@ def _mark_known_groups(axes: Axes, known: Sequence[str]) -> None:
 
 
 def _win_rates(folder: Path) -> dict[str, list[float]]:
-    """Steps and win rates of a run that may have been resumed: what a later version repeats counts as it says."""
+    """Return steps and win rates of a run; where a resumed run repeats a step, its value counts."""
     files = sorted(folder.glob("metrics/version_*/metrics.csv"), key=_version)
     columns = [f"win_rate/{name}" for name in JUDGES]
     found: dict[int, list[float]] = {}
@@ -212,12 +214,21 @@ def _version(file: Path) -> int:
     return int(number) if number.isdecimal() else -1
 
 
-def _client_accuracies(file: Path) -> list[float]:
-    rows = read_rows(file, ("stage", "round", "accuracy", "own_accuracy"))
-    stages = {row["stage"] for row in rows}
-    stage = next((name for name in ("own", "test", "validate") if name in stages), "val")
-    of_stage = [row for row in rows if row["stage"] == stage]
-    if stage == "val":
-        last = max(int(row["round"]) for row in of_stage)
-        of_stage = [row for row in of_stage if int(row["round"]) == last]
-    return [float(row["own_accuracy"] or row["accuracy"]) for row in of_stage]
+def final(rows: Rows) -> list[float]:
+    """Return the final accuracies in a ``clients.csv``: of own models, else of a test, else of the last validation.
+
+    Example:
+        >>> final([{"stage": "val", "round": "0", "accuracy": "1"}, {"stage": "val", "round": "1", "accuracy": "0.5"}])
+        [0.5]
+    """
+    stage = next((name for name in STAGES if any(row.get("stage") == name for row in rows)), None)
+    own = [row for row in rows if row.get("stage") == stage]
+    newest = max((number(row.get("round")) or 0.0 for row in own), default=0.0)
+    of_newest = [row for row in own if (number(row.get("round")) or 0.0) == newest]
+    return [value for row in of_newest if (value := accuracy(row)) is not None]
+
+
+def accuracy(row: Mapping[str, str]) -> float | None:
+    """Return the accuracy of the client's own selector where it has one, else of the vote."""
+    own = number(row.get("own_accuracy"))
+    return own if own is not None else number(row.get("accuracy"))

@@ -1,4 +1,4 @@
-"""The figures of privacy and utility, as stages of a recipe: the trade-off, and leakage over the rounds.
+"""Figures of privacy and utility as stages of a recipe: the trade-off, and leakage over the rounds.
 
 Z. Zhang et al., "FewFedPIT: Towards Privacy-preserving and Few-shot Federated Instruction Tuning",
 https://arxiv.org/abs/2403.06131, Figure 3; leakage over rounds also in Z. Wang et al., "Federated Instruction Tuning of LLMs
@@ -8,7 +8,7 @@ left, writes one SVG or PNG (by the ending of ``output``) and returns where it i
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import matplotlib
@@ -19,7 +19,7 @@ from fedlight.report.attack_log import GLOBAL, metric_of, read_attacks
 from fedlight.report.figures.labels import Point, name_lines, name_points
 from fedlight.report.figures.privacy_table import PRETRAINED
 from fedlight.report.figures.style import COLORS, STYLE, add_legend, colors, new_figure, save
-from fedlight.support.files import result_of
+from fedlight.report.tables import deviation, points_of
 
 Values = Mapping[str, Sequence[float]]
 DASHES: Any = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
@@ -34,7 +34,7 @@ def trade_off(
     paths: dict[str, dict[str, str]] | None = None,
     names: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """A point for each method, what it gives away against what it is worth: better is further up and to the left.
+    """Draw a point for each method, leakage against utility: better is further up and to the left.
 
     Args:
         tables: folders of stages that called `fedlight.report.figures.privacy_table.privacy_table`,
@@ -51,19 +51,7 @@ def trade_off(
     Raises:
         ValueError: a folder has no result, no row has these columns, or a method of a path is none of the table.
     """
-    folders = [tables] if isinstance(tables, str) else tables
-    rows = [row for folder in folders for row in result_of(folder).get("rows", [])]
-    whole = [row for row in rows if row.get(x) is not None and row.get(y) is not None]
-    if not whole:
-        columns = ", ".join(dict.fromkeys(name for row in rows for name in row))
-        raise ValueError(f"{', '.join(folders)}: no row has both {x!r} and {y!r}, but {columns}: set x and y")
-    table = {
-        method: {
-            side: [row[column] for row in whole if row["method"] == method]
-            for side, column in (("x", x), ("y", y))
-        }
-        for method in dict.fromkeys(row["method"] for row in whole)
-    }
+    table = points_of(tables, x, y)
     for path, points in (paths or {}).items():
         if missing := [method for method in points.values() if method not in table]:
             raise ValueError(
@@ -78,7 +66,7 @@ def trade_off(
 def draw_trade_off(
     table: Mapping[str, Values], x: str, y: str, paths: Mapping[str, Mapping[str, str]] | None = None
 ) -> Figure:
-    """The figure of the ``table`` that `trade_off` returns; crosses are standard deviations over the seeds."""
+    """Draw the ``table`` of `trade_off`; crosses are standard deviations over the seeds."""
     paths = paths or {}
     figure, axes = new_figure()
     middles = {method: (mean(values["x"]), mean(values["y"])) for method, values in table.items()}
@@ -103,8 +91,8 @@ def draw_trade_off(
 
 
 def _draw_cross(axes: Axes, values: Values, color: str, marker: str) -> list[list[Point]]:
-    """A point with the deviations over the seeds; gives the ends of both bars."""
-    (x, xerr), (y, yerr) = ((mean(values[side]), _spread(values[side])) for side in "xy")
+    """Draw a point with its deviations over the seeds, and return the ends of both bars."""
+    (x, xerr), (y, yerr) = ((mean(values[side]), deviation(values[side])) for side in "xy")
     bars: Any = {"ecolor": "0.65", "elinewidth": 1}
     axes.errorbar(x, y, yerr, xerr, fmt=marker, color=color, markersize=6, zorder=3, **bars)
     return [[(x - xerr, y), (x + xerr, y)], [(x, y - yerr), (x, y + yerr)]]
@@ -117,7 +105,7 @@ def leakage_over_rounds(
     target: str = GLOBAL,
     name: str | None = None,
 ) -> dict[str, Any]:
-    """What an attack finds after each round, one line for each method; what it found before training is dashed.
+    """Draw what an attack finds after each round, a line for each method; the level before training is dashed.
 
     Args:
         runs: method -> folder of its run, or one for each seed.
@@ -158,13 +146,13 @@ def _over_seeds(method: str, series: Sequence[Mapping[int, float]]) -> dict[str,
     return {
         "round": [*rounds],
         "mean": [mean(own) for own in values],
-        "std": [_spread(own) for own in values],
+        "std": [deviation(own) for own in values],
     }
 
 
 @matplotlib.rc_context(STYLE)
 def draw_leakage(table: Mapping[str, Values], name: str, level: float | None = None) -> Figure:
-    """The figure of the ``table`` that `leakage_over_rounds` returns; bands are standard deviations over the seeds."""
+    """Draw the ``table`` of `leakage_over_rounds`; bands are standard deviations over the seeds."""
     if not 1 <= len(table) <= MOST_LINES:
         raise ValueError(
             f"{len(table)} lines: between 1 and {MOST_LINES} can be told apart: draw several figures"
@@ -199,7 +187,3 @@ def draw_leakage(table: Mapping[str, Values], name: str, level: float | None = N
     axes.set_ylabel(name)
     name_lines(axes, ends)
     return figure
-
-
-def _spread(values: Sequence[float]) -> float:
-    return stdev(values) if len(values) > 1 else 0.0

@@ -1,4 +1,4 @@
-"""The table of privacy and utility: what each method's model is worth, and what of the training rows it gives away.
+"""Table of privacy and utility: the score of each method's model, and what attacks find in it.
 
 A stage of recipes; it reads what earlier stages have left in their folders.
 """
@@ -23,7 +23,7 @@ def privacy_table(
     zero_shot: str | None = None,
     wins: str | None = None,
 ) -> dict[str, Any]:
-    """One row for each method.
+    """Return a row of utility and leakage for each method.
 
     Args:
         methods: method -> folder of its run, a stage of the recipe.
@@ -71,7 +71,7 @@ def _row(method: str, folder: str, task: str, shares: Mapping[str, Mapping[str, 
 
 
 def utility(folder: str, task: str) -> float:
-    """The score of a finished stage: of its clients' own models, mean over them, or of its one model.
+    """Return the score of a finished stage: the mean over its clients' own models, or that of its one model.
 
     Raises:
         ValueError: the stage is not done, or has not scored the task.
@@ -88,7 +88,7 @@ def utility(folder: str, task: str) -> float:
 
 
 def report(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as a table, three decimals each."""
+    """Return the rows as a text table with three decimals."""
     names = list(dict.fromkeys(name for row in rows for name in row if name != "method"))
     lines = [
         [str(row["method"]), *(f"{row[name]:.3f}" if name in row else "-" for name in names)] for row in rows
@@ -97,7 +97,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _last(leakage: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
-    """Of each metric the last value: attacks need not be made at the same rounds."""
+    """Return the last value of each metric; attacks need not be made at the same rounds."""
     return {name: value for metrics in leakage.values() for name, value in metrics.items()}
 
 
@@ -116,7 +116,7 @@ def _check(
     targets: Sequence[str],
     attacked: Collection[str],
 ) -> None:
-    """Refuses a table without a column that was asked for."""
+    """Raise ValueError for a column that was asked for and is not in the table."""
     columns = {name for row in rows for name in row} - {"method", "utility", *WINS}
     wanted = {_column(called, target): name for target in targets for name, called in (attacks or {}).items()}
     if missing := [column for column in wanted if column not in columns and attacked]:

@@ -1,4 +1,4 @@
-"""A map of what each augmentation retrieved, over the texts of the domain: Figure 12 of FedDCA, as a stage of a recipe.
+"""Map of the rows that each augmentation retrieved, over the texts of the domain (Figure 12 of FedDCA).
 
 Z. Wang et al. (FedDCA), 2024, https://arxiv.org/abs/2409.20135, appendix A.10: t-SNE (van der Maaten and Hinton, JMLR
 2008) of 10,000 texts of the domain, and of 5,000 that each way retrieved. Deviations: a panel for each way, since points
@@ -6,7 +6,6 @@ that lie over each other hide each other, and rows from outside of the domain ha
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -14,11 +13,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
 from fedlight.datamodules.rows.columns import check_columns, text_at
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.vectors.encoders import Encoder, HashedEncoder, SentenceEncoder
+from fedlight.report.augmentations import read_added
 from fedlight.report.figures.style import STYLE, add_legend, colors, save
 from fedlight.support.seeding import derive_seed
 
@@ -39,7 +38,7 @@ def retrieval_map(
     retrieved: int = 5_000,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Draws texts of the domain and, in a panel for each run, what its augmentation added for all clients.
+    """Draw texts of the domain and, in a panel for each run, the rows that its augmentation added for all clients.
 
     Args:
         records: label -> ``augmentation_folder`` of a run.
@@ -60,7 +59,7 @@ def retrieval_map(
     rows = load_rows(source)
     check_columns(rows, columns, source)
     domain = {instruction_text({name: text_at(row, path) for name, path in columns.items()}) for row in rows}
-    added = {label: _texts(Path(folder)) for label, folder in records.items()}
+    added = {label: _texts(folder) for label, folder in records.items()}
     shown = {label: _some(texts, retrieved, seed, label) for label, texts in added.items()}
     ground = _some(domain, points, seed, "domain")
     texts = list(dict.fromkeys([*ground, *(text for own in shown.values() for text in own)]))
@@ -81,7 +80,7 @@ def retrieval_map(
 
 
 def flatten(vectors: np.ndarray, seed: int, steps: int = 1000) -> np.ndarray:
-    """t-SNE of unit vectors, ``(rows, dimension)`` -> ``(rows, 2)``; the same for the same seed.
+    """Return the t-SNE of unit vectors, ``(rows, dimension)`` -> ``(rows, 2)``; the same for the same seed.
 
     Args:
         vectors: at least two.
@@ -101,7 +100,7 @@ def flatten(vectors: np.ndarray, seed: int, steps: int = 1000) -> np.ndarray:
 
 
 def draw_map(ground: np.ndarray, panels: Mapping[str, Panel]) -> Figure:
-    """Points of the domain in grey, ``(points, 2)``, and over them those of each panel."""
+    """Draw points of the domain in grey, ``(points, 2)``, and over them those of each panel."""
     groups = {
         f"{label}\n{inside.sum():,} of {len(inside):,} in the domain": {
             "added, in the domain": places[inside],
@@ -116,7 +115,7 @@ def draw_map(ground: np.ndarray, panels: Mapping[str, Panel]) -> Figure:
 def draw_groups_of_points(
     ground: np.ndarray, panels: Mapping[str, Mapping[str, np.ndarray]], ground_name: str
 ) -> Figure:
-    """A panel for each title, with groups of points over the same grey ones.
+    """Draw a panel for each title, with groups of points over the same grey ones.
 
     Args:
         ground: the grey points, ``(points, 2)``.
@@ -148,14 +147,11 @@ def _dot(color: str, name: str) -> Line2D:
 
 
 def _some(texts: Sequence[str] | set[str], number: int, seed: int, what: str) -> list[str]:
-    """At most ``number`` of them, drawn by the seed; their order does not depend on that of ``texts``."""
+    """Draw at most ``number`` texts by the seed; the result does not depend on their order."""
     order = np.random.default_rng(derive_seed(seed, "map", what)).permutation(len(texts))[:number]
     in_order = sorted(texts)
     return [in_order[index] for index in order]
 
 
-def _texts(folder: Path) -> set[str]:
-    record = AugmentationRecord(folder)
-    if not record.added.is_file():
-        raise ValueError(f"{record.added}: there is no such file: give the augmentation_folder of a run")
-    return {instruction_text(row.fields) for rows in record.read().values() for row in rows}
+def _texts(folder: str) -> set[str]:
+    return {instruction_text(row.fields) for rows in read_added(folder).values() for row in rows}

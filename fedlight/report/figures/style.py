@@ -31,7 +31,7 @@ MOST_LINES = 6 * len(DASHES)
 
 
 def read_rows(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of a CSV file; refuses one that is not there, is empty, or lacks a column."""
+    """Return the rows of a CSV file; raise ValueError for one that is absent, empty, or lacks a column."""
     remedy = "give a file that the callback has written in a whole run"
     if not file.is_file():
         raise ValueError(f"{file}: there is no such file: {remedy}")
@@ -47,7 +47,7 @@ def read_rows(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def colors(number: int, what: str) -> list[str]:
-    """A colour for each of ``number`` things.
+    """Return a colour for each of ``number`` things.
 
     Raises:
         ValueError: they are too many to be told apart.
@@ -60,19 +60,19 @@ def colors(number: int, what: str) -> list[str]:
 
 
 def new_figure() -> tuple[Figure, Axes]:
-    """A figure with one pair of axes."""
+    """Return a figure with one pair of axes."""
     figure, (axes,) = new_panels(1)
     return figure, axes
 
 
 def new_panels(number: int) -> tuple[Figure, list[Axes]]:
-    """A figure with several pairs of axes beside each other that share their y axis."""
+    """Return a figure with several pairs of axes beside each other that share their y axis."""
     figure = Figure(figsize=INCHES, layout="constrained")  # not of pyplot: no display, nothing left open
     return figure, [*figure.subplots(1, number, sharey=True, squeeze=False)[0]]
 
 
 def new_chart(height: float = HALF_A_PAGE[1]) -> tuple[Figure, Axes]:
-    """A figure of half the page's width."""
+    """Return a figure of half a report page's width."""
     figure = Figure(figsize=(HALF_A_PAGE[0], height), layout="constrained")
     axes = figure.subplots()
     axes.tick_params(labelsize=9)
@@ -85,7 +85,7 @@ def new_chart(height: float = HALF_A_PAGE[1]) -> tuple[Figure, Axes]:
 
 
 def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Colour and dashes of each name; the same names in the same order look the same on every chart.
+    """Return colour and dashes of each name; the same names in the same order look the same on every chart.
 
     Example:
         >>> looks(["a", "b"])["b"]
@@ -98,12 +98,12 @@ def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def add_legend(figure: Figure, handles: Sequence[Any], columns: int = 3) -> None:
-    """Puts the legend above the axes."""
+    """Put the legend above the axes."""
     figure.legend(handles=handles, loc="outside upper center", ncols=columns)
 
 
 def key(figure: Figure, axes: Axes) -> None:
-    """A legend above the axes where there are several lines, as many columns as their names leave room for."""
+    """Put a legend above the axes where there are several lines, with as many columns as their names leave room for."""
     handles, labels = axes.get_legend_handles_labels()
     if len(handles) < 2:
         return
@@ -117,7 +117,7 @@ def key(figure: Figure, axes: Axes) -> None:
 
 @matplotlib.rc_context(STYLE)
 def save(figure: Figure, output: str) -> str:
-    """Writes the figure, and makes its folder.
+    """Write the figure, and make its folder.
 
     Returns:
         ``output``.

@@ -21,7 +21,7 @@ LONGEST = 3000  # characters of a text on the page
 
 
 class Asked(NamedTuple):
-    """One set of prompts with what several methods answered.
+    """Set of prompts with the answers of several methods.
 
     Attributes:
         title: which prompts.
@@ -37,7 +37,7 @@ MOST_SETS = 6
 
 
 def section(runs: Sequence[Run]) -> Section | None:
-    """At most twenty prompts, shared out among the sets of prompts."""
+    """Return the section: at most twenty prompts, shared out among the sets of prompts."""
     sets = asked(runs)
     note = "A prediction over clients' own rows is not shown: --private shows it."
     notes: tuple[str, ...] = (note,) if has_hidden(runs) else ()
@@ -67,7 +67,7 @@ def _texts(one: Asked, most: int) -> Texts:
 
 
 def choose(by_prompt: dict[str, Answers], most: int) -> list[str]:
-    """Prompts that the most methods have answered, evenly spread over their order, so that nobody has picked them.
+    """Choose, of the prompts that most methods have answered, some at equal distances: nobody has picked them.
 
     Example:
         >>> two, one = {"a": Answer("a", ""), "b": Answer("b", "")}, {"a": Answer("a", "")}
@@ -90,7 +90,7 @@ def _cut(text: str) -> str:
 
 
 def asked(runs: Sequence[Run]) -> list[Asked]:
-    """All sets of prompts: of each task, and of predictions."""
+    """Return all sets of prompts: of each task, and of predictions."""
     found: dict[str, dict[str, Answers]] = {}
     judged = verdicts(runs)
     for run in runs:
@@ -110,17 +110,17 @@ def _add(everything: dict[str, Answers], more: Mapping[str, Answers]) -> None:
 
 
 def is_shown(run: Run) -> bool:
-    """Whether the prompts of a prediction are nobody's own, or private ones were asked for."""
+    """Tell whether a prediction's prompts belong to no client, or private ones were asked for."""
     return run.private or facts.within(run.config(), "data", "columns", "client") is None
 
 
 def has_hidden(runs: Sequence[Run]) -> bool:
-    """Whether a prediction over clients' rows was left out."""
+    """Tell whether a prediction over clients' rows was left out."""
     return any(not is_shown(run) and run.path("completions.jsonl") is not None for run in runs)
 
 
 def completions(run: Run) -> dict[str, Answers]:
-    """The first completion of each prompt; several completions are there to be labelled and show no method's answer.
+    """Return the single completion of each prompt; several completions await labels and are no method's answer.
 
     Returns:
         Prompt -> the run's method -> answer.
@@ -136,7 +136,7 @@ def completions(run: Run) -> dict[str, Answers]:
 
 
 def _prompt(fields: Mapping[str, Any]) -> str:
-    r"""The slots of a prompt; their names only where there are several.
+    r"""Return the slots of a prompt as text, with their names where there are several.
 
     Example:
         >>> _prompt({"prompt": "Why?"}), _prompt({"instruction": "Add.", "input": "1, 2"})
@@ -149,13 +149,13 @@ def _prompt(fields: Mapping[str, Any]) -> str:
 
 
 def tasks(run: Run) -> list[str]:
-    """The names of the tasks that a run has answered."""
+    """Return the names of the tasks that a run has answered."""
     folder = run.path("tasks")
     return sorted({file.stem for file in folder.glob("*/*.jsonl")}) if folder else []
 
 
 def verdicts(runs: Sequence[Run]) -> dict[tuple[str, str, str], dict[int, str]]:
-    """What judges said: (folder above, folder of the run, task) -> row -> ``win``, ``tie`` or ``lose`` and against whom."""
+    """Return judges' verdicts: (parent folder, folder of the run, task) -> row -> verdict, and against whom."""
     found: dict[tuple[str, str, str], dict[int, str]] = {}
     for run in runs:
         settings = run.settings()
@@ -166,18 +166,18 @@ def verdicts(runs: Sequence[Run]) -> dict[tuple[str, str, str], dict[int, str]]:
         for row in run.jsonl("verdicts.jsonl"):
             folder, place = methods.get(str(row.get("method"))), row.get("row")
             if isinstance(folder, str) and isinstance(place, int) and "client" not in row:
-                word = said(row.get("ours_first"), row.get("ours_second"))
+                word = verdict_in_words(row.get("ours_first"), row.get("ours_second"))
                 key = (*_place(Path(folder)), str(settings.get("task")))
                 found.setdefault(key, {}).setdefault(place, f"{word} against {other}")
     return found
 
 
-def said(first: float | None, second: float | None) -> str:
-    """One word for the verdicts with our answer shown first and shown second.
+def verdict_in_words(first: float | None, second: float | None) -> str:
+    """Return one word for the verdicts with our answer shown first and shown second.
 
     Example:
-        >>> said(1.0, 1.0), said(1.0, 0.0), said(0.0, 0.5), said(None, 1.0)
-        ('win', 'tie', 'lose', 'unread')
+        >>> [verdict_in_words(*pair) for pair in ((1.0, 1.0), (1.0, 0.0), (0.0, 0.5), (None, 1.0))]
+        ['win', 'tie', 'lose', 'unread']
     """
     if first is None or second is None:
         return "unread"
@@ -185,12 +185,12 @@ def said(first: float | None, second: float | None) -> str:
 
 
 def _place(folder: Path) -> tuple[str, str]:
-    """Folder of the seed and of the stage: a recipe may have been moved since its settings were written."""
+    """Return the names of the seed's and the stage's folder, which stay when a recipe is moved."""
     return folder.parent.name, folder.name
 
 
 def task_answers(run: Run, task: str, judged: Mapping[int, str]) -> dict[str, Answers]:
-    """The last answers of a run to a task, with the right ones, and what a judge said of each row."""
+    """Return the last answers of a run to a task, with the targets and a judge's verdict on each row."""
     folder = run.folder / "tasks"
     found: dict[str, Answers] = {}
     for row in run.jsonl(f"tasks/{last_moment(folder, task)}/{task}.jsonl"):

@@ -1,4 +1,4 @@
-"""The clients' data: who has how many rows of which label, and how unlike in size clients are."""
+"""Data of the clients: rows by client and label, and sizes of clients."""
 
 from collections.abc import Sequence
 from statistics import fmean, median
@@ -20,7 +20,7 @@ Counts = dict[str, dict[str, int]]
 
 
 class Distribution(NamedTuple):
-    """Data that one run has, or several.
+    """Data that one run or several have.
 
     Attributes:
         counts: client -> label -> rows.
@@ -36,7 +36,7 @@ class Distribution(NamedTuple):
 
 
 def section(runs: Sequence[Run]) -> Section | None:
-    """Bubbles and sizes of each distribution, and a table of all; None where no run has two clients."""
+    """Return bubbles and sizes of each distribution, and a table of all; None where no run has two clients."""
     found = distributions(runs)
     if not found:
         return None
@@ -61,7 +61,7 @@ def section(runs: Sequence[Run]) -> Section | None:
 
 
 def distributions(runs: Sequence[Run]) -> list[Distribution]:
-    """What clients have, each distribution once, in the order of the runs.
+    """Return the clients' data, each distribution once, in the order of the runs.
 
     Where only visits are known, clients without any are missing, so what fits into another distribution is taken for it.
     """
@@ -83,7 +83,7 @@ def distributions(runs: Sequence[Run]) -> list[Distribution]:
 
 
 def _fits(data: Distribution, other: Distribution) -> bool:
-    """Whether ``data`` says nothing that ``other`` does not."""
+    """Tell whether ``data`` has nothing that ``other`` does not have."""
     if data.source == "data.csv" or all("" not in own for own in data.counts.values()):
         return data.counts == other.counts
     sizes = {client: sum(own.values()) for client, own in other.counts.items()}
@@ -91,7 +91,7 @@ def _fits(data: Distribution, other: Distribution) -> bool:
 
 
 def data_of(run: Run) -> Distribution:
-    """What ``data.csv`` says, else ``visits.csv``; where rows have no label but clients a known group, that is taken."""
+    """Read ``data.csv``, else ``visits.csv``; where rows have no label but clients a known group, that is the label."""
     counts: Counts = {}
     source = "data.csv"
     for row in run.csv(source):
@@ -112,7 +112,7 @@ def data_of(run: Run) -> Distribution:
 
 
 def names_of(found: Sequence[Distribution], number_of_runs: int) -> list[str]:
-    """A name for each distribution: of the methods that have it, and of the seed where that tells them apart."""
+    """Name each distribution by the methods that have it, and by the seed where only that tells them apart."""
     names: list[str] = []
     for data in found:
         methods = list(dict.fromkeys(run.method for run in data.runs))
@@ -131,7 +131,7 @@ def _shares(data: Distribution, other: Distribution) -> bool:
 
 
 def summary(data: dict[str, Distribution]) -> Table:
-    """Sizes of each distribution, and its labels where any has some."""
+    """Return a table of the sizes of each distribution, and of its labels where any has some."""
     labelled = any(label for each in data.values() for own in each.counts.values() for label in own)
     header = ["runs", "clients", "rows", "smallest", "median", "largest"]
     header += ["labels", "labels a client", "top label"] * labelled
@@ -219,7 +219,7 @@ def _size_chart(data: dict[str, Distribution]) -> Chart:
 
 @matplotlib.rc_context(STYLE)
 def draw_sizes(sizes: dict[str, list[int]]) -> Figure:
-    """A line for each distribution; the axis is logarithmic where sizes differ by more than a factor of 30."""
+    """Draw a line for each distribution; the axis is logarithmic where sizes differ by more than a factor of 30."""
     figure, axes = new_chart(3.0)
     for name, look in looks(sizes).items():
         own = sizes[name]

@@ -1,6 +1,6 @@
-"""How results spread over the clients: whom the model serves badly, and whether that gets better with the rounds."""
+"""Spread of results over the clients, at the end and over the rounds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
@@ -8,22 +8,21 @@ import numpy as np
 
 from fedlight.evaluation.by_client import worst_share_mean
 from fedlight.report.figures.lines import MOST_POINTS
-from fedlight.report.figures.plots import WORST, draw_clients
+from fedlight.report.figures.plots import WORST, accuracy, draw_clients, final
 from fedlight.report.figures.style import COLORS, STYLE, key, new_chart
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
-from fedlight.report.tables import Rows, number, short, slug
+from fedlight.report.tables import number, short, slug
 
 ON_ONE_CHART = 6
 MOST_BANDS = 8
 MOST_LOSSES = 2
-STAGES = ("own", "test", "validate", "val")
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 MEASURES = {"accuracy": "accuracy", "loss": "loss of the visits"}
 
 
 def section(runs: Sequence[Run]) -> Section | None:
-    """Clients sorted by accuracy for each method, and the spread over the rounds."""
+    """Return clients sorted by accuracy for each method, and the spread over the rounds."""
     last = last_accuracies(runs)
     parts: list[Part] = []
     if last:
@@ -50,7 +49,7 @@ def section(runs: Sequence[Run]) -> Section | None:
 
 
 def last_accuracies(runs: Sequence[Run]) -> dict[str, list[list[float]]]:
-    """Method -> of each of its runs the last known accuracies of the clients, lowest first."""
+    """Return for each method the final accuracies of the clients in each of its runs, lowest first."""
     found: dict[str, list[list[float]]] = {}
     for run in runs:
         if values := final(run.csv("clients.csv")):
@@ -58,28 +57,8 @@ def last_accuracies(runs: Sequence[Run]) -> dict[str, list[list[float]]]:
     return found
 
 
-def final(rows: Rows) -> list[float]:
-    """The accuracies of a ``clients.csv`` that count: of own models, else a test, else the last validation.
-
-    Example:
-        >>> final([{"stage": "val", "round": "0", "accuracy": "1"}, {"stage": "val", "round": "1", "accuracy": "0.5"}])
-        [0.5]
-    """
-    stage = next((name for name in STAGES if any(row.get("stage") == name for row in rows)), None)
-    own = [row for row in rows if row.get("stage") == stage]
-    newest = max((number(row.get("round")) or 0.0 for row in own), default=0.0)
-    of_newest = [row for row in own if (number(row.get("round")) or 0.0) == newest]
-    return [value for row in of_newest if (value := accuracy(row)) is not None]
-
-
-def accuracy(row: Mapping[str, str]) -> float | None:
-    """Of the client's own selector where it has one, else of the vote."""
-    own = number(row.get("own_accuracy"))
-    return own if own is not None else number(row.get("accuracy"))
-
-
 def _summed_up(of_seeds: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Over seeds: the mean at each rank, the last ranks of those with more clients left out."""
+    """Average over seeds at each rank; ranks that not all seeds have are left out."""
     clients = min(map(len, of_seeds))
     by_rank = np.mean([own[:clients] for own in of_seeds], axis=0)
     return {
@@ -98,14 +77,14 @@ def _sorted_chart(table: dict[str, dict[str, Any]], place: int, several: bool) -
         for method, values in table.items()
         for rank, value in enumerate(values["accuracy"], start=1)
     ]
-    said = "; ".join(
+    numbers = "; ".join(
         f"{m}: mean {v['mean']:.3f}, worst tenth {v['worst_tenth']:.3f}" for m, v in table.items()
     )
     title = "Accuracy of each client, worst served first" + (f" ({place + 1})" if several else "")
     caption = "A client's accuracy is that of its own selector where it has one."
     if any(values["seeds"] > 1 for values in table.values()):
         caption += " At each rank the mean over seeds."
-    return Chart(f"clients_sorted_{place + 1}", title, caption, f"{title}. {said}", figure, rows)
+    return Chart(f"clients_sorted_{place + 1}", title, caption, f"{title}. {numbers}", figure, rows)
 
 
 def _table(table: dict[str, dict[str, Any]]) -> Table:
@@ -123,7 +102,7 @@ def _table(table: dict[str, dict[str, Any]]) -> Table:
 
 
 def spread_over_rounds(runs: Sequence[Run]) -> dict[tuple[str, str], dict[str, np.ndarray]]:
-    """(run, measure) -> its quantiles by round, of validated accuracies, else of the losses of visits.
+    """Return (run, measure) -> quantiles by round of validated accuracies, else of the losses of visits.
 
     One run of each method: the first seed's.
     """
@@ -147,7 +126,7 @@ def spread_over_rounds(runs: Sequence[Run]) -> dict[tuple[str, str], dict[str, n
 
 
 def quantiles(pairs: np.ndarray, most: int = MOST_POINTS) -> dict[str, np.ndarray]:
-    """Spread of values by round, neighbouring rounds together where there are more than ``most``.
+    """Return the spread of values by round, neighbouring rounds together where there are more than ``most``.
 
     Args:
         pairs: round, from 0, and value, ``(values, 2)``.

@@ -1,4 +1,4 @@
-"""The exact configs: where the runs differ, every file in full, and the versions that they were made with."""
+"""Configs: the differences between runs, every file in full, and versions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ PACKAGES = ("fedlight", "python", "torch", "lightning", "transformers", "peft")
 
 
 def section(runs: Sequence[Run]) -> Section | None:
-    """Differences between the runs that have trained, then all configs, folded."""
+    """Return the differences between the runs that have trained, then all configs, folded."""
     with_config = [run for run in runs if run.config()]
     first_seeds = list({run.method: run for run in reversed(with_config)}.values())[::-1]
     trained = [run for run in first_seeds if run.command in ("fit", "")]
@@ -33,7 +33,7 @@ def section(runs: Sequence[Run]) -> Section | None:
 
 
 def difference(runs: Sequence[Run], number: int) -> Table:
-    """What is not the same in all of the runs; what a run does not have is a dash."""
+    """Return a table of the settings that differ between runs; a dash where a run has none."""
     flats = [{key: facts.under(_root(run), value) for key, value in facts.flat(run.config())} for run in runs]
     keys = list(dict.fromkeys(key for flat in flats for key in flat))
     lines = [
@@ -63,14 +63,14 @@ def _root(run: Run) -> Any:
 
 
 def config_text(run: Run) -> str:
-    """The file as it stands, without the folder of the run."""
+    """Return the text of the config file, without the folder of the run."""
     name = run.config_file()
     text = (run.folder / name).read_text(encoding="utf-8", errors="replace") if name else ""
     return str(facts.under(run.folder, facts.under(_root(run), text)))
 
 
 def versions(runs: Sequence[Run]) -> Table | None:
-    """A line for each set of versions, with the machines in words."""
+    """Return a line for each set of versions, with the machines in words."""
     found: dict[tuple[str, ...], list[str]] = {}
     for run in runs:
         record = run.record()

@@ -1,4 +1,4 @@
-"""What was added to the clients' data: a map of the texts, how similar they are to clients, and what that covered.
+"""Rows that were added to the clients' data: a map of their texts, their similarities, and coverage.
 
 Figures 11 and 12 of FedDCA (Wang et al., 2024, https://arxiv.org/abs/2409.20135). Deviation: the report knows no domain but
 the clients' own rows, so these are the grey ground, and added rows are told apart by their category where they have one.
@@ -13,7 +13,7 @@ import numpy as np
 
 from fedlight.datamodules.instructions.augmentation import Added
 from fedlight.datamodules.rows.fields import instruction_text
-from fedlight.report.augmentations import Addition, additions_of, vectors_of
+from fedlight.report.augmentations import Addition, additions_of, scores_of, vectors_of
 from fedlight.report.figures.coverage_plots import draw_scatter, draw_similarities, similarity_table
 from fedlight.report.figures.retrieval_map import draw_groups_of_points, flatten
 from fedlight.report.parts import Chart, Part, Section, Table
@@ -30,7 +30,7 @@ OTHERS = "other categories"
 
 
 def section(runs: Sequence[Run]) -> Section | None:
-    """A map, similarities and numbers; None where nothing was added and no coverage was measured."""
+    """Return a map, similarities and numbers; None where nothing was added and no coverage was measured."""
     additions, faults = additions_of(runs)
     measured = measured_of(runs)
     if not additions and not measured and not faults:
@@ -47,7 +47,7 @@ def section(runs: Sequence[Run]) -> Section | None:
 
 
 def measured_of(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
-    """Coverage, and a score, of the methods in the tables of finished stages: method -> ``coverage`` and ``score``.
+    """Return coverage and score of the methods in the tables of finished stages: method -> ``coverage``, ``score``.
 
     The score is the column of that name, else the first one that is neither coverage nor a share of what was added.
     """
@@ -114,13 +114,13 @@ def _groups(points: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[s
 
 
 def _categories(addition: Addition) -> dict[str, str]:
-    """Each text that was added, and its category; empty where it has none."""
+    """Return text -> category of what was added; empty where it has none."""
     rows = (row for own in addition.added.values() for row in own)
     return {instruction_text(row.fields): row.fields.get("category", "") for row in rows}
 
 
 def some(texts: Sequence[str] | Mapping[str, str], number: int, what: str) -> list[str]:
-    """At most so many of them, always the same ones.
+    """Choose at most so many texts, always the same ones.
 
     Example:
         >>> some(["a", "b"], 5, "x") == some(["b", "a"], 5, "x"), len(some(["a", "b", "c"], 2, "x"))
@@ -164,11 +164,8 @@ def _similarities(additions: Mapping[str, Addition]) -> list[Chart]:
 
 
 def _scores(added: Mapping[str, Sequence[Added]]) -> dict[str, np.ndarray]:
-    found = {
-        client: np.array([row.score for row in rows if row.score is not None], dtype=float)
-        for client, rows in sorted(added.items())
-    }
-    return {client: own for client, values in found.items() if len(own := values[np.isfinite(values)])}
+    finite = {client: values[np.isfinite(values)] for client, values in scores_of(added).items()}
+    return {client: values for client, values in finite.items() if len(values)}
 
 
 def _coverage_and_score(measured: Mapping[str, Mapping[str, list[float]]]) -> Chart:
@@ -195,7 +192,7 @@ def _coverage_and_score(measured: Mapping[str, Mapping[str, list[float]]]) -> Ch
 
 
 def _table(additions: Mapping[str, Addition]) -> Table:
-    """Sizes of what was added, and how much of it several clients share."""
+    """Return a table of the sizes of what was added, and of texts that clients share."""
     lines = []
     for name, addition in additions.items():
         rows = sum(map(len, addition.added.values()))

@@ -53,7 +53,7 @@ Lines = dict[str, Line]
 
 
 class Curves(NamedTuple):
-    """All curves of one run.
+    """Curves of one run.
 
     Attributes:
         axis: ``round``, counted by rounds that are done, ``epoch``, or ``optimizer step``.
@@ -65,7 +65,7 @@ class Curves(NamedTuple):
 
 
 def section(runs: Sequence[Run]) -> Section | None:
-    """One chart for each family of metrics, or for each metric where these are too many lines."""
+    """Return a chart for each family of metrics, or for each metric where the lines would be too many."""
     of_methods: dict[str, list[Curves]] = {}
     for run in runs:
         if run.command in ("fit", "") and (found := curves(run)).metrics:
@@ -101,7 +101,7 @@ def _charts(of_methods: dict[str, list[Curves]], axis: str) -> list[Chart]:
         if len(of_family) > 1 and lines_of_family <= TOGETHER and title != "Others":
             one_method = len({method for found in of_family.values() for method in found}) == 1
             lines = {
-                said(metric) if one_method else f"{method}: {said(metric)}": over_seeds(several)
+                in_words(metric) if one_method else f"{method}: {in_words(metric)}": over_seeds(several)
                 for metric, found in of_family.items()
                 for method, several in found.items()
             }
@@ -115,12 +115,12 @@ def _charts(of_methods: dict[str, list[Curves]], axis: str) -> list[Chart]:
 
 
 def _place(item: tuple[str, object]) -> int:
-    """Validation before training."""
+    """Return a metric's place in the order of charts: validation before training."""
     return next((place for place, begin in enumerate(FIRST) if item[0].startswith(begin)), len(FIRST))
 
 
 def _title(metric: str) -> str:
-    words = said(metric)
+    words = in_words(metric)
     return words[0].upper() + words[1:]
 
 
@@ -154,13 +154,13 @@ def _chart(name: str, title: str, axis: str, lines: Lines) -> Chart:
     )
 
 
-def said(metric: str) -> str:
-    """A metric in words: the known ones, else what it is and, in brackets, of which stage or part.
+def in_words(metric: str) -> str:
+    """Return a metric in words; an unknown one as its last part, the others in brackets.
 
     Example:
-        >>> said("val/loss"), said("score/domain"), said("win_rate/oracle"), said("fed/loss/train")
+        >>> in_words("val/loss"), in_words("score/domain"), in_words("win_rate/oracle"), in_words("fed/loss/train")
         ('validation loss', 'score of domain', 'win rate by oracle', 'loss during visits, train')
-        >>> said("train/reward_margin"), said("fed/synthetic/rows"), said("my_own")
+        >>> in_words("train/reward_margin"), in_words("fed/synthetic/rows"), in_words("my_own")
         ('reward margin (train)', 'rows (fed, synthetic)', 'my own')
     """
     if metric in SAID:
@@ -174,7 +174,7 @@ def said(metric: str) -> str:
 
 
 def family(metric: str) -> str | None:
-    """The chart that a metric belongs to; None where another section draws it.
+    """Return the title of the chart that a metric belongs to; None where another section draws it.
 
     Example:
         >>> family("val/loss"), family("fed/bytes_up"), family("my/own")
@@ -186,12 +186,12 @@ def family(metric: str) -> str | None:
 
 
 def is_federated(run: Run) -> bool:
-    """Whether the run has rounds."""
+    """Tell whether the run has rounds."""
     return bool(run.config().get("federated")) or run.path("visits.csv") is not None
 
 
 def curves(run: Run) -> Curves:
-    """What the CSV logger wrote, or else what visits and tasks tell: loss by round, scores by round."""
+    """Return the CSV logger's metrics, and losses of visits and scores of tasks by round where it has none."""
     rows = run.metrics()
     epochs = {epoch for row in rows if (epoch := number(row.get("epoch"))) is not None}
     federated = is_federated(run)
@@ -207,7 +207,7 @@ def curves(run: Run) -> Curves:
 
 
 def columns(rows: Sequence[Mapping[str, str]], by_epoch: bool) -> dict[str, Curve]:
-    """The columns of a metrics file: means of each epoch, counted from 1, or the values of each step.
+    """Return the columns of a metrics file: means of each epoch, counted from 1, or the values of each step.
 
     Example:
         >>> rows = [{"epoch": "0", "step": "0", "x": "1"}, {"epoch": "0", "step": "1", "x": "2"}]
@@ -229,7 +229,7 @@ def columns(rows: Sequence[Mapping[str, str]], by_epoch: bool) -> dict[str, Curv
 
 
 def visit_losses(run: Run) -> dict[str, Curve]:
-    """Mean loss of each round's visits, a visit as heavy as its steps; of several splits each for itself."""
+    """Return the mean loss of each round's visits, weighted by steps, for each split."""
     sums: dict[str, dict[float, list[float]]] = {}
     for row in run.csv("visits.csv"):
         place, loss, steps = (number(row.get(name)) for name in ("round", "loss", "steps"))
@@ -246,7 +246,7 @@ def visit_losses(run: Run) -> dict[str, Curve]:
 
 
 def task_scores(run: Run) -> dict[str, Curve]:
-    """What the tasks gave after which round; 0 is before training."""
+    """Return the tasks' scores by round; 0 is before training."""
     found: dict[str, Curve] = {}
     folder = run.path("tasks")
     for moment in sorted(folder.iterdir()) if folder else []:

@@ -1,4 +1,4 @@
-"""Devices and the wire: who took part and who dropped out, what fitted into memory, and what rounds took.
+"""Devices and the wire: participation and dropouts, memory, and costs of rounds.
 
 Without a fleet there is what the wire carried and how often clients took part.
 """
@@ -17,7 +17,7 @@ from fedlight.report.figures.devices import (
     draw_participation_by_device,
     draw_participation_by_round,
     draw_times_taken_part,
-    said,
+    outcome_in_words,
 )
 from fedlight.report.figures.lines import Line, bands, over_seeds, thinned
 from fedlight.report.figures.style import MOST_LINES, looks
@@ -33,7 +33,7 @@ PANELS = 4
 
 
 def section(runs: Sequence[Run]) -> Section | None:
-    """Charts of the visits of all runs; None where no run has any."""
+    """Return charts of the visits of all runs; None where no run has any."""
     every = {run.label: visits for run in runs if (visits := visits_of(run.csv("visits.csv")))}
     if not every:
         return None
@@ -67,7 +67,7 @@ def section(runs: Sequence[Run]) -> Section | None:
 
 
 def _fleet_charts(fleets: Mapping[str, Visits]) -> list[Part]:
-    """Who took part, by device and by round, and what fitted: of the first seed of the first methods, alike ones once."""
+    """Return charts of participation and memory for the first seed of the first methods, equal ones once."""
     if not fleets:
         return []
     by_device = alike({m: (own.device_names, own.participation_by_device()) for m, own in fleets.items()})
@@ -82,7 +82,12 @@ def _fleet_charts(fleets: Mapping[str, Visits]) -> list[Part]:
             f"Stacked bars for each device. {_shares(fleets)}",
             draw_participation_by_device(_first(by_device)),
             [
-                {"run": run, "device": device, "outcome": said(outcome), "clients": int(counts[line, column])}
+                {
+                    "run": run,
+                    "device": device,
+                    "outcome": outcome_in_words(outcome),
+                    "clients": int(counts[line, column]),
+                }
                 for run, (devices, counts) in by_device.items()
                 for column, device in enumerate(devices)
                 for line, outcome in enumerate(OUTCOMES)
@@ -98,7 +103,7 @@ def _fleet_charts(fleets: Mapping[str, Visits]) -> list[Part]:
                 {
                     "run": run,
                     "round": number,
-                    **{said(o): int(n) for o, n in zip(OUTCOMES, column, strict=True)},
+                    **{outcome_in_words(o): int(n) for o, n in zip(OUTCOMES, column, strict=True)},
                 }
                 for run, counts in by_round.items()
                 for number, column in enumerate(counts.T)
@@ -138,7 +143,7 @@ def _shares(fleets: Mapping[str, Visits]) -> str:
     counts = {run: own.participation().sum(axis=1) for run, own in _first(fleets).items()}
     return " ".join(
         f"{run}: {own[0]:,} of {own.sum():,} took part"
-        + "".join(f", {n:,} {said(o)}" for o, n in zip(NO_PART, own[1:], strict=True) if n)
+        + "".join(f", {n:,} {outcome_in_words(o)}" for o, n in zip(NO_PART, own[1:], strict=True) if n)
         + "."
         for run, own in counts.items()
     )
@@ -178,7 +183,7 @@ def _times(visits: Visits) -> dict[float, float]:
 
 
 def _totals(by_method: ByMethod) -> Table:
-    """A line for each method: means over its seeds."""
+    """Return a line of totals for each method: means over its seeds."""
     fleets = any(own[0].device_names for own in by_method.values())
     header = ["run", "rounds", "clients", "took part", "MB down", "MB up"] + [
         "simulated time",
@@ -218,7 +223,7 @@ def _devices(method: str, visits: Visits) -> Table:
         "clients",
         "asked",
         "took part",
-        *map(said, reasons),
+        *map(outcome_in_words, reasons),
         "MB down",
         "MB up",
         "device hours",
@@ -229,7 +234,7 @@ def _devices(method: str, visits: Visits) -> Table:
 
 
 def cost_charts(by_method: ByMethod, fleets: ByMethod) -> list[Chart]:
-    """Bytes both ways, and of runs with a fleet simulated time and energy."""
+    """Return charts of bytes both ways and, for runs with a fleet, of simulated time and energy."""
     found = [
         _cost_chart(f"bytes_{way}", f"Sent {way}, all clients", by_method, _sent(way), 1e6, "megabytes")
         for way in ("down", "up")
@@ -252,7 +257,7 @@ def cost_charts(by_method: ByMethod, fleets: ByMethod) -> list[Chart]:
 
 
 def alike(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Runs with equal values under one name.
+    """Join runs with equal values under one name.
 
     Example:
         >>> alike({"a": np.array([1]), "b": np.array([2]), "c": np.array([1])})

@@ -1,4 +1,4 @@
-"""Groups over the rounds: which selector each client trains, how many clients change, and whether known groups are found."""
+"""Groups over the rounds: selector of each client, clients that change, agreement with known groups."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ Table_ = Mapping[str, Sequence[Any]]
 
 
 def section(runs: Sequence[Run]) -> Section | None:
-    """A map of the clients of each run, and how groups change; None where nobody was grouped."""
+    """Return a map of the clients of each run, and how groups change; None where nobody was grouped."""
     tables = {run.label: groups_of(rows) for run in runs if (rows := whole_rows(run.csv("groups.csv")))}
     if not tables:
         return None
@@ -52,17 +52,17 @@ def section(runs: Sequence[Run]) -> Section | None:
 
 
 def whole_rows(rows: Rows) -> Rows:
-    """Those whose round and selector are numbers."""
+    """Return the rows whose round and selector are numbers."""
     return [row for row in rows if all(number(row.get(name)) is not None for name in ("round", "selector"))]
 
 
 def most_selector(table: Table_) -> int:
-    """The largest number of a selector."""
+    """Return the largest number of a selector."""
     return max(one for own in table["selector"] for one in own if one is not None)
 
 
 def changes_of(table: Table_) -> dict[int, dict[str, float]]:
-    """What the group log has logged of each grouping: round -> metric -> value.
+    """Return the group log's metrics of each grouping: round -> metric -> value.
 
     Example:
         >>> table = {"round": [0, 5], "client": ["a", "b"], "known_group": ["x", "x"], "selector": [[0, 0], [0, 1]]}
@@ -88,12 +88,12 @@ def changes_of(table: Table_) -> dict[int, dict[str, float]]:
 def _map(label: str, table: Table_) -> Chart:
     clients, groupings = len(table["client"]), len(table["round"])
     sizes = Counter(own[-1] for own in table["selector"] if own[-1] is not None)
-    said = ", ".join(f"selector {which} has {size}" for which, size in sorted(sizes.items()))
+    sizes_in_words = ", ".join(f"selector {which} has {size}" for which, size in sorted(sizes.items()))
     return Chart(
         f"groups_{slug(label)}",
         f"Selector of each client: {label}",
         "A line for each client, sorted by known group where there is one, a column for each grouping.",
-        f"Map of {clients:,} clients and {groupings:,} groupings; after the last, {said} clients.",
+        f"Map of {clients:,} clients and {groupings:,} groupings; after the last, {sizes_in_words} clients.",
         draw_groups(table),
         [
             {"client": client, "known_group": group, "round": round_idx, "selector": selector}
@@ -138,7 +138,7 @@ def _change_chart(
 
 @matplotlib.rc_context(STYLE)
 def draw_changes(lines: Mapping[str, Line], name: str) -> Figure:
-    """A line for each method over the rounds of its groupings."""
+    """Draw a line for each method over the rounds of its groupings."""
     figure, axes = new_chart(3.0)
     draw_lines(axes, lines, looks(lines))
     axes.set_ylim(min(0.0, *(float(line.low.min()) for line in lines.values())) - 0.02, 1.02)
@@ -152,10 +152,12 @@ def _table(tables: Mapping[str, Table_], changes: Mapping[str, Mapping[int, Mapp
     lines = []
     for label, table in tables.items():
         sizes = Counter(own[-1] for own in table["selector"] if own[-1] is not None)
-        said = " / ".join(str(sizes[which]) for which in range(most_selector(table) + 1))
+        sizes_in_words = " / ".join(str(sizes[which]) for which in range(most_selector(table) + 1))
         last = changes[label][table["round"][-1]]
         numbers = [f"{last[metric]:.2f}" if metric in last else "-" for metric in SAID]
-        lines.append([label, f"{len(table['client']):,}", f"{len(table['round']):,}", said, *numbers])
+        lines.append(
+            [label, f"{len(table['client']):,}", f"{len(table['round']):,}", sizes_in_words, *numbers]
+        )
     header = [
         "run",
         "clients",

@@ -1,4 +1,4 @@
-"""What attacks find out about the clients' rows, over the rounds, and what that costs in utility.
+"""Leakage of the clients' rows over the rounds, and against utility.
 
 Leakage over rounds as Figure 3 of FedDCA (https://arxiv.org/abs/2409.20135), the trade-off as Figure 3 of FewFedPIT
 (https://arxiv.org/abs/2403.06131).
@@ -49,7 +49,7 @@ Found = dict[str, list[Leakage]]
 
 
 def section(runs: Sequence[Run]) -> Section | None:
-    """Charts of each attack and target, a trade-off and a table; None where no run was attacked."""
+    """Return charts of each attack and target, a trade-off and a table; None where no run was attacked."""
     found: dict[str, Found] = {target: {} for target in TARGETS}
     notes = []
     for run in runs:
@@ -83,16 +83,16 @@ def section(runs: Sequence[Run]) -> Section | None:
 
 
 def metrics_of(found: Found) -> list[str]:
-    """The metrics that any run has, by name."""
+    """Return the metrics that any run has, by name."""
     every = {name for own in found.values() for run in own for values in run.values() for name in values}
     return sorted(name for name in every if not name.endswith(COUNTED))
 
 
-def said(metric: str) -> str:
-    """A metric of an attack in words.
+def in_words(metric: str) -> str:
+    """Return a metric of an attack in words.
 
     Example:
-        >>> said("discoverable_memorization/exact"), said("membership_inference/tpr_at_0.1_fpr")
+        >>> in_words("discoverable_memorization/exact"), in_words("membership_inference/tpr_at_0.1_fpr")
         ('exact matches', 'TPR at 0.1 FPR')
     """
     name = metric.partition("/")[2] or metric
@@ -100,7 +100,7 @@ def said(metric: str) -> str:
 
 
 def series_of(found: Found, metric: str) -> tuple[dict[str, Line], float | None]:
-    """The metric over rounds, method by method, and its level before training: mean over all runs that know it."""
+    """Return a metric over rounds for each method, and its mean before training over all runs that have it."""
     lines: dict[str, Line] = {}
     levels: list[float] = []
     for method, own in found.items():
@@ -130,12 +130,12 @@ def _chart(attack: str, target: str, found: Found, styles: Styles) -> Chart:
     left = len(found) - MOST_LINES
     return Chart(
         f"{slug(attack)}_{target}",
-        f"{_in_words(attack)}: {TARGETS[target]}",
+        f"{_capitalized(attack)}: {TARGETS[target]}",
         f"After each round{', mean over the seeds' if bands(lines.values()) else ''}; dashed grey: the model before "
         "training."
         + (bands(lines.values()) if len(found) <= MOST_BANDS else "")
         + (f" {left:,} more runs are in the data alone." if left > 0 else ""),
-        f"Lines over the rounds, a panel for each metric. {said(metrics[0])}, at the end: {before}{ends}.",
+        f"Lines over the rounds, a panel for each metric. {in_words(metrics[0])}, at the end: {before}{ends}.",
         draw_leakage_panels(series, styles),
         rows,
     )
@@ -145,7 +145,7 @@ def _chart(attack: str, target: str, found: Found, styles: Styles) -> Chart:
 def draw_leakage_panels(
     series: Mapping[str, tuple[Mapping[str, Line], float | None]], styles: Styles
 ) -> Figure:
-    """A panel for each metric, the same look of a method in all of them.
+    """Draw a panel for each metric, with the same look of a method in all of them.
 
     Args:
         series: metric -> lines of the methods, and the level before training.
@@ -169,7 +169,7 @@ def draw_leakage_panels(
             axes.set_ylim(-0.02, 1)
         if level is not None:
             axes.axhline(level, color="0.45", linestyle=(0, (4, 2)), linewidth=1, zorder=1)
-        axes.set_title(said(metric), fontsize=9)
+        axes.set_title(in_words(metric), fontsize=9)
         axes.tick_params(labelsize=8, labelbottom=True)
         axes.grid(axis="y", color="0.85", linewidth=0.6)
     for axes in grid[max(len(series) - across, 0) : len(series)]:
@@ -180,7 +180,7 @@ def draw_leakage_panels(
 
 
 def utilities(runs: Sequence[Run]) -> tuple[str, dict[str, list[float]]]:
-    """The first task that all attacked runs with a score share, and what each method scored on it, seed by seed.
+    """Return the task that most attacked methods have scored, and each method's scores on it, seed by seed.
 
     Where the clients' own models were scored, a method's score is their mean.
     """
@@ -216,12 +216,12 @@ def _trade_offs(found: Found, utility: tuple[str, dict[str, list[float]]]) -> li
         charts.append(
             Chart(
                 f"trade_off_{slug(metric)}",
-                f"Utility against leakage: {said(metric)}",
-                f"After the last round: the score of {task} against {attack} of the global model, {said(metric)}. Better "
-                "is up and to the left. Crosses: standard deviation over the seeds.",
+                f"Utility against leakage: {in_words(metric)}",
+                f"After the last round: the score of {task} against {attack} of the global model, {in_words(metric)}. "
+                "Better is up and to the left. Crosses: standard deviation over the seeds.",
                 f"A point for each of {len(table):,} methods; {least} leaks least, {fmean(table[least]['x']):.2f}, with a "
                 f"score of {fmean(table[least]['y']):.2f}.",
-                draw_trade_off(table, f"{attack}, {said(metric)}", f"score of {task}"),
+                draw_trade_off(table, f"{attack}, {in_words(metric)}", f"score of {task}"),
                 [
                     {"run": method, "leakage": x, "utility": y}
                     for method, values in table.items()
@@ -233,7 +233,7 @@ def _trade_offs(found: Found, utility: tuple[str, dict[str, list[float]]]) -> li
 
 
 def last(found: Found, metric: str) -> dict[str, list[float]]:
-    """The metric at the last round at which each run knows it, before training left out."""
+    """Return a metric at the last round for which each run has it, without the level before training."""
     ends = {
         method: [
             values[-1]
@@ -254,11 +254,11 @@ def _table(attack: str, target: str, found: Found) -> Table:
         values = [ends[metric].get(method) for metric in metrics]
         if any(values):
             lines.append([method, *(_cell(fmean(own) if own else None) for own in values)])
-    title = f"{_in_words(attack)} after the last round: {TARGETS[target]}"
-    return Table(title, ["run", *map(said, metrics)], lines, "Means over the seeds.")
+    title = f"{_capitalized(attack)} after the last round: {TARGETS[target]}"
+    return Table(title, ["run", *map(in_words, metrics)], lines, "Means over the seeds.")
 
 
-def _in_words(attack: str) -> str:
+def _capitalized(attack: str) -> str:
     return attack[:1].upper() + attack[1:].replace("_", " ")
 
 

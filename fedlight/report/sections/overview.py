@@ -1,4 +1,4 @@
-"""What was run, and what came out: the recipes' tables of results, and a line for each run that has trained."""
+"""Overview: the recipes' tables of results, and a line for each run that has trained."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from fedlight.report.tables import duration, number, objects, short, slug, sprea
 
 
 def section(runs: Sequence[Run]) -> Section:
-    """Results of recipes first, then the runs."""
+    """Return the results of recipes, then the runs."""
     parts: list[Part] = []
     notes: list[str] = []
     recipes = list(dict.fromkeys(run.home for run in runs))
@@ -52,7 +52,7 @@ def _intro(runs: Sequence[Run], trained: Sequence[Run]) -> str:
 
 
 def results_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    """Mean and standard deviation over seeds of each metric, a line per method.
+    """Return mean and standard deviation over seeds of each metric, a line per method.
 
     Example:
         >>> results_table([{"method": "m", "x": 0.5}], "Results").lines
@@ -76,19 +76,19 @@ def results_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
 
 
 def _numbers(row: Mapping[str, Any]) -> list[str]:
-    """The names of a row's metrics."""
+    """Return the names of a row's metrics."""
     return [key for key, value in row.items() if key not in ("method", "seed") and number(value) is not None]
 
 
 def _pictures(rows: Sequence[dict[str, Any]], title: str, name: str) -> list[Chart]:
-    """The most telling metrics of the table as points; with a single method there is nothing to compare."""
+    """Draw the most telling metrics of the table; nothing with a single method."""
     methods = list(dict.fromkeys(row["method"] for row in rows))
     chosen = headline(rows, list(dict.fromkeys(key for row in rows for key in _numbers(row))))
     return [draw_results(rows, methods, chosen, title, name)] if len(methods) > 1 and chosen else []
 
 
 def runs_table(runs: Sequence[Run], title: str) -> Table:
-    """A line for each method: what was trained by which algorithm, how long, and how far it came."""
+    """Return a line for each method: model, algorithm, rounds, time and state."""
     lines = []
     for method in dict.fromkeys(run.method for run in runs):
         of_method = [run for run in runs if run.method == method]
@@ -132,13 +132,13 @@ def _seconds(run: Run) -> float | None:
 
 
 def stages_table(runs: Sequence[Run], folded: bool) -> Table:
-    """Everything that trained nothing: tests, predictions and calls."""
+    """Return a table of the runs without training: tests, predictions and calls."""
     lines = []
     for method in dict.fromkeys(run.method for run in runs):
         of_method = [run for run in runs if run.method == method]
-        said = str(of_method[0].settings().get("stage") or of_method[0].command or "-")
+        stage = str(of_method[0].settings().get("stage") or of_method[0].command or "-")
         ended = sum(run.is_done for run in of_method)
-        lines.append([method, _without_folders(said), f"{ended} of {len(of_method)} done"])
+        lines.append([method, _without_folders(stage), f"{ended} of {len(of_method)} done"])
     return Table("Other stages", ["stage", "what it did", "state"], lines, folded=folded)
 
 

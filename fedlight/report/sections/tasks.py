@@ -1,4 +1,4 @@
-"""What tests, tasks and duels gave: the metrics of evaluating commands, and the rows that stages have returned."""
+"""Results of tests, tasks and duels: metrics of evaluating commands, and rows that stages have returned."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ NOT_SHOWN = ("stderr/",)
 
 
 def section(runs: Sequence[Run]) -> Section | None:
-    """A table of all tested metrics, one of what training has scored, and one for each stage that returned rows."""
+    """Return a table of all tested metrics, one of scores after training, and one for each stage that returned rows."""
     parts: list[Part] = []
     tested = [run for run in runs if run.command in ("test", "validate")]
     parts += _metrics("Tests", tested, everything=True)
@@ -40,7 +40,7 @@ def _metrics(title: str, runs: Sequence[Run], everything: bool) -> list[Table]:
 
 
 def _last(run: Run) -> dict[str, Any]:
-    """The last metrics of a stage, or of a command by hand what its logger wrote last."""
+    """Return the last metrics of a stage, or the last that a command's logger wrote."""
     found = run.done().get("metrics")
     if isinstance(found, dict):
         return found
@@ -53,7 +53,7 @@ def _last(run: Run) -> dict[str, Any]:
 
 
 def _rows(method: str, runs: Sequence[Run]) -> list[Table]:
-    """The rows of a stage; of several seeds means and standard deviations."""
+    """Return the rows of a stage as tables; of several seeds, means and standard deviations."""
     own = [run for run in runs if run.method == method and run.command == "call"]
     rows = [row for run in own for row in objects(run.done().get("rows")) if row]
     if not rows:
