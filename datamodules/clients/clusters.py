@@ -74,7 +74,9 @@ class PseudoLabels:
 
     def __post_init__(self) -> None:
         if self.number < 2:
-            raise ValueError(f"pseudo_labels.number={self.number}: one label says nothing. Set 2 or more.")
+            raise ValueError(
+                f"pseudo_labels.number={self.number}: one label does not divide the rows. Set 2 or more."
+            )
 
     def label(self, rows: Sequence[Fields], seed: int) -> list[str]:
         """Return a label such as ``"k07"`` for each row, a function of the instructions and the seed."""
@@ -160,5 +162,5 @@ def _count_distinct(vectors: np.ndarray, enough: int) -> int:
 def _unit_mean(members: np.ndarray) -> np.ndarray:
     mean = members.mean(axis=0, dtype=np.float64)
     length = np.linalg.norm(mean)
-    # The mean of opposite vectors has no direction: then a member stands for them.
+    # The mean of opposite vectors has no direction; a member replaces it.
     return (mean / length if length > 1e-6 else members[0]).astype(np.float32)

@@ -141,8 +141,8 @@ def iid(
             f"num_clients is {num_clients}, but there are {num_groups} {what}: a client would be empty. "
             f"Set num_clients between 1 and {num_groups}."
         )
-    dealt = np.array_split(_make_rng(seed, "iid").permutation(num_groups), num_clients)
-    return _name_clients([np.flatnonzero(np.isin(group_of, own)) for own in dealt])
+    parts = np.array_split(_make_rng(seed, "iid").permutation(num_groups), num_clients)
+    return _name_clients([np.flatnonzero(np.isin(group_of, own)) for own in parts])
 
 
 def dirichlet(
@@ -224,7 +224,7 @@ def _draw_owners(
         if not np.isfinite(shares).all() or shares.sum() <= 0:
             shares = (held < even_share).astype(float)
         cuts = np.cumsum(shares / shares.sum())
-        # A group goes to the client in whose share the middle of its span of examples lies.
+        # A group goes to the client whose share contains the middle of the group's examples.
         middles = (np.cumsum(sizes[members]) - sizes[members] / 2) / sizes[members].sum()
         owner[members] = np.minimum(np.searchsorted(cuts, middles), num_clients - 1)
         held += np.bincount(owner[members], weights=sizes[members], minlength=num_clients)

@@ -74,7 +74,7 @@ class ByClient(L.Callback):
 
 
 class FederatedWrapper(L.LightningDataModule):
-    """An ordinary datamodule with a function that assigns its training examples to clients.
+    """Ordinary datamodule with a function that assigns its training examples to clients.
 
     Once a trainer attaches the wrapper, ``trainer.datamodule`` is the wrapped datamodule itself, with its hooks, state,
     hyperparameters and loaders, and the trainer reads the batches of its training loader by client. Without a

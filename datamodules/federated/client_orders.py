@@ -18,6 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from fedlight.support.seeding import derive_seed
 
+Passes = Iterator[Iterable[int]]
 PASSES = 100
 """A sampler that leaves out all of a client's examples in this many passes never reads them."""
 OWN_BATCHES = (
@@ -35,9 +36,7 @@ class Order(Protocol):
     def pass_length(self, positions: np.ndarray) -> int:
         """Return the number of examples in one pass over readable positions."""
 
-    def passes(
-        self, positions: np.ndarray, round_idx: int, generator: torch.Generator
-    ) -> Iterator[Iterable[int]]:
+    def passes(self, positions: np.ndarray, round_idx: int, generator: torch.Generator) -> Passes:
         """Yield the positions of one pass after another, without end; random ones from the generator or by the round."""
 
 
@@ -57,9 +56,7 @@ class SequentialOrder:
     def pass_length(self, positions: np.ndarray) -> int:
         return len(positions)
 
-    def passes(
-        self, positions: np.ndarray, round_idx: int, generator: torch.Generator
-    ) -> Iterator[Iterable[int]]:
+    def passes(self, positions: np.ndarray, round_idx: int, generator: torch.Generator) -> Passes:
         while True:
             yield positions.tolist()
 
@@ -82,12 +79,9 @@ class RandomOrder:
     def pass_length(self, positions: np.ndarray) -> int:
         return _share(self.num_samples, len(positions), len(self.source))
 
-    def passes(
-        self, positions: np.ndarray, round_idx: int, generator: torch.Generator
-    ) -> Iterator[Iterable[int]]:
+    def passes(self, positions: np.ndarray, round_idx: int, generator: torch.Generator) -> Passes:
         own = RandomSampler(range(len(positions)), self.replacement, self.pass_length(positions), generator)
-        while True:
-            yield (int(positions[index]) for index in own)
+        return _repeat(own, positions)
 
 
 class WeightedOrder:
@@ -103,14 +97,11 @@ class WeightedOrder:
         share = _share(self.sampler.num_samples, len(positions), len(self.sampler.weights))
         return share if self.sampler.replacement else min(share, len(positions))
 
-    def passes(
-        self, positions: np.ndarray, round_idx: int, generator: torch.Generator
-    ) -> Iterator[Iterable[int]]:
+    def passes(self, positions: np.ndarray, round_idx: int, generator: torch.Generator) -> Passes:
         # Read in every visit: a project may give its sampler other weights in each epoch.
         weights, length = self.sampler.weights[positions], self.pass_length(positions)
         own = WeightedRandomSampler(weights, length, self.sampler.replacement, generator)  # type: ignore[arg-type]
-        while True:
-            yield (int(positions[index]) for index in own)
+        return _repeat(own, positions)
 
 
 class SamplerOrder:
@@ -150,9 +141,7 @@ class SamplerOrder:
     def pass_length(self, positions: np.ndarray) -> int:
         return int(np.isin(self._draw(0, 0), positions).sum())
 
-    def passes(
-        self, positions: np.ndarray, round_idx: int, generator: torch.Generator
-    ) -> Iterator[Iterable[int]]:
+    def passes(self, positions: np.ndarray, round_idx: int, generator: torch.Generator) -> Passes:
         number = 0
         while True:
             drawn = self._draw(round_idx, number)
@@ -231,6 +220,12 @@ def seed_streams(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+def _repeat(sampler: Iterable[int], positions: np.ndarray) -> Passes:
+    """Yield the positions in one pass of the sampler after another."""
+    while True:
+        yield (int(positions[index]) for index in sampler)
 
 
 def _share(num_samples: int, own: int, source: int) -> int:

@@ -81,7 +81,7 @@ class ClientReading:
         return max(1, self._count(positions))
 
     def batches(self, client_id: str, positions: np.ndarray, round_idx: int, wanted: int) -> list[Any]:
-        """Return the batches of a visit, from as many passes as needed.
+        """Return the batches of a visit, drawn in several passes where necessary.
 
         Args:
             client_id: id of the client.

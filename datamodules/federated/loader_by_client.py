@@ -61,7 +61,7 @@ class LoaderByClient(_DataLoaderSource):
 
     @property
     def instance(self) -> Any:
-        """What the user gave to ``fit``: a datamodule, a module, or loaders."""
+        """Source that the user gave to ``fit``: a datamodule, a module, or loaders."""
         return self.given.instance
 
     @instance.setter

@@ -29,7 +29,7 @@ def draw_batches(
 
     Args:
         indices: the client's example indices, ``(examples,)``.
-        num_batches: number of batches, from as many passes as needed.
+        num_batches: number of batches, drawn in several passes where necessary.
         batch_size: most examples per batch.
         seed: seed of the order.
         lengths: tokens of every example of the pooled set; None: no bucketing.

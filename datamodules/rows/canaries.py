@@ -95,7 +95,7 @@ class Canaries:
         if len(chosen) * self.number > len(self._words) ** self.length / 2:
             raise ValueError(
                 f"canaries.number={self.number} for {len(chosen)} clients: length={self.length} of {len(self._words)} words "
-                "does not give so many different keys; raise canaries.length"
+                "does not give enough different keys; raise canaries.length"
             )
         keys: set[str] = set()
         return {

@@ -1,4 +1,4 @@
-"""Rows kept out of training: those with held-out values of a column, and prompts whose text other rows hold.
+"""Exclusion of rows from training, by held-out values of a column or by texts that other rows hold.
 
 Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", https://arxiv.org/abs/2407.03038, section 6,
 after Ouyang et al. 2022: no post is in both the clients' preference data and what the server completes.
@@ -22,11 +22,11 @@ WORD = re.compile(f"[^\\W_](?:[^\\W_]|[{MARKS}])*")
 
 @dataclass(frozen=True)
 class Holdout:
-    """Whole debates, subreddits or subjects for the test alone; in YAML ``holdout: {column: topic, values: ["tv-is-*"]}``.
+    """Rows held out for the test by values of a column; in YAML ``holdout: {column: topic, values: ["tv-is-better_*"]}``.
 
     Args:
         column: path of the raw column.
-        values: held-out values of that column; a final ``*`` stands for any ending (both stances of a debate).
+        values: held-out values of that column; a final ``*`` matches any ending (both stances of a debate).
     """
 
     column: str

@@ -7,7 +7,7 @@ import numpy as np
 from fedlight.support.types import Fields
 
 OWNERS = ("client", "category")
-"""Names that say where a row belongs; no model reads them."""
+"""Names of a row's client and category; no model reads them."""
 NO_SLOTS = ("response", *OWNERS)
 
 

@@ -119,50 +119,37 @@ def read_votes(
     meaning = _invert_choice_values(choice_values)
     _check_scores(rows, columns, meaning, source)
     votes = Votes(groups=_read_groups(rows, columns, source), counts=VoteCounts(source, rows=len(rows)))
+    counts = votes.counts
     index: dict[tuple, int] = {}
     seen: set[tuple[str, int, int]] = set()
-    for number, row in enumerate(rows):
-        _add_vote(votes, row, number, columns, meaning, required, index, seen)
-    votes.counts.votes, votes.counts.comparisons = len(votes.winner), len(votes.comparisons)
+    for number, row in enumerate(rows, 1):
+        values = {name: text_at(row, path) for name, path in columns.items()}
+        a, b, choice = _read_answers(values, meaning, number, source)
+        client, category = values.get("client", ""), values.get("category", "")
+        needed = [values[name] for name in (*required, "client", "category") if name in values]
+        if not (a and b and choice and all(needed)):
+            counts.missing += 1
+        elif choice == "tie":
+            counts.ties += 1
+        elif a == b:
+            counts.identical += 1
+        else:
+            fields = {name: value for name, value in values.items() if name not in VOTE_NAMES}
+            comparison, swapped = _find_comparison(votes, fields, a, b, index)
+            winner = int(choice == "b") ^ swapped
+            if (client, comparison, winner) in seen:
+                counts.duplicates += 1
+                continue
+            counts.conflicts += (client, comparison, 1 - winner) in seen
+            seen.add((client, comparison, winner))
+            votes.comparison.append(comparison)
+            votes.winner.append(winner)
+            votes.clients += [client] * ("client" in columns)
+            votes.categories += [category] * ("category" in columns)
+    counts.votes, counts.comparisons = len(votes.winner), len(votes.comparisons)
     if not votes.winner:
-        raise RowsError(f"{votes.counts}. No vote is left: check the column map and choice_values.")
+        raise RowsError(f"{counts}. No vote is left: check the column map and choice_values.")
     return votes
-
-
-def _add_vote(
-    votes: Votes,
-    row: Mapping[str, Any],
-    number: int,
-    columns: Columns,
-    meaning: Mapping[str, str],
-    required: Sequence[str],
-    index: dict[tuple, int],
-    seen: set[tuple[str, int, int]],
-) -> None:
-    counts = votes.counts
-    values = {name: text_at(row, path) for name, path in columns.items()}
-    a, b, choice = _read_answers(values, meaning, number, counts.source)
-    client, category = values.get("client", ""), values.get("category", "")
-    needed = [values[name] for name in (*required, "client", "category") if name in values]
-    if not (a and b and choice and all(needed)):
-        counts.missing += 1
-    elif choice == "tie":
-        counts.ties += 1
-    elif a == b:
-        counts.identical += 1
-    else:
-        fields = {name: value for name, value in values.items() if name not in VOTE_NAMES}
-        comparison, swapped = _find_comparison(votes, fields, a, b, index)
-        winner = int(choice == "b") ^ swapped
-        if (client, comparison, winner) in seen:
-            counts.duplicates += 1
-            return
-        counts.conflicts += (client, comparison, 1 - winner) in seen
-        seen.add((client, comparison, winner))
-        votes.comparison.append(comparison)
-        votes.winner.append(winner)
-        votes.clients += [client] * ("client" in columns)
-        votes.categories += [category] * ("category" in columns)
 
 
 def _read_answers(
@@ -174,7 +161,7 @@ def _read_answers(
     raw = values["choice"]
     if raw and raw not in meaning:
         raise RowsError(
-            f"{source}, row {number + 1}: the choice {raw!r} is none of choice_values ({', '.join(meaning)}). "
+            f"{source}, row {number}: the choice {raw!r} is none of choice_values ({', '.join(meaning)}). "
             "Set choice_values.a, .b and .tie to the values of the data."
         )
     return values["response_a"], values["response_b"], meaning.get(raw, "")
