@@ -16,7 +16,6 @@ momentum nor loses it, as selectors of FedBiscuit without sampled members requir
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, full_like, zeros_like
@@ -145,10 +144,18 @@ class FedAdagrad(ServerOptimizer):
 
     def direction(self, name: str, movement: Tensor) -> Tensor:
         """Return the first moment over the root of the second."""
-        return _adaptive(self._moments, name, movement, self.beta1, self.tau, lambda v: v + movement**2)
+        first, second = self._moments["first"], self._moments["second"]
+        m = first.get(name, zeros_like(movement))
+        first[name] = self.beta1 * m + (1 - self.beta1) * movement
+        second[name] = self.second(second.get(name, full_like(movement, self.tau**2)), movement)
+        return first[name] / (second[name].sqrt() + self.tau)
+
+    def second(self, v: Tensor, movement: Tensor) -> Tensor:
+        """Return the new second moment."""
+        return v + movement**2
 
 
-class FedAdam(ServerOptimizer):
+class FedAdam(FedAdagrad):
     """Adaptive steps that shrink with a running mean of squared movements.
 
     Args:
@@ -168,20 +175,16 @@ class FedAdam(ServerOptimizer):
     """
 
     def __init__(self, lr: float = 1e-3, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> None:
-        super().__init__(lr, ("first", "second"))
-        _check_ranges(tau, beta1=beta1, beta2=beta2)
-        self.beta1, self.beta2, self.tau = beta1, beta2, tau
+        super().__init__(lr, beta1, tau)
+        _check_ranges(beta2=beta2)
+        self.beta2 = beta2
 
-    def direction(self, name: str, movement: Tensor) -> Tensor:
-        """Return the first moment over the root of the second."""
-
-        def second(v: Tensor) -> Tensor:
-            return self.beta2 * v + (1 - self.beta2) * movement**2
-
-        return _adaptive(self._moments, name, movement, self.beta1, self.tau, second)
+    def second(self, v: Tensor, movement: Tensor) -> Tensor:
+        """Return the new second moment."""
+        return self.beta2 * v + (1 - self.beta2) * movement**2
 
 
-class FedYogi(ServerOptimizer):
+class FedYogi(FedAdam):
     """FedAdam whose second moment changes by no more than a squared movement, and so decays slowly.
 
     Args:
@@ -200,35 +203,10 @@ class FedYogi(ServerOptimizer):
         2.0
     """
 
-    def __init__(self, lr: float = 1e-3, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> None:
-        super().__init__(lr, ("first", "second"))
-        _check_ranges(tau, beta1=beta1, beta2=beta2)
-        self.beta1, self.beta2, self.tau = beta1, beta2, tau
-
-    def direction(self, name: str, movement: Tensor) -> Tensor:
-        """Return the first moment over the root of the second."""
-
-        def second(v: Tensor) -> Tensor:
-            square = movement**2
-            return v - (1 - self.beta2) * square * (v - square).sign()
-
-        return _adaptive(self._moments, name, movement, self.beta1, self.tau, second)
-
-
-def _adaptive(
-    moments: dict[str, State],
-    name: str,
-    movement: Tensor,
-    beta1: float,
-    tau: float,
-    second: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """Update both moments of tensor ``name``, the second by the function ``second``, and return the direction."""
-    m = moments["first"].get(name, zeros_like(movement))
-    v = moments["second"].get(name, full_like(movement, tau**2))
-    moments["first"][name] = beta1 * m + (1 - beta1) * movement
-    moments["second"][name] = second(v)
-    return moments["first"][name] / (moments["second"][name].sqrt() + tau)
+    def second(self, v: Tensor, movement: Tensor) -> Tensor:
+        """Return the new second moment."""
+        square = movement**2
+        return v - (1 - self.beta2) * square * (v - square).sign()
 
 
 def _check_ranges(tau: float | None = None, **betas: float) -> None:

@@ -1,1 +1,6 @@
-"""Files, checks, words and seeds that every room uses."""
+"""Helpers that every room uses, one file per topic; this room imports no other.
+
+Whole files and locks (`files`, `file_lock`), contents of files (`contents`), checkpoints (`checkpoint_files`), checks of
+settings (`checks`, `needs`, `settings_record`), seeds (`seeding`), output of commands (`console`, `results`, `words`),
+errors of the hub (`hub_errors`), helpers for torch (`torch_parts`), and lazy exports (`lazy`).
+"""
