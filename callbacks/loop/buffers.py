@@ -389,9 +389,8 @@ class AveragedBuffers(BufferPolicy):
 
     def finish_round(self) -> None:
         for name, examples in self._examples.items():
-            if (
-                others := self._all_examples - examples
-            ):  # whose visits have not changed it: they have the server's
+            # Clients whose visits have not changed the buffer have the server's.
+            if others := self._all_examples - examples:
                 self._sums.add(name, _real(self.round_start[name]), others)
         means: Buffers = {}
         for name, total in self._sums.result().items():

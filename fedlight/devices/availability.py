@@ -51,11 +51,9 @@ class Always:
     """
 
     def available_until(self, now_seconds: float, seed: int, round_idx: int, client_id: str) -> float | None:
-        """See :meth:`Availability.available_until`."""
         return inf
 
     def visits_per_day(self, seconds: float) -> float:
-        """See :meth:`Availability.visits_per_day`."""
         return DAY / seconds
 
 
@@ -82,12 +80,10 @@ class Chance:
             raise ValueError(f"availability={self.probability} is a probability: give a number in [0, 1]")
 
     def available_until(self, now_seconds: float, seed: int, round_idx: int, client_id: str) -> float | None:
-        """See :meth:`Availability.available_until`."""
         drawn = derive_seed(seed, "available", round_idx, client_id) / 2**32
         return inf if drawn < self.probability else None
 
     def visits_per_day(self, seconds: float) -> float:
-        """See :meth:`Availability.visits_per_day`."""
         return self.probability * DAY / seconds
 
 
@@ -125,7 +121,6 @@ class Trace:
         _check_intervals(self.intervals_hours, self.period_hours)
 
     def available_until(self, now_seconds: float, seed: int, round_idx: int, client_id: str) -> float | None:
-        """See :meth:`Availability.available_until`."""
         starts, ends = self._stretches
         moved = self._later_by(seed, client_id)
         if self.period_hours is None:

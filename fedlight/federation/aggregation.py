@@ -84,13 +84,11 @@ class WeightedSum(Aggregation):
         return {"sums": self._sums.partial(), "divisors": divisors}
 
     def merge(self, partial: Mapping[str, Any]) -> None:
-        """Add the sums of another partial."""
         self._sums.merge(partial["sums"])
         for name, ratio in partial["divisors"].items():
             self._divisors[name] += Fraction(*ratio)
 
     def result(self) -> State:
-        """Return the combined movement (fp64), and start anew."""
         total = {
             name: value.mul_(self._scale_of(name) / self._divisor_of(name))
             for name, value in self._sums.result().items()
@@ -120,7 +118,6 @@ class TrimsCoordinates(Aggregation):
         """Return how many values to leave out at each end, fewer than half of the clients."""
 
     def add(self, update: Update) -> None:
-        """Keep the movement."""
         for name, value in update.movement.items():
             self._movements[name].append(value)
 
@@ -130,12 +127,10 @@ class TrimsCoordinates(Aggregation):
         return dict(movements)
 
     def merge(self, partial: Mapping[str, Any]) -> None:
-        """Keep the movements of another partial."""
         for name, values in partial.items():
             self._movements[name].extend(values)
 
     def result(self) -> State:
-        """Return the combined movement, and start anew."""
         total = {}
         for name, values in self.partial().items():
             trimmed, ordered = self.trimmed(len(values)), stack(values).sort(dim=0).values

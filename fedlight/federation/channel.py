@@ -82,21 +82,17 @@ class Identity(Channel):
     """
 
     def down(self, state: State, client: Client) -> Payload:
-        """Return the state as it is."""
         return Payload(state, serialized_bytes(state))
 
     def up(
         self, received: State, trained: State, client: Client, without_feedback: Collection[str] = ()
     ) -> Payload:
-        """Return the exact movement."""
         return Payload(movement(received, trained), serialized_bytes(trained))
 
     def down_bytes(self, state: State) -> int:
-        """Return the bytes of the state as a safetensors file."""
         return serialized_bytes(state)
 
     def up_bytes(self, state: State) -> int:
-        """Return the bytes of the trained tensors as a safetensors file."""
         return serialized_bytes(state)
 
 
@@ -172,11 +168,9 @@ class Wire(Channel):
         return Payload({name: value.double() for name, value in payload.state.items()}, payload.num_bytes)
 
     def down_bytes(self, state: State) -> int:
-        """Return the bytes of the encoded parameters, measured once per layout."""
         return self._bytes(state, self.down_codecs, "down")
 
     def up_bytes(self, state: State) -> int:
-        """Return the bytes of the encoded movement, measured once per layout."""
         return self._bytes(state, self.up_codecs, "up")
 
     @property

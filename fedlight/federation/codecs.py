@@ -89,7 +89,6 @@ class Quantize(Codec):
         self.error_feedback = error_feedback
 
     def encode(self, values: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Side]:
-        """Return the rounded values."""
         if self.to in ("fp16", "bf16"):
             return self._halved(values, sizes)
         from bitsandbytes import functional as bnb
@@ -103,7 +102,6 @@ class Quantize(Codec):
         return _cut(codes.reshape(-1), filled, sent), {"scales": state.absmax}
 
     def decode(self, values: Tensor, side: Mapping[str, Tensor], sizes: Sequence[int]) -> Tensor:
-        """Return the values as they were rounded."""
         if self.to in ("fp16", "bf16"):
             return _scaled(values, side["exponents"], sizes)
         from bitsandbytes import functional as bnb
@@ -167,7 +165,6 @@ class TopK(Codec):
         self.error_feedback = error_feedback
 
     def encoded_sizes(self, sizes: Sequence[int]) -> list[int]:
-        """Return how many values of each tensor are sent."""
         # 0.07 * 100 is 7.000...1: a number that is whole but for the rounding counts as whole.
         return [min(size, max(1, math.ceil(self.share * size - 1e-9))) for size in sizes]
 
@@ -182,7 +179,6 @@ class TopK(Codec):
         return torch.cat(sent), {"positions": torch.cat(positions).to(torch.int32)}
 
     def decode(self, values: Tensor, side: Mapping[str, Tensor], sizes: Sequence[int]) -> Tensor:
-        """Return the values that were sent, and zeros elsewhere."""
         kept, decoded = self.encoded_sizes(sizes), torch.zeros(sum(sizes))
         sent = zip(values.split(kept), side["positions"].split(kept), strict=True)
         for part, (some, where) in zip(decoded.split(list(sizes)), sent, strict=True):

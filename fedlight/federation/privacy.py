@@ -118,9 +118,8 @@ class PrivateMean(Aggregation):
         total, senders = self._sums.result(), self._senders
         self._senders, self._clients = Counter(), set()
         deviation = self.noise_multiplier * self.clip_norm
-        for name in sorted(
-            total
-        ):  # in the order of names, so that noise does not depend on the order of clients
+        # In the order of names, so that noise does not depend on the order of clients.
+        for name in sorted(total):
             noise = torch.randn(total[name].shape, dtype=torch.float64)
             total[name].add_(noise, alpha=deviation).div_(senders[name])
         return total
@@ -175,7 +174,6 @@ class ClipAndNoise(Codec):
         self.delta = delta
 
     def encode(self, values: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Side]:
-        """Return the clipped values with noise."""
         scale = _clipping([values], self.clip_norm, "the movement")
         noise = torch.randn(values.shape)
         return (values * scale).add_(noise, alpha=self.noise_multiplier * self.clip_norm), {}

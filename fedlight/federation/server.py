@@ -85,7 +85,6 @@ class Average(ServerOptimizer):
         super().__init__(lr)
 
     def direction(self, name: str, movement: Tensor) -> Tensor:
-        """Return the movement itself."""
         return movement
 
 
@@ -113,7 +112,6 @@ class FedAvgM(ServerOptimizer):
         self.beta = beta
 
     def direction(self, name: str, movement: Tensor) -> Tensor:
-        """Return the new velocity."""
         velocity = self._moments["velocity"]
         velocity[name] = movement + self.beta * velocity[name] if name in velocity else movement.clone()
         return velocity[name]
@@ -143,7 +141,6 @@ class FedAdagrad(ServerOptimizer):
         self.beta1, self.tau = beta1, tau
 
     def direction(self, name: str, movement: Tensor) -> Tensor:
-        """Return the first moment over the root of the second."""
         first, second = self._moments["first"], self._moments["second"]
         m = first.get(name, zeros_like(movement))
         first[name] = self.beta1 * m + (1 - self.beta1) * movement
@@ -180,7 +177,6 @@ class FedAdam(FedAdagrad):
         self.beta2 = beta2
 
     def second(self, v: Tensor, movement: Tensor) -> Tensor:
-        """Return the new second moment."""
         return self.beta2 * v + (1 - self.beta2) * movement**2
 
 
@@ -204,7 +200,6 @@ class FedYogi(FedAdam):
     """
 
     def second(self, v: Tensor, movement: Tensor) -> Tensor:
-        """Return the new second moment."""
         square = movement**2
         return v - (1 - self.beta2) * square * (v - square).sign()
 
