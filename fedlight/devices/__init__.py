@@ -6,10 +6,12 @@ training step, `fit` makes a visit fit the device, and `run_round` lets a round'
 
 from fedlight.support.lazy import lazy_names
 
+# fmt: off
 _FILES = {
-    **{"Device": "device", "load_device": "device", "Fleet": "fleet", "BatchShape": "shape"},
-    **{"CostMeter": "cost", "StepCost": "cost", "QuantizedBase": "quantization", "fit": "memory"},
-    **{"Job": "clock", "Outcome": "clock", "run_round": "clock"},
+    "Device": "device", "load_device": "device", "Fleet": "fleet", "Always": "availability", "Chance": "availability",
+    "Trace": "availability", "BatchShape": "shape", "CostMeter": "cost", "StepCost": "cost", "QuantizedBase": "quantization",
+    "Footprint": "memory", "fit": "memory", "Job": "clock", "Outcome": "clock", "run_round": "clock",
 }
+# fmt: on
 __all__ = [*_FILES]
 __getattr__ = lazy_names(__name__, _FILES)

@@ -7,20 +7,16 @@ privacy (`privacy`), and memories of clients (`client_state`). The loop in `fedl
 
 from fedlight.support.lazy import lazy_names
 
+# fmt: off
 _FILES = {
-    **dict.fromkeys(("Algorithm", "predict_payloads"), "algorithm"),
-    **dict.fromkeys(("Aggregation", "CoordinateMedian", "TrimmedMean", "WeightedSum"), "aggregation"),
-    **dict.fromkeys(("Channel", "Identity", "Payload", "Wire"), "channel"),
-    **dict.fromkeys(("Client", "Update", "Upload", "Visit", "Visiting", "Work"), "client"),
-    **dict.fromkeys(("Codec", "Quantize", "TopK"), "codecs"),
-    **dict.fromkeys(("ClipAndNoise", "PrivateMean"), "privacy"),
-    **dict.fromkeys(("Average", "FedAdagrad", "FedAdam", "FedAvgM", "FedYogi", "ServerOptimizer"), "server"),
-    **{
-        "ClientMemories": "client_state",
-        "ExactSum": "exact_sum",
-        "Federation": "protocols",
-        "State": "state",
-    },
+    "Algorithm": "algorithm", "Federation": "protocols", "Client": "client", "Visit": "client", "Visiting": "client",
+    "Work": "client", "Update": "client", "Upload": "client", "State": "state", "ClientMemories": "client_state",
+    "Aggregation": "aggregation", "WeightedSum": "aggregation", "CoordinateMedian": "aggregation",
+    "TrimmedMean": "aggregation", "PrivateMean": "privacy", "ClipAndNoise": "privacy", "ExactSum": "exact_sum",
+    "ServerOptimizer": "server", "Average": "server", "FedAvgM": "server", "FedAdagrad": "server", "FedAdam": "server",
+    "FedYogi": "server", "Channel": "channel", "Identity": "channel", "Wire": "channel", "Payload": "channel",
+    "Codec": "codecs", "Quantize": "codecs", "TopK": "codecs",
 }
+# fmt: on
 __all__ = [*_FILES]
 __getattr__ = lazy_names(__name__, _FILES)
