@@ -31,7 +31,7 @@ def printed(tiny_model, tmp_path_factory):
     command += ["--federated.clients_per_round=2", "--federated.local_steps=1", f"--model.model={tiny_model}"]
     command += ["--trainer.default_root_dir=run"]
     environment = {
-        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
