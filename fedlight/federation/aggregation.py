@@ -71,7 +71,9 @@ class WeightedSum(Aggregation):
             ValueError: the weight is not finite.
         """
         if not math.isfinite(update.weight):
-            raise ValueError(f"the weight {update.weight} of client {update.client_id} is not finite: lower the learning rate")
+            raise ValueError(
+                f"the weight {update.weight} of client {update.client_id} is not finite: lower the lr"
+            )
         step = Fraction(update.weight if self.divide_by == "weight" else 1.0)
         for name, value in update.movement.items():
             self._sums.add(name, value, update.weight)
