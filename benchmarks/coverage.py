@@ -3,7 +3,7 @@
 Z. Wang et al. (FedDCA), 2024, https://arxiv.org/abs/2409.20135. Of a domain 1,000 texts are the clients', ten with 100;
 the rest of it and all other domains are public. Each client is given ``number`` public texts, at random or by what its
 cluster centres retrieve. Coverage (eq. 5) is of all texts of the domain, by those of it that the clients then hold. Besides
-the paper's ways there are some that explain their order, see `fedlight.augmentation.on_vectors.ways`.
+the paper's ways there are some that explain their order, see `coverage_ways.ways`.
 
 FedDCA* has the encoder ``--small`` at the clients and a projector, trained for each seed on texts that are private in no
 seed. ``overlap`` is the share of FedDCA's rows that is retrieved as well; with FedDCA's own clusters in place of those that
@@ -23,10 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from coverage_ways import Map, Server, around_one, maps, same_clusters, send, ways
 
-from fedlight.augmentation.on_vectors import Server, around_one, same_clusters, send, ways
 from fedlight.augmentation.overlap import overlap
-from fedlight.augmentation.projection import Map, maps
 from fedlight.datamodules.clients.clusters import Clusters, assign_clusters
 from fedlight.datamodules.rows.columns import text_at
 from fedlight.datamodules.rows.fields import instruction_text

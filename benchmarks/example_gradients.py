@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fedlight.augmentation.less.example_gradients import Gradients, example_gradients
-from fedlight.augmentation.less.random_projection import RandomProjection
+from fedlight.augmentation.less.features import RandomProjection
 from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.sft import SFTModule
 

@@ -15,8 +15,8 @@ import torch
 from damage import damaged
 from memories import disk, saved
 
-from fedlight.augmentation.less.blocks import ScoredBlocks
-from fedlight.augmentation.self_instruct.record import Try, open_record
+from fedlight.augmentation.less.scores import ScoredBlocks
+from fedlight.augmentation.self_instruct.tries import Try, open_record
 from fedlight.callbacks.attacks.records import AttackTable
 from fedlight.callbacks.export.prediction_writer import PredictionWriter
 from fedlight.callbacks.loop.round_table import RoundTable

@@ -1,1 +1,18 @@
-"""Ways to give clients instructions beyond their own: at random, by similarity, by gradients, by generation."""
+"""Augmentations: what clients train on besides their own rows, drawn, retrieved by similarity or gradients, or generated.
+
+They know modules, datamodules and generators; the datamodule knows their base class ``Augmentation`` alone.
+"""
+
+from fedlight.support.lazy import lazy_names
+
+_FILES = {
+    "DirectRetrieval": "direct",
+    "FedDCA": "feddca",
+    "FedDCAStar": "feddca_star",
+    "LESS": "less.less",
+    "RandomSampling": "random_sampling",
+    "SelfInstruct": "self_instruct.self_instruct",
+}
+
+__all__ = [*_FILES]
+__getattr__ = lazy_names(__name__, _FILES)

@@ -1,4 +1,4 @@
-"""Direct retrieval: each of a client's centres brings its nearest public rows, without a look at the other clients.
+"""Direct retrieval: the nearest public rows of each of a client's centres, independent of the other clients.
 
 Wang et al., "Federated Instruction Tuning of LLMs with Domain Coverage Augmentation" (FedDCA),
 https://arxiv.org/abs/2409.20135, appendix A.3, Algorithm 2: the top N_p / xi of every local centre, without repeats.
@@ -6,9 +6,7 @@ https://arxiv.org/abs/2409.20135, appendix A.3, Algorithm 2: the top N_p / xi of
 
 from collections.abc import Mapping, Sequence
 
-from fedlight.augmentation.client_centers import check_alpha, check_clusters, client_centers, sent_bytes
-from fedlight.augmentation.feddca import too_few
-from fedlight.augmentation.public_index import IndexKind, check_index_folder, public_index, rows_of
+from fedlight.augmentation import retrieval
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.datamodules.vectors.retrieval import retrieve_direct
@@ -16,15 +14,18 @@ from fedlight.support.types import Fields
 
 
 class DirectRetrieval(Augmentation):
-    """The nearest public rows of all of a client's centres.
+    """Retrieval of the nearest public rows of all of a client's centres, scored by the cosine to their centre.
 
     Args:
-        encoder: of the clients and of the server.
+        encoder: encoder of the clients and of the server.
         number: rows for each client, >= 1.
         clusters: centres of each client, >= 1.
-        alpha: only rows less similar than this to the centre that brings them; None, as in the paper: no bound.
+        alpha: upper bound of a row's cosine to its centre, in (-1, 1]; None, as in the paper: no bound.
         index: ``exact``, ``hnsw``, or ``auto``: exact below 50,000 rows.
-        index_folder: where the index is kept for later runs; None: nowhere.
+        index_folder: folder that keeps the index for later runs; None: none.
+
+    Raises:
+        ValueError: a setting is out of range.
     """
 
     without_effect = ("index_folder",)
@@ -35,12 +36,11 @@ class DirectRetrieval(Augmentation):
         number: int,
         clusters: int = 10,
         alpha: float | None = None,
-        index: IndexKind = "auto",
+        index: retrieval.IndexKind = "auto",
         index_folder: str | None = None,
     ) -> None:
         super().__init__(number)
-        check_clusters(clusters)
-        check_alpha(alpha)
+        retrieval.check_settings(clusters, alpha)
         self.encoder, self.clusters, self.alpha = encoder, clusters, alpha
         self.index, self.index_folder = index, index_folder
         self._bytes: dict[str, int] = {}
@@ -48,20 +48,20 @@ class DirectRetrieval(Augmentation):
     def augment(
         self, clients: Mapping[str, Sequence[Fields]], public: Sequence[Fields], seed: int
     ) -> dict[str, list[Added]]:
-        """See `Augmentation.augment`; the score is the cosine to the centre that brought the row."""
-        check_index_folder(self.index_folder)
-        sent = client_centers(self.encoder, clients, self.clusters, seed)
-        self._bytes = {client: sent_bytes(clusters) for client, clusters in sent.items()}
-        index = public_index(self.encoder, public, self.index, self.index_folder)
+        retrieval.check_index_folder(self.index_folder)
+        sent = retrieval.compute_centers(self.encoder, clients, self.clusters, seed)
+        self._bytes = {client: retrieval.count_bytes(clusters) for client, clusters in sent.items()}
+        index = retrieval.build_index(self.encoder, public, self.index, self.index_folder)
         return {
-            client: rows_of(retrieve_direct(index, clusters.centers, self.number, self.alpha), public)
+            client: retrieval.to_added(
+                retrieve_direct(index, clusters.centers, self.number, self.alpha), public
+            )
             for client, clusters in sent.items()
         }
 
     def why_fewer(self) -> str:
-        """See `Augmentation.why_fewer`."""
-        return too_few(self.alpha)
+        return retrieval.explain_shortage(self.alpha)
 
     def record(self) -> dict[str, object]:
-        """The bytes that each client sent."""
+        """Return the bytes that each client sent."""
         return {"sent_bytes": self._bytes}

@@ -1,15 +1,14 @@
 """FedDCA: the server picks one centre of each client so that together they cover the domain, and retrieves around these.
 
 Wang et al., "Federated Instruction Tuning of LLMs with Domain Coverage Augmentation", https://arxiv.org/abs/2409.20135,
-Algorithm 1. At the client: encode the instructions, cluster them, send centres and sizes. At the server: greedy selection of
-a centre for each client, then for each client the top N_p public instructions whose cosine to that centre is below alpha,
-so that what overlaps with private data is left out. Where fewer lie below alpha a client gets these, and it is said.
+Algorithm 1. Clients encode and cluster their instructions and send centres and sizes. The server selects a centre of each
+client greedily. Each client then gets the top N_p public instructions whose cosine to that centre is below alpha, so that
+rows that overlap with private data are left out. Where fewer rows lie below alpha a client gets fewer, which is reported.
 """
 
 from collections.abc import Mapping, Sequence
 
-from fedlight.augmentation.client_centers import check_alpha, check_clusters, client_centers, sent_bytes
-from fedlight.augmentation.public_index import IndexKind, check_index_folder, public_index, rows_of
+from fedlight.augmentation import retrieval
 from fedlight.datamodules.clients.clusters import Clusters
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.vectors.encoders import Encoder
@@ -20,18 +19,18 @@ from fedlight.support.types import Fields
 
 
 class FedDCA(Augmentation):
-    """Greedy choice of client centres and retrieval around them.
+    """Greedy selection of client centres and retrieval around them, scored by the cosine to the client's selected centre.
 
     Args:
-        encoder: of the clients and of the server.
+        encoder: encoder of the clients and of the server.
         number: N_p, rows for each client, >= 1.
         clusters: xi, centres that a client sends, >= 1; fewer where it has fewer distinct instructions.
-        alpha: only rows less similar than this to the client's centre, in (-1, 1]; None: no bound.
+        alpha: upper bound of a row's cosine to the client's centre, in (-1, 1]; None: no bound.
         index: ``exact``, ``hnsw``, or ``auto``: exact below 50,000 rows.
-        index_folder: where the index is kept for later runs; None: nowhere.
-        selection: of the i-th further of N clients ``drop_i`` leaves the i centres out that are most similar to those
-            chosen, as the paper's text says; ``keep_n_minus_i`` leaves all out but the N - i least similar, as its
-            Algorithm 1 is printed. With ``clusters`` = N both are the same; see `fedlight.datamodules.vectors.selection`.
+        index_folder: folder that keeps the index for later runs; None: none.
+        selection: for the i-th further of N clients ``drop_i`` leaves out the i centres most similar to those selected, as
+            the paper's text says; ``keep_n_minus_i`` keeps only the N - i least similar, as its Algorithm 1 is printed. With
+            ``clusters`` = N both are the same; see `fedlight.datamodules.vectors.selection`.
 
     Raises:
         ValueError: a setting is out of range.
@@ -45,13 +44,12 @@ class FedDCA(Augmentation):
         number: int,
         clusters: int = 10,
         alpha: float | None = 0.7,
-        index: IndexKind = "auto",
+        index: retrieval.IndexKind = "auto",
         index_folder: str | None = None,
         selection: Selection = "drop_i",
     ) -> None:
         super().__init__(number)
-        check_clusters(clusters)
-        check_alpha(alpha)
+        retrieval.check_settings(clusters, alpha)
         check_selection(selection)
         self.encoder, self.clusters, self.alpha, self.selection = encoder, clusters, alpha, selection
         self.index, self.index_folder = index, index_folder
@@ -60,24 +58,22 @@ class FedDCA(Augmentation):
     def augment(
         self, clients: Mapping[str, Sequence[Fields]], public: Sequence[Fields], seed: int
     ) -> dict[str, list[Added]]:
-        """See `Augmentation.augment`; the score is the cosine to the client's chosen centre."""
-        check_index_folder(self.index_folder)
-        sent = client_centers(self.encoder, clients, self.clusters, seed)
-        index = public_index(self.encoder, public, self.index, self.index_folder)
+        retrieval.check_index_folder(self.index_folder)
+        sent = retrieval.compute_centers(self.encoder, clients, self.clusters, seed)
+        index = retrieval.build_index(self.encoder, public, self.index, self.index_folder)
         chosen = select_centers(sent, seed, self.selection)
-        self._sent = notes(sent, chosen)
-        return retrieved(index, public, sent, chosen, self.number, self.alpha)
+        self._sent = describe_messages(sent, chosen)
+        return retrieve_rows(index, public, sent, chosen, self.number, self.alpha)
 
     def why_fewer(self) -> str:
-        """See `Augmentation.why_fewer`."""
-        return too_few(self.alpha)
+        return retrieval.explain_shortage(self.alpha)
 
     def record(self) -> dict[str, object]:
-        """Of each client the bytes that it sent, how many centres, and which was chosen."""
+        """Return per client the bytes that it sent, its clusters' sizes and the selected centre."""
         return {"clients": self._sent}
 
 
-def retrieved(
+def retrieve_rows(
     index: VectorIndex,
     public: Sequence[Fields],
     sent: Mapping[str, Clusters],
@@ -85,39 +81,36 @@ def retrieved(
     number: int,
     alpha: float | None,
 ) -> dict[str, list[Added]]:
-    """The server's answer to every client: the nearest public rows below ``alpha`` of its chosen centre.
+    """Return for every client the nearest public rows below ``alpha`` of its selected centre.
 
     Args:
-        index: of the public instructions, in the space of the centres.
-        public: their rows.
-        sent: what the clients sent.
-        chosen: which centre of each.
-        number: rows for each.
+        index: index of the public instructions, in the space of the centres.
+        public: rows of the index.
+        sent: client -> its centres.
+        chosen: client -> index of its selected centre.
+        number: rows for each client.
         alpha: see `FedDCA`.
     """
     centers = {client: clusters.centers[chosen[client]] for client, clusters in sent.items()}
     hits = retrieve(index, centers, number, alpha)
-    return {client: rows_of(hits[client], public) for client in sent}
+    return {client: retrieval.to_added(hits[client], public) for client in sent}
 
 
-def notes(sent: Mapping[str, Clusters], chosen: Mapping[str, int]) -> dict[str, dict[str, object]]:
-    """What is worth keeping of the clients' messages, before anything was projected.
+def describe_messages(
+    sent: Mapping[str, Clusters], chosen: Mapping[str, int]
+) -> dict[str, dict[str, object]]:
+    """Return the record of the clients' messages, before any projection.
 
     Example:
         >>> import numpy as np
-        >>> notes({"u": Clusters(np.eye(2, dtype=np.float32), np.array([3, 1]))}, {"u": 1})
+        >>> describe_messages({"u": Clusters(np.eye(2, dtype=np.float32), np.array([3, 1]))}, {"u": 1})
         {'u': {'sent_bytes': 32, 'sizes': [3, 1], 'chosen': 1}}
     """
     return {
         client: {
-            "sent_bytes": sent_bytes(clusters),
+            "sent_bytes": retrieval.count_bytes(clusters),
             "sizes": clusters.sizes.tolist(),
             "chosen": chosen[client],
         }
         for client, clusters in sent.items()
     }
-
-
-def too_few(alpha: float | None) -> str:
-    """Why a client got fewer rows than wanted."""
-    return "no more rows" if alpha is None else f"no more rows lie below alpha={alpha}"

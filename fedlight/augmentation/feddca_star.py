@@ -1,8 +1,8 @@
-"""FedDCA*: the clients' encoder is small, the server's large, and a projector takes centres from the one to the other.
+"""FedDCA*: a small encoder at the clients, a large one at the server, and a projector of centres between them.
 
 Wang et al., "Federated Instruction Tuning of LLMs with Domain Coverage Augmentation" (FedDCA),
 https://arxiv.org/abs/2409.20135, section 4.3. Centres are projected, then scaled to unit length, before the server selects;
-from there on it is FedDCA. The projector is a checkpoint of `ProjectorModule` (``fedlight fit --config projector.yaml``).
+all else is FedDCA. The projector is a checkpoint of `ProjectorModule` (``fedlight fit --config projector.yaml``).
 """
 
 import hashlib
@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedlight.augmentation.client_centers import check_alpha, check_clusters, client_centers
-from fedlight.augmentation.feddca import notes, retrieved, too_few
-from fedlight.augmentation.public_index import IndexKind, check_index_folder, public_index
+from fedlight.augmentation import retrieval
+from fedlight.augmentation.feddca import describe_messages, retrieve_rows
 from fedlight.datamodules.clients.clusters import Clusters
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.vectors.encoders import Encoder
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class FedDCAStar(Augmentation):
-    """FedDCA with a small encoder at the clients.
+    """FedDCA with a small encoder at the clients, scored by the cosine to the client's selected and projected centre.
 
     Args:
-        client_encoder: of the clients.
-        server_encoder: of the server; of another dimension, as a rule.
-        projector: checkpoint of a `ProjectorModule` from the one to the other.
+        client_encoder: encoder of the clients.
+        server_encoder: encoder of the server, usually of another dimension.
+        projector: checkpoint of a `ProjectorModule` from the clients' space to the server's.
         number, clusters, alpha, index, index_folder, selection: as in `FedDCA`.
     """
 
@@ -43,13 +42,12 @@ class FedDCAStar(Augmentation):
         number: int,
         clusters: int = 10,
         alpha: float | None = 0.7,
-        index: IndexKind = "auto",
+        index: retrieval.IndexKind = "auto",
         index_folder: str | None = None,
         selection: Selection = "drop_i",
     ) -> None:
         super().__init__(number)
-        check_clusters(clusters)
-        check_alpha(alpha)
+        retrieval.check_settings(clusters, alpha)
         check_selection(selection)
         self.client_encoder, self.server_encoder, self.projector = client_encoder, server_encoder, projector
         self.clusters, self.alpha, self.selection = clusters, alpha, selection
@@ -59,35 +57,32 @@ class FedDCAStar(Augmentation):
     def augment(
         self, clients: Mapping[str, Sequence[Fields]], public: Sequence[Fields], seed: int
     ) -> dict[str, list[Added]]:
-        """See `Augmentation.augment`; the score is the cosine to the client's chosen centre, projected."""
-        check_index_folder(self.index_folder)
-        projector = self._projector()
-        sent = client_centers(self.client_encoder, clients, self.clusters, seed)
+        retrieval.check_index_folder(self.index_folder)
+        projector = self._load_projector()
+        sent = retrieval.compute_centers(self.client_encoder, clients, self.clusters, seed)
         self.client_encoder.release()
         projected = {
             client: Clusters(projector.project(clusters.centers), clusters.sizes)
             for client, clusters in sent.items()
         }
-        index = public_index(self.server_encoder, public, self.index, self.index_folder)
+        index = retrieval.build_index(self.server_encoder, public, self.index, self.index_folder)
         chosen = select_centers(projected, seed, self.selection)
-        self._sent = notes(sent, chosen)
-        return retrieved(index, public, projected, chosen, self.number, self.alpha)
+        self._sent = describe_messages(sent, chosen)
+        return retrieve_rows(index, public, projected, chosen, self.number, self.alpha)
 
     def settings(self) -> dict[str, object]:
-        """The projector by what is in it, wherever it lies."""
-        content = self._checkpoint().read_bytes()
-        digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+        """Return the settings with a digest of the projector in place of its path."""
+        digest = hashlib.blake2b(self._find_checkpoint().read_bytes(), digest_size=16).hexdigest()
         return {**super().settings(), "projector": digest}
 
     def why_fewer(self) -> str:
-        """See `Augmentation.why_fewer`."""
-        return too_few(self.alpha)
+        return retrieval.explain_shortage(self.alpha)
 
     def record(self) -> dict[str, object]:
-        """As `FedDCA.record`; bytes are those of the small encoder's centres."""
+        """Return the same as `FedDCA.record`, with the bytes of the small encoder's centres."""
         return {"clients": self._sent}
 
-    def _checkpoint(self) -> Path:
+    def _find_checkpoint(self) -> Path:
         file = Path(self.projector).expanduser()
         if not file.is_file():
             raise FileNotFoundError(
@@ -96,10 +91,10 @@ class FedDCAStar(Augmentation):
             )
         return file
 
-    def _projector(self) -> "ProjectorModule":
+    def _load_projector(self) -> "ProjectorModule":
         from fedlight.modules.projector import ProjectorModule
 
-        projector = ProjectorModule.load_from_checkpoint(self._checkpoint())
+        projector = ProjectorModule.load_from_checkpoint(self._find_checkpoint())
         dimensions = (self.client_encoder.dimension, self.server_encoder.dimension)
         if dimensions != projector.dimensions:
             raise ValueError(

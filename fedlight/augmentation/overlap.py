@@ -1,12 +1,11 @@
-"""How much two augmentations agree on what each client gets: FedDCA* should retrieve what FedDCA retrieves.
+"""Agreement of two augmentations on the rows of each client: FedDCA* should retrieve what FedDCA retrieves.
 
-Z. Wang et al. (FedDCA), 2024, https://arxiv.org/abs/2409.20135, section 4.3, trade the clients' large encoder for a
-small one and a projector on the server; what that changes is what is retrieved.
+Z. Wang et al. (FedDCA), 2024, https://arxiv.org/abs/2409.20135, section 4.3, replace the clients' large encoder by a small
+one and a projector on the server, which changes the retrieved rows.
 """
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
 
@@ -14,7 +13,7 @@ from fedlight.datamodules.instructions.augmentation_record import AugmentationRe
 def overlap(
     found: Mapping[str, Collection[int]], reference: Mapping[str, Collection[int]]
 ) -> dict[str, float]:
-    """Share of a client's reference rows that were found for it as well.
+    """Return the share of each client's reference rows that were also found for it.
 
     Args:
         found: client -> its rows.
@@ -40,36 +39,21 @@ def overlap(
     return shares
 
 
-def retrieval_overlap(records: dict[str, str], reference: str) -> dict[str, Any]:
-    """Compares what augmentations retrieved with what another one did; a stage of recipes.
+def retrieval_overlap(folder: str, reference: str) -> float:
+    """Return the clients' mean `overlap` of the rows that two augmentations retrieved from the same public rows.
 
     Args:
-        records: label -> ``augmentation_folder`` of a run.
-        reference: that of the run to compare with; its public rows were the same.
-
-    Returns:
-        ``rows``: for each label the ``mean``, ``min`` and ``max`` of the clients' `overlap`; ``table``: label -> client ->
-        overlap.
+        folder: ``augmentation_folder`` of a run.
+        reference: ``augmentation_folder`` of the run to compare with.
 
     Raises:
         ValueError: a folder has no record.
     """
-    chosen = {label: _rows(folder) for label, folder in {**records, "": reference}.items()}
-    against = chosen.pop("")
-    table = {label: overlap(rows, against) for label, rows in chosen.items()}
-    rows = [
-        {
-            "method": label,
-            "mean": sum(shares.values()) / len(shares),
-            "min": min(shares.values()),
-            "max": max(shares.values()),
-        }
-        for label, shares in table.items()
-    ]
-    return {"rows": rows, "table": table}
+    shares = list(overlap(_read_rows(folder), _read_rows(reference)).values())
+    return sum(shares) / len(shares)
 
 
-def _rows(folder: str) -> dict[str, list[int]]:
+def _read_rows(folder: str) -> dict[str, list[int]]:
     record = AugmentationRecord(Path(folder))
     if not record.added.is_file():
         raise ValueError(f"{record.added}: there is no such file: give the augmentation_folder of a run")

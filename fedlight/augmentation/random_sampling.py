@@ -1,4 +1,4 @@
-"""Random sampling: every client gets public rows drawn evenly, whatever its own are. The plainest baseline.
+"""Random sampling, the simplest baseline: each client gets public rows drawn uniformly.
 
 Wang et al., "Federated Instruction Tuning of LLMs with Domain Coverage Augmentation" (FedDCA),
 https://arxiv.org/abs/2409.20135, section 5.1.
@@ -14,10 +14,10 @@ from fedlight.support.types import Fields
 
 
 class RandomSampling(Augmentation):
-    """Draws ``number`` public rows for each client, none twice for one client; all of them where there are fewer.
+    """Draws of ``number`` public rows for each client, none twice for one client, without scores.
 
     Args:
-        number: rows for each client, >= 1.
+        number: rows for each client, >= 1; with fewer public rows each client gets them all.
 
     Example:
         >>> public = [{"prompt": "x", "response": str(i)} for i in range(4)]
@@ -29,7 +29,6 @@ class RandomSampling(Augmentation):
     def augment(
         self, clients: Mapping[str, Sequence[Fields]], public: Sequence[Fields], seed: int
     ) -> dict[str, list[Added]]:
-        """See `Augmentation.augment`; there are no scores."""
         return {client: self._draw(public, derive_seed(seed, "random rows", client)) for client in clients}
 
     def _draw(self, public: Sequence[Fields], seed: int) -> list[Added]:

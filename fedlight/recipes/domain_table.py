@@ -62,8 +62,7 @@ def domain_table(
         vectors = torch.cat([points[[place[text] for text in held if text in place]], _encoded(of, new)])
         row = {"method": method, **scores, "coverage": domain_coverage(points, vectors), **shares}
         if reference is not None and shares:
-            overlaps = retrieval_overlap({method: folders["augmentation"]}, reference)["rows"]
-            row["overlap"] = overlaps[0]["mean"]
+            row["overlap"] = retrieval_overlap(folders["augmentation"], reference)
         found.append(row)
     if zero_shot is not None:
         score = _metric(Path(zero_shot), metric)

@@ -214,9 +214,9 @@ def test_a_run_that_was_killed_goes_on(tiny_model, tmp_path, monkeypatch):
     [
         ({"number": 0}, "Set number to 1 or more"),
         ({"warmup_share": 0}, r"warmup_share=0 must be in \(0, 1\]"),
-        ({"warmup_epochs": 0}, r"warmup_epochs=0 must be in \[1"),
-        ({"dimension": 0}, r"dimension=0 must be in \[1"),
-        ({"batch_size": 0}, r"batch_size=0 must be in \[1"),
+        ({"warmup_epochs": 0}, "warmup_epochs=0 must be at least 1"),
+        ({"dimension": 0}, "dimension=0 must be at least 1"),
+        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"base": "nf4", "gradients": "func"}, "set gradients to 'layers'"),
         ({"base": "int4"}, "did you mean 'int8'"),
         ({"gradients": "layer"}, "did you mean 'layers'"),

@@ -29,9 +29,8 @@ def test_records_are_compared_client_by_client(tmp_path):
     reference = write(tmp_path / "large", {"u": [4, 5, 6, 7], "v": [1, 2]})
     same = write(tmp_path / "same", {"v": [2, 1], "u": [7, 6, 5, 4]})
     other = write(tmp_path / "other", {"u": [4, 9], "v": [4, 5]})
-    found = retrieval_overlap({"same": same, "other": other}, reference)
-    assert found["table"] == {"same": {"u": 1.0, "v": 1.0}, "other": {"u": 0.25, "v": 0.0}}
-    assert found["rows"][1] == {"method": "other", "mean": 0.125, "min": 0.0, "max": 0.25}
+    assert retrieval_overlap(same, reference) == 1.0
+    assert retrieval_overlap(other, reference) == 0.125  # a quarter for u, nothing for v
 
 
 def test_what_is_missing_is_named(tmp_path):
@@ -40,4 +39,4 @@ def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(
         ValueError, match=r"added\.jsonl: there is no such file: give the augmentation_folder"
     ):
-        retrieval_overlap({}, str(tmp_path))
+        retrieval_overlap(str(tmp_path), str(tmp_path))

@@ -6,11 +6,11 @@ import lightning as L
 import numpy as np
 import pytest
 
-from fedlight.augmentation.client_centers import client_centers
 from fedlight.augmentation.direct import DirectRetrieval
 from fedlight.augmentation.feddca import FedDCA
 from fedlight.augmentation.feddca_star import FedDCAStar
 from fedlight.augmentation.random_sampling import RandomSampling
+from fedlight.augmentation.retrieval import compute_centers
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.vectors.encoders import Encoder, HashedEncoder
 from fedlight.modules.projector import ProjectorModule
@@ -82,7 +82,7 @@ def test_feddca_is_algorithm_1(alpha, selection):
     augmentation = FedDCA(ENCODER, number=12, clusters=6, alpha=alpha, selection=selection)
     added = augmentation.augment(CLIENTS, PUBLIC, seed=3)
     check(added, 12)
-    sent = client_centers(ENCODER, CLIENTS, 6, seed=3)
+    sent = compute_centers(ENCODER, CLIENTS, 6, seed=3)
     centers, sizes = ({c: own[at] for c, own in sent.items()} for at in (0, 1))
     public = vectors(PUBLIC)
     assert rows_of(added) == written_out(centers, sizes, 3, public, 12, alpha, selection)
@@ -136,7 +136,7 @@ def test_direct_retrieval_takes_its_share_of_every_centre():
     added = augmentation.augment(CLIENTS, PUBLIC, seed=3)
     check(added, 12)
     public = vectors(PUBLIC)
-    for client, own in client_centers(ENCODER, CLIENTS, 4, seed=3).items():
+    for client, own in compute_centers(ENCODER, CLIENTS, 4, seed=3).items():
         taken = []
         for center in own.centers:
             nearest = [row for row in np.argsort(-(public @ center), kind="stable") if row not in taken]

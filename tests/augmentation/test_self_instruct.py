@@ -3,8 +3,8 @@
 import pytest
 from scripted_generator import CLIENTS, Scripted, made, unlike
 
-from fedlight.augmentation.self_instruct.client import REASONS, ClientTries, next_tries
 from fedlight.augmentation.self_instruct.self_instruct import SelfInstruct
+from fedlight.augmentation.self_instruct.tries import REASONS, ClientTries, next_tries
 from fedlight.datamodules.instructions.augmentation import Added
 
 

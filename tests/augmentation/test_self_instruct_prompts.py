@@ -5,7 +5,7 @@ import re
 import pytest
 from scripted_generator import CLIENTS, Scripted, unlike
 
-from fedlight.augmentation.self_instruct.prompts import instruction_in, response_in
+from fedlight.augmentation.self_instruct.prompts import extract_instruction, extract_response
 from fedlight.augmentation.self_instruct.self_instruct import SelfInstruct
 
 
@@ -54,7 +54,7 @@ def test_instruction_and_input_are_shown_together_and_braces_are_text():
     ],
 )
 def test_instructions_in_answers(answer, instruction):
-    assert instruction_in(answer) == instruction
+    assert extract_instruction(answer) == instruction
 
 
 @pytest.mark.parametrize(
@@ -68,4 +68,4 @@ def test_instructions_in_answers(answer, instruction):
     ],
 )
 def test_responses_in_answers(answer, response):
-    assert response_in(answer) == response
+    assert extract_response(answer) == response

@@ -5,8 +5,7 @@ import copy
 import pytest
 import torch
 
-from fedlight.augmentation.less.gradient_features import Moments, adam_direction, gradient_features
-from fedlight.augmentation.less.random_projection import RandomProjection
+from fedlight.augmentation.less.features import Moments, RandomProjection, adam_direction, gradient_features
 from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.sft import SFTModule
 

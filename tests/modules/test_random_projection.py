@@ -2,7 +2,7 @@
 
 import torch
 
-from fedlight.augmentation.less.random_projection import RandomProjection
+from fedlight.augmentation.less.features import RandomProjection
 
 
 def vectors(rows, sizes, seed=0):

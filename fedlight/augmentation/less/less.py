@@ -1,15 +1,15 @@
-"""LESS: each client gets the public rows that would teach the model what the client's own rows teach it.
+"""LESS: each client gets the public rows that would change the model most like the client's own rows.
 
 M. Xia et al., "LESS: Selecting Influential Data for Targeted Instruction Tuning", ICML 2024,
-https://arxiv.org/abs/2402.04333. A LoRA adapter is warmed up on a few of the public rows. At the end of each epoch i, whose
-mean learning rate is lr_i, every public row z has the projected step of Adam that it would cause, and every client c the
-mean of the projected gradients of its own rows (eq. 3, with one subtask for each client, as in X. Wang et al., FedDCA,
+https://arxiv.org/abs/2402.04333. A LoRA adapter is warmed up on a few of the public rows. At the end of each epoch i, with
+mean learning rate lr_i, step_i(z) is the projected step of Adam that public row z would cause, and gradient_i(c) the mean of
+the projected gradients of client c's rows (eq. 3, with one subtask for each client, as in X. Wang et al., FedDCA,
 https://arxiv.org/abs/2409.20135):
 
     score(z, c) = sum_i lr_i cos(step_i(z), gradient_i(c)) / sum_i lr_i.
 
 In a federation the server warms up and takes the gradients of public rows; a client sends one vector for each epoch.
-Deviation: the projection is sparse, see `fedlight.augmentation.less.random_projection`.
+Deviation: the projection is sparse, see `fedlight.augmentation.less.features`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,14 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.augmentation.less.blocks import ScoredBlocks, scored_blocks
 from fedlight.augmentation.less.example_gradients import check_way
-from fedlight.augmentation.less.scores import PaddedExamples, influence_scores, make_features
+from fedlight.augmentation.less.scores import (
+    PaddedExamples,
+    ScoredBlocks,
+    find_blocks,
+    influence_scores,
+    make_features,
+)
 from fedlight.datamodules.federated.rounds import PooledSampler
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.text.encoding import encode_responses
@@ -31,38 +36,38 @@ from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import load_tokenizer, pad_id
 from fedlight.devices import hardware
 from fedlight.modules.sft import SFTModule
-from fedlight.support.checks import check_range
+from fedlight.support.checks import check_range, refuse_below
 from fedlight.support.needs import Model, Need
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 
 
 class LESS(Augmentation):
-    """Public rows by the influence that they would have on the client's own rows.
+    """Selection of public rows by their influence on the client's own rows, which is also their score.
 
-    The defaults are those of the paper and its code. It takes ``warmup_epochs`` gradients of every public row, so it is as
-    dear as training on the whole public set for as many epochs.
+    The defaults are those of the paper and its code. ``warmup_epochs`` gradients of every public row cost as much as
+    training on the whole public set for as many epochs. A client without a row that fits into ``max_tokens`` gets nothing.
 
     Args:
-        model: hub name, folder or ``"toy"``: whose gradients are taken, as a rule the model that is trained afterwards.
+        model: hub name, folder or ``"toy"`` of the model whose gradients are taken, usually the one that clients train.
         number: rows for each client, >= 1.
-        template: as the datamodule's, a name or a text with slots; see `fedlight.datamodules.text.templates`.
-        max_tokens: most tokens of prompt and response together; longer public rows are not chosen.
-        base: ``plain``, ``int8`` or ``nf4``; the last two go with ``gradients="layers"`` alone.
+        template: like the datamodule's, a name or a text with slots; see `fedlight.datamodules.text.templates`.
+        max_tokens: most tokens of prompt and response together; longer public rows are not selected.
+        base: ``plain``, ``int8`` or ``nf4``; the last two need ``gradients="layers"``.
         dtype: number type of the base; see `LanguageModule`, as for the next four.
-        lora_rank: of the adapter that is warmed up, and whose weights the gradients are of.
-        lora_alpha: of that adapter.
-        lora_dropout: in the warm-up.
-        lora_targets: the layers that have the adapter.
+        lora_rank: rank of the adapter that is warmed up and differentiated.
+        lora_alpha: scale of the adapter.
+        lora_dropout: dropout in the warm-up.
+        lora_targets: layers with the adapter.
         warmup_share: share of the public rows to warm up on, in (0, 1].
-        warmup_epochs: over these rows, >= 1; gradients are taken at the end of each.
-        warmup_batch_size: rows per step.
+        warmup_epochs: epochs over these rows, >= 1; gradients are taken at the end of each.
+        warmup_batch_size: rows per step, >= 1.
         lr: highest learning rate of the warm-up, which rises for 3 % of the steps and then falls to 0.
-        dimension: numbers that a gradient is projected to.
-        batch_size: rows whose gradients are in memory at once, 4 bytes for each weight of the adapter.
+        dimension: numbers of a projected gradient, >= 1.
+        batch_size: rows whose gradients are in memory at once, 4 bytes per weight of the adapter and row.
         gradients: ``layers`` or ``func``; see `fedlight.augmentation.less.example_gradients`.
-        device: by torch's name; ``auto`` is the GPU where there is one, else the CPU.
-        cache: a folder for scores, so that a run that was killed goes on; None: beside the rows that a datamodule records.
+        device: name of torch; ``auto`` is the GPU if there is one, else the CPU.
+        cache: folder for scores, from which a killed run resumes; None: beside the rows that a datamodule records.
 
     Raises:
         ValueError: a setting is out of range or misspelt.
@@ -94,10 +99,8 @@ class LESS(Augmentation):
     ) -> None:
         super().__init__(number)
         check_range("warmup_share", warmup_share, 0, 1, above_low=True)
-        counts = {"max_tokens": max_tokens, "warmup_epochs": warmup_epochs, "dimension": dimension}
-        counts |= {"warmup_batch_size": warmup_batch_size, "batch_size": batch_size}
-        for name, value in counts.items():
-            check_range(name, value, 1, float("inf"))
+        refuse_below(1, max_tokens=max_tokens, warmup_epochs=warmup_epochs, dimension=dimension)
+        refuse_below(1, warmup_batch_size=warmup_batch_size, batch_size=batch_size)
         check_way(gradients, base)
         self.model, self.template, self.max_tokens = model, template, max_tokens
         self.base, self.dtype = base, dtype
@@ -107,26 +110,21 @@ class LESS(Augmentation):
         self.warmup_batch_size, self.batch_size = warmup_batch_size, batch_size
         self.dimension, self.gradients, self.device, self.cache = dimension, gradients, device, cache
         self._template = Template.named(template)
-        self._new_module(seed=0)  # refuses its settings now, before anything is read
+        self._new_module(seed=0)  # refuses wrong settings before anything is read
         self._record: dict[str, object] = {}
 
     @classmethod
     def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
-        """The model."""
+        """Return the model as what has to be there before a run."""
         return [Model(settings["model"])]
 
     def keep_in(self, folder: Path) -> None:
-        """See `Augmentation.keep_in`."""
         self.cache = self.cache or str(folder / "less")
 
     def augment(
         self, clients: Mapping[str, Sequence[Fields]], public: Sequence[Fields], seed: int
     ) -> dict[str, list[Added]]:
-        """See `Augmentation`. A client of whose own rows none fits into ``max_tokens`` gets nothing.
-
-        Raises:
-            ValueError: no public row fits, or no client has a row that does.
-        """
+        """Return the selected rows; raise ValueError if no public row, or no client's row, fits into ``max_tokens``."""
         added: dict[str, list[Added]] = {client: [] for client in clients}
         if not public:
             return added
@@ -137,49 +135,50 @@ class LESS(Augmentation):
         if not len(candidates) or not targets:
             whose = "client's row" if len(candidates) else "public row"
             raise ValueError(f"LESS: no {whose} fits into max_tokens={self.max_tokens}: raise it")
-        scored_by = {name: value for name, value in self.settings().items() if name != "number"}
-        done = scored_blocks(self.cache, scored_by, clients, public, seed)
-        scores = self._scores(candidates, list(targets.values()), seed, done)
+        settings = {name: value for name, value in self.settings().items() if name != "number"}
+        blocks = find_blocks(self.cache, settings, clients, public, seed)
+        scores = self._score(candidates, list(targets.values()), seed, blocks)
         for column, client in enumerate(targets):
-            found = best(scores[:, column], self.number)
+            found = np.argsort(-scores[:, column], kind="stable")[
+                : self.number
+            ]  # of equal scores the earlier first
             rows = candidates.examples.rows[found].tolist()
             added[client] = [
                 Added(public[row], row, float(scores[example, column]))
                 for example, row in zip(found, rows, strict=True)
             ]
-        left_out = len(public) - len(candidates), len(clients) - len(targets)
-        self._record |= dict(zip(("public_rows_too_long", "clients_without_rows"), left_out, strict=True))
-        rank_zero_info(self._line())
+        self._record["public_rows_too_long"] = len(public) - len(candidates)
+        self._record["clients_without_rows"] = len(clients) - len(targets)
+        rank_zero_info(self._summarize())
         return added
 
     def why_fewer(self) -> str:
-        """See `Augmentation`."""
         return f"too few public rows, or none of the client's own, fit into max_tokens={self.max_tokens}"
 
     def record(self) -> dict[str, object]:
-        """Of the last call: the course of the warm-up, what a client would have sent, what did not fit."""
+        """Return, for the last call, losses and rates of the warm-up, bytes that a client sends, and rows left out."""
         return dict(self._record)
 
-    def _scores(
-        self, candidates: PaddedExamples, targets: Sequence[PaddedExamples], seed: int, done: ScoredBlocks
+    def _score(
+        self, candidates: PaddedExamples, targets: Sequence[PaddedExamples], seed: int, blocks: ScoredBlocks
     ) -> np.ndarray:
-        """Of every candidate for every client, ``(candidates, clients)``."""
+        """Return the score of every candidate for every client, ``(candidates, clients)``."""
         module = self._new_module(seed)
         with torch.device(candidates.device):
             module.configure_model()
         features = make_features(module, self.dimension, self.batch_size, self.gradients, seed)
         epochs = self._warm_up_batches(candidates.examples.lengths, seed)
-        scores, past = influence_scores(features, candidates, targets, epochs, self.lr, done)
+        scores, finished = influence_scores(features, candidates, targets, epochs, self.lr, blocks)
         self._record = {
             "warmup_rows": len({row for epoch in epochs for batch in epoch for row in batch}),
-            "warmup_losses": [round(epoch.mean_loss, 4) for epoch in past],
-            "warmup_lrs": [epoch.mean_lr for epoch in past],
+            "warmup_losses": [round(epoch.mean_loss, 4) for epoch in finished],
+            "warmup_lrs": [epoch.mean_lr for epoch in finished],
             "adapter_weights": sum(weight.numel() for weight in module.parameters() if weight.requires_grad),
             "client_sends_bytes": 4 * self.dimension * self.warmup_epochs,
         }
         return scores
 
-    def _line(self) -> str:
+    def _summarize(self) -> str:
         record = self._record
         return (
             f"LESS: warmed up on {record['warmup_rows']:,} rows, loss by epoch {record['warmup_losses']}; gradients of "
@@ -192,7 +191,7 @@ class LESS(Augmentation):
         return SFTModule(**{name: getattr(self, name) for name in names}, seed=derive_seed(seed, "less"))
 
     def _read(self, tokenizer: object, rows: Sequence[Fields], device: torch.device) -> PaddedExamples:
-        """The rows that fit; their examples know which rows they are."""
+        """Return the rows that fit; their examples keep their indices among all rows."""
         responses = [row["response"] for row in rows]
         encoded = encode_responses(tokenizer, self._template, rows, responses, self.max_tokens)
         return PaddedExamples(
@@ -200,7 +199,7 @@ class LESS(Augmentation):
         )
 
     def _warm_up_batches(self, lengths: np.ndarray, seed: int) -> list[list[list[int]]]:
-        """Of each epoch its batches of candidates; all epochs are over the same ones."""
+        """Return the batches of candidates of each epoch; all epochs have the same candidates."""
         seed = derive_seed(seed, "less warm-up")
         number = max(1, round(self.warmup_share * len(lengths)))
         drawn = np.random.default_rng(seed).choice(len(lengths), number, replace=False)
@@ -210,17 +209,3 @@ class LESS(Augmentation):
             sampler.set_epoch(epoch)
             epochs.append([drawn[batch].tolist() for batch in sampler])
         return epochs
-
-
-def best(scores: np.ndarray, number: int) -> np.ndarray:
-    """The indices of the highest scores, best first; of equal ones the earlier first.
-
-    Args:
-        scores: ``(rows,)``.
-        number: how many, at most.
-
-    Example:
-        >>> best(np.array([0.1, 0.5, 0.3, 0.5]), number=3).tolist()
-        [1, 3, 2]
-    """
-    return np.argsort(-scores, kind="stable")[:number]

@@ -1,28 +1,92 @@
-"""The scores of LESS: the influence of every public row on every client, summed over the epochs of a warm-up.
+"""Scores of LESS: the influence of every public row on every client, summed over the epochs of a warm-up.
 
 M. Xia et al., "LESS: Selecting Influential Data for Targeted Instruction Tuning", ICML 2024,
-https://arxiv.org/abs/2402.04333, eq. 3. The features of public rows are compared as they come and not kept: what is held
-is one number for each public row and client (400,000 rows and 10 clients: 32 MB).
+https://arxiv.org/abs/2402.04333, eq. 3. The features of public rows are compared at once and not kept: memory holds one
+number per public row and client (400,000 rows and 10 clients: 32 MB).
+
+Scores are written to disk in blocks of rows, so that a killed run can be resumed. The files lie in ``FOLDER/KEY/`` with a
+key of settings, seed and texts, so that several runs may share the folder.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import hashlib
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedlight.augmentation.less.blocks import ScoredBlocks
-from fedlight.augmentation.less.gradient_features import Moments, gradient_features, influence
-from fedlight.augmentation.less.random_projection import RandomProjection
+from fedlight.augmentation.less.features import Moments, RandomProjection, gradient_features, influence
 from fedlight.augmentation.less.warm_up import Epoch, warm_up
+from fedlight.datamodules.instructions.augmentation_record import digest_of
 from fedlight.datamodules.text.examples import ResponseExamples, collate_responses
 from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.sft import SFTModule
 from fedlight.support.console import progress_bar
+from fedlight.support.files import sealed_bytes, unsealed_bytes, write_whole
+from fedlight.support.types import Fields
 
 BLOCK = 1000
 """Rows whose scores are kept in one file."""
+
+
+class ScoredBlocks:
+    """Files of scores by epoch and block of rows.
+
+    Args:
+        folder: folder of one run; None keeps nothing.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+
+    def read(self, epoch: int, block: int, shape: tuple[int, int]) -> np.ndarray | None:
+        """Return the scores of a block, or None if the file is missing or damaged."""
+        if self.folder is None:
+            return None
+        try:
+            found: np.ndarray = np.load(io.BytesIO(unsealed_bytes(self._file(epoch, block).read_bytes())))
+        except (OSError, ValueError):
+            return None
+        return found if found.shape == shape else None
+
+    def write(self, epoch: int, block: int, scores: np.ndarray) -> None:
+        """Write the scores ``(rows, clients)`` of a block; a reader sees all of them or none."""
+        if self.folder is None:
+            return
+        file = io.BytesIO()
+        np.save(file, scores)
+        write_whole(self._file(epoch, block), sealed_bytes(file.getvalue()))
+
+    def _file(self, epoch: int, block: int) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{epoch}-{block}.npy"
+
+
+def find_blocks(
+    folder: str | None,
+    settings: Mapping[str, object],
+    clients: Mapping[str, Sequence[Fields]],
+    public: Sequence[Fields],
+    seed: int,
+) -> ScoredBlocks:
+    """Return the blocks of a run.
+
+    Args:
+        folder: folder of all runs; None keeps nothing.
+        settings: plain values on which the scores depend, besides rows and seed.
+        clients: each client's rows.
+        public: the scored rows.
+        seed: seed of the run.
+    """
+    if folder is None:
+        return ScoredBlocks(None)
+    texts = [(client, digest_of(rows)) for client, rows in clients.items()]
+    key = json.dumps([settings, seed, texts, digest_of(public)], sort_keys=True)
+    return ScoredBlocks(Path(folder).expanduser() / hashlib.blake2b(key.encode(), digest_size=8).hexdigest())
 
 
 class PaddedExamples:
@@ -31,52 +95,54 @@ class PaddedExamples:
     Args:
         examples: prompts with responses.
         padding: padding token.
-        device: where the module is.
+        device: device of the module.
     """
 
     def __init__(self, examples: ResponseExamples, padding: int, device: torch.device) -> None:
         self.examples, self.padding, self.device = examples, padding, device
 
     def __len__(self) -> int:
-        """Number of examples."""
+        """Return the number of examples."""
         return len(self.examples)
 
     def batch(self, indices: Sequence[int] | np.ndarray) -> dict[str, Tensor]:
-        """The examples of these indices as a batch on the device."""
+        """Return the examples of these indices as a batch on the device."""
         batch = collate_responses([self.examples[index] for index in indices], self.padding)
         return {name: part.to(self.device) for name, part in batch.items()}
 
     def longest_first(self) -> np.ndarray:
-        """Every index once, in an order in which too large a batch fails at once."""
+        """Return all indices, the longest example first, so that too large a batch fails at once."""
         return np.argsort(-self.examples.lengths, kind="stable")
 
 
 class Features(NamedTuple):
-    """How features are taken of rows."""
+    """Gradient features of examples by a module, a projection and a batch size."""
 
     module: SFTModule
     project: RandomProjection
     batch_size: int
     way: str
 
-    def of(
-        self, rows: PaddedExamples, indices: np.ndarray, moments: Moments | None = None
-    ) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Some of the indices and the features of these rows ``(rows, dimension)``, until all were there.
-
-        Args:
-            rows: of which features are taken.
-            indices: of those among them that are wanted.
-            moments: of Adam, for the features of rows to be learned from.
-        """
+    def compute(
+        self, examples: PaddedExamples, indices: np.ndarray, moments: Moments | None = None
+    ) -> Iterator[Tensor]:
+        """Yield the features of these indices batch by batch, ``(batch, dimension)``; see `gradient_features`."""
         for start in range(0, len(indices), self.batch_size):
-            some = indices[start : start + self.batch_size]
-            yield some, gradient_features(self.module, rows.batch(some), self.project, moments, self.way)
+            batch = examples.batch(indices[start : start + self.batch_size])
+            yield gradient_features(self.module, batch, self.project, moments, self.way)
 
-    def mean(self, rows: PaddedExamples) -> Tensor:
-        """The mean of the plain gradients' features, ``(dimension,)``."""
-        parts = [found.sum(dim=0) for _, found in self.of(rows, rows.longest_first())]
-        return torch.stack(parts).sum(dim=0) / len(rows)
+    def mean(self, examples: PaddedExamples) -> Tensor:
+        """Return the mean of the plain gradients' features, ``(dimension,)``."""
+        parts = [found.sum(dim=0) for found in self.compute(examples, examples.longest_first())]
+        return torch.stack(parts).sum(dim=0) / len(examples)
+
+
+def make_features(module: SFTModule, dimension: int, batch_size: int, way: str, seed: int) -> Features:
+    """Return features of a configured module's trained weights, projected to ``dimension`` numbers."""
+    weights: Mapping[str, Tensor] = trained_parameters(module)
+    sizes = {name: weight.numel() for name, weight in weights.items()}
+    device = next(iter(weights.values())).device
+    return Features(module, RandomProjection(sizes, dimension, seed, device), batch_size, way)
 
 
 def influence_scores(
@@ -85,45 +151,33 @@ def influence_scores(
     targets: Sequence[PaddedExamples],
     epochs: Sequence[Sequence[Sequence[int]]],
     lr: float,
-    done: ScoredBlocks,
+    blocks: ScoredBlocks,
 ) -> tuple[np.ndarray, list[Epoch]]:
-    """Warms the module up on some of the candidates and scores all of them after each epoch.
+    """Warm the module up on some of the candidates and score all of them after each epoch.
 
     Args:
-        features: of the module that is warmed up; it is trained in place.
-        candidates: what is scored.
-        targets: what it shall be good for, rows of each client.
-        epochs: of the warm-up: batches of indices of candidates.
-        lr: its highest learning rate.
-        done: scores that are known, and where new ones are kept.
+        features: features by the module, which is trained in place.
+        candidates: examples to score.
+        targets: examples of each client.
+        epochs: batches of each epoch of the warm-up, as indices of candidates.
+        lr: highest learning rate of the warm-up.
+        blocks: known scores, and where new ones are kept.
 
     Returns:
         ``(candidates, targets)`` fp64, cosines weighted by the epochs' mean learning rates; and the epochs.
     """
-    scores, past, order = np.zeros((len(candidates), len(targets))), [], candidates.longest_first()
+    scores, finished, order = np.zeros((len(candidates), len(targets))), [], candidates.longest_first()
     with progress_bar("LESS: gradients of public rows", len(epochs) * len(candidates)) as advance:
         for number, epoch in enumerate(warm_up(features.module, epochs, candidates.batch, lr)):
-            past.append(epoch)
-            aims = torch.stack([features.mean(rows) for rows in targets])
+            finished.append(epoch)
+            means = torch.stack([features.mean(examples) for examples in targets])
             for block, start in enumerate(range(0, len(order), BLOCK)):
                 indices = order[start : start + BLOCK]
-                found = done.read(number, block, (len(indices), len(targets)))
+                found = blocks.read(number, block, (len(indices), len(targets)))
                 if found is None:
-                    found = _cosines(features.of(candidates, indices, epoch.moments), aims)
-                    done.write(number, block, found)
+                    steps = features.compute(candidates, indices, epoch.moments)
+                    found = np.concatenate([influence(step, means).double().cpu().numpy() for step in steps])
+                    blocks.write(number, block, found)
                 scores[indices] += epoch.mean_lr * found
                 advance(len(indices))
-    return scores / sum(epoch.mean_lr for epoch in past), past
-
-
-def _cosines(found: Iterable[tuple[np.ndarray, Tensor]], aims: Tensor) -> np.ndarray:
-    """Of features with those of the clients ``(clients, dimension)``: ``(rows, clients)``."""
-    return np.concatenate([influence(some, aims).double().cpu().numpy() for _, some in found])
-
-
-def make_features(module: SFTModule, dimension: int, batch_size: int, way: str, seed: int) -> Features:
-    """Features of a configured module's trained weights, projected to ``dimension`` numbers."""
-    weights: Mapping[str, Tensor] = trained_parameters(module)
-    sizes = {name: weight.numel() for name, weight in weights.items()}
-    device = next(iter(weights.values())).device
-    return Features(module, RandomProjection(sizes, dimension, seed, device), batch_size, way)
+    return scores / sum(epoch.mean_lr for epoch in finished), finished

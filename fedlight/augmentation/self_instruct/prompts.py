@@ -1,13 +1,11 @@
-r"""The two prompts of Self-Instruct, and what of an answer to them is an instruction or a response.
+r"""Prompts of Self-Instruct, and the instruction or response in an answer to them.
 
 Figure 7 of Wang et al., "Federated Instruction Tuning of LLMs with Domain Coverage Augmentation" (FedDCA),
-https://arxiv.org/abs/2409.20135, word for word; where its lines break is not said, and decided here.
+https://arxiv.org/abs/2409.20135, word for word; the paper does not show the line breaks, which are chosen here.
 """
 
 import re
-from collections.abc import Mapping
 
-from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.text.templates import Template
 
 INSTRUCTION_PROMPT = """\
@@ -28,67 +26,8 @@ _AFTER_INSTRUCTION = re.compile(r"\n\W*(?:instruction|response)\s*\d*\s*:", re.I
 _AFTER_RESPONSE = re.compile(r"\n\W*(?:example\s*\d*\s*:\s*)?instruction\s*\d*\s*:", re.IGNORECASE)
 
 
-def prompt_for_instruction(text: str, first: Mapping[str, str], second: Mapping[str, str]) -> str:
-    r"""Asks for an instruction unlike these two; instruction and input of a row are joined.
-
-    Args:
-        text: `INSTRUCTION_PROMPT`, or another with these slots.
-        first: a row of the client.
-        second: another.
-
-    Example:
-        >>> row = {"instruction": "Add.", "input": "1 and 2", "response": "3"}
-        >>> prompt_for_instruction("{first} | {second}", row, {"instruction": "Say hello.", "input": "", "response": "Hi"})
-        'Add.\n1 and 2 | Say hello.'
-    """
-    return Template(text).render({"first": instruction_text(first), "second": instruction_text(second)}).text
-
-
-def prompt_for_response(text: str, example: Mapping[str, str], instruction: str) -> str:
-    """Asks for the response to a new instruction in the form of an example's.
-
-    Args:
-        text: `RESPONSE_PROMPT`, or another with these slots.
-        example: a row of the client.
-        instruction: the new one.
-    """
-    shown = {"instruction": instruction_text(example), "response": example["response"], "new": instruction}
-    return Template(text).render(shown).text
-
-
-def instruction_in(answer: str) -> str:
-    r"""The one instruction in an answer.
-
-    A label before it is taken off, and so is what a model goes on with that does not know where to stop.
-
-    Example:
-        >>> instruction_in("Instruction 3: Name a planet.\nInstruction 4: Name a star.")
-        'Name a planet.'
-    """
-    return _between(_AFTER_INSTRUCTION, answer)
-
-
-def response_in(answer: str) -> str:
-    r"""The one response in an answer, likewise.
-
-    Example:
-        >>> response_in(" **Response:** It is Mars.\n\nExample 2:\nInstruction: Name a star.")
-        'It is Mars.'
-    """
-    return _between(_AFTER_RESPONSE, answer)
-
-
-def _between(end: re.Pattern[str], answer: str) -> str:
-    text = answer.strip()
-    label = _LABEL.match(text)
-    return end.split(text[label.end() if label else 0 :], maxsplit=1)[0].strip()
-
-
 def check_prompt(name: str, text: str, slots: tuple[str, ...]) -> None:
-    """Refuses a prompt that shows less, or something else.
-
-    Raises:
-        ValueError: its slots are not those.
+    """Raise ValueError for a prompt with other slots.
 
     Example:
         >>> check_prompt("response_prompt", "{response}", ("response", "new"))
@@ -96,8 +35,33 @@ def check_prompt(name: str, text: str, slots: tuple[str, ...]) -> None:
         ...
         ValueError: response_prompt has the slots {response}, but needs {response}, {new}
     """
-    if set(Template(text).slots) != set(slots):
-        have, needs = (
-            ", ".join(f"{{{slot}}}" for slot in some) or "none" for some in (Template(text).slots, slots)
-        )
+    own = Template(text).slots
+    if set(own) != set(slots):
+        have, needs = (", ".join(f"{{{slot}}}" for slot in some) or "none" for some in (own, slots))
         raise ValueError(f"{name} has the slots {have}, but needs {needs}")
+
+
+def extract_instruction(answer: str) -> str:
+    r"""Return the one instruction in an answer, without a label before it and without further instructions.
+
+    Example:
+        >>> extract_instruction("Instruction 3: Name a planet.\nInstruction 4: Name a star.")
+        'Name a planet.'
+    """
+    return _extract(answer, _AFTER_INSTRUCTION)
+
+
+def extract_response(answer: str) -> str:
+    r"""Return the one response in an answer, without a label before it and without further examples.
+
+    Example:
+        >>> extract_response(" **Response:** It is Mars.\n\nExample 2:\nInstruction: Name a star.")
+        'It is Mars.'
+    """
+    return _extract(answer, _AFTER_RESPONSE)
+
+
+def _extract(answer: str, end: re.Pattern[str]) -> str:
+    text = answer.strip()
+    label = _LABEL.match(text)
+    return end.split(text[label.end() if label else 0 :], maxsplit=1)[0].strip()

@@ -1,9 +1,9 @@
-"""Self-Instruct: a language model invents instructions like a client's own, and answers them.
+"""Self-Instruct: a language model writes instructions like a client's own, and their responses.
 
-Wang et al., "Self-Instruct", ACL 2023, https://arxiv.org/abs/2212.10560, in the form in which Wang et al., "Federated
+Wang et al., "Self-Instruct", ACL 2023, https://arxiv.org/abs/2212.10560, in the form that Wang et al., "Federated
 Instruction Tuning of LLMs with Domain Coverage Augmentation" (FedDCA), https://arxiv.org/abs/2409.20135, appendix A.7,
-compare with it: two examples of the client -> a new instruction; one example -> its response. Added: an instruction
-that is too near to a known one is dropped (ROUGE-L above 0.7, as in Self-Instruct; FedDCA does not say whether it does).
+compare with: two examples of the client -> a new instruction; one example -> its response. Addition: an instruction that
+is too similar to a known one is dropped (ROUGE-L above 0.7, as in Self-Instruct; FedDCA does not say whether it does).
 """
 
 from collections import Counter
@@ -12,19 +12,26 @@ from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from fedlight.augmentation.self_instruct.client import ACCEPTED, NO_RESPONSE, REASONS, ClientTries, next_tries
 from fedlight.augmentation.self_instruct.prompts import (
     INSTRUCTION_PROMPT,
     RESPONSE_PROMPT,
     check_prompt,
-    instruction_in,
-    prompt_for_instruction,
-    prompt_for_response,
-    response_in,
+    extract_instruction,
+    extract_response,
 )
-from fedlight.augmentation.self_instruct.record import Try, fingerprint, open_record
+from fedlight.augmentation.self_instruct.tries import (
+    ACCEPTED,
+    NO_RESPONSE,
+    REASONS,
+    ClientTries,
+    Try,
+    fingerprint,
+    next_tries,
+    open_record,
+)
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
-from fedlight.datamodules.rows.fields import NO_SLOTS
+from fedlight.datamodules.rows.fields import NO_SLOTS, instruction_text
+from fedlight.datamodules.text.templates import Template
 from fedlight.generators.endpoint import TextGenerator
 from fedlight.support.checks import refuse_below
 from fedlight.support.console import progress_bar
@@ -32,23 +39,22 @@ from fedlight.support.types import Fields
 
 
 class SelfInstruct(Augmentation):
-    """Rows that a text generator makes from each client's own; it needs no public rows.
+    """Rows that a text generator writes from each client's own, in the order of writing; public rows are not used.
 
-    A generator elsewhere gets to see private rows: that is the price of this baseline, and a warning says so.
+    A generator on another machine sees private rows, which a warning says.
 
     Args:
         number: rows wanted for each client.
-        generator: what answers the prompts: `LocalGenerator`, `fedlight.generators.endpoint.ChatEndpoint`.
-        max_rouge_l: most ROUGE-L F1 of a new instruction with any of the client's, own or made, in [0, 1].
-        max_words: most words of a new instruction.
-        tries_per_row: a client gets at most ``number`` times so many tries.
-        give_up_after: so many dropped tries in a row end a client's tries.
-        batch_size: tries of all clients that are made at once.
-        slot: the slot of the template that takes the new instruction; the others are left empty.
-        instruction_prompt: asks for an instruction, with the slots ``{first}`` and ``{second}``.
-        response_prompt: asks for its response, with the slots ``{instruction}``, ``{response}`` and ``{new}``.
-        folder: where the tries are kept as they are made; a run that was killed goes on from there. None: beside
-            the rows that a datamodule records.
+        generator: generator of answers to the prompts: `LocalGenerator`, `fedlight.generators.endpoint.ChatEndpoint`.
+        max_rouge_l: upper bound of the ROUGE-L F1 of a new instruction with any of the client's, own or made, in [0, 1].
+        max_words: most words of a new instruction, >= 1.
+        tries_per_row: most tries of a client, as a multiple of ``number``, >= 1.
+        give_up_after: number of dropped tries in a row that ends a client's tries, >= 1.
+        batch_size: tries of all clients that are made at once, >= 1.
+        slot: slot of the template for the new instruction; the other slots are left empty.
+        instruction_prompt: prompt for an instruction, with the slots ``{first}`` and ``{second}``.
+        response_prompt: prompt for its response, with the slots ``{instruction}``, ``{response}`` and ``{new}``.
+        folder: folder of the tries, from which a killed run resumes; None: beside the rows that a datamodule records.
 
     Raises:
         ValueError: a setting is out of range, or a prompt has other slots.
@@ -86,17 +92,12 @@ class SelfInstruct(Augmentation):
         self._reasons: Counter[str] = Counter()
 
     def keep_in(self, folder: Path) -> None:
-        """See `Augmentation.keep_in`."""
         self.folder = self.folder or str(folder)
 
     def augment(
         self, clients: Mapping[str, Sequence[Fields]], public: Sequence[Fields], seed: int
     ) -> dict[str, list[Added]]:
-        """The rows made for each client, in the order in which they were made; ``public`` is not looked at.
-
-        Raises:
-            ValueError: the rows have no ``slot``.
-        """
+        """Return the rows made for each client; raise ValueError if the clients' rows have no ``slot``."""
         self._check_slot(clients)
         settings, own = self.settings(), {name: self._client(name, rows) for name, rows in clients.items()}
         wanted = self.number * sum(map(bool, clients.values()))
@@ -105,33 +106,35 @@ class SelfInstruct(Augmentation):
             progress_bar("Self-Instruct", wanted) as advance,
         ):
             for batch in record.batches:
-                for one in batch:
-                    own[one.client].replay(one)
+                for attempt in batch:
+                    own[attempt.client].replay(attempt)
             advance(sum(len(client.accepted) for client in own.values()))
             todo = next_tries(list(own.values()), self.batch_size)
             if todo:
                 self._warn_of_sending(sum(map(bool, clients.values())))
-            draw = len(record.batches)  # a client with few rows shows the same ones again in a later batch
+            draw = len(
+                record.batches
+            )  # makes answers differ where a client with few rows shows the same ones again
             while todo:
                 tries = self._make(todo, seed, draw)
                 record.append(tries)
-                for one in tries:
-                    own[one.client].count(one)
-                advance(sum(one.outcome == ACCEPTED for one in tries))
+                for attempt in tries:
+                    own[attempt.client].count(attempt)
+                advance(sum(attempt.outcome == ACCEPTED for attempt in tries))
                 todo, draw = next_tries(list(own.values()), self.batch_size), draw + 1
         self.generator.release()
-        self._tell(list(own.values()))
+        self._log_summary(list(own.values()))
         return {
-            name: [self._added(one, client.rows) for one in client.accepted] for name, client in own.items()
+            name: [self._to_added(attempt, client.rows) for attempt in client.accepted]
+            for name, client in own.items()
         }
 
     def why_fewer(self) -> str:
-        """See `Augmentation`."""
-        dropped = f" ({self._dropped()})" if self._tries else ""
+        dropped = f" ({self._list_dropped()})" if self._tries else ""
         return f"tries_per_row={self.tries_per_row} and give_up_after={self.give_up_after} ended the tries{dropped}"
 
     def record(self) -> dict[str, object]:
-        """Tries of the last call, those dropped by reason, and what the generator counted."""
+        """Return the tries of the last call, the dropped ones by reason, and the generator's usage."""
         return {"tries": self._tries, "dropped": dict(self._reasons), "generator": self.generator.usage()}
 
     def _client(self, name: str, rows: Sequence[Fields]) -> ClientTries:
@@ -146,15 +149,24 @@ class SelfInstruct(Augmentation):
         )
 
     def _make(self, todo: Sequence[tuple[ClientTries, int]], seed: int, draw: int) -> list[Try]:
-        """A batch of tries: all instructions at once, then the responses to those that pass."""
-        shown = [client.examples(number, seed) for client, number in todo]
-        asked = [prompt_for_instruction(self.instruction_prompt, *examples[:2]) for examples in shown]
-        new = [instruction_in(answer) for answer in self.generator.complete(asked, draw)]
+        """Return a batch of tries: all instructions at once, then the responses to those that pass."""
+        shown = [client.draw_examples(number, seed) for client, number in todo]
+        prompt = Template(self.instruction_prompt)
+        asked = [
+            prompt.render({"first": instruction_text(first), "second": instruction_text(second)}).text
+            for first, second, _ in shown
+        ]
+        new = [extract_instruction(answer) for answer in self.generator.complete(asked, draw)]
         outcomes = [client.judge(text) for (client, _), text in zip(todo, new, strict=True)]
         passed = [index for index, outcome in enumerate(outcomes) if outcome == ACCEPTED]
-        asked = [prompt_for_response(self.response_prompt, shown[index][2], new[index]) for index in passed]
+        prompt = Template(self.response_prompt)
+        asked = []
+        for index in passed:
+            example = shown[index][2]
+            slots = {"instruction": instruction_text(example), "response": example["response"]}
+            asked.append(prompt.render({**slots, "new": new[index]}).text)
         answers = self.generator.complete(asked, draw) if asked else []
-        responses = {index: response_in(answer) for index, answer in zip(passed, answers, strict=True)}
+        responses = {index: extract_response(answer) for index, answer in zip(passed, answers, strict=True)}
         tries = []
         for index, (client, number) in enumerate(todo):
             response = responses.get(index, "")
@@ -162,9 +174,9 @@ class SelfInstruct(Augmentation):
             tries.append(Try(client.name, number, outcome, new[index], response))
         return tries
 
-    def _added(self, one: Try, rows: Sequence[Fields]) -> Added:
+    def _to_added(self, attempt: Try, rows: Sequence[Fields]) -> Added:
         slots = {name: "" for name in rows[0] if name not in NO_SLOTS}
-        return Added({**slots, self.slot: one.instruction, "response": one.response})
+        return Added({**slots, self.slot: attempt.instruction, "response": attempt.response})
 
     def _check_slot(self, clients: Mapping[str, Sequence[Fields]]) -> None:
         for rows in clients.values():
@@ -181,11 +193,11 @@ class SelfInstruct(Augmentation):
                 "with each new row. LocalGenerator keeps them on this machine."
             )
 
-    def _tell(self, clients: Sequence[ClientTries]) -> None:
+    def _log_summary(self, clients: Sequence[ClientTries]) -> None:
         self._tries = sum(client.tries for client in clients)
         self._reasons = sum((client.dropped for client in clients), Counter())
         made = sum(len(client.accepted) for client in clients)
-        text = f"SelfInstruct: {made:,} rows for {len(clients):,} clients from {self._tries:,} tries; {self._dropped()}"
+        text = f"SelfInstruct: {made:,} rows for {len(clients):,} clients from {self._tries:,} tries; {self._list_dropped()}"
         if short := [client for client in clients if len(client.accepted) < self.number]:
             least = min(short, key=lambda client: len(client.accepted))
             without = sum(not client.rows for client in short)
@@ -194,7 +206,7 @@ class SelfInstruct(Augmentation):
             text += f" ({without:,} clients have no row to show)" if without else ""
         rank_zero_info(text)
 
-    def _dropped(self) -> str:
+    def _list_dropped(self) -> str:
         dropped = ", ".join(
             f"{self._reasons[reason]:,} {reason}" for reason in REASONS if self._reasons[reason]
         )

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from coverage_ways import fit_projector, maps
 
-from fedlight.augmentation.projection import fit_projector, maps
 from fedlight.evaluation.alignment import alignment, unit
 
 

@@ -1,0 +1,103 @@
+"""Retrieval of public rows: what clients send, and the server's index of its public instructions.
+
+Wang et al., "Federated Instruction Tuning of LLMs with Domain Coverage Augmentation" (FedDCA),
+https://arxiv.org/abs/2409.20135, Algorithm 1. A client sends the centres and sizes of clusters of its instructions, and
+nothing else (lines 1 to 4).
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from fedlight.datamodules.clients.clusters import Clusters, cluster
+from fedlight.datamodules.instructions.augmentation import Added
+from fedlight.datamodules.rows.fields import instruction_text
+from fedlight.datamodules.vectors.encoders import Encoder
+from fedlight.datamodules.vectors.index_files import has_index
+from fedlight.datamodules.vectors.vector_index import Hits, VectorIndex
+from fedlight.support.files import refuse_unwritable
+from fedlight.support.seeding import derive_seed
+from fedlight.support.types import Fields
+
+IndexKind = Literal["auto", "exact", "hnsw"]
+
+
+def check_settings(clusters: int, alpha: float | None) -> None:
+    """Raise ValueError for ``clusters`` < 1, or for ``alpha`` outside (-1, 1], the range of a cosine."""
+    if clusters < 1:
+        raise ValueError(f"clusters={clusters}: a client sends at least 1 centre, for example 10.")
+    if alpha is not None and not -1 < alpha <= 1:
+        raise ValueError(
+            f"alpha={alpha} is compared with cosines: set it in (-1, 1], for example 0.7, or null for no bound."
+        )
+
+
+def check_index_folder(folder: str | None) -> None:
+    """Raise OSError, before any encoding, for a folder that has no index and cannot be written."""
+    if folder is not None and not has_index(Path(folder)):
+        refuse_unwritable(Path(folder), "index_folder")
+
+
+def compute_centers(
+    encoder: Encoder, clients: Mapping[str, Sequence[Fields]], num_clusters: int, seed: int
+) -> dict[str, Clusters]:
+    """Return what each client sends; one call encodes for all clients, as rows are encoded independently.
+
+    Args:
+        encoder: encoder of the clients.
+        clients: each client's rows, at least one.
+        num_clusters: xi, >= 1; a client with fewer distinct instructions sends fewer centres.
+        seed: seed of the starting points, together with the client's name.
+    """
+    vectors = encoder.encode([instruction_text(row) for rows in clients.values() for row in rows])
+    ends = np.cumsum([len(rows) for rows in clients.values()])
+    return {
+        client: cluster(own, num_clusters, derive_seed(seed, "centres", client))
+        for client, own in zip(clients, np.split(vectors, ends[:-1]), strict=True)
+    }
+
+
+def count_bytes(clusters: Clusters) -> int:
+    """Return the bytes of a client's message: centres in fp32, sizes as 64-bit numbers.
+
+    Example:
+        >>> count_bytes(Clusters(np.zeros((10, 384), np.float32), np.zeros(10, np.int64)))
+        15440
+    """
+    return int(clusters.centers.nbytes + clusters.sizes.nbytes)
+
+
+def build_index(
+    encoder: Encoder, public: Sequence[Fields], kind: IndexKind, folder: str | None
+) -> VectorIndex:
+    """Return an index of the public instructions, and release the encoder's model before the LLM is loaded.
+
+    Args:
+        encoder: encoder of the server.
+        public: rows.
+        kind: see `VectorIndex.build`.
+        folder: folder that keeps the index; None: none.
+    """
+    vectors = encoder.encode([instruction_text(row) for row in public])
+    encoder.release()
+    return VectorIndex.build(vectors, kind) if folder is None else VectorIndex.open(folder, vectors, kind)
+
+
+def to_added(hits: Hits, public: Sequence[Fields]) -> list[Added]:
+    """Return the retrieved rows with their texts.
+
+    Example:
+        >>> to_added(Hits(np.array([1]), np.array([0.5])), [{"response": "a"}, {"response": "b"}])
+        [Added(fields={'response': 'b'}, row=1, score=0.5)]
+    """
+    return [
+        Added(public[row], row, score)
+        for row, score in zip(hits.rows.tolist(), hits.scores.tolist(), strict=True)
+    ]
+
+
+def explain_shortage(alpha: float | None) -> str:
+    """Return why a client got fewer rows than ``number``."""
+    return "no more rows" if alpha is None else f"no more rows lie below alpha={alpha}"
