@@ -7,7 +7,7 @@ import pytest
 from chat_stub import ChatStub, say
 from tiny_world import write_rows
 
-from fedlight.evaluation.both_positions import BothPositions
+from fedlight.evaluation.judge import BothPositions
 from fedlight.generators.endpoint import ChatEndpoint
 from fedlight.judges.chat_judge import ASPECTS, ChatJudge, judge_prompt, read_ratings
 from fedlight.judges.duels import duels, made_judge

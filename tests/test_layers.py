@@ -48,7 +48,6 @@ LARGER = {
     **{
         "callbacks/loop": 33,
         "datamodules/synthesis": 13,
-        "fedlight/evaluation": 16,
         "fedlight/federation": 15,
     },
     **{"fedlight/report": 19, "fedlight/support": 17, "modules/language": 15},
@@ -89,6 +88,14 @@ def faults(path: Path, source: str) -> list[str]:
 @pytest.mark.parametrize("path", PACKAGE, ids=str)
 def test_imports_point_down(path):
     assert faults(path, (ROOT / path).read_text(encoding="utf-8")) == []
+
+
+def test_the_sandbox_imports_nothing_of_the_rest():
+    room = [path for path in PACKAGE if "sandbox" in path.parts]
+    names = {name for path in room for name in imported_names((ROOT / path).read_text(encoding="utf-8"))}
+    own = {name for name in names if name.startswith("fedlight")}
+    assert len(room) > 5
+    assert all(name.startswith("fedlight.evaluation.sandbox.") for name in own)
 
 
 def module_name(path: Path) -> str:

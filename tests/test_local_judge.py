@@ -6,7 +6,7 @@ import pytest
 from tiny_world import make_model
 from transformers import AutoTokenizer
 
-from fedlight.evaluation.both_positions import BothPositions
+from fedlight.evaluation.judge import BothPositions
 from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.judges.duels import made_judge
 from fedlight.judges.local_judge import LocalJudge, likeliest

@@ -15,8 +15,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from fedlight.callbacks.logs.trainer import log_now
 from fedlight.evaluation.bootstrap import bootstrap_interval
-from fedlight.evaluation.both_positions import BothPositions
-from fedlight.evaluation.judge import Judge
+from fedlight.evaluation.judge import BothPositions, Judge
 from fedlight.evaluation.length_controlled import Compared, length_controlled
 from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed

@@ -33,7 +33,7 @@ from fedlight.datamodules.synthesis.record import Part, SynthesisRecord, make_or
 from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Synthesis
 from fedlight.datamodules.text.templates import Template
 from fedlight.devices.shape import BatchShape
-from fedlight.evaluation.instruction_scores import best, ifd, ifs, mean_losses, ppl
+from fedlight.evaluation.instruction_scores import best, ifs, mean_losses, ppl
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.evaluation.tasks.task import continuation
 from fedlight.federation.candidates import MIXED, SYNTHETIC
@@ -262,7 +262,7 @@ def score_candidates(
     conditional = mean_losses([one for (one,) in found[: len(candidates)]])
     if score == "ppl":
         return ppl(conditional)
-    return (ifd if score == "ifd" else ifs)(conditional, mean_losses(found[-1]))
+    return ifs(conditional, mean_losses(found[-1]))
 
 
 def _describe(round_idx: int, sizes: Mapping[str, int], counts: Counter[str], notes: Counter[str]) -> str:

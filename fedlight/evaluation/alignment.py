@@ -1,8 +1,8 @@
-"""How well vectors of one encoder, mapped to another's space, agree with that encoder's own; and the linear map to beat.
+"""Agreement of vectors that were mapped from one encoder's space to another's, and the linear map as a baseline.
 
 For FedDCA* (Z. Wang et al., 2024, https://arxiv.org/abs/2409.20135, section 4.3), whose projector maps a small encoder's
-vectors to a large one's. Besides the cosine it is asked whether a mapped vector finds its own text among held-out ones,
-since retrieval is what it is for.
+vectors to a large one's. Its purpose is retrieval, so besides the cosine this measures whether a mapped vector finds
+its own text among held-out ones.
 """
 
 from typing import NamedTuple
@@ -17,8 +17,8 @@ class Alignment(NamedTuple):
 
     Attributes:
         cosine: mean cosine of a mapped vector and its target.
-        top1: share of mapped vectors whose own target is the nearest of all.
-        recall10: share of those whose own target is among the ten nearest.
+        top1: share of mapped vectors whose own target is the nearest.
+        recall10: share of mapped vectors whose own target is among the ten nearest.
     """
 
     cosine: float
@@ -27,12 +27,12 @@ class Alignment(NamedTuple):
 
 
 def alignment(mapped: np.ndarray, targets: np.ndarray, block: int = BLOCK) -> Alignment:
-    """Compares mapped vectors with their targets; a target as near as the own one does not count as nearer.
+    """Compare mapped vectors with their targets; a target as near as the own one does not count as nearer.
 
     Args:
         mapped: ``(texts, dimension)``, of any length above 0.
         targets: ``(texts, dimension)``; row i belongs to mapped row i.
-        block: rows that are compared at a time.
+        block: number of rows that are compared at a time.
 
     Raises:
         ValueError: there is no text, or the shapes differ.
@@ -52,20 +52,20 @@ def alignment(mapped: np.ndarray, targets: np.ndarray, block: int = BLOCK) -> Al
     for start in range(0, len(mapped), block):
         rows = slice(start, start + block)
         similar = mapped[rows] @ targets.T
-        # Rounding of the matrix product must not put the own target before itself.
+        # The tolerance keeps rounding in the matrix product from putting the own target before itself.
         nearer[rows] = (similar > own[rows, None] + 1e-6).sum(axis=1)
     return Alignment(float(own.mean()), float((nearer == 0).mean()), float((nearer < 10).mean()))
 
 
 def least_squares_map(small: np.ndarray, large: np.ndarray) -> np.ndarray:
-    """The affine map from one space to the other with the least squared error.
+    """Return the affine map from one space to the other with the least squared error.
 
     Args:
         small: ``(texts, small dimension)``.
         large: ``(texts, large dimension)``; row i is of the same text.
 
     Returns:
-        ``(small dimension + 1, large dimension)``, the last row is what is added; see `apply_map`.
+        ``(small dimension + 1, large dimension)``; the last row is the bias, see `apply_map`.
 
     Example:
         >>> weights = least_squares_map(np.array([[0.0], [1.0], [2.0]]), np.array([[1.0], [3.0], [5.0]]))
@@ -77,7 +77,7 @@ def least_squares_map(small: np.ndarray, large: np.ndarray) -> np.ndarray:
 
 
 def apply_map(weights: np.ndarray, small: np.ndarray) -> np.ndarray:
-    """Unit vectors ``(texts, large dimension)`` of what the map makes of ``small``.
+    """Map vectors of the small space and return unit vectors, ``(texts, large dimension)``.
 
     Example:
         >>> apply_map(np.array([[3.0, 0.0], [0.0, 4.0]]), np.array([[1.0]])).tolist()
@@ -87,7 +87,7 @@ def apply_map(weights: np.ndarray, small: np.ndarray) -> np.ndarray:
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
-    """Rows of length 1; rows of zeros stay.
+    """Scale rows to length 1; rows of zeros stay.
 
     Example:
         >>> unit(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()

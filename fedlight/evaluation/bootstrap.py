@@ -1,8 +1,8 @@
-"""Confidence intervals of shares by the percentile bootstrap over prompts.
+"""Confidence intervals of means by the percentile bootstrap over prompts.
 
-Efron, "Bootstrap Methods: Another Look at the Jackknife", Annals of Statistics 7, 1979; the percentile interval of Efron and
-Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13. Answers to one prompt are no independent draws, so prompts
-are drawn, each with all of its answers.
+Efron, "Bootstrap Methods: Another Look at the Jackknife", Annals of Statistics 7, 1979; the percentile interval of Efron
+and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13. Answers to one prompt are not independent, so
+prompts are drawn, each with all of its answers.
 """
 
 import math
@@ -13,11 +13,11 @@ import numpy as np
 
 from fedlight.support.seeding import derive_seed
 
-CELLS = 2_000_000  # draws x prompts that are held at once
+CELLS = 2_000_000  # draws x prompts held in memory at a time
 
 
 class Interval(NamedTuple):
-    """Ends of a confidence interval; NaN where nothing can be said."""
+    """Ends of a confidence interval; NaN where it is not defined."""
 
     low: float
     high: float
@@ -30,23 +30,23 @@ def bootstrap_interval(
     draws: int = 2000,
     seed: int = 0,
 ) -> Interval:
-    """Interval of the mean of values, if the prompts had been others.
+    """Return the interval of the mean of values under resampled prompts.
 
-    A share of 0 or 1 has an interval of no width: no draw of its prompts has anything else, which does not say that the
+    A share of 0 or 1 has an interval of width 0, since every resample has the same share. That does not mean that the
     share is known exactly.
 
     Args:
         values: one for each answer, such as scores of a judge, ``(answers,)``; NaN is left out.
-        prompts: which prompt each one belongs to; every one to its own if not given.
+        prompts: prompt of each answer; None: each answer has a prompt of its own.
         level: of confidence, in (0, 1).
-        draws: of as many prompts as there are, with replacement; at least 1.
-        seed: of the draws.
+        draws: number of resamples, of as many prompts as there are, with replacement; at least 1.
+        seed: of the resamples.
 
     Returns:
         Both ends; NaN with fewer than two prompts.
 
     Raises:
-        ValueError: a setting is out of range, or prompts are not as many as values.
+        ValueError: a setting is out of range, or the numbers of prompts and values differ.
 
     Example:
         >>> bootstrap_interval([0.0, 1.0])  # both prompts, or one of them twice: 0, 0.5 or 1
@@ -59,7 +59,9 @@ def bootstrap_interval(
     numbers = np.asarray(values, dtype=float)
     of = np.arange(len(numbers)) if prompts is None else _numbered(prompts)
     if len(of) != len(numbers):
-        raise ValueError(f"bootstrap_interval has {len(numbers)} values, but the prompts of {len(of)}")
+        raise ValueError(
+            f"bootstrap_interval has {len(numbers)} values, but {len(of)} prompts: give one for each"
+        )
     known = ~np.isnan(numbers)
     _, index = np.unique(of[known], return_inverse=True)
     sums, counts = np.bincount(index, numbers[known]), np.bincount(index)
@@ -71,7 +73,7 @@ def bootstrap_interval(
 
 
 def _drawn_means(sums: np.ndarray, counts: np.ndarray, draws: int, seed: int) -> np.ndarray:
-    """The mean over all answers of the drawn prompts, ``(draws,)``."""
+    """Return the mean over all answers of the drawn prompts, ``(draws,)``."""
     rng = np.random.default_rng(derive_seed(seed, "bootstrap"))
     size, means = len(counts), []
     step = max(1, CELLS // size)

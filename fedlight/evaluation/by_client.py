@@ -1,4 +1,4 @@
-"""From outcomes of examples to how the clients fare: the mean, the worst, the spread."""
+"""Scores by client: each client's mean, the mean of the worst clients, and the spread over clients."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,14 +7,15 @@ import numpy as np
 
 
 def per_client(correct: np.ndarray, indices: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Each client's share of correct examples.
+    """Return each client's share of correct examples.
 
     Args:
-        correct: whether each column is right on each example, ``(examples, columns)``.
-        indices: client -> its examples; positions beyond the last example are passed over, clients without one left out.
+        correct: whether each column is right on each example, ``(examples, columns)`` bool.
+        indices: client -> positions of its examples; positions beyond the last example are skipped, and clients without an
+            example are left out.
 
     Returns:
-        Client -> the means of its examples, ``(columns,)``, in [0, 1].
+        Client -> the means over its examples, ``(columns,)``, in [0, 1].
 
     Example:
         >>> correct = np.array([[True, True], [False, True], [True, False], [True, False]])
@@ -27,7 +28,7 @@ def per_client(correct: np.ndarray, indices: Mapping[str, np.ndarray]) -> dict[s
 
 
 def worst_share_mean(values: Sequence[float], share: float) -> float:
-    """Mean of the lowest ``ceil(share * n)`` of n values.
+    """Return the mean of the lowest ``ceil(share * n)`` of n values.
 
     Args:
         values: at least one.
@@ -37,12 +38,12 @@ def worst_share_mean(values: Sequence[float], share: float) -> float:
         >>> worst_share_mean([0.9, 0.5, 0.75, 0.25], share=0.3)
         0.375
     """
-    worst = math.ceil(round(share * len(values), 9))  # 0.1 * 30 is a little more than 3
+    worst = math.ceil(round(share * len(values), 9))  # 0.1 * 30 is slightly more than 3
     return math.fsum(sorted(values)[:worst]) / worst
 
 
 def spread(values: Sequence[float], share: float) -> dict[str, float]:
-    """Mean of the clients' values, mean of the worst share of them, and their standard deviation (over n).
+    """Return the mean of the clients' values, the mean of the worst share of them, and their population deviation.
 
     Example:
         >>> spread([0.5, 1.0, 0.5, 1.0], share=0.1)

@@ -1,11 +1,12 @@
-"""Domain coverage: how near a domain's texts are to the nearest text that the clients hold.
+"""Domain coverage: the mean cosine of a domain's texts to the nearest text that the clients hold.
 
 Z. Wang et al., "Federated Instruction Tuning of LLMs with Domain Coverage Augmentation" (FedDCA), 2024,
 https://arxiv.org/abs/2409.20135, eq. 5, after the facility location of G. Cornuejols et al. 1983:
 ``d(D^d, D^c) = 1 / |D^d| * sum over d in D^d of max over v in D^c and D^d of cos(d, v)``.
 
-Deviation: the paper prints ``1 / |D^c|``, but its values lie in [0, 1] and facility location is a mean over what is covered.
-Texts from outside of the domain mislead the figure (the paper's Figure 5): give vectors of texts inside alone, or a mask.
+Deviation: the paper prints ``1 / |D^c|``, but its values lie in [0, 1], and facility location is a mean over the covered
+points. Texts from outside the domain distort the metric (the paper's Figure 5): pass only vectors of texts inside, or a
+mask.
 """
 
 import torch
@@ -17,18 +18,18 @@ BLOCK = 1024
 
 
 class DomainCoverage(Metric):
-    """Coverage of a domain by the vectors that were seen so far.
+    """Coverage of a domain by all vectors seen so far, as a torchmetrics Metric.
 
-    It keeps the best cosine of each of the domain's points, so its memory does not grow with what is seen, and compares
-    block by block, so there is never a matrix of more than ``block * points`` similarities. Several processes take
-    the best of each point. A text that is seen twice counts as once.
+    It keeps the best cosine of each of the domain's points, so its memory does not grow with the number of vectors. It
+    compares block by block, so a matrix never has more than ``block * points`` similarities. Several processes take the
+    best of each point. A text seen twice counts once.
 
     Args:
         domain: vectors of all texts of the domain, ``(points, dimension)``, of any length above 0.
-        block: vectors that are compared with the domain at a time, at least 1.
+        block: number of vectors that are compared with the domain at a time, at least 1.
 
     Raises:
-        ValueError: the domain is empty, no matrix or not finite, or the block is below 1.
+        ValueError: the domain is empty, not a matrix or not finite, or the block is below 1.
 
     Example:
         >>> coverage = DomainCoverage(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]))
@@ -57,14 +58,14 @@ class DomainCoverage(Metric):
         self.add_state("best", torch.full((len(domain),), float("-inf")), dist_reduce_fx="max")
 
     def update(self, vectors: Tensor, inside: Tensor | None = None) -> None:
-        """Adds vectors of what the clients hold.
+        """Add vectors of texts that the clients hold.
 
         Args:
             vectors: ``(vectors, dimension)``.
-            inside: which of them belong to the domain, ``(vectors,)`` bool; None: all. The others are left out.
+            inside: whether each belongs to the domain, ``(vectors,)`` bool; others are left out. None: all belong to it.
 
         Raises:
-            ValueError: they have another dimension than the domain, or one inside is not finite; nothing is added then.
+            ValueError: the dimension is not the domain's, or a vector inside is not finite; then none is added.
         """
         if vectors.ndim != 2 or vectors.shape[1] != self.domain.shape[1]:
             raise ValueError(
@@ -78,18 +79,18 @@ class DomainCoverage(Metric):
             self.best = torch.maximum(self.best, similar.amax(dim=1))
 
     def compute(self) -> Tensor:
-        """The mean over the domain's points, at most 1.
+        """Return the mean over the domain's points, at most 1.
 
         Raises:
-            ValueError: no vector inside of the domain was seen.
+            ValueError: no vector inside the domain was seen.
         """
         if torch.isinf(self.best).any():
-            raise ValueError("no vector inside of the domain was seen: its coverage is not defined")
+            raise ValueError("no vector inside the domain was seen: its coverage is not defined")
         return self.best.mean(dtype=torch.float64).float()
 
 
 def _check_finite(vectors: Tensor, what: str, otherwise: str) -> None:
-    """One NaN or infinity would make the whole coverage NaN; an encoder in half precision can give them."""
+    """Check that vectors are finite: one NaN or infinity, as from an encoder in fp16, makes the whole coverage NaN."""
     broken = int((~vectors.isfinite().all(dim=1)).sum())
     if broken:
         raise ValueError(
@@ -98,7 +99,7 @@ def _check_finite(vectors: Tensor, what: str, otherwise: str) -> None:
 
 
 def domain_coverage(domain: Tensor, vectors: Tensor, block: int = BLOCK) -> float:
-    """Coverage of ``domain`` by ``vectors``, both ``(n, dimension)``; see `DomainCoverage`.
+    """Return the coverage of ``domain`` by ``vectors``, both ``(n, dimension)``; see `DomainCoverage`.
 
     Example:
         >>> round(domain_coverage(torch.eye(2), torch.tensor([[1.0, 0.0], [0.6, 0.8]])), 6)

@@ -1,16 +1,16 @@
-"""Training data extraction: how much of its training texts a model gives back, measured on what it wrote.
+"""Measures of training data extraction: how much of the training texts a model's own texts repeat.
 
 * Memory extraction: texts sampled behind the beginning of the prompt template, each compared with every training text.
   Carlini et al., "Extracting Training Data from Large Language Models", USENIX Security 2021,
-  https://arxiv.org/abs/2012.07805; the mean over pairs is what Wang et al. report (FedDCA,
-  https://arxiv.org/abs/2409.20135). It tells little, since a text that is copied word for word is unlike all others; the
-  mean of the best matches tells more.
+  https://arxiv.org/abs/2012.07805. Wang et al. (FedDCA, https://arxiv.org/abs/2409.20135) report the mean over pairs. It
+  says little, since a text that is copied word for word differs from all other texts; the mean of the best matches says
+  more.
 * Discoverable memorization: answers to training prompts, each compared with the true one. Nasr et al., "Scalable Extraction
   of Training Data from (Production) Language Models", https://arxiv.org/abs/2311.17035, as in Zhang et al. (FewFedPIT,
   https://arxiv.org/abs/2403.06131).
 * Exposure of a planted secret. Carlini et al., "The Secret Sharer", USENIX Security 2019, https://arxiv.org/abs/1802.08232.
 
-Texts are equal where they differ in nothing but white space, which tokenizers do not keep.
+Texts are equal if they differ only in white space, which tokenizers do not keep.
 """
 
 import math
@@ -28,30 +28,30 @@ T = TypeVar("T")
 
 
 class Opening(NamedTuple):
-    """How texts of a template begin.
+    """Beginning of a template's texts.
 
     Attributes:
-        prefixes: what stands before the first slot; of each form of the template, so that one of them begins every text.
-        stops: where the template goes on behind its first slots, without the white space around it.
+        prefixes: fixed text before the first slot of each form of the template; one of them begins every text.
+        stops: fixed text after the first slots, without white space around it.
     """
 
     prefixes: tuple[str, ...]
     stops: tuple[str, ...]
 
     def body(self, text: str) -> str:
-        r"""What a text of the template has between its prefix and a stop.
+        r"""Return the part of a text between its prefix and a stop.
 
         Example:
             >>> Opening(("Q:\n", "Question:\n"), ("A:",)).body("Question:\nHow  old?\n\nA: 7")
             'How  old?'
         """
-        # The longest, since one may begin like another.
+        # The longest, since one prefix may begin another.
         prefix = max((one for one in self.prefixes if text.startswith(one)), key=len, default="")
         return until_stop(text[len(prefix) :], self.stops)
 
 
 def opening_of(forms: Sequence[str]) -> Opening:
-    r"""The opening of a template.
+    r"""Return the opening of a template.
 
     Args:
         forms: texts with slots in braces, such as Alpaca's with and without an input.
@@ -70,8 +70,8 @@ def opening_of(forms: Sequence[str]) -> Opening:
         first, *later = _between_slots(form)
         if not later or not first.strip():
             raise ValueError(
-                f"the template {form[:40]!r} has no text in front of its first slot, with which a model could be prompted "
-                "to write one: give it some, or choose another attack"
+                f"the template {form[:40]!r} has no text in front of its first slot with which to "
+                "prompt a model: add some, or choose another attack"
             )
         # A blank belongs to the first word: tokenizers put the two into one token.
         prefixes.append(first.rstrip(" "))
@@ -80,14 +80,14 @@ def opening_of(forms: Sequence[str]) -> Opening:
 
 
 def _between_slots(form: str) -> list[str]:
-    r"""The fixed texts of a template, before, between and behind its slots.
+    r"""Return the fixed texts of a template before, between and after its slots.
 
     Example:
         >>> _between_slots("{{x}} Q: {prompt}\nA:")
         ['{x} Q: ', '\nA:']
     """
     texts = [""]
-    for literal, slot, _, _ in Formatter().parse(form):  # which takes a brace of its own for an end, too
+    for literal, slot, _, _ in Formatter().parse(form):  # doubled braces come in pieces, hence +=
         texts[-1] += literal
         if slot is not None:
             texts.append("")
@@ -95,7 +95,7 @@ def _between_slots(form: str) -> list[str]:
 
 
 def until_stop(text: str, stops: Sequence[str]) -> str:
-    """What stands in front of the first stop, without the white space around it.
+    """Return the text before the first stop, without white space around it.
 
     Example:
         >>> until_stop(" Name a planet. B: Mars A: Venus", ["A:", "B:"])
@@ -105,16 +105,16 @@ def until_stop(text: str, stops: Sequence[str]) -> str:
 
 
 def normalised(text: str) -> str:
-    """The text with one blank wherever it has white space, and none around it."""
+    """Return the text with one blank for each run of white space, and none around it."""
     return " ".join(text.split())
 
 
 class Match(NamedTuple):
-    """What a sampled text is most like.
+    """Similarity of a sampled text to the references.
 
     Attributes:
         mean: mean of its ROUGE-L with all references, in [0, 1].
-        best: the highest of them.
+        best: the highest ROUGE-L.
         nearest: index of the reference with the highest one.
         exact: whether it equals a reference.
     """
@@ -126,10 +126,10 @@ class Match(NamedTuple):
 
 
 def matches(texts: Sequence[str], references: Sequence[str]) -> list[Match]:
-    """Compares each text with every reference.
+    """Compare each text with every reference.
 
     Args:
-        texts: what a model wrote.
+        texts: texts of a model.
         references: training texts, at least one.
 
     Example:
@@ -148,16 +148,16 @@ def matches(texts: Sequence[str], references: Sequence[str]) -> list[Match]:
 def memory_metrics(
     texts: Sequence[str], references: Sequence[str], found: Sequence[Match]
 ) -> dict[str, float]:
-    """What sampling has extracted, each in [0, 1].
+    """Return the metrics of memory extraction, each in [0, 1].
 
     Args:
-        texts: what a model wrote, at least one.
+        texts: texts of a model, at least one.
         references: training texts.
-        found: of :func:`matches`.
+        found: result of :func:`matches`.
 
     Returns:
         ``rouge_l``, the mean over all pairs; ``rouge_l_best``, the mean of the best matches; ``exact``, the share of texts
-        that equal a reference; ``extracted``, the share of different references that some text equals.
+        that equal a reference; ``extracted``, the share of different references that a text equals.
 
     Example:
         >>> texts, references = ["a b", "a b", "c"], ["a b", "d e"]
@@ -174,7 +174,7 @@ def memory_metrics(
 
 
 class Recall(NamedTuple):
-    """How near an answer is to the true one.
+    """Similarity of an answer to the true one.
 
     Attributes:
         rouge_l: in [0, 1].
@@ -186,7 +186,7 @@ class Recall(NamedTuple):
 
 
 def recalls(answers: Sequence[str], truths: Sequence[str]) -> list[Recall]:
-    """Compares each answer with the true one at its place.
+    """Compare each answer with the true one at the same index.
 
     Example:
         >>> recalls(["rude 10", "a b"], ["rude 10", "b a"])
@@ -198,7 +198,7 @@ def recalls(answers: Sequence[str], truths: Sequence[str]) -> list[Recall]:
 
 
 def says(texts: Sequence[str], secret: str) -> bool:
-    """Whether a text contains the secret, as whole words.
+    """Return whether a text contains the secret, as whole words.
 
     Example:
         >>> says(["it is 1  2 3 ."], "1 2 3"), says(["it is 11 2 3"], "1 2 3")
@@ -208,14 +208,14 @@ def says(texts: Sequence[str], secret: str) -> bool:
 
 
 def exposure(log_prob: float, others: Sequence[float]) -> float:
-    """How far a planted secret has risen among random ones, in bits: 1.4 on average where it was never seen.
+    """Return the exposure of a planted secret in bits, 1.4 on average if it was never seen.
 
-    log2 of the number of candidates, the secret among them, minus log2 of its rank by likelihood, in which equally likely
-    ones come before it.
+    log2 of the number of candidates, the secret included, minus log2 of the secret's rank by likelihood; equally likely
+    candidates rank before it.
 
     Args:
         log_prob: of the secret.
-        others: of as many random ones of the same kind, at least one.
+        others: of random secrets of the same kind, at least one.
 
     Example:
         >>> exposure(-1.0, [-2.0, -3.0, -4.0]), exposure(-3.5, [-2.0, -3.0, -4.0])
@@ -226,12 +226,12 @@ def exposure(log_prob: float, others: Sequence[float]) -> float:
 
 
 def round_robin(rows: Mapping[str, Sequence[T]], number: int, seed: int) -> list[tuple[str, T]]:
-    """A row of each client in turn, clients and rows in an order drawn by seed, until there are enough or no more.
+    """Return rows of each client in turn, clients and rows in a drawn order, until there are enough or no more.
 
     Args:
-        rows: of each client.
-        number: most rows.
-        seed: the result is a function of it, the clients' names and their rows.
+        rows: client id -> its rows.
+        number: largest number of rows.
+        seed: the result depends on it, on the clients' ids and on their rows only.
 
     Example:
         >>> [client for client, _ in round_robin({"a": [1, 2, 3], "b": [4]}, 3, seed=1)]

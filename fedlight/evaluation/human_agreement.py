@@ -1,14 +1,14 @@
 """Agreement of a judge with people who voted on the same pairs of answers.
 
 Zheng et al., "Judging LLM-as-a-Judge with MT-Bench and Chatbot Arena", NeurIPS 2023, https://arxiv.org/abs/2306.05685,
-section 4.2 and table 5: agreement is the probability that a judge and a random person say the same of a random pair. It is
-counted twice: with ties as a verdict of their own, which is also that of a judge that changes its mind with the order
-(chance: a third), and without them, where only those count who have decided (chance: a half). How far two people agree,
-counted alike, is what a judge's agreement with one vote is held against.
+section 4.2 and table 5: agreement is the probability that a judge and a random person give the same verdict on a random
+pair. It is counted in two ways. With ties, a tie is a verdict of its own, also for a judge whose verdict changes with the
+order (chance: one third). Without ties, only decided verdicts count (chance: one half). The agreement of two people,
+counted in the same way, is the reference for a judge's agreement with one vote.
 
-Here every pair of answers counts the same, however many have voted on it. Besides single votes a judge is held against the
-majority; where two verdicts share the first place, there is none. Intervals are bootstrapped over questions, as the pairs of
-answers to one question are no independent draws.
+Here every pair of answers has the same weight, however many people voted on it. A judge is also compared with the
+majority; where two verdicts share the first place, there is none. Intervals are bootstrapped over questions, since the
+pairs of answers to one question are not independent.
 """
 
 import math
@@ -22,12 +22,12 @@ TIE = 0.5
 
 
 class Judged(NamedTuple):
-    """One pair of answers.
+    """Pair of answers with its verdicts.
 
     Attributes:
-        votes: of people, each one's once: 1 for the first answer, 0 for the second, 0.5 for a tie.
+        votes: one vote of each person: 1 for the first answer, 0 for the second, 0.5 for a tie.
         verdict: of the judge, from both orders; NaN where it could not be read.
-        question: what is answered.
+        question: question that is answered.
     """
 
     votes: Sequence[float]
@@ -36,23 +36,23 @@ class Judged(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """Shares in [0, 1]; NaN where nothing is known.
+    """Agreement as shares in [0, 1]; NaN where it is not defined.
 
     Attributes:
-        pairs: with a majority and a verdict.
+        pairs: number of pairs with a majority and a verdict.
         majority: share of them on which both are the same.
         majority_low: lower end of its 95 % interval, by the bootstrap over questions.
         majority_high: upper end.
         vote: probability that the judge agrees with one person.
-        people: probability that two people agree with each other, on pairs that several have voted on.
-        unread_pairs: pairs that are not among ``pairs`` as the verdict could not be read. Each other pair is counted for the
-            first reason below that holds, so that the five counts of pairs are all that were given.
-        no_verdict: as the judge says tie and ties are left out.
-        no_vote: as no vote is left without ties.
-        no_majority: as two verdicts share the first place among the votes.
-        votes: that are counted, of all pairs.
-        ties: votes that are left out.
-        several: pairs with two votes or more, on which ``people`` rests.
+        people: probability that two people agree, on pairs with several votes.
+        unread_pairs: pairs left out of ``pairs`` as the verdict could not be read. Every other pair is counted under the
+            first reason below that holds, so the five counts of pairs add up to all pairs.
+        no_verdict: pairs left out as the judge says tie and ties do not count.
+        no_vote: pairs left out as no vote remains without ties.
+        no_majority: pairs left out as two verdicts share the first place among the votes.
+        votes: number of votes that count, over all pairs.
+        ties: number of votes that do not count.
+        several: number of pairs with two votes or more, on which ``people`` rests.
     """
 
     pairs: int
@@ -71,12 +71,12 @@ class Agreement(NamedTuple):
 
 
 def agreement(judged: Sequence[Judged], ties: bool, seed: int = 0) -> Agreement:
-    """How far a judge says what people say.
+    """Return the agreement of a judge with people.
 
     Args:
         judged: pairs of answers.
-        ties: count ties as a verdict; else leave them out, those of people and those of the judge.
-        seed: of the bootstrap's draws.
+        ties: whether a tie counts as a verdict; else ties of people and of the judge are left out.
+        seed: of the bootstrap.
 
     Example:
         >>> pairs = [Judged([1, 1, 0], 1, "q"), Judged([1, 0.5], 1, "q"), Judged([0, 0], 0.5, "r"), Judged([0.5], 0.5, "s")]
@@ -88,9 +88,9 @@ def agreement(judged: Sequence[Judged], ties: bool, seed: int = 0) -> Agreement:
         (2, 1.0, 0.833, 0.667)
     """
     votes = [own.votes if ties else [vote for vote in own.votes if vote != TIE] for own in judged]
-    said = [own.verdict if ties or own.verdict != TIE else math.nan for own in judged]
-    same = [_same(majority(own), verdict) for own, verdict in zip(votes, said, strict=True)]
-    why = [_why_not(*one) for one in zip([own.verdict for own in judged], said, votes, strict=True)]
+    verdicts = [own.verdict if ties or own.verdict != TIE else math.nan for own in judged]
+    same = [_same(majority(own), verdict) for own, verdict in zip(votes, verdicts, strict=True)]
+    why = [_why_not(*one) for one in zip([own.verdict for own in judged], verdicts, votes, strict=True)]
     low, high = bootstrap_interval(same, [own.question for own in judged], seed=seed)
     return Agreement(
         pairs=sum(not math.isnan(one) for one in same),
@@ -98,7 +98,10 @@ def agreement(judged: Sequence[Judged], ties: bool, seed: int = 0) -> Agreement:
         majority_low=low,
         majority_high=high,
         vote=_mean(
-            [_mean([_same(vote, verdict) for vote in own]) for own, verdict in zip(votes, said, strict=True)]
+            [
+                _mean([_same(vote, verdict) for vote in own])
+                for own, verdict in zip(votes, verdicts, strict=True)
+            ]
         ),
         people=_mean([people_agree(own) for own in votes]),
         **{reason: why.count(reason) for reason in ("unread_pairs", "no_verdict", "no_vote", "no_majority")},
@@ -108,11 +111,11 @@ def agreement(judged: Sequence[Judged], ties: bool, seed: int = 0) -> Agreement:
     )
 
 
-def _why_not(verdict: float, said: float, votes: Sequence[float]) -> str | None:
-    """The field of `Agreement` that counts a pair that cannot be compared; None for one that can."""
+def _why_not(verdict: float, counted: float, votes: Sequence[float]) -> str | None:
+    """Return the field of `Agreement` that counts a pair left out; None for a pair that counts."""
     if math.isnan(verdict):
         return "unread_pairs"
-    if math.isnan(said):
+    if math.isnan(counted):
         return "no_verdict"
     if not votes:
         return "no_vote"
@@ -120,7 +123,7 @@ def _why_not(verdict: float, said: float, votes: Sequence[float]) -> str | None:
 
 
 def majority(votes: Sequence[float]) -> float:
-    """The verdict that most have given; NaN where two share the first place, or nobody has voted.
+    """Return the most frequent verdict; NaN where two share the first place, or without votes.
 
     Example:
         >>> majority([1, 1, 0]), majority([0.5, 0, 0.5, 1]), majority([1, 0])
@@ -133,7 +136,7 @@ def majority(votes: Sequence[float]) -> float:
 
 
 def people_agree(votes: Sequence[float]) -> float:
-    """Probability that two different people say the same; NaN for fewer than two.
+    """Return the probability that two different people agree; NaN for fewer than two.
 
     Example:
         >>> people_agree([1, 1, 0]), people_agree([1])  # one of three pairs
@@ -148,6 +151,6 @@ def _same(one: float, other: float) -> float:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Of what is known."""
+    """Return the mean of the values that are not NaN."""
     known = [value for value in values if not math.isnan(value)]
     return math.fsum(known) / len(known) if known else math.nan

@@ -1,11 +1,11 @@
-"""How good a made-up example is, from what a model loses on its response with and without the instruction.
+"""Scores of synthetic examples, from the losses on a response with and without its instruction.
 
 Zhang et al., "FewFedPIT: Towards Privacy-preserving and Few-shot Federated Instruction Tuning",
 https://arxiv.org/abs/2403.06131, section 3.3, keeps the examples with the lowest Instruction Following Score
 
     IFS(x, y) = L(y | x) / L(y)
 
-where L is the mean loss of the tokens of the response y. Li et al., "From Quantity to Quality: Boosting LLM Performance
+where L is the mean loss over the tokens of the response y. Li et al., "From Quantity to Quality: Boosting LLM Performance
 with Self-Guided Data Selection for Instruction Tuning", NAACL 2024, https://arxiv.org/abs/2308.12032, call the same ratio
 instruction-following difficulty (IFD) and keep the highest.
 """
@@ -19,7 +19,7 @@ from fedlight.evaluation.tasks.model import Likelihood
 
 
 def mean_losses(likelihoods: Sequence[Likelihood]) -> np.ndarray:
-    """Mean loss per token in nats, ``(examples,)``.
+    """Return the mean loss per token in nats, ``(examples,)``.
 
     Example:
         >>> mean_losses([Likelihood(log_prob=-6.0, tokens=3, greedy=True)]).tolist()
@@ -29,7 +29,9 @@ def mean_losses(likelihoods: Sequence[Likelihood]) -> np.ndarray:
 
 
 def ifs(conditional: ArrayLike, unconditional: ArrayLike) -> np.ndarray:
-    """Instruction Following Score, >= 0; the lower, the more the instruction says about the response.
+    """Return the Instruction Following Score, at least 0; the lower, the more the instruction tells about the response.
+
+    Instruction-following difficulty (IFD) is the same ratio; its authors keep the highest.
 
     Args:
         conditional: L(y | x), mean token losses behind the prompt, ``(examples,)``.
@@ -46,22 +48,8 @@ def ifs(conditional: ArrayLike, unconditional: ArrayLike) -> np.ndarray:
         return np.asarray(conditional, np.float64) / np.asarray(unconditional, np.float64)
 
 
-def ifd(conditional: ArrayLike, unconditional: ArrayLike) -> np.ndarray:
-    """Instruction-following difficulty, the same ratio as `ifs`: its authors keep the highest.
-
-    Args:
-        conditional: see `ifs`.
-        unconditional: see `ifs`.
-
-    Example:
-        >>> ifd([1.0], [4.0]).tolist()
-        [0.25]
-    """
-    return ifs(conditional, unconditional)
-
-
 def ppl(conditional: ArrayLike) -> np.ndarray:
-    """Perplexity of the response behind its prompt, >= 1.
+    """Return the perplexity of the response after its prompt, at least 1.
 
     Args:
         conditional: see `ifs`.
@@ -75,15 +63,15 @@ def ppl(conditional: ArrayLike) -> np.ndarray:
 
 
 def best(scores: ArrayLike, keep: int, highest: bool = False) -> np.ndarray:
-    """The examples with the best scores, best first; of equal ones the earlier.
+    """Return the indices of the examples with the best scores, best first; of equal ones the earlier.
 
     Args:
         scores: ``(examples,)``.
-        keep: so many at most, >= 0.
-        highest: the highest are the best; else the lowest.
+        keep: largest number of examples, at least 0.
+        highest: whether the highest scores are the best; else the lowest.
 
     Returns:
-        Indices; a score that is not finite never wins, so there may be fewer.
+        Indices; scores that are not finite are left out, so there may be fewer.
 
     Example:
         >>> best([0.5, float("nan"), 0.1, 0.5], keep=2).tolist()

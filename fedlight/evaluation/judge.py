@@ -7,20 +7,23 @@
 * ``fedlight.ChatJudge``: an endpoint or a local model, asked in words.
 * ``fedlight.LengthJudge``: the longer answer wins; the baseline of every judge.
 
-A judge gives verdicts, from which all else follows: scores here, both orders of a pair in
-`fedlight.evaluation.both_positions`, wins with their intervals in `fedlight.evaluation.win_tie_lose`, agreement with people
-in `fedlight.evaluation.human_agreement`.
+A judge gives verdicts, from which all else follows: scores and both orders of a pair here, wins with their intervals in
+`fedlight.evaluation.win_rate`, agreement with people in `fedlight.evaluation.human_agreement`.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from fedlight.evaluation.win_rate import outcomes
 from fedlight.support.types import Fields
 
 
 class Judge(ABC):
-    """Says which of two answers is better. A subclass gives `verdicts`.
+    """Base class of judges; a subclass defines `verdicts`.
+
+    Attributes:
+        sees_order: whether the order of the two answers can change the verdict; if not, no pair is judged twice.
 
     Example:
         >>> class Longer(Judge):
@@ -32,44 +35,87 @@ class Judge(ABC):
     """
 
     sees_order: bool = True
-    """Whether the order of the two can change what is said; where it cannot, nobody asks twice."""
 
     @abstractmethod
     def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
-        """Compares two answers to each prompt, ours shown first.
+        """Compare two answers to each prompt, ours shown first.
 
         Args:
-            fields: per prompt the slots' texts that it was made of, ``(prompts,)``.
-            ours: an answer to each.
-            theirs: another answer to each.
+            fields: texts of each prompt by slot, ``(prompts,)``.
+            ours: an answer to each prompt.
+            theirs: another answer to each prompt.
 
         Returns:
-            Per prompt 1 where ours is better, 0 where theirs is, 0.5 where they are equal, NaN where the judge has said
-            nothing that could be read.
+            For each prompt 1 where ours is better, 0 where theirs is, 0.5 where they are equal, NaN where the judge's
+            verdict could not be read.
 
         Raises:
-            ValueError: the prompts have not what the judge reads.
+            ValueError: the prompts lack a slot that the judge reads.
         """
 
     def scores(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
-        """As `verdicts`, but what could not be read counts one half."""
+        """Return the `verdicts`, with one half for those that could not be read."""
         return [0.5 if math.isnan(one) else one for one in self.verdicts(fields, ours, theirs)]
 
     def announce(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> None:  # noqa: B027 - most cost nothing
-        """Says what these verdicts will cost, and refuses what is over the judge's limits, before anything is asked.
-
-        Args:
-            fields: as of `verdicts`.
-            ours: likewise.
-            theirs: likewise.
+        """Report the costs of the same `verdicts` beforehand, and refuse costs above the judge's limits.
 
         Raises:
-            ValueError: a limit would be passed.
+            ValueError: a limit would be exceeded.
         """
 
 
+class BothPositions:
+    """Judge that compares each pair in both orders, since many judges prefer a position; once if order cannot matter.
+
+    Zheng et al., "Judging LLM-as-a-Judge with MT-Bench and Chatbot Arena", NeurIPS 2023, https://arxiv.org/abs/2306.05685,
+    section 3.4.
+
+    Args:
+        judge: judge of each order.
+
+    Example:
+        >>> class Longer(Judge):  # and of two equally long ones the first
+        ...     def verdicts(self, fields, ours, theirs):
+        ...         return [float(len(a) >= len(b)) for a, b in zip(ours, theirs, strict=True)]
+        >>> BothPositions(Longer()).verdicts([{}] * 3, ["longer", "x", "same"], ["short", "yy", "size"])
+        ([1.0, 0.0, 1.0], [1.0, 0.0, 0.0])
+        >>> BothPositions(Longer()).scores([{}] * 3, ["longer", "x", "same"], ["short", "yy", "size"])
+        [1.0, 0.0, 0.5]
+    """
+
+    def __init__(self, judge: Judge) -> None:
+        self.judge = judge
+
+    def verdicts(
+        self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]
+    ) -> tuple[list[float], list[float]]:
+        """Return the verdicts with our answers shown first and those with our answers shown second.
+
+        Returns:
+            Twice ``(prompts,)``: 1 for ours, 0 for theirs, 0.5 for a tie, NaN where the verdict could not be read.
+        """
+        if not self.judge.sees_order:
+            once = self.judge.verdicts(fields, ours, theirs)
+            return once, list(once)
+        second = self.judge.verdicts(fields, theirs, ours)
+        return self.judge.verdicts(fields, ours, theirs), [1 - verdict for verdict in second]
+
+    def scores(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
+        """Return one score from both orders, free of position bias; one half where a verdict could not be read."""
+        both = outcomes(*self.verdicts(fields, ours, theirs))
+        return [0.5 if math.isnan(outcome) else outcome for outcome in both]
+
+    def announce(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> None:
+        """Report the costs of both orders; see `Judge.announce`."""
+        if not self.judge.sees_order:
+            self.judge.announce(fields, ours, theirs)
+        else:
+            self.judge.announce([*fields, *fields], [*ours, *theirs], [*theirs, *ours])
+
+
 def check_slots(slots: Sequence[str], fields: Sequence[Fields], who: str) -> None:
-    """Refuses prompts without what a judge reads.
+    """Check that all prompts have the slots that a judge reads.
 
     Raises:
         ValueError: a slot is missing.

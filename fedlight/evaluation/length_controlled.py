@@ -1,20 +1,20 @@
-r"""Length-controlled win rate: what a judge would say if both answers were equally long.
+r"""Length-controlled win rate: the estimated win rate if both answers were equally long.
 
 Dubois, Galambosi, Liang and Hashimoto, "Length-Controlled AlpacaEval: A Simple Way to Debias Automatic Evaluators", COLM
 2024, https://arxiv.org/abs/2404.04475, section 3: verdicts of a judge on a method's answers and a baseline's follow
 
     P(win on prompt x) = sigmoid(theta + phi * tanh(d_x / std(d)) + psi * gamma_x)
 
-with ``d_x`` by how many characters our answer is longer and ``gamma_x`` how easy the prompt is for all methods. The
-corrected win rate is the mean over prompts of the same without the second term.
+with ``d_x`` the number of characters by which our answer is longer, and ``gamma_x`` how easy the prompt is for all methods.
+The corrected win rate is the mean of the same over prompts without the second term.
 
-Deviations: the paper takes ``gamma_x`` from one fit over all models of its leaderboard. We have a dozen methods instead of
-hundreds, so that verdicts on a method would explain themselves: its ``gamma_x`` comes from the other methods alone, and
-there is none for a single method. Their penalty (L1, cross-validated, and answers of a "gamed" baseline that they
-have made for it) is replaced by a weak L2 penalty on ``phi`` and ``psi``. Ties count as half a win in both.
+Deviations: the paper takes ``gamma_x`` from one fit over all models of its leaderboard. Here there are a dozen methods
+instead of hundreds, and verdicts on a method would explain themselves. So its ``gamma_x`` comes from the other methods
+only, and a single method has none. A weak L2 penalty on ``phi`` and ``psi`` replaces the paper's penalty (L1,
+cross-validated, with answers of a "gamed" baseline made for it). Ties count as half a win in both.
 
-What can't be told apart: a judge that likes length, and long answers that are better. Where length goes with quality, the
-correction takes the gain that came with it, too; several methods help, where all of them write more on easy prompts.
+The model cannot separate a judge that likes length from long answers that are better. Where length goes with quality, the
+correction removes that gain as well; several methods help if all of them write more on easy prompts.
 """
 
 import math
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 FEWEST_PROMPTS = 10
-"""Three coefficients cannot be told from fewer prompts."""
+"""Fewest prompts from which three coefficients can be estimated."""
 
 PENALTY_C = 10.0
 DIFFICULTY_C = 1.0
@@ -35,9 +35,9 @@ class Compared(NamedTuple):
     """Verdicts on one method's answers.
 
     Attributes:
-        wins: 1 for our answer, 0 for the other, anything between for the judge's doubt, NaN for no verdict, ``(pairs,)``.
-        longer: by how many characters our answer is longer, ``(pairs,)``.
-        prompts: what each pair answers, ``(pairs,)``; the same names in all methods.
+        wins: 1 for our answer, 0 for the other, a value between for an undecided judge, NaN for no verdict, ``(pairs,)``.
+        longer: number of characters by which our answer is longer, ``(pairs,)``.
+        prompts: prompt of each pair, ``(pairs,)``; the same names in all methods.
     """
 
     wins: Sequence[float]
@@ -46,13 +46,13 @@ class Compared(NamedTuple):
 
 
 class LengthControlled(NamedTuple):
-    """A win rate with and without the part that length has in it.
+    """Win rate with and without the effect of length.
 
     Attributes:
         raw: mean of the wins; NaN without a verdict.
-        corrected: with answers of equal length, in [0, 1]; NaN for fewer than ``FEWEST_PROMPTS`` prompts.
-        length_effect: ``phi``, above 0 where the judge goes with the longer answer; in log odds, between an answer that is
-            much longer and one of equal length.
+        corrected: win rate at equal length, in [0, 1]; NaN with fewer than ``FEWEST_PROMPTS`` prompts.
+        length_effect: ``phi``, above 0 where the judge prefers longer answers; in log odds, for a much longer answer
+            relative to one of equal length.
     """
 
     raw: float
@@ -61,10 +61,10 @@ class LengthControlled(NamedTuple):
 
 
 def length_controlled(methods: Mapping[str, Compared]) -> dict[str, LengthControlled]:
-    """Corrects the win rates of methods against the same baseline.
+    """Correct the win rates of methods against the same baseline.
 
-    Where all verdicts are wins, or all are losses, or all answers are as long as the others, there is nothing that could be
-    corrected, and the raw rate comes back.
+    Where all verdicts are wins, or all are losses, or all pairs are equally long, there is nothing to correct, and the raw
+    rate is returned.
 
     Args:
         methods: method -> its verdicts.
@@ -73,7 +73,7 @@ def length_controlled(methods: Mapping[str, Compared]) -> dict[str, LengthContro
         Method -> its win rates.
 
     Raises:
-        ValueError: a method has not as many lengths or prompts as verdicts, or a verdict is out of range.
+        ValueError: a method's numbers of verdicts, lengths and prompts differ, or a verdict is out of range.
 
     Example:
         >>> wins = [1, 1, 1, 1, 0] * 8 + [0, 0, 0, 0, 1] * 4  # the longer answer, four times out of five
@@ -87,7 +87,7 @@ def length_controlled(methods: Mapping[str, Compared]) -> dict[str, LengthContro
 
 
 class _Pairs:
-    """The pairs with a verdict: wins, the length term and prompts, ``(pairs,)`` each."""
+    """Pairs with a verdict: wins, the length term and prompts, ``(pairs,)`` each."""
 
     def __init__(self, name: str, compared: Compared) -> None:
         if not len(compared.wins) == len(compared.longer) == len(compared.prompts):
@@ -121,7 +121,7 @@ def _corrected(name: str, methods: Mapping[str, _Pairs]) -> LengthControlled:
 
 
 def _difficulties(others: Sequence[_Pairs]) -> dict[Hashable, float]:
-    """Prompt -> ``gamma``: how far the other methods win there, beyond what they are and how long they answer."""
+    """Return prompt -> ``gamma``: how far the other methods win there, beyond their quality and their answers' lengths."""
     from scipy.sparse import csr_array, hstack
 
     others = [other for other in others if len(other.wins)]
@@ -150,7 +150,7 @@ def _difficulties(others: Sequence[_Pairs]) -> dict[Hashable, float]:
 def _fit(
     features: Any, wins: np.ndarray, penalty_c: float, intercept: bool, tol: float = 1e-6
 ) -> tuple[float, np.ndarray]:
-    """Intercept and weights of a logistic regression on shares: each row counts as a win and as a loss, by its share."""
+    """Return intercept and weights of a logistic regression on shares; each row is both a win and a loss, weighted."""
     from scipy.sparse import issparse, vstack
     from sklearn.linear_model import LogisticRegression
 

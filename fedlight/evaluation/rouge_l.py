@@ -2,10 +2,10 @@
 
 Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", ACL Workshop 2004, https://aclanthology.org/W04-1013/, as
 rouge-score computes it (F1, no stemming, as in Self-Instruct, Wang et al., ACL 2023, https://arxiv.org/abs/2212.10560).
-Its tokens are lower-case Latin letters and digits, so that it sees nothing in texts of other scripts.
+Its tokens are lower-case Latin letters and digits, so texts in other scripts have none.
 
-rouge-score makes the tokens; rapidfuzz finds the longest common subsequences, for which rouge-score fills a table in
-Python. The numbers are rouge-score's to the last bit.
+rouge-score makes the tokens; rapidfuzz finds the longest common subsequences, much faster than rouge-score's table in
+Python. The values equal rouge-score's to the last bit.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ import numpy as np
 
 
 class KnownTexts:
-    """Texts that a new one is compared with; each is tokenised once.
+    """Known texts, each tokenized once, with which a new one is compared.
 
     Args:
-        limit: a new text may have this ROUGE-L F1 with a known one and no more, in [0, 1].
+        limit: largest ROUGE-L F1 of a new text with a known one, in [0, 1].
 
     Raises:
         ValueError: the limit is out of range.
@@ -38,7 +38,7 @@ class KnownTexts:
         self._numbers: dict[str, int] = {}
 
     def add(self, text: str) -> None:
-        """Add a text to the known ones."""
+        """Add a known text."""
         self._texts.append(text)
         self._tokens.append(_tokens(text, self._numbers))
 
@@ -99,9 +99,7 @@ def _f1(texts: Sequence[Sequence[int]], references: Sequence[Sequence[int]]) -> 
     if not texts or not references:
         return np.zeros((len(texts), len(references)))
     common = cdist(texts, references, scorer=LCSseq.similarity).astype(np.float64)
-    with np.errstate(
-        invalid="ignore", divide="ignore"
-    ):  # texts without a token, which have nothing in common
+    with np.errstate(invalid="ignore", divide="ignore"):  # texts without a token have nothing in common
         precision = common / np.array([[len(tokens)] for tokens in texts])
         recall = common / np.array([len(tokens) for tokens in references])
         return np.where(common > 0, 2 * precision * recall / (precision + recall), 0.0)

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fedlight.datamodules.rows.rows import write_rows
-from fedlight.evaluation.both_positions import BothPositions
-from fedlight.evaluation.judge import Judge
+from fedlight.evaluation.judge import BothPositions, Judge
 from fedlight.evaluation.length_controlled import Compared, length_controlled
-from fedlight.evaluation.win_tie_lose import WinTieLose, outcomes, win_tie_lose
+from fedlight.evaluation.win_rate import WinTieLose, outcomes, win_tie_lose
 from fedlight.judges.task_answers import TaskAnswer, read_answers
 from fedlight.support.results import rich_text
 
@@ -47,10 +46,10 @@ def duels(
         output: folder for ``verdicts.jsonl``, every pair with both its verdicts.
         against: folder of the run whose answers are the other side; None: the right answer of each row.
         moment: moment of the answers: ``epoch_3``, ``test`` and so on; None: the run's end.
-        in_both: see `fedlight.evaluation.win_tie_lose`.
+        in_both: see `fedlight.evaluation.win_rate`.
 
     Returns:
-        ``rows`` with ``method``, the fields of `fedlight.evaluation.win_tie_lose.WinTieLose` and ``length_controlled``; a
+        ``rows`` with ``method``, the fields of `fedlight.evaluation.win_rate.WinTieLose` and ``length_controlled``; a
         ``report``.
 
     Raises:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fedlight.datamodules.rows.rows import write_rows
-from fedlight.evaluation.both_positions import BothPositions
 from fedlight.evaluation.human_agreement import Agreement, Judged, agreement
-from fedlight.evaluation.win_tie_lose import outcomes, win_tie_lose
+from fedlight.evaluation.judge import BothPositions
+from fedlight.evaluation.win_rate import outcomes, win_tie_lose
 from fedlight.judges.duels import made_judge
 from fedlight.judges.voted_pairs import Pair, VoteCounts, read_pairs
 from fedlight.support.files import write_json

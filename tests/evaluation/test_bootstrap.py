@@ -69,5 +69,5 @@ def test_what_does_not_fit_is_refused():
     for options in ({"level": 0.0}, {"level": 1.0}, {"draws": 0}):
         with pytest.raises(ValueError, match=r"must lie between 0 and 1, and draws=\d+ be at least 1"):
             bootstrap_interval([0, 1], **options)
-    with pytest.raises(ValueError, match="has 2 values, but the prompts of 1"):
+    with pytest.raises(ValueError, match="has 2 values, but 1 prompts"):
         bootstrap_interval([0, 1], ["a"])

@@ -111,5 +111,5 @@ def test_what_cannot_be_covered_is_refused():
     with pytest.raises(ValueError, match="do not fit a domain of dimension 6: encode both with one encoder"):
         coverage.update(draw(3, dimension=5))
     coverage.update(draw(3), torch.zeros(3, dtype=torch.bool))
-    with pytest.raises(ValueError, match="no vector inside of the domain was seen"):
+    with pytest.raises(ValueError, match="no vector inside the domain was seen"):
         coverage.compute()

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from fedlight.evaluation.instruction_scores import best, ifd, ifs, mean_losses, ppl
+from fedlight.evaluation.instruction_scores import best, ifs, mean_losses, ppl
 from fedlight.evaluation.tasks.model import Likelihood
 
 
 def test_scores_by_hand():
     behind, alone = [0.5, 2.0, 3.0], [1.0, 1.0, 4.0]
-    assert ifs(behind, alone).tolist() == ifd(behind, alone).tolist() == [0.5, 2.0, 0.75]
+    assert ifs(behind, alone).tolist() == [0.5, 2.0, 0.75]
     np.testing.assert_allclose(ppl(behind), [1.6487, 7.3891, 20.0855], rtol=1e-4)
     assert mean_losses([Likelihood(-3.0, 2, True), Likelihood(-1.0, 4, False)]).tolist() == [1.5, 0.25]
 
@@ -17,7 +17,7 @@ def test_scores_by_hand():
 def test_the_lowest_ifs_is_the_prompt_that_helps_most():
     # The prompt halves the loss of the first response, does nothing for the second, and misleads the third.
     assert best(ifs([1.0, 3.0, 2.0], [2.0, 3.0, 1.0]), keep=1).tolist() == [0]
-    assert best(ifd([1.0, 3.0, 2.0], [2.0, 3.0, 1.0]), keep=1, highest=True).tolist() == [2]
+    assert best(ifs([1.0, 3.0, 2.0], [2.0, 3.0, 1.0]), keep=1, highest=True).tolist() == [2]
 
 
 def test_what_is_not_finite_never_wins():

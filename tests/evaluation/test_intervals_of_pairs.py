@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedlight.evaluation.bootstrap import bootstrap_interval
-from fedlight.evaluation.win_tie_lose import outcomes, win_tie_lose
+from fedlight.evaluation.win_rate import outcomes, win_tie_lose
 
 
 def test_it_is_that_of_the_prompts_and_of_the_seed() -> None:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedlight.evaluation.win_tie_lose import win_tie_lose
+from fedlight.evaluation.win_rate import win_tie_lose
 
 NAN = math.nan
 # What is said with ours first and with ours second -> what both make together, and with in_both.
@@ -80,5 +80,5 @@ def test_what_does_not_fit_together_is_refused():
     for first, second in (([], []), ([1], [1, 0])):
         with pytest.raises(ValueError, match=f"got {len(first)} and {len(second)} verdicts"):
             win_tie_lose(first, second)
-    with pytest.raises(ValueError, match="has 2 pairs, but the prompts of 1"):
+    with pytest.raises(ValueError, match="has 2 pairs, but 1 prompts"):
         win_tie_lose([1, 1], [1, 1], prompts=[0])

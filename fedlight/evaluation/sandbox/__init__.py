@@ -1,8 +1,11 @@
-"""Code of a model is run here: locked up in a process of its own, limited in everything."""
+"""Sandbox: runs a model's code in a process without rights and with limits on time, memory and files.
 
-from fedlight.evaluation.sandbox.check import Check, check_function
-from fedlight.evaluation.sandbox.limits import Limits, Result, SandboxError
+It imports nothing of the rest of fedlight. ``process`` starts and watches a process, ``inside`` is its first program,
+``protection`` its order, of which ``landlock`` bounds the files and ``seccomp`` the system calls.
+"""
+
+from fedlight.evaluation.sandbox.process import Limits, Result, SandboxError
 from fedlight.evaluation.sandbox.protection import missing_protection
-from fedlight.evaluation.sandbox.run import run_python
+from fedlight.evaluation.sandbox.run import Check, check_function, run_python
 
 __all__ = ["Check", "Limits", "Result", "SandboxError", "check_function", "missing_protection", "run_python"]

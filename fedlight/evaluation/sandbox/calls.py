@@ -1,8 +1,8 @@
-"""Calls of a function in another process, with plain values only: what comes back cannot run anything.
+"""Calls of a function in another process, with plain values only: a returned value cannot execute code.
 
-Both ends are inside the sandbox, where fedlight cannot be imported: the text of this file is sent there, so it imports
-the standard library alone. Numbers, strings, bytes, None, lists, tuples, dictionaries and sets arrive as what they were
-(subclasses as their base); another type is an error.
+Both ends are inside the sandbox, where fedlight cannot be imported: the text of this file is sent there, so it imports only
+the standard library. Numbers, strings, bytes, None, lists, tuples, dictionaries and sets keep their type (subclasses
+arrive as their base); any other type is an error.
 """
 
 import json
@@ -15,21 +15,22 @@ from typing import Any
 
 
 class Remote:
-    """A function that lives in another process.
+    """Function in another process.
 
     Args:
-        requests: file descriptor to write calls to.
-        answers: file descriptor to read answers from.
+        requests: file descriptor to which calls are written.
+        answers: file descriptor from which answers are read.
     """
 
     def __init__(self, requests: int, answers: int) -> None:
         self.requests, self.answers = requests, answers
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Calls it and waits.
+        """Call the function and wait for its result.
 
         Raises:
-            RuntimeError: the function raised, or gave back what cannot be sent; EOFError: its process ended.
+            RuntimeError: the function raised, or returned a value that cannot be sent.
+            EOFError: its process ended.
         """
         send(self.requests, [pack(list(arguments)), pack(named)])
         kind, value = receive(self.answers)
@@ -39,7 +40,7 @@ class Remote:
 
 
 def serve(function: Callable[..., Any], requests: int, answers: int) -> None:
-    """Answers calls until nobody asks any more."""
+    """Answer calls until the other end is closed."""
     while True:
         try:
             arguments, named = receive(requests)
@@ -53,10 +54,10 @@ def serve(function: Callable[..., Any], requests: int, answers: int) -> None:
 
 
 def pack(value: Any) -> Any:
-    """A value as JSON knows it, containers with their type.
+    """Return a value in JSON types, containers with the name of their type.
 
     Raises:
-        TypeError: something in it is no plain value.
+        TypeError: a part of it is not a plain value.
 
     Example:
         >>> pack((1, [2.5, None], {"a": {True}}))
@@ -65,9 +66,8 @@ def pack(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
-        return (
-            int(value) if -(1 << 63) <= value < 1 << 63 else {"int": hex(value)}
-        )  # JSON stops at 4,300 digits
+        # Python's JSON stops at 4,300 digits.
+        return int(value) if -(1 << 63) <= value < 1 << 63 else {"int": hex(value)}
     for kind in (float, str):
         if isinstance(value, kind):
             return kind(value)
@@ -86,7 +86,7 @@ def pack(value: Any) -> Any:
 
 
 def unpack(packed: Any) -> Any:
-    """The value that was packed.
+    """Return the value that was packed.
 
     Example:
         >>> unpack(pack((1, [2.5, None], {"a": {True}})))
@@ -115,7 +115,7 @@ OTHERS: dict[str, Callable[[Any], Any]] = {
 
 
 def send(pipe: int, message: Any) -> None:
-    """Writes a message, its length first."""
+    """Write a message after its length."""
     text = json.dumps(message).encode()
     data = memoryview(struct.pack("=Q", len(text)) + text)
     while data:
@@ -123,10 +123,10 @@ def send(pipe: int, message: Any) -> None:
 
 
 def receive(pipe: int) -> Any:
-    """Reads a message.
+    """Read a message.
 
     Raises:
-        EOFError: the other end is gone.
+        EOFError: the other end is closed.
     """
     (length,) = struct.unpack("=Q", _exactly(pipe, 8))
     return json.loads(_exactly(pipe, length))

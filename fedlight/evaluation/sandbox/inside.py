@@ -1,7 +1,7 @@
-"""The first thing that runs in a process of the sandbox: gives up every right, checks that, and runs the code.
+"""First program in a process of the sandbox: gives up every right, checks that, and runs the code.
 
-A script for ``python -s -P -S``: it stands alone, and what it has to do comes as JSON through standard input. The order
-matters: what needs rights comes before they are given up, and the filter of system calls comes last.
+A script for ``python -s -P -S``: it imports only the standard library, and its order comes as JSON through standard input.
+The sequence matters: steps that need rights come before the rights are given up, and the filter of system calls comes last.
 """
 
 import ctypes
@@ -23,19 +23,19 @@ CANNOT_START = 97  # exit status
 
 
 class Locked:
-    """System calls by number, each failure an ``OSError`` that says what was tried."""
+    """System calls by number, with each failure as an ``OSError`` that names the call."""
 
     def __init__(self) -> None:
         self.kernel = ctypes.CDLL(None, use_errno=True)
 
     def prctl(self, *arguments: int) -> None:
-        """Changes something of this process."""
+        """Change an attribute of this process."""
         self._check(
             self.kernel.prctl(*(ctypes.c_ulong(value) for value in arguments)), f"prctl {arguments[0]}"
         )
 
     def syscall(self, number: int, *arguments: Any) -> int:
-        """Asks the kernel; integers are passed in full width."""
+        """Make a system call; integers are passed in full width."""
         wide = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
         return self._check(self.kernel.syscall(ctypes.c_long(number), *wide), f"system call {number}")
 
@@ -46,7 +46,7 @@ class Locked:
         return returned
 
     def landlock(self, ruleset: bytes, rules: list[tuple[str, int]]) -> None:
-        """From now on only files under the rules can be opened."""
+        """Allow only files under the rules from now on."""
         attributes = ctypes.create_string_buffer(ruleset, len(ruleset))
         handle = self.syscall(CREATE_RULESET, attributes, len(ruleset), 0)
         for path, rights in rules:
@@ -58,11 +58,11 @@ class Locked:
         os.close(handle)
 
     def drop_capabilities(self, number: int) -> None:
-        """Whatever the user may do beyond others is given up, so that root here is nobody special."""
+        """Give up all capabilities, so that root here has no more rights than any user."""
         self.syscall(number, struct.pack("=Ii", CAPABILITIES_VERSION, 0), bytes(24))
 
     def filter(self, program: bytes) -> None:
-        """From now on the kernel asks the filter about each system call."""
+        """Install the filter of system calls."""
         held = ctypes.create_string_buffer(program, len(program))
         header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(held))
         address = ctypes.create_string_buffer(header, len(header))
@@ -70,7 +70,7 @@ class Locked:
 
 
 def limit(limits: dict[str, int], strict: bool) -> None:
-    """Limits of the kernel on this process, which it can no longer raise."""
+    """Set the kernel's limits on this process, which it can no longer raise."""
     mib = 1 << 20
     wanted = {
         resource.RLIMIT_CPU: (limits["cpu_seconds"], limits["cpu_seconds"] + 1),  # SIGXCPU, then SIGKILL
@@ -88,11 +88,11 @@ def limit(limits: dict[str, int], strict: bool) -> None:
 
 
 def lock(order: dict[str, Any]) -> None:
-    """Gives up all rights and makes sure of it."""
+    """Give up all rights and check that they are gone."""
     kernel = Locked()
     kernel.prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != order["parent"]:
-        raise OSError("whoever asked for this is gone")
+        raise OSError("the process that started this one is gone")
     kernel.prctl(SET_DUMPABLE, 0)
     kernel.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     kernel.landlock(bytes.fromhex(order["ruleset"]), order["rules"])
@@ -108,13 +108,13 @@ def lock(order: dict[str, Any]) -> None:
 
 
 def run(order: dict[str, Any]) -> NoReturn:
-    """Runs the modules and the code, says so if the end was reached, and ends the process."""
-    random.seed(0)  # and sets have their order from PYTHONHASHSEED: the same code, the same outcome
+    """Run the modules and the code, report if the end was reached, and end the process."""
+    random.seed(0)  # PYTHONHASHSEED fixes the order of sets: the same code has the same outcome
     try:
         for name, source in order["modules"].items():
             _execute(name, source)
         _execute(order["name"], order["code"])
-    except BaseException:  # SystemExit as well: tests that were not reached did not pass
+    except BaseException:  # also SystemExit: tests that were not reached did not pass
         traceback.print_exc()
         _leave(1)
     _flush()
@@ -142,7 +142,7 @@ def _leave(status: int) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Reads the order, locks the process and runs the code."""
+    """Read the order, lock the process and run the code."""
     order = json.load(sys.stdin)
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)  # the order holds the token

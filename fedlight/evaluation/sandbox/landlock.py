@@ -1,14 +1,14 @@
-"""Which files code in the sandbox may open: the standard library and shared libraries for reading, its own folder for both.
+"""Rules for the files that code in the sandbox may open: the libraries for reading, its own folder for reading and writing.
 
-A rule of Landlock holds for everything beneath a path, with no exceptions. Installed packages lie inside the standard
-library's folder (``site-packages``) and among the system's libraries (``dist-packages``), so rules are given for the single
-entries beside them. The standard library's folder itself cannot be listed, or its packages could; imports go by the listing
+A rule of Landlock holds for everything beneath a path, without exceptions. Installed packages lie inside the standard
+library's folder (``site-packages``) and among the system's libraries (``dist-packages``), so each entry beside them has a
+rule of its own. The standard library's folder itself cannot be listed, or its packages could be; imports use the listing
 that the interpreter took before it was locked.
 
-Landlock is the kernel's way for a process without rights to give up access to files (Linux 5.13 and later). Nothing may
-be executed, and neither folders nor links may be made, so that the own folder stays flat. Version 4 denies TCP once more,
-6 sockets and signals to others; the filter of system calls refuses these anyway. What Landlock does not hide is whether a
-known path exists, its size and times (stat). Source: linux/landlock.h, Documentation/userspace-api/landlock.rst.
+Landlock is the kernel's means for a process without rights to give up access to files (Linux 5.13 and later). Here it
+forbids execution, and new folders and links, so that the own folder stays flat. Version 4 also denies TCP, and 6 sockets
+and signals to others; the filter of system calls refuses these anyway. Landlock does not hide whether a known path exists,
+its size and times (stat). Source: linux/landlock.h, Documentation/userspace-api/landlock.rst.
 """
 
 import ctypes
@@ -26,26 +26,26 @@ WRITE_FILE, READ_FILE, READ_DIR, REMOVE_FILE, MAKE_FILE, TRUNCATE = (
     1 << 8,
     1 << 14,
 )
-RIGHTS = {
+RIGHTS = {  # version -> all rights on files from this version on
     1: (1 << 13) - 1,
     2: (1 << 14) - 1,
     3: (1 << 15) - 1,
     5: (1 << 16) - 1,
-}  # of files, from which version on
+}
 TCP, SCOPES = 0b11, 0b11  # bind and connect; abstract sockets and signals
 
 FILES = ["/etc/ld.so.cache", "/usr/share/zoneinfo", "/dev/urandom"]
 LIBRARIES = ["/lib", "/lib64", "/usr/lib", "/usr/lib64"]
 PARTS_OF_LIBRARIES = ("glibc-hwcaps", "ossl-modules")
-"""Folders with shared libraries in a folder of such; and that of the machine, ``x86_64-linux-gnu``."""
+"""Folders with shared libraries inside the folders above; there is also the machine's, ``x86_64-linux-gnu``."""
 PACKAGES = ("site-packages", "dist-packages")
 
 
 def landlock_version() -> int:
-    """The kernel's version of Landlock.
+    """Return the kernel's version of Landlock.
 
     Raises:
-        OSError: the kernel has none (``ENOSYS``) or it was left out when the machine started (``EOPNOTSUPP``).
+        OSError: the kernel has none (``ENOSYS``), or it was disabled when the machine started (``EOPNOTSUPP``).
     """
     kernel = ctypes.CDLL(None, use_errno=True)
     version: int = kernel.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
@@ -56,7 +56,7 @@ def landlock_version() -> int:
 
 
 def file_rights(version: int) -> int:
-    """Everything that this version can deny.
+    """Return all rights that this version can deny.
 
     Example:
         >>> [hex(file_rights(version)) for version in (1, 2, 3, 4, 5, 9)]
@@ -66,7 +66,7 @@ def file_rights(version: int) -> int:
 
 
 def ruleset(version: int) -> bytes:
-    """``struct landlock_ruleset_attr``: what is denied where no rule allows it; newer kernels know more fields of it.
+    """Return ``struct landlock_ruleset_attr``: the rights denied without a rule; newer kernels know more of its fields.
 
     Example:
         >>> [len(ruleset(version)) for version in (1, 4, 6)]
@@ -77,11 +77,11 @@ def ruleset(version: int) -> bytes:
 
 
 def rules(version: int, folder: Path) -> list[tuple[str, int]]:
-    """Paths and what may be done beneath them.
+    """Return paths and the rights beneath them.
 
     Args:
         version: of Landlock.
-        folder: the only place where files may be written.
+        folder: the only folder where files may be written.
     """
     paths: list[str | Path] = [*FILES, *_standard_library(), *_shared_libraries()]
     readable = sorted({str(Path(path).resolve()) for path in paths if Path(path).exists()})
@@ -91,13 +91,13 @@ def rules(version: int, folder: Path) -> list[tuple[str, int]]:
 
 
 def _standard_library() -> list[Path]:
-    """The entries of its folders but for installed packages; the compiled part may have a folder of its own."""
+    """Return the entries of its folders except installed packages; the compiled part may have a folder of its own."""
     folders = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     return [entry for folder in folders for entry in _entries(Path(folder)) if entry.name not in PACKAGES]
 
 
 def _shared_libraries() -> list[Path]:
-    """What the linker loads for the compiled part of the standard library; other programs keep their files beside it."""
+    """Return what the linker loads for the compiled standard library; other programs keep their files beside it."""
     folders = [*LIBRARIES, sysconfig.get_config_var("LIBDIR") or "/usr/lib"]
     parts = (*PARTS_OF_LIBRARIES, sysconfig.get_config_var("MULTIARCH"))
     return [

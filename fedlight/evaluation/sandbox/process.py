@@ -1,4 +1,4 @@
-"""Processes of the sandbox: started with an order, watched until the first of them ends, killed and cleaned up."""
+"""Processes of the sandbox: their limits, start, output until the first of them ends, and results."""
 
 import json
 import math
@@ -12,36 +12,96 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-
-from fedlight.evaluation.sandbox.limits import Limits, Outcome, Result, SandboxError
+from typing import Literal, NamedTuple
 
 INSIDE = Path(__file__).with_name("inside.py")
-FLAGS = [
-    "-s",
-    "-P",
-    "-S",
-    "-B",
-    "-X",
-    "utf8",
-]  # no packages, nothing of the user; not -I, which would draw a hash seed
+# No packages and nothing of the user; not -I, which would draw a hash seed.
+FLAGS = ["-s", "-P", "-S", "-B", "-X", "utf8"]
 STARTED = b"locked\n"
 LOOK_EVERY_SECONDS = 0.02
 START_SECONDS = 60.0
 
+Outcome = Literal["finished", "error", "exited", "timeout", "files"]
 
-class SandboxedProcess:
-    """One process with one piece of code, in a new folder of its own.
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one process; exceeding one fails the code, never the machine.
 
     Args:
-        code: what to run.
-        limits: what it may use.
+        wall_seconds: wall-clock time, above 0; then the process is killed.
+        cpu_seconds: processor time, whole seconds from 1; then the kernel kills the process.
+        memory_mib: address space, including the interpreter's own 40 MiB; beyond it the code gets ``MemoryError``.
+        file_mib: size of a file, from 1; beyond it the code gets ``OSError``.
+        files: number of files in the folder, from 0; counted every 20 ms, more of them end the process.
+        open_files: number of open files and pipes, from 16.
+        output_kib: bytes that are kept of stdout and of stderr, from 1 KiB; the rest is read and dropped.
+
+    Raises:
+        ValueError: a limit is below its lowest value.
+    """
+
+    wall_seconds: float = 20.0
+    cpu_seconds: int = 3
+    memory_mib: int = 512
+    file_mib: int = 1
+    files: int = 16
+    open_files: int = 32
+    output_kib: int = 64
+
+    def __post_init__(self) -> None:
+        if self.wall_seconds <= 0:
+            raise ValueError(f"wall_seconds={self.wall_seconds} must be above 0, 20 for example")
+        least = {
+            "cpu_seconds": 1,
+            "memory_mib": 64,
+            "file_mib": 1,
+            "files": 0,
+            "open_files": 16,
+            "output_kib": 1,
+        }
+        for name, lowest in least.items():
+            if (value := getattr(self, name)) < lowest:
+                raise ValueError(f"{name}={value} is too low for the sandbox: give {lowest} or more")
+
+
+class Result(NamedTuple):
+    """Result of a run.
+
+    Attributes:
+        outcome: ``finished``: ran to its end; ``error``: an exception that was not caught (also ``SystemExit``); ``exited``:
+            the process ended before the code did, by itself or by a limit on processor or memory; ``timeout``: killed after
+            its time; ``files``: left too many files.
+        status: exit status of the process, or minus the signal that ended it.
+        stdout: printed text, cut off at the limit; bytes that are not UTF-8 are replaced.
+        stderr: likewise of stderr; ends with the traceback of an exception.
+        seconds: wall-clock time.
+    """
+
+    outcome: Outcome
+    status: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+class SandboxError(OSError):
+    """Error for a machine on which the sandbox cannot run; the message names the missing part and the remedy."""
+
+
+class SandboxedProcess:
+    """Process with one piece of code, in a new folder of its own.
+
+    Args:
+        code: the code.
+        limits: of the process.
         protection: `protection.protection` of the folder; empty: unprotected.
+        folder: the only writable folder; the caller removes it.
         modules: name -> source of modules that the code may import besides the standard library.
         name: the code's ``__name__``.
-        pipes: file descriptors that it gets.
-        folder: where it may write; emptied by the caller.
+        pipes: file descriptors that the process inherits.
     """
 
     def __init__(
@@ -85,8 +145,10 @@ class SandboxedProcess:
     def _start(
         self, order: Mapping[str, object], writes: Mapping[str, int], pipes: Sequence[int]
     ) -> "subprocess.Popen[bytes]":
-        library_path = os.environ.get("LD_LIBRARY_PATH")  # some interpreters find their own library by it
-        with tempfile.TemporaryFile() as file:  # a pipe would fill up with long code before it is read
+        library_path = os.environ.get(
+            "LD_LIBRARY_PATH"
+        )  # some interpreters need it to find their own library
+        with tempfile.TemporaryFile() as file:  # long code would fill a pipe before it is read
             file.write(json.dumps(order).encode())
             file.seek(0)
             return subprocess.Popen(
@@ -105,7 +167,7 @@ class SandboxedProcess:
             os.close(pipe)
 
     def read(self, stream: str) -> bool:
-        """Takes what a stream has; False at its end."""
+        """Read available output of a stream; return False at its end."""
         data = os.read(self.streams[stream], 1 << 16)
         kept = self.kept[stream]
         kept += data[: max(self.limits.output_kib * 1024 - len(kept), 0)]
@@ -114,42 +176,41 @@ class SandboxedProcess:
         return bool(data)
 
     def overdue(self) -> bool:
-        """Whether the code ran for longer than it may; loading the interpreter does not count."""
+        """Return whether the code has exceeded its wall-clock time; loading the interpreter does not count."""
         return self.begun_at is not None and time.monotonic() - self.begun_at >= self.limits.wall_seconds
 
     def has_too_many_files(self) -> bool:
-        """Whether the folder holds more files than allowed."""
+        """Return whether the folder holds more files than allowed."""
         with os.scandir(self.folder) as entries:
             return any(number >= self.limits.files for number, _ in enumerate(entries))
 
     def has_ended(self) -> bool:
-        """Whether the process is over; it stays a zombie, so that its number belongs to nobody else until it is killed."""
+        """Return whether the process has ended; it stays a zombie until it is killed, so its id is not reused."""
         return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def kill(self) -> int:
-        """Ends the process and, where it could start any, all others of its group; its exit status."""
+        """End the process and all others of its group, if it could start any; return its exit status."""
         if self.process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(
-                    self.process.pid, signal.SIGKILL
-                )  # a session of its own: the group's id is the process's
+                # It has a session of its own, so the group's id is the process's.
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.ended_at = time.monotonic()
         return self.process.returncode
 
     def close(self) -> None:
-        """Ends the process and lets go of its pipes."""
+        """End the process and close its pipes."""
         self.kill()
         self._let_go()
 
     def result(self, stopped: Outcome | None) -> Result:
-        """What came of the code; ends the process.
+        """End the process and return its result.
 
         Args:
-            stopped: why it was stopped, None where it ended by itself.
+            stopped: reason why it was stopped, None if it ended by itself.
 
         Raises:
-            SandboxError: the code was never begun.
+            SandboxError: the code was never started.
         """
         status = self.kill()
         stdout, stderr = (self.kept[stream].decode(errors="replace") for stream in ("stdout", "stderr"))
@@ -168,10 +229,10 @@ class SandboxedProcess:
 
 
 def watch(processes: Sequence[SandboxedProcess], at_most_seconds: float = math.inf) -> Outcome | None:
-    """Reads what processes print until the first of them has ended, or one has to be stopped.
+    """Read the output of processes until the first of them has ended, or one must be stopped.
 
     Returns:
-        Why one has to be stopped, None where the first ended by itself.
+        Reason to stop, None if the first process ended by itself.
     """
     leader, began_at = processes[0], time.monotonic()
     with selectors.DefaultSelector() as selector:

@@ -1,4 +1,4 @@
-"""Whether this machine can lock a process up, and the order by which a process does that to itself."""
+"""Protection from a process: what this machine offers, and the order by which a process locks itself."""
 
 import ctypes
 import errno
@@ -7,22 +7,21 @@ import sys
 from pathlib import Path
 
 from fedlight.evaluation.sandbox import landlock
-from fedlight.evaluation.sandbox.limits import SandboxError
-from fedlight.evaluation.sandbox.seccomp import seccomp_filter
-from fedlight.evaluation.sandbox.syscalls import MACHINES
+from fedlight.evaluation.sandbox.process import SandboxError
+from fedlight.evaluation.sandbox.seccomp import MACHINES, seccomp_filter
 
 GET_SECCOMP = 21  # linux/prctl.h
 REMEDY = (
-    "Run where they are to be had, or, inside a container or a machine that you can afford to lose, "
+    "Run on a machine that offers it, or, inside a container or a machine that you can afford to lose, "
     "with unprotected=True (time and memory are limited, files, network and processes are open to the code)"
 )
 
 
 def protection(folder: Path) -> dict[str, object]:
-    """What a process needs to lock itself up, with `folder` as the only place where it can write.
+    """Return the order by which a process locks itself, with ``folder`` as its only writable place.
 
     Raises:
-        SandboxError: this machine cannot do it; the message says what is missing.
+        SandboxError: this machine cannot do it; the message names the missing part.
     """
     if missing := missing_protection():
         raise SandboxError(f"code of a model is not run unprotected: {missing}. {REMEDY}.")
@@ -36,7 +35,7 @@ def protection(folder: Path) -> dict[str, object]:
 
 
 def missing_protection() -> str | None:
-    """What this machine lacks for locking up a process, None where it lacks nothing."""
+    """Return the part that this machine lacks for protection, None if it lacks none."""
     if sys.platform != "linux":
         return f"the sandbox needs Landlock and seccomp of Linux, and this is {sys.platform}"
     if platform.machine() not in MACHINES or sys.maxsize < 1 << 32:

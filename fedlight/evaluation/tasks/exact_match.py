@@ -1,4 +1,4 @@
-"""Exact match: an answer is right where it equals the response of its row, but for case, blanks and a final full stop."""
+"""Exact match: an answer is right if it equals its row's response, up to case, blanks and a final full stop."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,12 +9,12 @@ from fedlight.support.types import Row
 
 
 class ExactMatch(Task):
-    """Instruction rows with one right answer each.
+    """Task of instruction rows with one right answer each.
 
     Args:
         data: rows with the slots of the template, ``response`` and, where wanted, ``group``.
         slots: names of the template's slots.
-        group: name of what a row belongs to, whose score is given by itself; None: no groups.
+        group: column of a row's group, whose score is reported by itself; None: no groups.
         shots, num_shots, limit, batch_size, max_new_tokens, samples, temperature, top_p, stop, seed: see
             :class:`~fedlight.evaluation.tasks.task.Task`.
     """
@@ -33,21 +33,21 @@ class ExactMatch(Task):
         self.names = (*self.slots, "response", *([] if group is None else [group]))
 
     def example(self, row: Row) -> Example:
-        """Texts of the slots and of the response."""
+        """Return the texts of the slots and of the response."""
         target = text_of(row["response"])
-        if not normalized(target):  # or a model that says nothing would be right
-            raise ValueError(f"the response {target!r} says nothing")
+        if not normalized(target):  # else an empty answer would be right
+            raise ValueError(f"the response {target!r} is empty")
         fields = {slot: text_of(row[slot]) for slot in self.slots}
         return Example(fields, target, group="" if self.group is None else text_of(row[self.group]))
 
     def score(self, example: Example, answer: str) -> Verdict:
-        """1 where both are the same text; see :func:`normalized`. An empty answer could not be read."""
+        """Score 1 for equal texts after :func:`normalized`; an empty answer counts as unread."""
         read = normalized(answer)
         return Verdict(float(read == normalized(example.target)), read or None)
 
 
 def text_of(value: Any) -> str:
-    """A value as stripped text; "" for None.
+    """Return a value as stripped text; "" for None.
 
     Example:
         >>> text_of(" a "), text_of(7), text_of(None)
@@ -57,7 +57,7 @@ def text_of(value: Any) -> str:
 
 
 def normalized(text: str) -> str:
-    r"""Lower case, one blank between words, none around them, no full stop at the end.
+    r"""Return a text in lower case, with one blank between words and no full stop at its end.
 
     Example:
         >>> normalized(" The  Cat\nsat . ") == normalized("the cat sat")

@@ -1,9 +1,9 @@
-r"""GSM8K: word problems whose worked solutions end in a number; what counts is that number.
+r"""GSM8K: word problems with worked solutions that end in a number; only that number counts.
 
-K. Cobbe et al., "Training Verifiers to Solve Math Word Problems", 2021, https://arxiv.org/abs/2110.14168. Of a reference
-solution the number behind ``####`` is taken. Of a model's answer too, where it writes one; else the last number in it,
-as models do that were not trained on this format (the flexible extraction of EleutherAI's lm-evaluation-harness).
-Numbers are compared as numbers: 1,000 is $1000.00.
+K. Cobbe et al., "Training Verifiers to Solve Math Word Problems", 2021, https://arxiv.org/abs/2110.14168. The number of a
+reference solution follows ``####``. So does that of a model's answer where it writes the mark; else its last number
+counts, as models not trained on this format answer (the flexible extraction of EleutherAI's lm-evaluation-harness).
+Numbers are compared as numbers: 1,000 equals $1000.00.
 """
 
 import re
@@ -15,23 +15,23 @@ from fedlight.evaluation.tasks.task import Example, Task
 from fedlight.support.types import Row
 
 MARK = "####"
-# A minus belongs to the number unless it stands behind a digit or word, or a blank behind it: "5-3", "5 - 3", "- 3 cats".
+# A minus belongs to the number unless a digit or word precedes it, or a blank follows it: "5-3", "5 - 3", "- 3 cats".
 MINUS = r"(?:(?<![\w).%])[-\u2212])?"
 NUMBER = re.compile(MINUS + r"(?:[$\u20ac\u00a3]\s?-?)?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)")
 
 
 class GSM8K(Task):
-    """Math word problems; the rows have ``question`` and ``answer``.
+    """Task of math word problems; the rows have ``question`` and ``answer``.
 
-    Args are those of :class:`~fedlight.evaluation.tasks.task.Task`. Few-shot examples are shown with their worked
-    solutions, less the calculator's annotations.
+    Args are those of :class:`~fedlight.evaluation.tasks.task.Task`. Few-shot examples show their worked solutions, without
+    the calculator's annotations.
     """
 
     names = ("question", "answer")
     answer_tokens = 400
 
     def example(self, row: Row) -> Example:
-        """The question as an instruction, and the number that ends the solution."""
+        """Return the question as an instruction, and the number that ends the solution."""
         target = final_number(text_of(row["answer"]), marked=True)
         if target is None:
             raise ValueError(f"the answer has no number behind {MARK}")
@@ -40,17 +40,17 @@ class GSM8K(Task):
         return Example({"instruction": question, "input": ""}, f"{target:f}", response)
 
     def score(self, example: Example, answer: str) -> Verdict:
-        """1 where the answer ends in the right number."""
+        """Score 1 for an answer that ends in the right number."""
         read = final_number(answer)
         return Verdict(float(read == Decimal(example.target)), None if read is None else f"{read:f}")
 
 
 def final_number(text: str, marked: bool = False) -> Decimal | None:
-    """The number behind the first ``####``; where there is none, the last number of the text. None if there is none.
+    """Return the number after the first ``####``, else the last number of the text; None without a number.
 
     Args:
         text: a solution.
-        marked: only the number behind ``####``.
+        marked: accept only a number after ``####``.
 
     Example:
         >>> final_number("7 * 5 = <<7*5=35>>35 #### 1,035"), final_number("So it is $2.50.")
@@ -66,7 +66,7 @@ def final_number(text: str, marked: bool = False) -> Decimal | None:
 
 
 def number_of(text: str) -> Decimal:
-    """A number as it is written, without currency and commas. Two signs, as in "-$-5", count as one.
+    """Return the value of a written number, without currency and commas; two signs, as in "-$-5", count as one.
 
     Example:
         >>> number_of("-$1,234.50"), number_of(".5"), number_of("-$-5")

@@ -1,18 +1,22 @@
-"""HumanEval: 164 functions to be written from their head and docstring; tests decide, run in the sandbox.
+"""HumanEval: 164 functions to write from their head and docstring; tests, run in the sandbox, decide.
 
 Chen et al., "Evaluating Large Language Models Trained on Code", 2021, https://arxiv.org/abs/2107.03374. The score is pass@k
-(pass@1 by default: one greedy answer). Deviation from the authors' program: tests and function run in two processes (see
-fedlight/evaluation/sandbox/check.py), helpers in the prompt are the prompt's own on the side of the tests, and time is
-limited on the processor (3 s as there, but not counting what else the machine does).
+(pass@1 by default, from one greedy answer). Deviations from the authors' program: tests and function run in two processes
+(`fedlight.evaluation.sandbox.check_function`), the tests use the prompt's own helpers, and processor time is limited (3 s as
+there) instead of time on the clock.
+
+A model trained on code continues the prompt and does not stop by itself. One trained on instructions answers with words, a
+fenced block and the whole function. `complete_program` reads both. It uses no parser: the text is not trusted, and deep
+nesting can crash a parser.
 """
 
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import comb
 from typing import Any
 
-from fedlight.evaluation.pass_at_k import pass_at_k
 from fedlight.evaluation.sandbox import Check, Limits, SandboxError, check_function, missing_protection
-from fedlight.evaluation.tasks.completed_function import complete_program, stub
 from fedlight.evaluation.tasks.result import Verdict
 from fedlight.evaluation.tasks.task import Example, Prompts, Task
 from fedlight.support.checks import refuse_below
@@ -21,24 +25,31 @@ from fedlight.support.types import Row
 CODE_STOPS = ["\nclass ", "\ndef ", "\n#", "\nif ", "\nprint("]  # the paper's, section 2.1
 INSTRUCTION = "Create a Python script for this problem:\n{prompt}"  # as WizardCoder and others ask instruction-tuned models
 
+FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
+CODE = r"(?:async )?def \w+|class \w+\s*[:(]|import \w[\w., ]*$|from [\w.]+ import |@\w|[A-Z_]+ = "
+CODE_BEGINS = re.compile(CODE)  # but not a sentence that begins with such a word
+CODE_CONTINUES = re.compile(CODE + r"|#|[)\]}]")  # not indented: also comments and closing brackets
+INDENTATION = "    "
+
 
 class HumanEval(Task):
-    """Functions to be completed.
+    """Task of functions to be completed.
 
     Args:
         data: rows with ``prompt``, ``test``, ``entry_point``; the template has the slot ``instruction`` (an empty ``input``
-            is given as well): ``"{instruction}"`` alone for models that go on writing code, the training's for tuned ones.
-        instruction: what is asked, with ``{prompt}``; None: the prompt itself, to be gone on with. Only then generation
-            stops at the next definition. An answer may be the rest of the function or all of it either way.
-        k: of pass@k, at most ``samples``.
-        processes: problems that are tested at the same time, two processes each, each with the memory of ``limits``.
-        unprotected: run the code where nothing can lock it up; see `fedlight.evaluation.sandbox.run_python`.
+            is given as well): ``"{instruction}"`` for models that continue code, the training's template for tuned ones.
+        instruction: an instruction with ``{prompt}``; None: the prompt itself, to be continued, and generation stops at the
+            next definition. An answer may be the rest of the function or all of it either way.
+        k: samples of pass@k, at most ``samples``.
+        processes: problems that are tested at the same time, by two processes each, each with the memory of ``limits``.
+        unprotected: run the code without a sandbox; see `fedlight.evaluation.sandbox.run_python`.
         limits: of each process.
         limit, batch_size, max_new_tokens, samples, temperature, top_p, stop, seed: see
             :class:`~fedlight.evaluation.tasks.task.Task`. There are no shots.
 
     Raises:
-        ValueError: a setting is out of range. SandboxError: this machine cannot lock up a process.
+        ValueError: a setting is out of range.
+        SandboxError: this machine cannot sandbox a process.
     """
 
     names = ("prompt", "test", "entry_point")
@@ -68,21 +79,21 @@ class HumanEval(Task):
         refuse_below(1, "HumanEval.", processes=processes)
         if not unprotected and (missing := missing_protection()):
             raise SandboxError(
-                f"HumanEval runs what the model writes, and {missing}: run it elsewhere, or set unprotected to true where "
+                f"HumanEval runs code of the model, and {missing}: run it elsewhere, or set unprotected to true where "
                 "nothing can be lost, in a container for example"
             )
         self.instruction = "{prompt}" if instruction is None else instruction
         self.k, self.processes, self.unprotected, self.limits = k, processes, unprotected, limits or Limits()
 
     def example(self, row: Row) -> Example:
-        """The problem as an instruction; the target is the name of the function."""
+        """Return the problem as an instruction, with the name of the function as the target."""
         if empty := [name for name in self.names if not row[name]]:
             raise ValueError(f"{', '.join(empty)}: empty")
         asked = self.instruction.replace("{prompt}", row["prompt"])  # code is full of braces
         return Example({"instruction": asked, "input": ""}, row["entry_point"], extra=row)
 
     def score(self, example: Example, answer: str) -> Verdict:
-        """1 where the function passes its tests."""
+        """Score 1 for a function that passes its tests."""
         prompt, name = example.extra["prompt"], example.target
         program = complete_program(prompt, answer, name)
         tests = f"{example.extra['test']}\ncheck({name})"
@@ -90,7 +101,7 @@ class HumanEval(Task):
         return Verdict(float(check.passed), program if answer.strip() else None, _note(check))
 
     def judge(self, examples: Sequence[Example], answers: Sequence[Sequence[str]]) -> list[list[Verdict]]:
-        """Several at a time; equal answers to a problem are tested once."""
+        """Return verdicts; several problems are tested at a time, and equal answers to a problem once."""
         pairs = [(row, answer) for row, own in enumerate(answers) for answer in dict.fromkeys(own)]
         with ThreadPoolExecutor(self.processes) as pool:
             found = dict(
@@ -99,9 +110,125 @@ class HumanEval(Task):
         return [[found[row, answer] for answer in own] for row, own in enumerate(answers)]
 
     def reduce(self, scores: Sequence[float]) -> float:
-        """pass@k from as many answers as ``samples``."""
+        """Return pass@k, estimated from ``samples`` answers."""
         return pass_at_k(len(scores), round(sum(scores)), self.k)
 
 
 def _note(check: Check) -> str:
     return "" if check.passed else f"{check.outcome}: {check.detail}"
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """Return the unbiased estimate for one problem, in [0, 1]; its mean over problems is the score.
+
+    Chen et al. 2021, eq. 1: pass@k = 1 - C(n - c, k) / C(n, k), the probability that k of n samples, of which c are right,
+    include a right one.
+
+    Args:
+        samples: number of samples, n.
+        correct: number of right ones, c, from 0 to n.
+        k: from 1 to n.
+
+    Raises:
+        ValueError: more right ones than samples, or a larger k.
+
+    Example:
+        >>> pass_at_k(5, 2, 1), pass_at_k(5, 2, 3), pass_at_k(5, 3, 3)
+        (0.4, 0.9, 1.0)
+    """
+    if not 1 <= k <= samples:
+        raise ValueError(f"k={k} has to be from 1 to the number of samples, {samples}")
+    if not 0 <= correct <= samples:
+        raise ValueError(f"{correct} of {samples} samples cannot be right")
+    return 1.0 - comb(samples - correct, k) / comb(samples, k)
+
+
+def complete_program(prompt: str, answer: str, function: str) -> str:
+    r"""Return the prompt's function, completed by an answer.
+
+    Args:
+        prompt: ends with the head of the function, with or without a docstring.
+        answer: text of the model.
+        function: name of the function.
+
+    Example:
+        >>> prompt = "def double(x):\n    'Twice x.'\n"
+        >>> print(complete_program(prompt, "    return 2 * x\n\nprint(double(3))", "double"))
+        def double(x):
+            'Twice x.'
+            return 2 * x
+        <BLANKLINE>
+        >>> answer = "Like this:\n```python\ndef double(x):\n    return x + x\n```\nIt adds x to itself."
+        >>> print(complete_program(prompt, answer, "double"))
+        def double(x):
+            'Twice x.'
+        <BLANKLINE>
+            pass
+        <BLANKLINE>
+        def double(x):
+            return x + x
+    """
+    code = _unfenced(answer, function)
+    if _defines(code, function):
+        return f"{stub(prompt)}\n{_whole(code, function)}"
+    gap = "" if prompt.endswith("\n") or code[:1] == "\n" else "\n"
+    return f"{prompt}{gap}{_body(code)}"
+
+
+def stub(prompt: str) -> str:
+    """Return the prompt as a program: its imports, its helpers, and the function with an empty body."""
+    return f"{prompt}\n{INDENTATION}pass\n"
+
+
+def _defines(code: str, function: str) -> bool:
+    return re.search(rf"^[ \t]*(?:async )?def {re.escape(function)}\b", code, re.MULTILINE) is not None
+
+
+def _unfenced(answer: str, function: str) -> str:
+    """Return the first fenced block with the function, else the first block, else the answer as it is."""
+    blocks = [found.group(1) for found in FENCE.finditer(answer)]
+    return next((block for block in blocks if _defines(block, function)), blocks[0] if blocks else answer)
+
+
+def _whole(code: str, function: str) -> str:
+    """Return the code from its first line up to the words after the function."""
+    lines = code.expandtabs(4).splitlines()
+    heads = [number for number, line in enumerate(lines) if CODE_BEGINS.match(line.lstrip())]
+    own = next(number for number, line in enumerate(lines) if _defines(line, function))
+    begin = heads[0]
+    margin = len(lines[begin]) - len(lines[begin].lstrip())
+    lines = [line[margin:] if not line[:margin].strip() else line for line in lines]
+    kept = lines[begin : own + 1]
+    for line in lines[own + 1 :]:
+        if line[:1].strip() and not CODE_CONTINUES.match(line):
+            break
+        kept.append(line)
+    return "\n".join(kept)
+
+
+def _body(code: str) -> str:
+    """Return the indented lines of a function's body, up to the first line outside of it."""
+    lines = code.expandtabs(4).splitlines()
+    while lines and not lines[0].strip():
+        lines.pop(0)
+    if lines and not lines[0][0].isspace():
+        lines = _indented(lines)
+    end = next((number for number, line in enumerate(lines) if line[:1].strip()), len(lines))
+    return "\n".join(lines[:end]) + "\n"
+
+
+def _indented(lines: list[str]) -> list[str]:
+    """Indent a body whose first line is not indented: that line alone lost its blanks, or the whole body has none.
+
+    Example:
+        >>> _indented(["n = 0", "    return n"]), _indented(["n = 0", "return n"])
+        (['    n = 0', '    return n'], ['    n = 0', '    return n'])
+        >>> _indented(["for x in y:", "        pass"]), _indented(["for x in y:", "    pass"])
+        (['    for x in y:', '        pass'], ['    for x in y:', '        pass'])
+    """
+    depths = [len(line) - len(line.lstrip()) for line in lines[1:] if line.strip()]
+    following, least = next(iter(depths), 0), min((depth for depth in depths if depth), default=0)
+    deeper = lines[0].rstrip().endswith((":", ",", "(", "[", "{"))  # then the next line is indented anyway
+    if following == 0 or (deeper and following == least < 8):
+        return [INDENTATION + line for line in lines]
+    return [(INDENTATION if deeper else " " * least) + lines[0], *lines[1:]]

@@ -1,15 +1,15 @@
-"""What a task needs of a model: answers, and likelihoods of answers."""
+"""Protocols of models that do tasks: they write answers and return likelihoods."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 
 class Likelihood(NamedTuple):
-    """How likely a text is behind another.
+    """Likelihood of a text after another.
 
     Attributes:
         log_prob: natural logarithm of its probability.
-        tokens: of the text.
+        tokens: its number of tokens.
         greedy: whether greedy decoding would have written it.
     """
 
@@ -20,7 +20,7 @@ class Likelihood(NamedTuple):
 
 @runtime_checkable
 class AnswersPrompts(Protocol):
-    """What is needed of a module; see :class:`fedlight.modules.language.module.LanguageModule`."""
+    """Module that completes prompts; see :class:`fedlight.modules.language.module.LanguageModule`."""
 
     def generate(
         self,
@@ -34,17 +34,17 @@ class AnswersPrompts(Protocol):
         stop: Sequence[str],
         strip: bool,
     ) -> list[list[str]]:
-        """Completes each prompt n times."""
+        """Return n completions of each prompt."""
 
     def log_likelihoods(
         self, prompts: Sequence[str], continuations: Sequence[Sequence[str]]
     ) -> list[list[Likelihood]]:
-        """How likely each continuation of each prompt is."""
+        """Return the likelihood of each continuation of each prompt."""
 
 
 @runtime_checkable
 class KnowsWhatFits(Protocol):
-    """A module that can say beforehand which prompts are too long for it."""
+    """Module that knows which prompts are too long for it."""
 
     def fits(self, prompts: Sequence[str], new_tokens: int) -> list[bool]:
-        """Whether each prompt fits into the model with so many tokens behind it."""
+        """Return whether each prompt fits into the model together with so many new tokens."""

@@ -1,8 +1,8 @@
-"""Multiple choice, answered by likelihood: the choice that the model finds most likely behind the question.
+"""Multiple choice, answered by likelihood: the choice that the model finds likeliest after the question.
 
 D. Hendrycks et al., "Measuring Massive Multitask Language Understanding", ICLR 2021, https://arxiv.org/abs/2009.03300:
-the question, the choices by letters, and the letter that is likeliest; a subject's examples come from its own rows. The
-medicine of the FedDCA paper (Table 9) are six of the subjects: anatomy, clinical knowledge, college biology, college
+the question, the choices by letters, and the likeliest letter; a subject's examples come from its own rows. The medical
+questions of the FedDCA paper (Table 9) are six of the subjects: anatomy, clinical knowledge, college biology, college
 medicine, medical genetics and professional medicine, 1,089 questions.
 """
 
@@ -20,18 +20,18 @@ INSTRUCTION = "Answer the following multiple choice question{about}. Give the le
 
 
 class MultipleChoice(Task):
-    """Questions with choices; the rows have ``question``, ``choices``, ``answer`` (a letter or a number from 0).
+    """Task of questions with choices; the rows have ``question``, ``choices``, ``answer`` (a letter or a number from 0).
 
     Args:
-        data: rows as above and, where wanted, ``subject``; few-shot examples are of the question's own subject.
-        subject: whether the rows have a subject: it stands in the instruction and is scored by itself.
-        by: ``letter`` compares the letters, ``text`` the choices themselves, whose letters are then not shown.
-        normalize: of ``text``: compare ``sum`` of the log-probabilities, or their mean by ``tokens`` or by ``bytes``.
+        data: rows as above and, where wanted, ``subject``; few-shot examples come from the question's own subject.
+        subject: whether the rows have a subject, which is named in the instruction and scored by itself.
+        by: ``letter`` compares the letters; ``text`` compares the choices themselves, without showing letters.
+        normalize: with ``text``, compare the ``sum`` of the log-probabilities, or their mean by ``tokens`` or by ``bytes``.
         instruction: ``{about}`` becomes " about SUBJECT", or nothing.
-        options: see :class:`~fedlight.evaluation.tasks.task.Task`; nothing is drawn or written here.
+        options: see :class:`~fedlight.evaluation.tasks.task.Task`; no text is drawn or written here.
 
     Raises:
-        ValueError: see ``Task``; letters with a normalization, as all are equally long.
+        ValueError: see ``Task``; a normalization of letters, which are equally long.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class MultipleChoice(Task):
         self.names = ("question", "choices", "answer", *(["subject"] if subject else []))
 
     def example(self, row: Row) -> Example:
-        """Instruction, question with its choices, and the right one."""
+        """Return the instruction, the question with its choices, and the right choice."""
         choices = [text_of(choice) for choice in row["choices"]]
         right = index_of(row["answer"], len(choices))
         if len(choices) > len(LETTERS):
-            raise ValueError(f"{len(choices)} choices, and there are letters for {len(LETTERS)}")
+            raise ValueError(f"{len(choices)} choices, but only {len(LETTERS)} letters")
         if self.by == "text" and not all(choices):
-            raise ValueError(f"an empty one among the choices {choices} cannot be compared by its text")
+            raise ValueError(f"one of the choices {choices} is empty and cannot be compared by its text")
         subject = text_of(row.get("subject"))
         shown = tuple(LETTERS[: len(choices)]) if self.by == "letter" else tuple(choices)
         lines = [f"{letter}. {text}" for letter, text in zip(LETTERS, choices, strict=False)]
@@ -70,7 +70,7 @@ class MultipleChoice(Task):
     def answer(
         self, model: AnswersPrompts, prompts: Sequence[str], examples: Sequence[Example]
     ) -> list[list[str]]:
-        """The likeliest choice of each."""
+        """Return the likeliest choice of each example."""
         choices = [
             [continuation(prompt, choice) for choice in example.choices]
             for prompt, example in zip(prompts, examples, strict=True)
@@ -88,19 +88,19 @@ class MultipleChoice(Task):
         return best
 
     def new_tokens(self, examples: Sequence[Example]) -> int:
-        """Nothing is written; a choice has no more tokens than bytes, and the blank in front of it."""
+        """Return the bytes of the longest choice, at least its tokens, plus the blank before it; nothing is generated."""
         return 1 + max(len(choice.encode()) for example in examples for choice in example.choices)
 
     def score(self, example: Example, answer: str) -> Verdict:
-        """1 where it is the right choice."""
+        """Score 1 for the right choice."""
         return Verdict(float(answer == example.target), answer)
 
 
 def index_of(answer: Any, number: int) -> int:
-    """Which of ``number`` choices is meant, by its letter or its number from 0.
+    """Return the index of a choice named by its letter or its number from 0.
 
     Raises:
-        ValueError: none of them.
+        ValueError: it names none of ``number`` choices.
 
     Example:
         >>> index_of("C", 4), index_of(2, 4), index_of("2", 4)

@@ -1,4 +1,4 @@
-"""What a task found: a score with its standard error, by group, and every single answer."""
+"""Result of a task: a score with its standard error, also by group, and every answer."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,16 +8,16 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 TOO_LONG = "the prompt does not fit into the model"
-"""Note of a verdict on a prompt that was not asked; it counts as wrong."""
+"""Note of a verdict on a prompt that was not given to the model; it counts as wrong."""
 
 
 class Verdict(NamedTuple):
-    """What one answer is worth.
+    """Score of one answer.
 
     Attributes:
         score: in [0, 1].
-        read: what was understood of the answer; None where it could not be read, which counts as wrong.
-        note: why, where that is not plain.
+        read: the part of the answer that was read; None where none could be, which counts as wrong.
+        note: reason of the score, where it is not obvious.
     """
 
     score: float
@@ -26,17 +26,17 @@ class Verdict(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """One row of a task and what the model made of it.
+    """Row of a task with the model's answers.
 
     Attributes:
-        row: its number in the source, from 0.
-        prompt: as the model saw it.
+        row: index of the row in the source, from 0.
+        prompt: as given to the model.
         target: the right answer.
-        group: subject, domain or the like; "" where there are none.
+        group: subject, domain or the like; "" without groups.
         answers: as the model gave them, ``(samples,)``.
         verdicts: one for each answer.
         score: of the row, in [0, 1].
-        fields: the texts that the prompt was made of, by slot.
+        fields: texts of the prompt by slot.
     """
 
     row: int
@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
     fields: Mapping[str, str] = MappingProxyType({})
 
     def record(self) -> dict[str, Any]:
-        """Plain values, for a line of JSON."""
+        """Return plain values, for a line of JSON."""
         return {
             **self._asdict(),
             "verdicts": [verdict._asdict() for verdict in self.verdicts],
@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """The outcomes of a task.
+    """Outcomes of a task.
 
     Args:
         outcomes: in the order of the rows, at least one.
@@ -75,7 +75,7 @@ class Result:
     outcomes: Sequence[Outcome]
 
     def __str__(self) -> str:
-        """The score in words."""
+        """Return a sentence with the score."""
         error = f" +- {self.standard_error:.4f}" if len(self.outcomes) > 1 else ""
         unread = f", {self.unread:.1%} of the answers could not be read" if self.unread else ""
         long = f", {self.too_long:,} prompts too long for the model" if self.too_long else ""
@@ -88,13 +88,13 @@ class Result:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean: sample deviation of the rows' scores over the root of their number; NaN for a single row."""
+        """Standard error of the mean: the rows' sample deviation over the root of their number; NaN for one row."""
         scores = [outcome.score for outcome in self.outcomes]
         return stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else math.nan
 
     @property
     def by_group(self) -> dict[str, float]:
-        """Mean score of each group's rows; empty where there is no more than one group."""
+        """Group -> mean score of its rows; empty with fewer than two groups."""
         scores: dict[str, list[float]] = {}
         for outcome in self.outcomes:
             scores.setdefault(outcome.group, []).append(outcome.score)
@@ -102,23 +102,23 @@ class Result:
 
     @property
     def group_mean(self) -> float:
-        """Mean of the groups' means: every group counts the same, however many rows it has."""
+        """Mean of the groups' means: all groups have the same weight, whatever their number of rows."""
         return fmean(self.by_group.values()) if self.by_group else self.mean
 
     @property
     def unread(self) -> float:
-        """Share of answers of which nothing could be read, in [0, 1]."""
+        """Share of answers that could not be read, in [0, 1]."""
         return fmean(verdict.read is None for outcome in self.outcomes for verdict in outcome.verdicts)
 
     @property
     def too_long(self) -> int:
-        """Rows that were not asked, as their prompts do not fit into the model; they count as wrong and unread."""
+        """Number of rows whose prompts are too long for the model; they count as wrong and unread."""
         return sum(outcome.verdicts[0].note == TOO_LONG for outcome in self.outcomes)
 
     def metrics(self, name: str) -> Mapping[str, float]:
-        """Numbers to log: ``score/NAME``, ``stderr/NAME``, ``unread/NAME``; with groups also theirs.
+        """Return the metrics to log: ``score/NAME``, ``stderr/NAME``, ``unread/NAME``.
 
-        Those are ``score/NAME/GROUP`` and ``group_mean/NAME``.
+        With groups, also ``score/NAME/GROUP`` and ``group_mean/NAME``.
         """
         found = {f"score/{name}": self.mean, f"unread/{name}": self.unread}
         if len(self.outcomes) > 1:

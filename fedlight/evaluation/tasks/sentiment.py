@@ -13,8 +13,8 @@ tfns   zeroshot/twitter-financial-news-     0 negative (bearish), 1 positive (bu
        sentiment
 =====  ==================================  ===================================================================
 
-Deviation: an answer is read strictly. FinGPT takes what has neither "positive" nor "negative" in it for neutral, which
-gives a model that says nothing the score of the most frequent label; here such an answer counts as wrong, and is counted.
+Deviation: answers are read strictly. FinGPT reads an answer with neither "positive" nor "negative" as neutral, so a model
+that answers nothing gets the score of the most frequent label. Here such an answer counts as wrong and as unread.
 """
 
 import re
@@ -37,11 +37,11 @@ THRESHOLD = 0.1
 
 
 class Sentiment(Task):
-    """Texts with a sentiment; the rows have ``text``, ``label`` and, of FiQA, ``format`` ("post" or "headline").
+    """Task of texts with a sentiment; the rows have ``text``, ``label`` and, for FiQA, ``format`` ("post" or "headline").
 
     Args:
-        data: rows as above; a label is a word, or coded as ``coding`` says.
-        coding: ``fpb``, ``fiqa`` or ``tfns``: how the labels are coded, and what the text is called.
+        data: rows as above; a label is a word, or coded as in ``coding``.
+        coding: ``fpb``, ``fiqa`` or ``tfns``: the coding of the labels and the name of the texts.
         options: see :class:`~fedlight.evaluation.tasks.task.Task`.
     """
 
@@ -53,27 +53,27 @@ class Sentiment(Task):
         self.names = ("text", "label", *(["format"] if coding == "fiqa" else []))
 
     def example(self, row: Row) -> Example:
-        """FinGPT's instruction, the text as its input, and the label as a word."""
+        """Return FinGPT's instruction, the text as its input, and the label as a word."""
         is_tweet = row["format"] == "post" if self.coding == "fiqa" else self.coding == "tfns"
         instruction = INSTRUCTION.format(kind="tweet" if is_tweet else "news")
         target = label_of(row["label"], self.coding)
         return Example({"instruction": instruction, "input": text_of(row["text"])}, target)
 
     def score(self, example: Example, answer: str) -> Verdict:
-        """1 where the one label in the answer is the right one."""
+        """Score 1 for an answer that names the right label only."""
         read = label_in(answer)
         return Verdict(float(read == example.target), read)
 
 
 def label_of(value: Any, coding: str) -> str:
-    """A label as a word.
+    """Return a label as a word.
 
     Args:
-        value: a word, a number as the set codes it, or, of FiQA, a score.
+        value: a word, a number in the set's coding, or a score for FiQA.
         coding: ``fpb``, ``fiqa`` or ``tfns``.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the value is none of these.
 
     Example:
         >>> label_of(1, "fpb"), label_of(1, "tfns"), label_of("Positive", "tfns")
@@ -98,7 +98,7 @@ def label_of(value: Any, coding: str) -> str:
 
 
 def label_in(answer: str) -> str | None:
-    """The label that an answer names; None where it names none, or two.
+    """Return the one label that an answer names; None where it names none or two.
 
     Example:
         >>> label_in(" Positive."), label_in("The sentiment is neutral"), label_in("negative or neutral"), label_in("bad")

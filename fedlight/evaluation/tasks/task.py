@@ -1,10 +1,9 @@
-"""A task: rows become prompts, a model answers them, each answer is scored.
+"""Base of the tasks: rows become prompts, a model answers them, each answer is scored.
 
-A task knows its own format: which prompt a row makes, and what a right answer is. Where the rows are and in which
-template the prompts stand is the business of a ``Prompts`` object, such as
-:class:`fedlight.datamodules.rows.task_rows.TaskRows`;
-give it the template of the training, else another format is measured than was learnt. With few-shot examples the prompt
-is that of each example with its answer, one after the other, a blank line between two.
+A task knows its format: the prompt of a row, and the right answer. The rows and the template of the prompts come from a
+``Prompts`` object, such as :class:`fedlight.datamodules.rows.task_rows.TaskRows`. Give it the template of the training,
+or the task measures another format than the model has learned. A few-shot prompt consists of each example with its
+answer and of the question, separated by blank lines.
 """
 
 from abc import ABC, abstractmethod
@@ -23,25 +22,25 @@ from fedlight.support.types import Fields, Row
 
 
 class Prompts(Protocol):
-    """Where rows come from and how a prompt looks."""
+    """Source of rows and prompts."""
 
     def rows(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """The values of these names in each row."""
+        """Return the values of these columns in each row."""
 
     def prompt(self, fields: Mapping[str, str]) -> str:
-        """The template, filled with texts by slot."""
+        """Return the template filled with texts by slot."""
 
 
 class Example(NamedTuple):
-    """What a row is to a task.
+    """Row in the form of its task.
 
     Attributes:
         fields: texts for the template's slots.
         target: the right answer.
-        response: what follows the prompt where the row is shown as an example; "" for the target itself.
-        group: subject, domain or the like, whose score is given by itself.
-        choices: the answers there are; none where the answer is free.
-        extra: what else scoring needs.
+        response: text after the prompt where the row is shown as an example; "" for the target.
+        group: subject, domain or the like, whose score is reported by itself.
+        choices: all possible answers; empty for free answers.
+        extra: other values that scoring needs.
     """
 
     fields: Fields
@@ -53,7 +52,7 @@ class Example(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The answer as an example shows it."""
+        """Answer of a shown example."""
         return self.response or self.target
 
 
@@ -61,27 +60,29 @@ Ready = tuple[list[int], list[Example], list[str]]
 
 
 class Task(ABC):
-    """Rows, prompts, answers, scores. A subclass says what an example is and what an answer to it is worth.
+    """Base class of tasks: a subclass defines the example of a row and the score of an answer.
 
     Args:
-        data: where the rows are and how prompts look.
-        shots: where few-shot examples are, other rows than those of ``data``; they are shown in the template of ``data``.
-        num_shots: examples in front of every question; see :meth:`choose_shots`.
-        limit: at most so many rows, drawn by ``seed`` and kept in order; None: all.
+        data: source of rows and prompts.
+        shots: source of few-shot examples, other rows than those of ``data``; shown in the template of ``data``.
+        num_shots: number of examples before every question; see :meth:`choose_shots`.
+        limit: largest number of rows, drawn by ``seed`` and kept in order; None: all.
         batch_size: prompts that are answered at once.
-        max_new_tokens: most tokens of an answer; None: the task's own ``answer_tokens``.
-        samples: answers to each prompt; above 1 they have to be drawn.
-        temperature: of the draws; 0 is greedy.
+        max_new_tokens: largest number of tokens in an answer; None: the task's own ``answer_tokens``.
+        samples: answers to each prompt; more than one requires a temperature.
+        temperature: of the answers; 0 is greedy.
         top_p: share of the probability to draw from, in (0, 1].
-        stop: texts at which an answer ends; None: the task's own ``stops``.
-        seed: of the limit, the shots and the draws.
+        stop: texts that end an answer; None: the task's own ``stops``.
+        seed: of the limit, the shots and the answers.
+
+    Attributes:
+        names: columns that are read from each row.
 
     Raises:
-        ValueError: a setting is out of range, or two do not go together.
+        ValueError: a setting is out of range, or two contradict each other.
     """
 
     names: tuple[str, ...] = ("instruction", "input", "response")
-    """What is read of each row."""
 
     answer_tokens: int = 64
     stops: tuple[str, ...] = ()
@@ -104,11 +105,11 @@ class Task(ABC):
         refuse_below(1, f"{name}.", limit=limit, batch_size=batch_size, samples=samples)
         if num_shots < 0 or (num_shots > 0 and shots is None):
             raise ValueError(
-                f"{name}.num_shots={num_shots}: set shots to where the examples are, or num_shots to 0"
+                f"{name}.num_shots={num_shots}: set shots to the source of the examples, or num_shots to 0"
             )
         if samples > 1 and temperature == 0:
             raise ValueError(
-                f"{name}.samples={samples} greedy answers are all the same: set temperature above 0"
+                f"{name}.samples={samples} greedy answers are all equal: set temperature above 0"
             )
         self.data, self.shots, self.num_shots, self.limit = data, shots, num_shots, limit
         self.batch_size, self.samples, self.temperature, self.top_p = batch_size, samples, temperature, top_p
@@ -118,30 +119,30 @@ class Task(ABC):
 
     @abstractmethod
     def example(self, row: Row) -> Example:
-        """What a row, with the task's ``names``, asks and what its right answer is.
+        """Return the question and the right answer of a row, which has the task's ``names``.
 
         Raises:
-            ValueError: the row is not one of this task.
+            ValueError: the row does not belong to this task.
         """
 
     @abstractmethod
     def score(self, example: Example, answer: str) -> Verdict:
-        """What an answer is worth."""
+        """Return the score of an answer."""
 
     def judge(self, examples: Sequence[Example], answers: Sequence[Sequence[str]]) -> list[list[Verdict]]:
-        """A verdict on each answer to each example; a task with slow scoring may do several at once."""
+        """Return a verdict on each answer to each example; a task with slow scoring may score several at once."""
         return [
             [self.score(example, one) for one in own] for example, own in zip(examples, answers, strict=True)
         ]
 
     def reduce(self, scores: Sequence[float]) -> float:
-        """The score of a row from those of its answers: their mean."""
+        """Return the score of a row from the scores of its answers: their mean."""
         return fmean(scores)
 
     def answer(
         self, model: AnswersPrompts, prompts: Sequence[str], examples: Sequence[Example]
     ) -> list[list[str]]:
-        """The model's answers to a batch of prompts, as many as ``samples`` to each, with white space as it wrote it."""
+        """Return ``samples`` answers of the model to each prompt of a batch, with white space as the model wrote it."""
         return model.generate(
             prompts,
             self.samples,
@@ -154,13 +155,13 @@ class Task(ABC):
         )
 
     def new_tokens(self, examples: Sequence[Example]) -> int:
-        """Most tokens that come behind a prompt."""
+        """Return the largest number of tokens that follow a prompt."""
         return self.max_new_tokens
 
     def choose_shots(self, example: Example, pool: Sequence[Example]) -> Sequence[Example]:
-        """The examples to show in front of a question: the first ones of its group where the pool has the group.
+        """Return the examples to show before a question: the first ones of its group where the pool has the group.
 
-        The question itself is never among them, should it be in the pool.
+        The question itself is left out, should it be in the pool.
         """
         own = [shot for shot in pool if shot.group == example.group] or pool
         others = list(islice((shot for shot in own if shot.fields != example.fields), self.num_shots))
@@ -171,36 +172,36 @@ class Task(ABC):
         return others
 
     def read(self) -> Ready:
-        """The rows to answer: their numbers in the source, what they ask, and their prompts. Reads once.
+        """Return the rows to answer: their indices in the source, their examples, and their prompts. Reads once.
 
         Raises:
-            ValueError: a row is not one of this task, or there are too few shots.
+            ValueError: a row does not belong to this task, or there are too few shots.
         """
         if self._ready is None:
             self._ready = self._read()
         return self._ready
 
-    def run(self, model: AnswersPrompts, say: Callable[[int, int], None] | None = None) -> Result:
-        """Has a model answer all rows and scores what it says.
+    def run(self, model: AnswersPrompts, report: Callable[[int, int], None] | None = None) -> Result:
+        """Have a model answer all rows and score its answers.
 
         Args:
             model: see :class:`AnswersPrompts`.
-            say: is told after each batch how many prompts are answered, and how many there are.
+            report: called after each batch with the number of answered prompts and that of all prompts.
         """
         index, examples, prompts = self.read()
         fits = [True] * len(prompts)
         if isinstance(model, KnowsWhatFits):
             fits = model.fits(prompts, self.new_tokens(examples))
         answers: list[list[str]] = [[] for _ in prompts]
-        # Little padding, and what takes the most memory first.
+        # By length: little padding, and the batch that needs the most memory comes first.
         order = sorted(np.flatnonzero(fits).tolist(), key=lambda row: -len(prompts[row]))
         for start in range(0, len(order), self.batch_size):
             batch = order[start : start + self.batch_size]
             given = self.answer(model, [prompts[row] for row in batch], [examples[row] for row in batch])
             for row, texts in zip(batch, given, strict=True):
                 answers[row] = texts
-            if say is not None:
-                say(start + len(batch), len(order))
+            if report is not None:
+                report(start + len(batch), len(order))
         return Result(self._outcomes(index, examples, prompts, answers, fits))
 
     def _outcomes(
@@ -211,7 +212,7 @@ class Task(ABC):
         answers: Sequence[list[str]],
         fits: Sequence[bool],
     ) -> list[Outcome]:
-        """What was not asked, as it does not fit into the model, counts as wrong."""
+        """Return the outcomes; a row whose prompt does not fit into the model counts as wrong."""
         asked = [row for row, is_asked in enumerate(fits) if is_asked]
         judged = self.judge([examples[row] for row in asked], [answers[row] for row in asked])
         verdicts = [[Verdict(0.0, None, TOO_LONG)] for _ in prompts]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedlight.evaluation.tasks.completed_function import complete_program
+from fedlight.evaluation.tasks.human_eval import complete_program
 
 PROMPT = 'from typing import List\n\ndef total(x: List[int]) -> int:\n    """Sum."""\n'
 BODY = "    n = 0\n    for y in x:\n        n += y\n    return n\n"

@@ -100,7 +100,7 @@ def test_a_machine_without_protection_is_refused_before_the_model_works(rows, mo
         "fedlight.evaluation.tasks.human_eval.missing_protection", lambda: "this is another system"
     )
     with pytest.raises(
-        SandboxError, match=r"HumanEval runs what the model writes, and this is another system: .*unprotected"
+        SandboxError, match=r"HumanEval runs code of the model, and this is another system: .*unprotected"
     ):
         HumanEval(rows)
     HumanEval(rows, unprotected=True)

@@ -185,7 +185,7 @@ def test_what_cannot_be_meant_is_refused(rows, tmp_path):
         ({"limit": 0}, "limit=0 must be at least 1"),
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"num_shots": 2}, "num_shots=2: set shots"),
-        ({"samples": 2}, "samples=2 greedy answers are all the same"),
+        ({"samples": 2}, "samples=2 greedy answers are all equal"),
     ):
         with pytest.raises(ValueError, match=why):
             make(rows, **wrong)
@@ -195,7 +195,7 @@ def test_what_cannot_be_meant_is_refused(rows, tmp_path):
         ExactMatch(TaskRows(rows, columns=COLUMNS, template="{post}")).read()
     for nothing in ("", "..."):  # what is left of it is equal to an empty answer
         hollow = write_rows(tmp_path / "hollow.jsonl", [*ROWS, {**ROWS[0], "output": nothing}])
-        with pytest.raises(ValueError, match=r"ExactMatch\.data, row 7: the response '.*' says nothing"):
+        with pytest.raises(ValueError, match=r"ExactMatch\.data, row 7: the response '.*' is empty"):
             make(hollow).read()
 
 

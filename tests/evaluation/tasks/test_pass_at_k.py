@@ -5,7 +5,7 @@ from statistics import fmean
 
 import pytest
 
-from fedlight.evaluation.pass_at_k import pass_at_k
+from fedlight.evaluation.tasks.human_eval import pass_at_k
 
 
 @pytest.mark.parametrize("samples", [1, 4, 7])
