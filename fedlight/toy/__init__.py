@@ -1,4 +1,8 @@
-"""The embedded default: small synthetic worlds whose truth is known, and a tiny language model that can read them."""
+"""Embedded worlds of known truth, and a tiny language model that can read and write their texts.
+
+``votes`` and ``oracle`` hold voters with known tastes, ``instructions`` and ``writing`` domains of facts; ``world`` has
+their words. ``pretrain`` made the model. The room knows nothing of the rest but seeds.
+"""
 
 from pathlib import Path
 
@@ -12,10 +16,10 @@ __all__ = ["MODEL", "rows"]
 
 
 def rows(name: str, **options: float | str) -> list[dict[str, str]]:
-    """Rows of the embedded worlds.
+    """Return rows of the embedded worlds.
 
     Args:
-        name: ``"instructions"``, ``"writing"``, or one of those of :func:`fedlight.toy.votes.rows`.
+        name: ``"instructions"``, ``"writing"``, or a name of :func:`fedlight.toy.votes.rows`.
         options: see :class:`fedlight.toy.instructions.InstructionOptions`,
             :class:`fedlight.toy.writing.WritingOptions` and :class:`fedlight.toy.votes.WorldOptions`.
 

@@ -1,7 +1,7 @@
-"""What the tiny language model can do, measured: ``python -m fedlight.toy.abilities [FOLDER] [--json FILE]``.
+"""Measures of the tiny language model's abilities: ``python -m fedlight.toy.abilities [FOLDER] [--json FILE]``.
 
-Reading: the share of right answers to each neutral question on fresh pairs. Writing: whether the facts of sampled
-summaries are those of their posts, and how much the samples of one post differ.
+Reading: the share of right answers to each neutral question on new pairs. Writing: the share of true facts in sampled
+summaries, and how much the samples of one post differ.
 """
 
 import argparse
@@ -25,7 +25,7 @@ MAX_NEW_TOKENS = 24
 def reading(
     model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", num_pairs: int = 1000, seed: int = 0
 ) -> dict[str, float]:
-    """Accuracy of each question of `QUESTIONS`, and of one "which names" question per pair, where they have an answer."""
+    """Return the accuracy of each question of `QUESTIONS`, and of one "which names" question per pair that has an answer."""
     rng = random.Random(derive_seed(seed, "toy", "reading"))
     asked: dict[str, list[tuple[str, str]]] = {question: [] for question in [*QUESTIONS, "which names ... ?"]}
     for _ in range(num_pairs):
@@ -46,7 +46,7 @@ def write(
     samples: int,
     temperature: float = 0.7,
 ) -> list[list[str]]:
-    """``samples`` sampled summaries of every post; uses torch's global random state."""
+    """Return ``samples`` sampled summaries of every post; uses torch's global random state."""
     tokenizer.padding_side = "left"
     prompts = [world.GENERATION_TEMPLATE.format(prompt=post) for post in posts]
     batch = tokenizer(prompts, padding=True, return_tensors="pt", return_token_type_ids=False)
@@ -60,7 +60,7 @@ def write(
 def writing(
     model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", num_posts: int = 250, seed: int = 0
 ) -> dict[str, float]:
-    """Means over four samples at temperature 0.7 of fresh posts: each trait, and the share of stated facts that are true."""
+    """Return means over four samples at temperature 0.7 of new posts: each trait, and the share of facts that are true."""
     rng = random.Random(derive_seed(seed, "toy", "writing"))
     posts = [world.draw_post(rng) for _ in range(num_posts)]
     torch.manual_seed(seed)
@@ -78,12 +78,12 @@ def writing(
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, nargs="?", default=MODEL)
-    parser.add_argument("--json", type=Path, help="where the figures go as well")
+    parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
     folder = options.folder
     model, tokenizer = (

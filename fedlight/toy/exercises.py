@@ -1,9 +1,9 @@
-"""The texts of the tiny language model's pretraining: summaries to write, and neutral exercises in reading them.
+"""Texts of the tiny language model's pretraining: summaries to write, and neutral exercises in reading them.
 
-A large language model comes able to read two answers and say which is the longer one; a tiny one has to be taught that.
-There are comparisons in the selector's own format ("which is longer ?", the answer is a letter), tallies of one of two
-summaries ("A covers 2"), and checked summaries, with "right" or "wrong" behind every fact.
-Each exercise is about one trait; none says whether more of it is better.
+A large language model can read two answers and say which is longer; a tiny one has to be taught that. There are
+comparisons in the selector's own format ("which is longer ?", the answer is a letter), tallies of one of two summaries ("A
+covers 2"), and checked summaries, with "right" or "wrong" behind every fact. Each exercise is about one trait; none says
+whether more of it is better.
 """
 
 import random
@@ -31,7 +31,7 @@ JUDGEMENTS = (*map(str, range(18)), "rude", "plain", "kind", "right", "wrong", "
 QUESTIONS_PER_PAIR = 3
 TALLIES_PER_PAIR = 10
 
-# question -> the number of which the greater one is the answer
+# question -> the trait of which the greater value is the answer
 QUESTIONS: dict[str, Callable[[Traits], int]] = {
     "which is longer ?": lambda traits: traits.words,
     "which covers more ?": lambda traits: traits.covered,
@@ -42,7 +42,7 @@ QUESTIONS: dict[str, Callable[[Traits], int]] = {
 
 
 def answers(traits_a: Traits, traits_b: Traits) -> dict[str, str]:
-    """Every question that has an answer for these two, with it; a draw has none.
+    """Return question -> answer for two summaries; equal traits have no answer.
 
     Example:
         >>> from fedlight.toy.world import Traits
@@ -55,7 +55,7 @@ def answers(traits_a: Traits, traits_b: Traits) -> dict[str, str]:
 
 
 def name_questions(summary_a: str, summary_b: str) -> dict[str, str]:
-    """``which names anna ?`` for every name that one of the two mentions and the other does not.
+    """Return ``which names anna ?`` -> answer, for every name that only one of the two mentions.
 
     Example:
         >>> name_questions("anna bakes pies .", "anna bakes pies . ben reads maps .")
@@ -70,11 +70,11 @@ def name_questions(summary_a: str, summary_b: str) -> dict[str, str]:
 
 
 def tallies(letter: str, post: str, summary: str) -> list[tuple[str, str]]:
-    """What can be said of one of two summaries: pairs of an opening and the one word that completes it.
+    """Return statements on one of two summaries: pairs of an opening and the one word that completes it.
 
     Example:
-        >>> said = dict(tallies("B", "anna paints walls . ben bakes pies .", "kindly anna paints doors ."))
-        >>> said["B covers"], said["B anna"], said["B ben"]
+        >>> found = dict(tallies("B", "anna paints walls . ben bakes pies .", "kindly anna paints doors ."))
+        >>> found["B covers"], found["B anna"], found["B ben"]
         ('0', 'wrong', 'silent')
     """
     traits, stated, true = measure(post, summary), facts_of(summary), set(facts_of(post))
@@ -84,32 +84,32 @@ def tallies(letter: str, post: str, summary: str) -> list[tuple[str, str]]:
         "invents": traits.invented,
         "rambles": traits.filler,
     }
-    said = [(f"{letter} {what}", str(count)) for what, count in counts.items()]
-    said.append((f"{letter} sounds", ("rude", "plain", "kind")[traits.polite + 1]))
+    found = [(f"{letter} {what}", str(count)) for what, count in counts.items()]
+    found.append((f"{letter} sounds", ("rude", "plain", "kind")[traits.polite + 1]))
     judged = {fact[0]: "right" if fact in true else "wrong" for fact in stated}
-    return said + [(f"{letter} {name}", judged.get(name, "silent")) for name, _, _ in facts_of(post)]
+    return found + [(f"{letter} {name}", judged.get(name, "silent")) for name, _, _ in facts_of(post)]
 
 
 def ask(rng: random.Random, found: dict[str, str], count: int) -> list[tuple[str, str]]:
-    """Up to ``count`` of the questions in random order, each with its answer."""
+    """Return up to ``count`` of the questions in random order, each with its answer."""
     return rng.sample(sorted(found.items()), min(count, len(found)))
 
 
 def summary_text(rng: random.Random) -> str:
-    """A post and a summary of it, as the model is to write it when prompted with `GENERATION_TEMPLATE`."""
+    """Return a post and a summary of it, as the model is to write it after `GENERATION_TEMPLATE`."""
     post = draw_post(rng)
     return f"{GENERATION_TEMPLATE.format(prompt=post)} {draw_summary(rng, post)} {END}"
 
 
 def check_text(rng: random.Random) -> str:
-    """A post and a checked summary; its opening differs from a summary's, so the model does not write marks into those."""
+    """Return a post and a checked summary; another opening keeps the model from writing marks into summaries."""
     post = draw_post(rng)
     opening = GENERATION_TEMPLATE.format(prompt=post).replace("SUMMARY", "CHECK")
     return f"{opening} {checked(post, draw_summary(rng, post))} {END}"
 
 
 def checked(post: str, summary: str) -> str:
-    """A summary with "right" or "wrong" behind the object of every fact.
+    """Return a summary with "right" or "wrong" after the object of every fact.
 
     Example:
         >>> checked("anna paints walls . ben bakes pies .", "duh anna paints walls . ben bakes bread .")
@@ -121,14 +121,14 @@ def checked(post: str, summary: str) -> str:
 
 
 def pair_text(rng: random.Random, mark: bool = False) -> str:
-    """A post, two summaries (checked ones with ``mark``), questions about them in the selector's format, and tallies."""
+    """Return a post, two summaries (checked ones with ``mark``), questions on them in the selector's format, and tallies."""
     post = draw_post(rng)
     a, b = draw_summary(rng, post), draw_summary(rng, post)
     asked = ask(rng, answers(measure(post, a), measure(post, b)), QUESTIONS_PER_PAIR - 1)
     asked += ask(rng, name_questions(a, b), 1)
     rng.shuffle(asked)
-    said = rng.sample([*tallies("A", post, a), *tallies("B", post, b)], TALLIES_PER_PAIR)
+    told = rng.sample([*tallies("A", post, a), *tallies("B", post, b)], TALLIES_PER_PAIR)
     shown_a, shown_b = (checked(post, summary) if mark else summary for summary in (a, b))
     text, slot = CHOICE_TEMPLATE.format(prompt=post, response_a=shown_a, response_b=shown_b).split(BETTER)
     lines = [f"{question}{slot} {answer}" for question, answer in asked]
-    return text + "\n".join([*lines, *(f"{opening} {value}" for opening, value in said)])
+    return text + "\n".join([*lines, *(f"{opening} {value}" for opening, value in told)])

@@ -1,22 +1,21 @@
-"""The toy instruction domains: questions about facts that have to be seen before they can be answered.
+"""Toy instruction domains: questions about facts that a model can only answer after seeing them.
 
-Each of the four domains has six things, its *areas*; a *topic* is a thing and a person, 48 in a domain. What is right to
-answer is drawn for every topic with the world's seed: a word and a number. Nothing but training tells it. How a question is
-put (the order of its words, padding, an unrelated fact before the topic) varies from row to row, and no text of one split
-is in another, so a fact is learned in some wordings and asked in others. Beside the domains there is chatter, whose
-answer stands in the row itself.
+Each of the four domains has six things, its *areas*; a *topic* is a thing and a person, 48 in a domain. Every topic's
+answer, a word and a number, is drawn with the world's seed, so only training teaches it. The wording of a question (order of
+words, padding, an unrelated fact before the topic) varies from row to row. No text of one split is in another, so a fact
+is learned in some wordings and asked in others. Beside the domains there is chatter, whose answer is in the row itself.
 
 =============  =========================================================================================================
 split          rows
 =============  =========================================================================================================
-``private``    of one domain, with their ``client``. Popular areas have many clients: a client is at home in two areas,
-               knows three people there, and has many rows of some topics and few of others. Half of the topics are nobody's.
+``private``    of one domain, with their ``client``. Popular areas have many clients: a client has two home areas, knows
+               three people there, and has many rows of some topics and few of others. Half of the topics have no client.
 ``public``     every topic of every domain equally often, and chatter
 ``test``       every topic of one domain equally often
-``domain``     the private and the public rows of one domain: what there is to cover
+``domain``     the private and the public rows of one domain: all texts to cover
 =============  =========================================================================================================
 
-So what a client can answer on the test rows depends on the topics that it has seen beside its own.
+So a client's score on the test rows depends on the topics that it has seen beside its own.
 """
 
 import random
@@ -26,21 +25,20 @@ from functools import partial
 from typing import NamedTuple
 
 from fedlight.support.seeding import derive_seed
-from fedlight.toy.options import read_options
-from fedlight.toy.world import FILLERS, NAMES, PEOPLE, POLITE, RUDE, draw_post
+from fedlight.toy.world import FILLERS, NAMES, PEOPLE, POLITE, RUDE, draw_post, read_options
 
 SPLITS = ("private", "public", "test")
 CHATTER = "chatter"
 TEMPLATE = "POST : {instruction} {input}\nCHOICE :"
-"""What the tiny model is prompted with: it knows few words, and of Alpaca's template none."""
+"""Prompt of the tiny model, which knows few words, and none of Alpaca's template."""
 
 
 class Domain(NamedTuple):
-    """One kind of questions.
+    """Domain of questions.
 
     Attributes:
         areas: its six things.
-        words: two words of its questions that no other domain's questions have.
+        words: two words of its questions that other domains' questions do not have.
     """
 
     areas: tuple[str, ...]
@@ -61,9 +59,9 @@ PADDING = POLITE + FILLERS + RUDE
 JUDGEMENTS = ("rude", "plain", "kind", "right", "wrong", "silent")
 NUMBERS = tuple(map(str, range(18)))
 
-MOST_ROWS = 500  # of a topic: there are not many more wordings
+MOST_ROWS = 500  # of a topic: there are few more wordings
 HOME_AREAS, HOME_NAMES = 2, 3
-KNOWN_NAMES = NAMES[:5]  # whom a client may know: some people are in no private row
+KNOWN_NAMES = NAMES[:5]  # the people that clients may know; the others are in no private row
 
 ToyRow = dict[str, str]
 Topic = tuple[str, str]
@@ -71,18 +69,18 @@ Topic = tuple[str, str]
 
 
 class InstructionOptions(NamedTuple):
-    """What can be chosen about the toy instructions.
+    """Options of the toy instructions.
 
     Attributes:
         seed: of the facts, the clients and all rows.
-        split: ``private``, ``public`` or ``test``.
+        split: ``private``, ``public``, ``test`` or ``domain``.
         domain: a name of `DOMAINS`; public rows are of all.
-        num_clients: who hold the private rows.
-        client_rows: private rows of each.
-        topic_rows: rows of each topic in ``public`` and in ``test``.
-        chatter: rows of chatter in ``public``.
-        joined: 1: the whole question stands in ``instruction``, and ``input`` is empty; 0: apart.
-        held: 1: ``test`` has as many rows of a topic as the clients, whatever ``topic_rows`` is; 0: all equally.
+        num_clients: number of clients with private rows.
+        client_rows: number of private rows of each.
+        topic_rows: number of rows of each topic in ``public`` and in ``test``.
+        chatter: number of rows of chatter in ``public``.
+        joined: 1: the whole question is in ``instruction``, and ``input`` is empty; 0: in both.
+        held: 1: ``test`` has as many rows of a topic as the clients, whatever ``topic_rows`` is; 0: equally many of all.
     """
 
     seed: int = 0
@@ -97,49 +95,40 @@ class InstructionOptions(NamedTuple):
 
     @classmethod
     def parse(cls, **options: int | str) -> "InstructionOptions":
-        """Options by name, as numbers or as their text.
+        """Return options given by name, as numbers or as their text.
 
         Raises:
-            ValueError: an unknown option or name, one that is no number, or one out of range.
+            ValueError: an unknown option or name, one that is not a number, or one out of range.
 
         Example:
             >>> InstructionOptions.parse(split="test", topic_rows="2").topic_rows
             2
         """
-        chosen = read_options(cls, dict(options))
-        for name, value, known in (
-            ("split", chosen.split, (*SPLITS, "domain")),
-            ("domain", chosen.domain, DOMAINS),
-        ):
-            if value not in known:
-                raise ValueError(
-                    f"toy option {name}={value!r} does not exist: choose from {', '.join(known)}"
-                )
-        for name, low, high in (
-            ("num_clients", 1, 10_000),
-            ("client_rows", 1, MOST_ROWS),
-            ("topic_rows", 1, MOST_ROWS),
-            ("chatter", 0, 10_000),
-            ("joined", 0, 1),
-            ("held", 0, 1),
-        ):
-            if not low <= getattr(chosen, name) <= high:
-                raise ValueError(
-                    f"toy option {name}={getattr(chosen, name)} must lie between {low} and {high}"
-                )
+        chosen = read_options(
+            cls,
+            options,
+            split=(*SPLITS, "domain"),
+            domain=DOMAINS,
+            num_clients=(1, 10_000),
+            client_rows=(1, MOST_ROWS),
+            topic_rows=(1, MOST_ROWS),
+            chatter=(0, 10_000),
+            joined=(0, 1),
+            held=(0, 1),
+        )
         if chosen.held and chosen.split != "test":
             raise ValueError(f"toy option held=1 goes with split=test, not with split={chosen.split}")
         return chosen
 
 
 def instructions(**options: int | str) -> list[ToyRow]:
-    """Rows of the toy domains, a function of the options.
+    """Return rows of the toy domains, a function of the options.
 
     Args:
         options: see `InstructionOptions`.
 
     Returns:
-        Rows with ``instruction``, ``input``, ``output``, ``domain`` and ``topic``; private ones with ``client`` as well.
+        Rows with ``instruction``, ``input``, ``output``, ``domain`` and ``topic``; private ones also with ``client``.
 
     Raises:
         ValueError: an unknown option, or a value out of range.
@@ -178,7 +167,7 @@ def instructions(**options: int | str) -> list[ToyRow]:
 
 
 def _held(chosen: InstructionOptions) -> list[ToyRow]:
-    """As many rows of each topic as the clients hold: they differ from these in their wording alone."""
+    """Return as many rows of each topic as the clients hold; they differ from these in their wording only."""
     rng = _rng(chosen.seed, "held", chosen.domain)
     counts = Counter(row["topic"] for row in _private(chosen))
     return [
@@ -191,7 +180,7 @@ def _held(chosen: InstructionOptions) -> list[ToyRow]:
 
 
 def topics(domain: str) -> list[Topic]:
-    """All topics of a domain.
+    """Return all topics of a domain.
 
     Example:
         >>> len(topics("farm")), topics("farm")[0]
@@ -201,7 +190,7 @@ def topics(domain: str) -> list[Topic]:
 
 
 def answer(seed: int, domain: str, topic: Topic) -> str:
-    """What is right to answer, two words.
+    """Return the right answer, two words.
 
     Example:
         >>> answer(0, "farm", ("bees", "anna")) == answer(0, "farm", ("bees", "anna"))
@@ -212,7 +201,7 @@ def answer(seed: int, domain: str, topic: Topic) -> str:
 
 
 def question(rng: random.Random, seed: int, domain: str, topic: Topic) -> ToyRow:
-    """A question about a topic in some wording, with its answer."""
+    """Return a question about a topic in some wording, with its answer."""
     area, name = topic
     before = f"{_fact(rng)} . " if rng.random() < 0.3 else ""
     return {
@@ -225,7 +214,7 @@ def question(rng: random.Random, seed: int, domain: str, topic: Topic) -> ToyRow
 
 
 def small_talk(rng: random.Random) -> ToyRow:
-    """A row of chatter: two facts of a post, of which the first is to be repeated."""
+    """Return a row of chatter: two facts of a post, of which the first is to be repeated."""
     first, second = draw_post(rng).split(" .")[:2]
     asked = _padded(rng, rng.choice(("YOUR SUMMARY ?", "which POST SUMMARY ?")))
     texts = {"instruction": asked, "input": f"{first} .{second} .", "output": first}
@@ -251,7 +240,7 @@ def _private(chosen: InstructionOptions) -> list[ToyRow]:
 
 
 def draw_rows(split: str, number: int, draw: Callable[[], ToyRow]) -> list[ToyRow]:
-    """Different rows of this split; every possible text belongs to one split, whatever the seed, so none is shared."""
+    """Return different rows of a split; every text belongs to one split, whatever the seed, so none is shared."""
     rows: dict[tuple[str, str], ToyRow] = {}
     while len(rows) < number:
         row = draw()

@@ -1,9 +1,8 @@
-"""The oracle of the embedded world: it knows every client's taste and so the value of any text, also a generated one."""
+"""Oracle of the embedded world: it knows every client's taste, and so the utility of any text, also a generated one."""
 
 from collections.abc import Iterable, Mapping
 
-from fedlight.toy.clients import GROUPS, population, utility
-from fedlight.toy.votes import WorldOptions
+from fedlight.toy.votes import GROUPS, WorldOptions, population, utility
 from fedlight.toy.world import Traits, measure
 
 
@@ -15,12 +14,12 @@ class Oracle:
         options: `WorldOptions` by name (``num_clients``, ``opposition``, ...).
 
     Attributes:
-        shares: group -> its share of the clients; groups without clients are absent.
+        shares: group -> its share of the clients; groups without clients are left out.
     """
 
     def __init__(self, seed: int | str = 0, **options: float | str) -> None:
         world = WorldOptions.parse(seed=seed, **options)
-        voters = population(world.seed, world.num_clients, world.votes_per_client, world.opposition)
+        voters = population(world)
         self._tastes = {voter.client: voter.taste for voter in voters}
         by_group = {group: [voter.taste for voter in voters if voter.group == group] for group in GROUPS}
         self._means = {group: _mean(tastes) for group, tastes in by_group.items() if tastes}
@@ -28,12 +27,12 @@ class Oracle:
         self._mean = _mean([voter.taste for voter in voters])
 
     def utility(self, prompt_text: str, response_text: str, group: str | None = None) -> float:
-        """The value of a response to a post; any text has one, words that say nothing cost.
+        """Return the utility of a response to a post; any text has one, and words without meaning lower it.
 
         Args:
             prompt_text: the post.
-            response_text: the summary, or whatever was generated.
-            group: whose mean taste counts; None is the mean over all clients.
+            response_text: the summary or any generated text.
+            group: group whose mean taste counts; None: the mean over all clients.
 
         Raises:
             ValueError: no client belongs to this group.
@@ -45,13 +44,13 @@ class Oracle:
         return utility(self._mean if group is None else self._means[group], _read(prompt_text, response_text))
 
     def accuracy(self, rows: Iterable[Mapping[str, str]], personal: bool = False) -> float:
-        """How often the true utilities agree with the votes, ties left out; equal utilities count one half.
+        """Return the share of votes, ties left out, that agree with the true utilities; equal ones count one half.
 
-        It is what noise leaves possible: for one model of all clients with ``personal=False`` (their mean taste), for
-        somebody who knows each voter with ``personal=True``.
+        It is the accuracy that noise leaves possible: with ``personal=False`` for one model of all clients (their mean
+        taste), with ``personal=True`` for a model that knows each voter.
 
         Raises:
-            ValueError: there is no row with a choice.
+            ValueError: no row has a choice.
         """
         hits = [self._hit(row, personal) for row in rows if row["choice"] != "tie"]
         if not hits:
@@ -68,7 +67,7 @@ class Oracle:
 
 def _read(post: str, summary: str) -> Traits:
     traits = measure(post, summary)
-    # Saying nothing at all is not a brief summary: it is worth less than an invented fact.
+    # Without any fact a text is not a brief summary: it is worth less than an invented fact.
     return traits if traits.covered or traits.invented else traits._replace(junk=traits.junk + 3)
 
 

@@ -1,26 +1,45 @@
-"""The rows of the embedded world, in the shape of real vote data. All of it is a function of the options."""
+"""Voters of the embedded world, and their votes on pairs of summaries, in the shape of real vote data.
 
+A client's utility of a summary is linear in its traits, ``u = <taste, traits>``. Its taste lies near its group's, and a
+group's lies between a common taste and an opposed one: ``(1 - opposition) * COMMON + opposition * OPPOSED[group]``.
+Votes are noisy (Bradley and Terry, Biometrika 1952): with logistic noise e, "a" wins where ``u_a - u_b + e`` is positive. A
+client votes for a tie where that is closer to zero than ``TIE_MARGIN``. All rows are functions of the options.
+"""
+
+import math
 import random
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from fedlight.support.seeding import derive_seed
-from fedlight.toy.clients import cast, population
-from fedlight.toy.options import read_options
-from fedlight.toy.world import draw_post
+from fedlight.toy.world import Traits, draw_post, draw_summary, measure, read_options
+
+# weights of Traits: covered, invented, polite, filler, words, junk
+COMMON = (1.2, -1.6, 1.2, -0.6, -0.15, -0.8)
+OPPOSED = {
+    "thorough": (2.2, -2.4, 0.0, 0.0, 0.1, -0.8),
+    "warm": (0.6, -0.4, 2.6, 0.6, 0.0, -0.8),
+    "terse": (0.6, -1.2, -1.2, -1.8, -0.5, -0.8),
+}
+GROUPS = tuple(OPPOSED)
+
+PERSONAL_SPREAD = 0.1
+TIE_MARGIN = 0.15
 
 NAMES_OF_ROWS = ("votes", "heldout", "prompts", "eval_prompts")
 
+Choice = Literal["a", "b", "tie"]
+
 
 class WorldOptions(NamedTuple):
-    """What can be chosen about a world.
+    """Options of a world.
 
     Attributes:
-        seed: of everything in it; the language model stays the same.
-        num_clients: how many people vote.
-        votes_per_client: the median number of training votes of a client.
+        seed: of everything but the language model.
+        num_clients: number of voters.
+        votes_per_client: median number of training votes of a client.
         opposition: 0 for one common taste, 1 for groups that contradict each other.
         noise: scale of the logistic noise in a vote's utility difference.
-        size: rows of ``heldout`` (spread evenly over the clients), ``prompts`` or ``eval_prompts``; votes have their own.
+        size: rows of ``heldout`` (spread evenly over the clients), ``prompts`` or ``eval_prompts``.
     """
 
     seed: int = 0
@@ -32,35 +51,121 @@ class WorldOptions(NamedTuple):
 
     @classmethod
     def parse(cls, **options: float | str) -> "WorldOptions":
-        """Options by name, as numbers or as their text.
+        """Return options given by name, as numbers or as their text.
 
         Raises:
-            ValueError: an unknown option, one that is no number, or one out of range.
+            ValueError: an unknown option, one that is not a number, or one out of range.
 
         Example:
             >>> WorldOptions.parse(seed="3", opposition="0.5").opposition
             0.5
         """
-        world = read_options(cls, dict(options))
-        if world.num_clients < 1 or world.size < 1:
-            raise ValueError(
-                f"toy options num_clients={world.num_clients} and size={world.size} must be 1 or more"
-            )
-        if not 0 <= world.opposition <= 1:
-            raise ValueError(f"toy option opposition={world.opposition} must lie between 0 and 1")
-        if world.noise < 0 or world.votes_per_client <= 0:
-            raise ValueError(
-                f"toy options noise={world.noise} and votes_per_client={world.votes_per_client} must be positive"
-            )
+        world = read_options(
+            cls,
+            options,
+            num_clients=(1, math.inf),
+            size=(1, math.inf),
+            opposition=(0, 1),
+            noise=(0, math.inf),
+            votes_per_client=(0, math.inf),
+        )
+        if not world.votes_per_client:
+            raise ValueError("toy option votes_per_client=0 must be positive")
         return world
 
 
-def rows(name: str, **options: float | str) -> list[dict[str, str]]:
-    """Rows of the embedded world.
+class Voter(NamedTuple):
+    """Client of the world.
+
+    Attributes:
+        client: its id, ``"c007"``.
+        group: group whose taste its own is close to; a name of `GROUPS`.
+        taste: weights of the six `Traits`.
+        num_votes: number of its votes in the training rows.
+    """
+
+    client: str
+    group: str
+    taste: tuple[float, ...]
+    num_votes: int
+
+
+def group_taste(group: str, opposition: float) -> tuple[float, ...]:
+    """Return a group's weights of the six traits.
 
     Args:
-        name: ``"votes"`` (the clients' private training votes), ``"heldout"`` (the same columns, fresh posts and votes
-            of the same clients), ``"prompts"`` (unlabelled posts of the server), ``"eval_prompts"`` (others).
+        group: a name of `GROUPS`.
+        opposition: 0 gives every group the common taste, 1 tastes that contradict each other.
+
+    Example:
+        >>> group_taste("warm", 0.0) == COMMON, group_taste("warm", 1.0) == OPPOSED["warm"]
+        (True, True)
+    """
+    return tuple((1 - opposition) * c + opposition * o for c, o in zip(COMMON, OPPOSED[group], strict=True))
+
+
+def population(world: WorldOptions) -> list[Voter]:
+    """Return the clients of a world: shuffled groups of equal size (up to one), with unequal numbers of votes.
+
+    The numbers of votes are log-normal, and at least 4.
+    """
+    rng = random.Random(derive_seed(world.seed, "toy", "population"))
+    groups = [GROUPS[index % len(GROUPS)] for index in range(world.num_clients)]
+    rng.shuffle(groups)
+    voters = []
+    for index, group in enumerate(groups):
+        taste = tuple(
+            weight * (1 + rng.gauss(0, PERSONAL_SPREAD)) for weight in group_taste(group, world.opposition)
+        )
+        num_votes = max(4, round(world.votes_per_client * math.exp(rng.gauss(0, 0.7))))
+        voters.append(Voter(f"c{index:03d}", group, taste, num_votes))
+    return voters
+
+
+def utility(taste: tuple[float, ...], traits: Traits) -> float:
+    """Return a client's utility of a summary, in units of its votes' noise scale at ``noise=1``.
+
+    Example:
+        >>> round(utility(COMMON, Traits(covered=2, invented=0, polite=1, filler=0, words=7, junk=0)), 2)
+        2.55
+    """
+    return sum(weight * value for weight, value in zip(taste, traits, strict=True))
+
+
+def vote(rng: random.Random, taste: tuple[float, ...], a: Traits, b: Traits, noise: float) -> Choice:
+    """Return a client's noisy choice between two summaries.
+
+    Args:
+        rng: source of the noise.
+        taste: of the client.
+        a: traits of the summary shown first.
+        b: traits of the other.
+        noise: scale of the logistic noise, 0 for none.
+    """
+    uniform = rng.random() or 0.5
+    difference = utility(taste, a) - utility(taste, b) + noise * math.log(uniform / (1 - uniform))
+    if abs(difference) < TIE_MARGIN:
+        return "tie"
+    return "a" if difference > 0 else "b"
+
+
+def cast_vote(rng: random.Random, voter: Voter, post: str, noise: float) -> dict[str, str]:
+    """Return one row of votes: a post, two different summaries in the order in which they were drawn, and the choice."""
+    a = draw_summary(rng, post)
+    b = draw_summary(rng, post)
+    while b == a:
+        b = draw_summary(rng, post)
+    choice = vote(rng, voter.taste, measure(post, a), measure(post, b), noise)
+    columns = {"prompt": post, "response_a": a, "response_b": b, "choice": choice}
+    return columns | {"client": voter.client, "group": voter.group}
+
+
+def rows(name: str, **options: float | str) -> list[dict[str, str]]:
+    """Return rows of the embedded world.
+
+    Args:
+        name: ``"votes"`` (the clients' private training votes), ``"heldout"`` (the same columns, new posts and votes of
+            the same clients), ``"prompts"`` (unlabelled posts of the server) or ``"eval_prompts"`` (others).
         options: see `WorldOptions`.
 
     Returns:
@@ -75,16 +180,16 @@ def rows(name: str, **options: float | str) -> list[dict[str, str]]:
     rng = random.Random(derive_seed(world.seed, "toy", name))
     if name in ("prompts", "eval_prompts"):
         return [{"prompt": _draw_own_post(rng, name)} for _ in range(world.size)]
-    voters = population(world.seed, world.num_clients, world.votes_per_client, world.opposition)
+    voters = population(world)
     if name == "votes":
         turns = [voter for voter in voters for _ in range(voter.num_votes)]
     else:
         turns = [voters[index % len(voters)] for index in range(world.size)]
-    return [cast(rng, voter, _draw_own_post(rng, name), world.noise) for voter in turns]
+    return [cast_vote(rng, voter, _draw_own_post(rng, name), world.noise) for voter in turns]
 
 
 def _draw_own_post(rng: random.Random, name: str) -> str:
-    """A post of these rows; every possible post belongs to one of the four sets, whatever the seed, so none is shared."""
+    """Return a post of these rows; every post belongs to one of the four sets, whatever the seed, so none is shared."""
     while True:
         post = draw_post(rng)
         if NAMES_OF_ROWS[derive_seed("toy", "post", post) % len(NAMES_OF_ROWS)] == name:

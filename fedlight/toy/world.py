@@ -1,16 +1,17 @@
-"""The embedded world: posts made of facts, and good and bad summaries of them, in some hundred words.
+"""Embedded world: posts made of facts, and good and bad summaries of them, from about a hundred words.
 
-A post states four facts, each ``name verb object .``, about four different people. Everybody has one trade, so the
-verb follows from the name, and three usual objects, of which the post has one. A summary opens with a style word or
-none, repeats some of the facts in the post's order, and may pad them with filler words. An *invented* fact has another
-of the person's usual objects: it is as plausible as a true one, so only a reader who compares it with the post can
-tell. Nothing here knows what anybody likes: tastes are in ``clients.py``.
+A post states four facts, each ``name verb object .``, about four different people. Everybody has one trade, so the verb
+follows from the name, and three usual objects, of which the post names one. A summary opens with a style word or none,
+repeats some of the facts in the post's order, and may pad them with filler words. An *invented* fact has another of the
+person's usual objects. It is as plausible as a true one, so only a comparison with the post shows it. Tastes are in
+``votes.py``.
 
-Everything is text of lower-case words and full stops separated by blanks, so it survives a tokenizer's round trip.
+All text consists of lower-case words and full stops separated by blanks, so it survives a tokenizer's round trip.
 """
 
 import random
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
 
 PEOPLE = {
     "anna": ("paints", ("walls", "boats", "doors")),
@@ -32,24 +33,25 @@ FILLERS = ("basically", "honestly", "literally")
 
 FACTS_PER_POST = 4
 
-# Short on purpose: a prompt of the selector has about 60 tokens. The words around the fields are known to the language
-# model from its pretraining, "better" alone has no meaning to it yet.
+# A prompt of the selector has only about 60 tokens. The language model knows the words around the fields from its
+# pretraining, except "better", which has no meaning to it before training.
 GENERATION_TEMPLATE = "POST : {prompt}\nSUMMARY :"
 CHOICE_TEMPLATE = "POST : {prompt}\nA : {response_a}\nB : {response_b}\nwhich is better ?\nYOUR CHOICE:"
 
 Fact = tuple[str, str, str]
+Options = TypeVar("Options", bound=NamedTuple)
 
 
 class Traits(NamedTuple):
-    """What can be measured in a summary, given its post.
+    """Measurable traits of a summary, given its post.
 
     Attributes:
-        covered: facts of the post that it states, 0 to 4.
-        invented: different facts it states that are not in the post.
+        covered: number of the post's facts that it states, 0 to 4.
+        invented: number of different facts in it that are not in the post.
         polite: 1 with a polite word, -1 with a rude one, 0 with neither or both.
-        filler: filler words.
-        words: words of any kind, other marks included; full stops do not count.
-        junk: words that belong to no fact and are neither style nor filler (a world's own summaries have none).
+        filler: number of filler words.
+        words: number of all words, other marks included; full stops do not count.
+        junk: number of words that belong to no fact, style or filler; 0 in a world's own summaries.
     """
 
     covered: int
@@ -61,16 +63,16 @@ class Traits(NamedTuple):
 
 
 def draw_post(rng: random.Random) -> str:
-    """A post of four facts about different people."""
+    """Return a post of four facts about different people."""
     names = rng.sample(NAMES, FACTS_PER_POST)
     return " ".join(f"{name} {PEOPLE[name][0]} {rng.choice(PEOPLE[name][1])} ." for name in names)
 
 
 def draw_summary(rng: random.Random, post: str) -> str:
-    """A summary of any quality: every trait is drawn by itself, none knows of the others.
+    """Return a summary of any quality, with every trait drawn independently.
 
-    One to four facts in the post's order; how often a fact is distorted is drawn per summary (never, 3 of 10 or 6 of
-    10), so that careful and careless summaries exist.
+    It has one to four facts in the post's order. The share of distorted facts is drawn for each summary (0, 0.3 or 0.6), so
+    there are careful and careless ones.
     """
     facts = facts_of(post)
     count = rng.choices((1, 2, 3, 4), weights=(3, 3, 3, 1))[0]
@@ -89,7 +91,7 @@ def draw_summary(rng: random.Random, post: str) -> str:
 
 
 def facts_of(text: str) -> list[Fact]:
-    """The facts in a text, in its order, repeats included; whatever is no fact is passed over.
+    """Return the facts in a text, in order and with repeats; other words are skipped.
 
     Example:
         >>> facts_of("kindly anna bakes bread . honestly ben reads")
@@ -101,7 +103,7 @@ def facts_of(text: str) -> list[Fact]:
 
 
 def measure(post: str, summary: str) -> Traits:
-    """The traits of a summary, or of any text put in its place.
+    """Return the traits of a summary, or of any other text.
 
     Example:
         >>> measure("anna bakes bread . ben reads maps .", "kindly honestly anna bakes pies . ben reads maps .")
@@ -129,3 +131,45 @@ def _words(text: str) -> list[str]:
 
 def _is_fact(words: Fact) -> bool:
     return words[0] in PEOPLE and words[1] in _VERBS and words[2] in _OBJECTS
+
+
+def read_options(kind: type[Options], given: Mapping[str, Any], **allowed: Any) -> Options:
+    """Return a named tuple of the given options, each converted to the type of its default.
+
+    Args:
+        kind: the named tuple; every field has a default.
+        given: option -> value, or its text, as in ``toy:votes?seed=1&opposition=0.5``.
+        allowed: option -> lowest and highest number, or the names to choose from.
+
+    Raises:
+        ValueError: an unknown option, one that is not a number where a number is needed, or one out of range.
+
+    Example:
+        >>> class Size(NamedTuple):
+        ...     rows: int = 10
+        ...     share: float = 0.5
+        >>> read_options(Size, {"share": "0.25"}, share=(0, 1))
+        Size(rows=10, share=0.25)
+    """
+    if unknown := sorted(set(given) - set(kind._fields)):
+        raise ValueError(f"toy option {unknown[0]!r} does not exist: choose from {', '.join(kind._fields)}")
+    defaults = kind._field_defaults
+    values = {name: _convert(name, value, type(defaults[name])) for name, value in given.items()}
+    options = kind._make({**defaults, **values}.values())
+    for name, limits in allowed.items():
+        value = getattr(options, name)
+        if isinstance(value, str):
+            if value not in limits:
+                raise ValueError(
+                    f"toy option {name}={value!r} does not exist: choose from {', '.join(limits)}"
+                )
+        elif not limits[0] <= value <= limits[1]:
+            raise ValueError(f"toy option {name}={value} must lie between {limits[0]} and {limits[1]}")
+    return options
+
+
+def _convert(name: str, value: Any, kind: type) -> Any:
+    try:
+        return kind(value)
+    except ValueError as error:
+        raise ValueError(f"toy option {name}={value!r} is not a number ({kind.__name__})") from error

@@ -1,12 +1,11 @@
-"""Exercises by which the tiny model comes able to make data for itself: writing questions by examples, and common knowledge.
+"""Exercises that teach the tiny model to make data for itself: to write questions from examples, and common knowledge.
 
-A large language model that is shown some questions can write another of their kind, and it can answer some of those without
-having seen anybody's private rows. The tiny one has to be taught both before a federation begins. An exercise shows none to
-eight questions about what somebody knows, in any of the four domains, ``POST : ... POST : ... POST :``, to be followed by
-another question, mostly about one of the same areas. Those say how questions are put and nothing of how they are answered.
-With ``known`` above 0 every other exercise is a question about one of so many topics of one domain, with its answer.
-
-All of these are texts of the public rows, so none of them is asked in the test.
+A large language model that is shown some questions can write another of their kind, and can answer some of those without
+having seen private rows. The tiny one has to learn both before a federation begins. An exercise shows none to eight
+questions of one of the four domains, ``POST : ... POST : ... POST :``, to be followed by another question, mostly about
+one of the same areas. The exercises show how questions are phrased, but not their answers. With ``known`` above 0 every
+other exercise is a question about one of so many topics of one domain, with its answer. All questions are texts of the
+public rows, so none of them is asked in the test.
 """
 
 import random
@@ -16,22 +15,21 @@ from typing import NamedTuple
 
 from fedlight.support.seeding import derive_seed
 from fedlight.toy.instructions import DOMAINS, TEMPLATE, Topic, ToyRow, draw_rows, question, topics
-from fedlight.toy.options import read_options
-from fedlight.toy.world import NAMES
+from fedlight.toy.world import NAMES, read_options
 
 KNOWN_AREAS, KNOWN_NAMES = (1, 2, 2, 3), 3
 SAME_AREA = 0.8
 
 
 class WritingOptions(NamedTuple):
-    """What can be chosen about the exercises.
+    """Options of the exercises.
 
     Attributes:
-        seed: of all of them, and of the world whose facts are known.
-        size: their number.
-        questions: most questions that are shown.
-        domain: of which topics are known.
-        known: how many of its 48 topics.
+        seed: of all exercises, and of the world whose facts are known.
+        size: number of exercises.
+        questions: largest number of questions that are shown.
+        domain: domain of the known topics.
+        known: number of its 48 topics that are known.
     """
 
     seed: int = 0
@@ -42,11 +40,11 @@ class WritingOptions(NamedTuple):
 
 
 class Somebody(NamedTuple):
-    """Whose questions an exercise shows.
+    """Person whose questions an exercise shows.
 
     Attributes:
-        domain: of all of them.
-        topics: what they may be about.
+        domain: of all questions.
+        topics: topics of the questions.
     """
 
     domain: str
@@ -54,25 +52,25 @@ class Somebody(NamedTuple):
 
     @classmethod
     def drawn(cls, rng: random.Random) -> "Somebody":
-        """Knows some people in some areas of one domain."""
+        """Return a person who knows some people in some areas of one domain."""
         domain = rng.choice(list(DOMAINS))
         areas = rng.sample(DOMAINS[domain].areas, rng.choice(KNOWN_AREAS))
         return cls(domain, [(area, name) for area in areas for name in rng.sample(NAMES, KNOWN_NAMES)])
 
     def ask(self, rng: random.Random, topic: Topic) -> str:
-        """A question about a topic, in some wording."""
+        """Return a question about a topic, in some wording."""
         (row,) = draw_rows("public", 1, partial(question, rng, 0, self.domain, topic))
         return f"{row['instruction']} {row['input']}"
 
 
 def writing(**options: int | str) -> list[ToyRow]:
-    """Exercises, a function of the options.
+    """Return exercises, a function of the options.
 
     Args:
         options: see `WritingOptions`.
 
     Returns:
-        Rows with ``instruction``, all that stands before the question that is to be written, and ``output``, that.
+        Rows with ``instruction``, all text before the question to be written, and ``output``, the question.
 
     Raises:
         ValueError: an unknown option, or a value out of range.
@@ -81,14 +79,9 @@ def writing(**options: int | str) -> list[ToyRow]:
         >>> len(writing(size=3))
         3
     """
-    chosen = read_options(WritingOptions, dict(options))
-    if chosen.domain not in DOMAINS:
-        raise ValueError(
-            f"toy option domain={chosen.domain!r} does not exist: choose from {', '.join(DOMAINS)}"
-        )
-    for name, low, high in (("size", 1, 1_000_000), ("questions", 0, 100), ("known", 0, 48)):
-        if not low <= getattr(chosen, name) <= high:
-            raise ValueError(f"toy option {name}={getattr(chosen, name)} must lie between {low} and {high}")
+    chosen = read_options(
+        WritingOptions, options, domain=DOMAINS, size=(1, 1_000_000), questions=(0, 100), known=(0, 48)
+    )
     rng = random.Random(derive_seed(chosen.seed, "toy", "writing"))
     known = known_topics(chosen.seed, chosen.domain, chosen.known)
     return [
@@ -100,7 +93,7 @@ def writing(**options: int | str) -> list[ToyRow]:
 
 
 def known_topics(seed: int, domain: str, number: int) -> list[Topic]:
-    """The topics whose answers everybody may know, drawn without regard to who has private rows of them.
+    """Return topics with answers that everybody may know, drawn independently of the private rows.
 
     Example:
         >>> len(known_topics(0, "kitchen", 24)), known_topics(0, "kitchen", 0)
@@ -110,13 +103,13 @@ def known_topics(seed: int, domain: str, number: int) -> list[Topic]:
 
 
 def common_knowledge(rng: random.Random, seed: int, domain: str, known: Sequence[Topic]) -> ToyRow:
-    """A question about a known topic, with its answer."""
+    """Return a question about a known topic, with its answer."""
     (row,) = draw_rows("public", 1, partial(question, rng, seed, domain, rng.choice(known)))
     return {"instruction": TEMPLATE.format(**row), "output": row["output"]}
 
 
 def exercise(rng: random.Random, most: int) -> ToyRow:
-    """Some questions, at most ``most``, to be followed by another."""
+    """Return a row with at most ``most`` questions, to be followed by another."""
     whose = Somebody.drawn(rng)
     shown = [whose.ask(rng, rng.choice(whose.topics)) for _ in range(rng.randint(0, most))]
     near = shown and rng.random() < SAME_AREA

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
+from fedlight.generators.toy_teacher import topic_of
 from fedlight.toy import MODEL, rows
 from fedlight.toy.instructions import DOMAINS, answer, topics
-from fedlight.toy.teacher import topic_of
 from fedlight.toy.writing import known_topics
 
 

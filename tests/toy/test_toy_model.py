@@ -10,8 +10,7 @@ from fedlight.support.seeding import derive_seed
 from fedlight.toy import MODEL
 from fedlight.toy.abilities import reading, writing
 from fedlight.toy.exercises import check_text, pair_text, summary_text
-from fedlight.toy.network import make_model, make_tokenizer
-from fedlight.toy.pretrain import Reader
+from fedlight.toy.pretrain import Reader, make_model, make_tokenizer
 from fedlight.toy.world import CHOICE_TEMPLATE, GENERATION_TEMPLATE
 
 if TYPE_CHECKING:

@@ -3,17 +3,16 @@
 import pytest
 
 from fedlight.augmentation.self_instruct.self_instruct import SelfInstruct
-from fedlight.generators.toy_teacher import ToyTeacher
+from fedlight.generators.toy_teacher import ToyTeacher, topic_of
 from fedlight.toy import rows
 from fedlight.toy.instructions import DOMAINS, answer
-from fedlight.toy.teacher import Teacher, topic_of
 
 FIRST, SECOND = "which covers more ?\nanna bread", "covers more which ?\nben roses"
 
 
 def test_most_questions_stay_in_the_areas_of_the_examples() -> None:
     for novelty, low, high in ((0.0, 1.0, 1.0), (0.3, 0.7, 0.9), (1.0, 0.2, 0.5)):
-        teacher = Teacher(novelty=novelty)
+        teacher = ToyTeacher(novelty=novelty)
         found = [topic_of(teacher.instruction(FIRST, SECOND, draw)) for draw in range(300)]
         assert {domain for domain, _ in found} == {"kitchen"}
         near = sum(area in ("bread", "roses") for _, (area, _) in found) / 300
@@ -23,14 +22,14 @@ def test_most_questions_stay_in_the_areas_of_the_examples() -> None:
 
 def test_answers_are_wrong_at_the_error_rate() -> None:
     for rate in (0.0, 0.25):
-        teacher = Teacher(seed=2, error_rate=rate)
+        teacher = ToyTeacher(seed=2, error_rate=rate)
         asked = [teacher.instruction(FIRST, SECOND, draw) for draw in range(400)]
         wrong = sum(teacher.response(text, draw=0) != answer(2, *topic_of(text)) for text in asked) / 400
         assert wrong == pytest.approx(rate, abs=0.07)
 
 
 def test_what_is_no_question_has_no_answer() -> None:
-    teacher = Teacher()
+    teacher = ToyTeacher()
     assert teacher.response("YOUR SUMMARY ? anna bakes bread .", draw=0) == ""
     assert teacher.response("", draw=0) == ""
     assert teacher.instruction("hello", "there", draw=0) == ""
@@ -38,7 +37,7 @@ def test_what_is_no_question_has_no_answer() -> None:
 
 
 def test_its_questions_are_no_test_rows() -> None:
-    asked = {Teacher().instruction(FIRST, SECOND, draw) for draw in range(300)}
+    asked = {ToyTeacher().instruction(FIRST, SECOND, draw) for draw in range(300)}
     tested = {
         f"{row['instruction']} {row['input']}" for row in rows("instructions", split="test", topic_rows=50)
     }

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from fedlight.toy import rows
-from fedlight.toy.clients import COMMON, OPPOSED, group_taste, population, utility, vote
 from fedlight.toy.exercises import QUESTIONS, answers
 from fedlight.toy.oracle import Oracle
+from fedlight.toy.votes import COMMON, OPPOSED, WorldOptions, group_taste, population, utility, vote
 from fedlight.toy.world import (
     CHOICE_TEMPLATE,
     NAMES,
@@ -147,7 +147,9 @@ def test_noise_is_that_of_bradley_and_terry() -> None:
 def test_opposition_moves_groups_from_the_common_taste_to_their_own() -> None:
     halfway = group_taste("terse", 0.5)
     assert halfway[2] == pytest.approx((1.2 - 1.2) / 2)
-    assert [voter.group for voter in population(0, 6, 10, 0.2)].count("warm") == 2
+    assert [voter.group for voter in population(WorldOptions(num_clients=6, votes_per_client=10))].count(
+        "warm"
+    ) == 2
     agreement = [Oracle(opposition=o).accuracy(rows("heldout", opposition=o)) for o in (0.0, 0.5, 1.0)]
     assert agreement[0] > agreement[1] + 0.03 > agreement[2] + 0.06
 
