@@ -128,8 +128,11 @@ class LocalWork:
         """All of it, at the end of the visit to a client that trained ``parameters``."""
         self.leave()
         mean_loss = torch.stack(self._losses).mean().item() if self._losses else None
+        first_loss = self._losses[0].item() if self._losses else None
         lr_sums = {name: self._lr_sums[id(p)] for name, p in parameters.items()}
-        return Work(self._steps, self._lr, mean_loss, time.perf_counter() - self._started, lr_sums)
+        return Work(
+            self._steps, self._lr, mean_loss, time.perf_counter() - self._started, lr_sums, first_loss
+        )
 
 
 def learning_rate(group: Mapping[str, Any]) -> float:

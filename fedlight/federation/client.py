@@ -80,6 +80,8 @@ class Work:
         mean_loss: mean loss over the batches; None where the module returned none.
         seconds: wall time.
         lr_sums: name of each trained parameter -> sum of the learning rates of its optimizer's steps.
+        first_loss: loss of the first batch, at the parameters from which the client started; None where the module returned
+            none.
     """
 
     num_steps: int
@@ -87,6 +89,7 @@ class Work:
     mean_loss: float | None
     seconds: float
     lr_sums: Mapping[str, float] = field(default_factory=dict)
+    first_loss: float | None = None
 
 
 @dataclass(frozen=True)
