@@ -1,8 +1,8 @@
 """q-FedAvg, an algorithm in one file: clients whose loss is higher count more, so that no client is left behind.
 
 Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020, https://arxiv.org/abs/1905.10497, Algorithm 2. It
-minimizes ``sum_k p_k / (q + 1) * F_k(w)^(q + 1)``. Client k trains from w to w_k at learning rate lr; with ``L = 1 / lr`` and
-``dw_k = L * (w - w_k)``:
+minimizes ``sum_k p_k / (q + 1) * F_k(w)^(q + 1)``. Client k trains from w to w_k at learning rate lr. With ``L = 1 / lr``
+and ``dw_k = L * (w - w_k)``:
 
     Delta_k = F_k(w)^q * dw_k
     h_k     = q * F_k(w)^(q - 1) * |dw_k|^2 + L * F_k(w)^q
