@@ -25,7 +25,7 @@ from fedlight.callbacks.progress.run_summary import (
     traffic,
 )
 from fedlight.federation.client import Visit
-from fedlight.support.words import duration
+from fedlight.support.words import in_largest_unit
 
 STEP_LOSSES = {"train/loss", "train_loss"}
 """Names of a batch's loss in modules; the bar shows its mean over the round instead."""
@@ -214,7 +214,7 @@ class RoundProgress(ProgressBar):
         if self._rounds_after is None:
             return ""
         seconds = round(seconds_left(rounds, elapsed, share, self._rounds_after) or 0)
-        return f"{duration(seconds)} left" if seconds else ""
+        return f"{in_largest_unit(seconds)} left" if seconds else ""
 
     def _count(self, name: str) -> None:
         """Count a batch of validate, test or predict."""

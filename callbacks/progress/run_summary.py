@@ -15,7 +15,7 @@ from rich.table import Table
 
 from fedlight.devices.clock import NO_PART
 from fedlight.federation.state import DIVERGED
-from fedlight.support.words import duration, short
+from fedlight.support.words import in_largest_unit, three_digits
 
 TEMPORARY = ("run.lock",)
 """Files in a run's folder that exist only during the run."""
@@ -34,7 +34,7 @@ def metric_table(history: Mapping[int, Mapping[str, float]], unit: str, seconds:
         >>> table.title, [next(column.cells) for column in table.columns]
         ('3 rounds in 1.5 minutes', ['loss', '2.0000', '1.0000', '0.5000 (2)', '2.0000 (1)'])
     """
-    table = Table(title=f"{_name_rounds(sorted(history), unit)} in {duration(seconds)}")
+    table = Table(title=f"{_name_rounds(sorted(history), unit)} in {in_largest_unit(seconds)}")
     for name in ("metric", "first", "last", f"lowest ({unit})", f"highest ({unit})"):
         table.add_column(name, justify="left" if name == "metric" else "right")
     for name in dict.fromkeys(name for metrics in history.values() for name in metrics):
@@ -68,7 +68,8 @@ def traffic(rows: Sequence[Mapping[str, str]]) -> str:
     visits = f"{len(rows):,} visit{'s' if len(rows) > 1 else ''}"
     diverged = sum(row.get("reason") == DIVERGED for row in rows)
     out = f", of which {diverged:,} visit{'s' if diverged > 1 else ''} diverged" if diverged else ""
-    return f"{short(down)} MB down and {short(up)} MB up in {visits} to {clients:,} client{'s' if clients > 1 else ''}{out}"
+    sent = f"{three_digits(down)} MB down and {three_digits(up)} MB up"
+    return f"{sent} in {visits} to {clients:,} client{'s' if clients > 1 else ''}{out}"
 
 
 @dataclass
@@ -112,9 +113,9 @@ class DeviceTotals:
             name,
             *(f"{count:,}" for count in (len(self.clients), len(self.asked), self.took_part)),
             *(f"{self.dropped[reason]:,}" for reason in reasons),
-            *(short(size / 1e6) for size in (self.bytes_down, self.bytes_up)),
-            short(self.seconds / 3600),
-            short(self.joules / 1000),
+            *(three_digits(size / 1e6) for size in (self.bytes_down, self.bytes_up)),
+            three_digits(self.seconds / 3600),
+            three_digits(self.joules / 1000),
         ]
 
 
@@ -140,7 +141,7 @@ def device_table(rows: list[dict[str, str]]) -> Table:
     reasons = [reason for reason in NO_PART if everybody.dropped[reason]]
     # A terminal is narrow: no column without a count, no lines between columns, one blank (the box's) between two.
     table = Table(
-        title=f"{rounds:,} round{'s' if rounds > 1 else ''} in {duration(seconds)} of simulated time",
+        title=f"{rounds:,} round{'s' if rounds > 1 else ''} in {in_largest_unit(seconds)} of simulated time",
         box=SIMPLE_HEAD,
         padding=0,
         pad_edge=False,

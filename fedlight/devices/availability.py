@@ -150,7 +150,7 @@ class Trace:
 
     @cached_property
     def _stretches(self) -> tuple[list[float], list[float]]:
-        """Starts and ends in seconds, with intervals that touch joined: no client leaves between them."""
+        """Starts and ends in seconds; intervals that touch are joined, so no client leaves between them."""
         stretches: list[list[float]] = []
         for start, end in self.intervals_hours:
             if stretches and stretches[-1][1] == start * HOUR:

@@ -1,4 +1,4 @@
-"""A device: memory, speed, wire and power of one kind of hardware, and how exactly it can hold a base model.
+"""Device: memory, speed, wire and power of one kind of hardware, and how exactly it can hold a base model.
 
 A profile is a YAML file with the fields of :class:`Device` except ``name``, which is the file's name. fedlight's are in
 ``conf/devices``.

@@ -43,7 +43,7 @@ class Visit:
 
 @dataclass
 class Visiting:
-    """A visit under way: made by ``Algorithm.start_visit``, given to every later hook, forgotten after ``finish_visit``.
+    """Visit under way: made by ``Algorithm.start_visit``, given to every later hook, forgotten after ``finish_visit``.
 
     Several exist at once where clients train side by side, so an algorithm keeps here, and not in attributes of its own,
     whatever it needs of one visit.

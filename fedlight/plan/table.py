@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedlight.devices.forecast import Forecast, Plan
-from fedlight.support.words import short
+from fedlight.support.words import three_digits
 
 GIB = 2**30
 FITS = {"out_of_memory": "out of memory", "late": "yes, but late", "left": "yes, but leaves"}
@@ -39,12 +39,12 @@ def headline(settings: dict[str, Any]) -> str:
         ...           "batches": 5, "batch_size": 32, "max_tokens": 128, "optimizer": "AdamW", "deadline_seconds": None})
         'SFTModule on toy: 110 M weights frozen, 0.22 M trained by AdamW; a visit is 5 batches of 32 texts of 128 tokens'
     """
-    millions = [f"{short(settings[f'{part}_parameters'] / 1e6)} M" for part in ("frozen", "trained")]
+    millions = [f"{three_digits(settings[f'{part}_parameters'] / 1e6)} M" for part in ("frozen", "trained")]
     deadline = settings["deadline_seconds"]
     return (
         f"{settings['module']} on {settings['model']}: {millions[0]} weights frozen, {millions[1]} trained by "
         f"{settings['optimizer']}; a visit is {settings['batches']} {BATCH.format(**settings)}"
-        + ("" if deadline is None else f", to be done in {short(deadline)} s")
+        + ("" if deadline is None else f", to be done in {three_digits(deadline)} s")
     )
 
 
@@ -63,7 +63,7 @@ def memory_table(plan: Plan) -> Table:
         table.add_row(
             *(device.name, *share, FITS.get(found.reason, "yes"), str(device.weight_bits)),
             *(str(fit.micro_batch), "yes" if fit.checkpointing else "no"),
-            *(short(part / GIB) for part in parts),
+            *(three_digits(part / GIB) for part in parts),
         )
     return table
 
@@ -85,7 +85,7 @@ def visit_table(plan: Plan) -> Table:
         ]
         table.add_row(
             found.device.name,
-            *(["-"] * len(cells) if not found.fit.fits else [short(cell) for cell in cells]),
+            *(["-"] * len(cells) if not found.fit.fits else [three_digits(cell) for cell in cells]),
         )
     return table
 
@@ -96,14 +96,15 @@ def advice(plan: Plan) -> list[str]:
 
 
 def _advice(plan: Plan, found: Forecast) -> str:
-    name, seconds = found.device.name, short(found.job.seconds)
+    name, seconds = found.device.name, three_digits(found.job.seconds)
     if found.reason == "late":
-        return f"{name}: a visit takes {seconds} s, the round {short(plan.settings['deadline_seconds'])} s"
+        return f"{name}: a visit takes {seconds} s, the round {three_digits(plan.settings['deadline_seconds'])} s"
     if found.reason == "left":
         return f"{name}: a visit takes {seconds} s, it is never available for so long"
     if found.reason != "out_of_memory":
         return ""
-    needs, has = short(found.fit.footprint.peak_bytes / GIB), short(found.device.budget_bytes / GIB)
+    needs = three_digits(found.fit.footprint.peak_bytes / GIB)
+    has = three_digits(found.device.budget_bytes / GIB)
     ways = []
     for remedy in plan.remedies[name]:
         changes = []
@@ -114,7 +115,7 @@ def _advice(plan: Plan, found: Forecast) -> str:
         ways.append(" and ".join(changes))
     if ways:
         return f"{name}: needs {needs} GiB and has {has}; it could join with {', or with '.join(ways)}"
-    least = short(plan.least_base_bytes / GIB)
+    least = three_digits(plan.least_base_bytes / GIB)
     share = found.fit.footprint.peak_bytes / (found.device.memory_gib * GIB)
     more = f", or more of the RAM (memory_share: {math.ceil(share * 100) / 100})" if share <= 1 else ""
     return (

@@ -89,7 +89,7 @@ class Requires(Protocol):
 
 @runtime_checkable
 class KeepsLog(Protocol):
-    """A class that writes a file into the trainer's ``default_root_dir``, unless a setting names another place.
+    """Class that writes a file into the trainer's ``default_root_dir``, unless a setting names another place.
 
     Attributes:
         log_name: name of the file.

@@ -4,31 +4,31 @@ UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 """Units of time: seconds, and the name."""
 
 
-def short(value: float) -> str:
+def three_digits(value: float) -> str:
     """Return a number with three digits, or all before the point.
 
     Args:
         value: at least 0.
 
     Example:
-        >>> short(0.00012345), short(1.0), short(999.7), short(12345.6)
+        >>> three_digits(0.00012345), three_digits(1.0), three_digits(999.7), three_digits(12345.6)
         ('0.000123', '1', '1,000', '12,346')
     """
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def duration(seconds: float) -> str:
+def in_largest_unit(seconds: float) -> str:
     """Return a time in the largest unit of which it has at least one.
 
     Args:
         seconds: at least 0.
 
     Example:
-        >>> duration(0.25), duration(150), duration(3600)
+        >>> in_largest_unit(0.25), in_largest_unit(150), in_largest_unit(3600)
         ('0.25 seconds', '2.5 minutes', '1 hour')
     """
     scale, unit = time_unit(seconds)
-    number = short(seconds / scale)
+    number = three_digits(seconds / scale)
     return f"{number} {unit.removesuffix('s') if number == '1' else unit}"
 
 

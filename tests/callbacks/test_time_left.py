@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from rich.console import Console
 
 from fedlight.callbacks.progress.round_progress import RoundProgress
-from fedlight.support.words import duration
+from fedlight.support.words import in_largest_unit
 
 
 def test_a_round_that_has_ended_takes_nothing_more() -> None:
@@ -18,4 +18,4 @@ def test_a_round_that_has_ended_takes_nothing_more() -> None:
     bar._begin("round", 1)
     trainer = SimpleNamespace(current_epoch=2, max_epochs=5, progress_bar_metrics={})
     bar.on_train_epoch_end(trainer, None)
-    assert f"{duration(100)} left" in bar.console.file.getvalue()
+    assert f"{in_largest_unit(100)} left" in bar.console.file.getvalue()

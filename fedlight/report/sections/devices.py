@@ -24,7 +24,7 @@ from fedlight.report.figures.style import MOST_LINES, looks
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
 from fedlight.report.visits import OUTCOMES, PARTS, Peak, Visits, peaks, visits_of
-from fedlight.support.words import duration, short, time_unit
+from fedlight.support.words import in_largest_unit, three_digits, time_unit
 
 ByMethod = dict[str, list[Visits]]
 """Method -> the visits of each seed."""
@@ -202,12 +202,12 @@ def _totals(by_method: ByMethod) -> Table:
             f"{np.mean([each.num_rounds for each in own]):,.0f}",
             f"{np.mean([len(each.client_names) for each in own]):,.0f}",
         ]
-        line += [f"{counts[0]:,.0f}", short(down / 1e6), short(up / 1e6)]
+        line += [f"{counts[0]:,.0f}", three_digits(down / 1e6), three_digits(up / 1e6)]
         if fleets and own[0].device_names:
             seconds = float(np.mean([each.round_ends()[-1] for each in own]))
             line += [
-                duration(seconds),
-                short(joules / 1000),
+                in_largest_unit(seconds),
+                three_digits(joules / 1000),
                 f"{counts[1:].sum() / max(counts.sum(), 1):.0%}",
             ]
         lines.append(line + ["-"] * (len(header) - len(line)))
