@@ -78,7 +78,7 @@ class EmbeddingCache:
         from safetensors.numpy import save
 
         keys = text_keys(texts)
-        block = {
+        block: dict[str, np.ndarray] = {
             "keys": keys.view(np.uint8).reshape(-1, KEY_BYTES),
             "vectors": np.ascontiguousarray(vectors, dtype=np.float32),
         }

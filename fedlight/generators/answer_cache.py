@@ -1,4 +1,4 @@
-"""Answers of an endpoint on disk, one small file each under a hash of its request.
+"""Cache of an endpoint's answers on disk, one small file each under a hash of its request.
 
 A file has the answer and what it cost, neither prompt nor key. It is written whole or not at all, with a digest;
 one that is damaged is asked for again.
@@ -15,7 +15,7 @@ from fedlight.support.files import read_json, sealed, whole_file
 
 
 class AnswerCache:
-    """Keeps answers; several processes may share a folder.
+    """Folder of answers that several processes may share.
 
     Args:
         folder: where, readable by its owner alone; None keeps nothing.
@@ -26,7 +26,7 @@ class AnswerCache:
 
     @staticmethod
     def key(base_url: str, body: Mapping[str, Any], which: str) -> str:
-        """Thirty-two hex digits for a request.
+        """Return thirty-two hex digits for a request.
 
         Args:
             base_url: of the server.
@@ -41,14 +41,14 @@ class AnswerCache:
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def read(self, keys: Iterable[str]) -> dict[str, Answer]:
-        """What is there of these keys."""
+        """Return the saved answers among these keys."""
         if self.folder is None:
             return {}
         found = {key: self._read_one(key) for key in set(keys)}
         return {key: answer for key, answer in found.items() if answer is not None}
 
     def write(self, key: str, answer: Answer) -> None:
-        """Keeps an answer."""
+        """Write an answer."""
         if self.folder is None:
             return
         file = self._file(key)

@@ -114,10 +114,7 @@ class ChatServer:
         self._key()
 
     def ask(
-        self,
-        requests: Mapping[str, Mapping[str, Any]],
-        at_once: int,
-        keep: Callable[[str, Answer], None],
+        self, requests: Mapping[str, Mapping[str, Any]], at_once: int, keep: Callable[[str, Answer], None]
     ) -> None:
         """Send requests side by side; the first failure ends all of them.
 
@@ -135,10 +132,7 @@ class ChatServer:
         _in_own_loop(self._ask_all(requests, at_once, keep))
 
     async def _ask_all(
-        self,
-        requests: Mapping[str, Mapping[str, Any]],
-        at_once: int,
-        keep: Callable[[str, Answer], None],
+        self, requests: Mapping[str, Mapping[str, Any]], at_once: int, keep: Callable[[str, Answer], None]
     ) -> None:
         waiting = iter(requests.items())
         async with self._client() as client:
@@ -193,12 +187,7 @@ class ChatServer:
         raise AssertionError("unreachable")
 
     async def _ask_once(self, client: Any, body: Mapping[str, Any]) -> Answer:
-        from openai import (
-            APIConnectionError,
-            APIStatusError,
-            APITimeoutError,
-            HttpxBinaryResponseContent,
-        )
+        from openai import APIConnectionError, APIStatusError, APITimeoutError, HttpxBinaryResponseContent
 
         try:
             # The limit of the package holds between two bytes, this one for the whole answer, however slowly it drips.

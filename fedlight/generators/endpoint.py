@@ -1,6 +1,6 @@
-"""Text generators: whatever answers a prompt, a local model or an endpoint elsewhere.
+"""Text generators: the interface that Self-Instruct and judges ask, and the endpoint behind it.
 
-One interface, so that neither Self-Instruct nor a judge cares who answers. An endpoint speaks OpenAI's chat-completions
+An endpoint speaks OpenAI's chat-completions
 format (https://platform.openai.com/docs/api-reference/chat), as do vLLM, llama.cpp, Ollama and most services.
 """
 
@@ -19,28 +19,28 @@ from fedlight.support.seeding import derive_seed
 
 
 class TextGenerator(ABC):
-    """Answers prompts, one text each. A subclass keeps every argument of its constructor under the same name."""
+    """Source of one text for each prompt. A subclass keeps every argument of its constructor under the same name."""
 
     without_effect: tuple[str, ...] = ()
-    """Arguments on which no answer depends (a timeout, a folder); `settings` leaves them out."""
+    """Arguments on which no answer depends (a timeout, a folder), left out of `settings`."""
 
     sends_to: str | None = None
-    """The host that gets to see the prompts; None where they stay on this machine."""
+    """Host that receives the prompts; None where they stay on this machine."""
 
     @abstractmethod
     def complete(self, prompts: Sequence[str], draw: int = 0) -> list[str]:
-        """Answers each prompt.
+        """Return an answer to each prompt.
 
         Args:
             prompts: texts; the same prompt may come several times, and is then drawn as often, if answers are drawn.
-            draw: another number gives other answers to the same prompts, if answers are drawn; the same the same.
+            draw: another number gives other answers to the same prompts, if answers are drawn.
 
         Returns:
             One answer per prompt, in the order of the prompts; empty where there is none.
         """
 
     def costs(self, prompts: Sequence[str], draw: int = 0) -> Costs | None:
-        """What `complete` would cost with the same arguments; None where answers cost nothing.
+        """Return the costs of `complete` with the same arguments; None where answers cost nothing.
 
         Raises:
             ValueError: it would pass a limit.
@@ -48,20 +48,20 @@ class TextGenerator(ABC):
         return None
 
     def settings(self) -> dict[str, object]:
-        """What the answers depend on, as plain values; no secrets."""
+        """Return the arguments on which answers depend, as plain values without secrets."""
         return settings_of(self, self.without_effect)
 
     def usage(self) -> dict[str, int]:
-        """Counts of what was done so far, by name."""
+        """Return counts of requests and tokens so far, by name."""
         return {}
 
     def release(self) -> None:  # noqa: B027 - most hold nothing
-        """Frees what is held in memory; the next `complete` loads it again."""
+        """Free the memory of a model; the next `complete` loads it again."""
 
 
 @dataclass
 class Usage:
-    """What a `ChatEndpoint` did so far: answers asked of the server and found in the cache, and what they took."""
+    """Counts of a `ChatEndpoint`: answers of the server and of the cache, retries, tokens."""
 
     asked: int = 0
     cached: int = 0
@@ -72,7 +72,7 @@ class Usage:
     completion_tokens: int = 0
 
     def add(self, answer: Answer) -> None:
-        """Counts one answer of the server."""
+        """Count one answer of the server."""
         self.asked += 1
         self.retries += answer.retries
         self.prompt_tokens += answer.prompt_tokens
@@ -80,12 +80,12 @@ class Usage:
 
 
 class ChatEndpoint(TextGenerator):
-    """Asks a server in OpenAI's chat-completions format.
+    """Text generator that asks a server in OpenAI's chat-completions format; needs the extra ``chat``.
 
-    What cannot be mended by waiting (no such host, a wrong key, an unknown model) ends in one line at once. Too many
-    requests, faults of the server, timeouts, cut connections and answers that are none are tried again, after waits that
-    double, or as long as the server says. Every answer is kept on disk as it comes, under a hash of its request, so
-    that a run that was killed, or is given again, pays for nothing twice; prompts and the key are not kept.
+    An absent host, a wrong key or an unknown model raises at once. Too many requests, faults of the server, timeouts,
+    broken connections and replies that are no chat completion are tried again, after waits that double or that the
+    server asks for. Every answer is kept on disk as it comes, under a hash of its request, so that a killed or repeated
+    run pays for nothing twice; prompts and the key are not kept.
 
     The prompts leave this machine unless the server is on it: with Self-Instruct they contain clients' private rows.
 
@@ -180,7 +180,7 @@ class ChatEndpoint(TextGenerator):
         ]
 
     def complete(self, prompts: Sequence[str], draw: int = 0) -> list[str]:
-        """Answers each prompt; see `TextGenerator`.
+        """Return an answer to each prompt; see `TextGenerator`.
 
         Raises:
             ModuleNotFoundError: the extra ``chat`` is not installed.
@@ -203,18 +203,18 @@ class ChatEndpoint(TextGenerator):
         return [self._text(answers[key]) for key in keys]
 
     def costs(self, prompts: Sequence[str], draw: int = 0) -> Costs:
-        """See `TextGenerator`; nothing is sent."""
+        """Return the costs of `complete`; nothing is sent."""
         keys, _, wanted = self._looked_up(prompts, draw)
         return self._checked(keys, wanted)
 
     def usage(self) -> dict[str, int]:
-        """See `Usage`."""
+        """Return the counts of `Usage` by name."""
         return vars(self.counts).copy()
 
     def _looked_up(
         self, prompts: Sequence[str], draw: int
     ) -> tuple[list[str], dict[str, Answer], dict[str, dict[str, Any]]]:
-        """Each prompt's key, the answers that are saved, and by their keys the requests for the others."""
+        """Return each prompt's key, the saved answers, and by key the requests for the others."""
         bodies = list(self._bodies(prompts, draw))
         keys = [self._cache.key(self.base_url, body, which) for body, which in bodies]
         answers = self._cache.read(keys)
@@ -227,7 +227,7 @@ class ChatEndpoint(TextGenerator):
         return costs
 
     def _bodies(self, prompts: Sequence[str], draw: int) -> Iterator[tuple[dict[str, Any], str]]:
-        """Each request, and which draw of it this is."""
+        """Yield each request with the number of its draw."""
         seen: Counter[str] = Counter()
         for prompt in prompts:
             which = f"{draw}.{seen[prompt]}" if self.temperature > 0 else "0.0"

@@ -1,4 +1,4 @@
-"""What requests to an endpoint will cost, before the first of them is sent."""
+"""Costs of requests to an endpoint, known before the first of them is sent, and their limits."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 BYTES_PER_TOKEN = 4
-"""Of English text, by the rule of thumb of the services; code and other languages take more tokens."""
+"""Bytes of English text in a token, by the services' rule of thumb; code and other languages take more tokens."""
 
 TOKENS_PER_MESSAGE = 4
-"""Who speaks, and where a message ends."""
+"""Tokens that mark the speaker and the end of a message."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """What a service takes for a million tokens, in any currency; None: not known.
+    """Prices of a million tokens, in any currency; None: not known.
 
     Raises:
         ValueError: one of both alone is given, or one is negative.
@@ -32,7 +32,7 @@ class Prices:
             )
 
     def of(self, prompt_tokens: float, answer_tokens: float) -> float | None:
-        """The price of so many tokens, None where prices are not known.
+        """Return the price of so many tokens, None where prices are not known.
 
         Example:
             >>> Prices(2.0, 8.0).of(500_000, 100_000), Prices().of(1, 1)
@@ -45,10 +45,10 @@ class Prices:
 
 @dataclass(frozen=True)
 class Costs:
-    """Requests that have to be sent; ``str`` gives it in one line.
+    """Costs of requests that have to be sent; ``str`` gives one line.
 
     Attributes:
-        requests: that no saved answer spares.
+        requests: without a saved answer.
         saved: prompts whose answers are on disk already.
         prompt_tokens: estimated, of the requests.
         most_answer_tokens: no more than these come back.
@@ -75,7 +75,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Limits:
-    """Most that a process may ask and pay; None: no limit.
+    """Limits on the requests and the money of a process; None: no limit.
 
     Raises:
         ValueError: a limit is below 0, or ``max_cost`` has no prices.
@@ -98,7 +98,7 @@ class Limits:
             )
 
     def check(self, costs: Costs, requests: int, prompt_tokens: int, answer_tokens: int) -> None:
-        """Refuses what would pass a limit.
+        """Raise ValueError for requests that would pass a limit.
 
         Args:
             costs: of what is to be asked.
@@ -124,7 +124,7 @@ class Limits:
 
 
 def costs_of(bodies: Iterable[Mapping[str, Any]], saved: int, max_tokens: int, prices: Prices) -> Costs:
-    """What these requests cost.
+    """Return the costs of requests.
 
     Args:
         bodies: as they would be sent, each once.
@@ -143,7 +143,7 @@ def costs_of(bodies: Iterable[Mapping[str, Any]], saved: int, max_tokens: int, p
 
 
 def tokens_of(text: str) -> int:
-    """Tokens of a message, estimated from its bytes.
+    """Estimate the tokens of a message from its bytes.
 
     Example:
         >>> tokens_of("Which one is better?"), tokens_of("")

@@ -116,9 +116,8 @@ def visits_of(rows: Rows) -> Visits | None:
 
 
 def _codes(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    names = sorted(set(texts))
-    place = {name: index for index, name in enumerate(names)}
-    return names, np.array([place[text] for text in texts], dtype=np.int64)
+    names, codes = np.unique(np.array(texts, dtype=object), return_inverse=True)
+    return names.tolist(), codes
 
 
 class Peak(NamedTuple):

@@ -58,6 +58,20 @@ def over_seeds(series: Sequence[Mapping[float, float]]) -> Line:
     )
 
 
+def rows_of(lines: Mapping[str, Line], x: str = "round", y: str = "mean") -> list[dict[str, Any]]:
+    """Return a row for each point of each line, with the names of its columns.
+
+    Example:
+        >>> rows_of({"a": over_seeds([{1: 0.5}])})
+        [{'run': 'a', 'round': 1, 'mean': 0.5}]
+    """
+    return [
+        {"run": name, x: int(at), y: float(value)}
+        for name, line in lines.items()
+        for at, value in zip(line.x, line.middle, strict=True)
+    ]
+
+
 def bands(lines: Iterable[Line]) -> str:
     """Return a caption's sentence about bands; empty where no line has one.
 

@@ -99,11 +99,7 @@ def _draw_cross(axes: Axes, values: Values, color: str, marker: str) -> list[lis
 
 
 def leakage_over_rounds(
-    runs: dict[str, str | list[str]],
-    metric: str,
-    output: str,
-    target: str = GLOBAL,
-    name: str | None = None,
+    runs: dict[str, str | list[str]], metric: str, output: str, target: str = GLOBAL, name: str | None = None
 ) -> dict[str, Any]:
     """Draw what an attack finds after each round, a line for each method; the level before training is dashed.
 

@@ -19,7 +19,7 @@ from fedlight.report.figures.devices import (
     draw_times_taken_part,
     outcome_in_words,
 )
-from fedlight.report.figures.lines import Line, bands, over_seeds, thinned
+from fedlight.report.figures.lines import Line, bands, over_seeds, rows_of, thinned
 from fedlight.report.figures.style import MOST_LINES, looks
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
@@ -167,11 +167,7 @@ def _times_chart(by_method: ByMethod) -> Chart:
             f"{run}: from {own.middle[0]:.0f} rounds to {own.middle[-1]:.0f}." for run, own in table.items()
         ),
         draw_times_taken_part(table, looks(table)),
-        [
-            {"run": run, "rank": int(rank), "rounds": float(rounds)}
-            for run, own in table.items()
-            for rank, rounds in zip(own.x, own.middle, strict=True)
-        ],
+        rows_of(table, "rank", "rounds"),
     )
 
 

@@ -8,7 +8,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from fedlight.evaluation.group_agreement import group_metrics
-from fedlight.report.figures.lines import Line, bands, draw_lines, over_seeds
+from fedlight.report.figures.lines import Line, bands, draw_lines, over_seeds, rows_of
 from fedlight.report.figures.plots import draw_groups, groups_of
 from fedlight.report.figures.style import COLORS, STYLE, key, looks, new_chart
 from fedlight.report.parts import Chart, Part, Section, Table
@@ -128,11 +128,7 @@ def _change_chart(
         + f"at each grouping.{bands(lines.values())}",
         f"Lines over the rounds. {ends}.",
         draw_changes(lines, "share of clients" if is_share else SAID[metric]),
-        [
-            {"run": method, "round": int(place), "mean": float(middle)}
-            for method, line in lines.items()
-            for place, middle in zip(line.x, line.middle, strict=True)
-        ],
+        rows_of(lines),
     )
 
 

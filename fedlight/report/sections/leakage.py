@@ -12,7 +12,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from fedlight.report.attack_log import GLOBAL, UPLOADS, Leakage, read_attacks
-from fedlight.report.figures.lines import Line, bands, draw_lines, over_seeds
+from fedlight.report.figures.lines import Line, bands, draw_lines, over_seeds, rows_of
 from fedlight.report.figures.privacy_plots import draw_trade_off
 from fedlight.report.figures.style import HALF_A_PAGE, MOST_LINES, STYLE, looks
 from fedlight.report.figures.style import key as add_key
@@ -119,11 +119,7 @@ def _chart(attack: str, target: str, found: Found, styles: Styles) -> Chart:
     for metric, (lines, level) in series.items():
         if level is not None:
             rows.append({"metric": metric, "run": "before training", "round": 0, "mean": level})
-        rows += [
-            {"metric": metric, "run": method, "round": int(done), "mean": float(value)}
-            for method, line in lines.items()
-            for done, value in zip(line.x, line.middle, strict=True)
-        ]
+        rows += [{"metric": metric, **row} for row in rows_of(lines)]
     lines, level = series[metrics[0]]
     before = "" if level is None else f"{level:.2f} before training; "
     ends = "; ".join(f"{method} {line.middle[-1]:.2f}" for method, line in lines.items())
