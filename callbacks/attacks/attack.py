@@ -15,26 +15,19 @@ import lightning as L
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch import Tensor
 
 from fedlight.callbacks.attacks.records import GLOBAL, AttackTable, remove_later
 from fedlight.callbacks.logs.trainer import find_callback, log_now
 from fedlight.callbacks.loop.round_table import Row
 from fedlight.evaluation.tasks.model import KnowsWhatFits
+from fedlight.federation.client import Upload
+from fedlight.federation.state import State
 from fedlight.support.checks import refuse_below
 from fedlight.support.files import refuse_unwritable, write_json_lines
 from fedlight.support.types import Fields, FieldsByClient
 
 Target = Literal["global", "uploads"]
 Asked = TypeVar("Asked")
-
-
-class Text(Protocol):
-    """Rendered prompt."""
-
-    @property
-    def text(self) -> str:
-        """The whole prompt."""
 
 
 class RendersPrompts(Protocol):
@@ -48,8 +41,8 @@ class RendersPrompts(Protocol):
     def without(self) -> "RendersPrompts | None":
         """Form for rows that lack a slot, None where there is none."""
 
-    def render(self, fields: Fields) -> Text:
-        """Return the prompt of a row."""
+    def render(self, fields: Fields) -> Any:
+        """Return the prompt of a row, with all its text in ``text``."""
 
 
 @runtime_checkable
@@ -72,18 +65,6 @@ class HoldsClientRows(Protocol):
         """Return rows like the clients' that are not trained on; empty where there are none."""
 
 
-class Upload(Protocol):
-    """Update that reached the server; see ``fedlight.federation.client``."""
-
-    @property
-    def client_id(self) -> str:
-        """Id of the client that sent it."""
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """Its parameters."""
-
-
 @runtime_checkable
 class TakesUploads(Protocol):
     """Federated loop that holds the last upload.
@@ -100,7 +81,7 @@ class TakesUploads(Protocol):
     def upload(self) -> Upload | None:
         """Last upload of the round from a visit with an update; None before the first."""
 
-    def holding(self, state: dict[str, Tensor]) -> AbstractContextManager[None]:
+    def holding(self, state: State) -> AbstractContextManager[None]:
         """Put this state into the module while the body runs."""
 
 

@@ -36,31 +36,31 @@ class EvaluatesByClient(Protocol):
 
 @runtime_checkable
 class OwnStates(Protocol):
-    """What is needed of the federated loop."""
+    """Federated loop that knows its clients' own models."""
 
     def own_state(self, client_id: str) -> State | None:
-        """The parameters with which a client would go on alone; None where they are the global ones."""
+        """Return the parameters with which a client would train on alone; None for the global ones."""
 
 
 @runtime_checkable
 class OwnTestExamples(Protocol):
-    """What is needed of the datamodule.
+    """Datamodule with a test set by client.
 
     Attributes:
-        test_set: the test examples, ready after ``setup("test")``.
-        test_client_indices: client id -> its examples in ``test_set``.
-        eval_batch_size: examples per batch.
+        test_set: test examples, ready after ``setup("test")``.
+        test_client_indices: client id -> indices of its examples in ``test_set``.
+        eval_batch_size: number of examples per batch.
     """
 
     test_set: Any
-    test_client_indices: Mapping[str, np.ndarray] | None
+    test_client_indices: Indices | None
     eval_batch_size: int
 
     def setup(self, stage: str) -> None:
-        """Makes the test set."""
+        """Make the test set."""
 
     def collate(self, examples: list[Any]) -> Any:
-        """Examples -> a batch."""
+        """Return examples as a batch."""
 
 
 class ClientAccuracy(L.Callback):
@@ -120,7 +120,7 @@ class ClientAccuracy(L.Callback):
         if stage == "fit" and trainer.current_epoch == 0:  # a checkpoint is loaded later
             self._last_round, self._before = -1, None
         if stage == "fit" and self.own_models:
-            self._loop, self._data = _own_states(trainer), _own_examples(trainer)
+            self._loop, self._data = _find_own_models(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._table.restart(self._last_round, self._before)
@@ -128,8 +128,7 @@ class ClientAccuracy(L.Callback):
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._outputs = []
 
-    def on_test_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._outputs = []
+    on_test_epoch_start = on_validation_epoch_start
 
     def on_validation_batch_end(
         self,
@@ -143,17 +142,7 @@ class ClientAccuracy(L.Callback):
         if dataloader_idx == 0:
             self._outputs.append(outputs)
 
-    def on_test_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        if dataloader_idx == 0:
-            self._outputs.append(outputs)
+    on_test_batch_end = on_validation_batch_end
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.sanity_checking:
@@ -301,22 +290,18 @@ def _client_indices(data: Any, stage: str) -> Indices | None:
     return getattr(data, f"{stage}_client_indices") if isinstance(data, EvaluatesByClient) else None
 
 
-def _own_states(trainer: L.Trainer) -> OwnStates:
+def _find_own_models(trainer: L.Trainer) -> tuple[OwnStates, OwnTestExamples]:
+    """Return the loop and the datamodule with its test set, made before any training so that a missing one is reported."""
     loop: OwnStates | None = find_callback(trainer, OwnStates)
-    if loop is not None:
-        return loop
-    raise ValueError(
-        "ClientAccuracy.own_models=true needs clients: add a federated loop, or leave it at false"
-    )
-
-
-def _own_examples(trainer: L.Trainer) -> OwnTestExamples:
-    """Return the datamodule with its test set, made before any training so that a missing one is reported at once."""
+    if loop is None:
+        raise ValueError(
+            "ClientAccuracy.own_models=true needs clients: add a federated loop, or leave it at false"
+        )
     data = trainer.datamodule  # type: ignore[attr-defined]
     if isinstance(data, OwnTestExamples):
         data.setup("test")
         if data.test_client_indices:
-            return data
+            return loop, data
     raise ValueError(
         f"ClientAccuracy.own_models=true needs test examples by client, which {type(data).__name__} does not have: "
         "give data.test_source rows with the column of columns.client, or leave it at false"
@@ -326,13 +311,10 @@ def _own_examples(trainer: L.Trainer) -> OwnTestExamples:
 def outputs_of_own_models(
     trainer: L.Trainer, module: L.LightningModule, loop: OwnStates, data: OwnTestExamples
 ) -> Iterator[tuple[str, list[Any]]]:
-    """What ``test_step`` returns for each client's examples, with the client's own parameters in the module.
+    """Yield each client's id and the outputs of ``test_step``, one per batch, with its own parameters in the module.
 
-    In evaluation mode and without gradients. Nothing is logged, and when a client is done the parameters are again what
-    they were, bit for bit.
-
-    Yields:
-        The client's id and one output per batch.
+    The module is in evaluation mode, without gradients, and logs nothing. After each client its parameters are equal to
+    those before, bit for bit.
     """
     assert data.test_client_indices is not None
     for client_id, indices in data.test_client_indices.items():
@@ -350,7 +332,7 @@ def outputs_of_own_models(
 
 @contextmanager
 def unlogged(module: L.LightningModule) -> Iterator[None]:
-    """Lets steps run outside of Lightning's loops, where ``self.log`` is refused; their metrics end as empty as before."""
+    """Let steps run outside of Lightning's loops, where ``self.log`` is refused; their metrics end empty, as before."""
     module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
     try:
         yield
