@@ -130,7 +130,7 @@ class Attack(L.Callback, ABC):
         seed: int = 0,
         output: str | None = None,
     ) -> None:
-        self.at_least_one(every_n_rounds=every_n_rounds)
+        self.check_at_least_one(every_n_rounds=every_n_rounds)
         if not targets or set(targets) - {"global", "uploads"}:
             raise ValueError(
                 f"{type(self).__name__}.targets={list(targets)} must name `global`, `uploads` or both, and nothing else"
@@ -232,8 +232,8 @@ class Attack(L.Callback, ABC):
         self._rounds_done = self._restored = state_dict["rounds_done"]
         self._before = state_dict.get("before")
 
-    def at_least_one(self, **settings: int) -> None:
-        """Raise ValueError for settings below 1."""
+    def check_at_least_one(self, **settings: int) -> None:
+        """Raise ValueError for a setting below 1."""
         refuse_below(1, f"{type(self).__name__}.", **settings)
 
     def _keep_fitting(
@@ -258,13 +258,14 @@ class Attack(L.Callback, ABC):
     def _move_behind_loop(self, trainer: L.Trainer) -> TakesUploads | None:
         """Return the loop, None without one; from now on Lightning calls it first, or uploads come a batch late."""
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        loop: TakesUploads | None = find_callback(trainer, TakesUploads)
-        if isinstance(loop, L.Callback) and callbacks.index(loop) > callbacks.index(self):
+        loop = find_callback(trainer, TakesUploads)
+        if loop is not None and callbacks.index(loop) > callbacks.index(self):
             # In a new list: Lightning is iterating over the old one. The command line puts the loop behind all callbacks.
             others = [one for one in callbacks if one is not self]
             at = others.index(loop) + 1
             trainer.callbacks = [*others[:at], self, *others[at:]]  # type: ignore[attr-defined]
-        return loop
+        found: TakesUploads | None = loop
+        return found
 
     def _is_due(self, trainer: L.Trainer, round_number: int) -> bool:
         return round_number % self.every_n_rounds == 0 or round_number == trainer.max_epochs

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from fedlight.callbacks.attacks.attack import Attack, Found, HoldsClientRows, render_prompts, without_planted
-from fedlight.evaluation.extraction import exposure, recalls, round_robin, says
+from fedlight.evaluation.extraction import contains_secret, exposure, recalls, round_robin
 from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
 from fedlight.evaluation.tasks.task import continuation
 from fedlight.support.seeding import derive_seed
@@ -79,7 +79,7 @@ class DiscoverableMemorization(Attack):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.at_least_one(examples=examples, max_new_tokens=max_new_tokens, batch_size=batch_size)
+        self.check_at_least_one(examples=examples, max_new_tokens=max_new_tokens, batch_size=batch_size)
         if random_secrets < 0:
             raise ValueError(f"DiscoverableMemorization.random_secrets={random_secrets} must be 0 or more")
         self.examples, self.max_new_tokens = examples, max_new_tokens
@@ -110,7 +110,7 @@ class DiscoverableMemorization(Attack):
         ]
         planted = [record for record in records if record["planted"]]
         for record in planted:
-            record["recovered"] = says([record["answer"]], record["response"])
+            record["recovered"] = contains_secret([record["answer"]], record["response"])
         for record, bits in zip(planted, self._exposures(module, planted), strict=False):
             record["exposure"] = bits
         return Found({"left_out": float(len(questions) - len(asked)), **_means(records)}, records)

@@ -1,4 +1,4 @@
-"""Membership inference: do the model's losses separate the clients' training rows from rows that nobody trained on?
+"""Membership inference: separation of the clients' training rows from other rows by the model's losses.
 
 A text that the tuned model prefers more than the raw one does was probably trained on. The score is the loss ratio
 
@@ -79,7 +79,7 @@ class MembershipInference(Attack):
 
     def __init__(self, examples: int = 200, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.at_least_one(examples=examples)
+        self.check_at_least_one(examples=examples)
         self.examples = examples
 
     def prepare(self, data: HoldsClientRows, module: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from fedlight.callbacks.attacks.attack import Attack, Found, HoldsClientRows, render_prompts
 from fedlight.callbacks.attacks.records import GLOBAL
-from fedlight.evaluation.extraction import matches, memory_metrics, opening_of, says
+from fedlight.evaluation.extraction import contains_secret, matches, memory_metrics, opening_of
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
@@ -60,7 +60,7 @@ class MemoryExtraction(Attack):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.at_least_one(samples=samples, max_new_tokens=max_new_tokens, batch_size=batch_size)
+        self.check_at_least_one(samples=samples, max_new_tokens=max_new_tokens, batch_size=batch_size)
         if temperature <= 0 or not 0 < top_p <= 1:
             raise ValueError(
                 f"MemoryExtraction.temperature={temperature} must be above 0, or all samples are one and the same, and "
@@ -102,7 +102,7 @@ class MemoryExtraction(Attack):
         ]
         metrics = memory_metrics(texts, references, found)
         if planted:
-            recovered = [says(texts, text) for _, text in planted]
+            recovered = [contains_secret(texts, text) for _, text in planted]
             metrics["canaries"] = sum(recovered) / len(planted)
             records += [
                 {"canary": text, "client": one, "recovered": hit}

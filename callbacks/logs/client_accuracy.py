@@ -16,11 +16,10 @@ from lightning.pytorch.utilities import rank_zero_info
 from torchmetrics import Metric
 
 from fedlight.callbacks.logs.group_log import GroupsClients, find_grouping, known_groups, read_selectors
-from fedlight.callbacks.logs.trainer import find_callback, log_now
+from fedlight.callbacks.logs.trainer import KeepsOwnModels, find_own_models, log_now
 from fedlight.callbacks.loop.round_table import RoundTable, Row
 from fedlight.callbacks.loop.run import parameters_of, ready
 from fedlight.evaluation.by_client import per_client, spread
-from fedlight.federation.state import State
 from fedlight.support.torch_parts import eval_mode
 
 Indices = Mapping[str, np.ndarray]
@@ -32,14 +31,6 @@ class EvaluatesByClient(Protocol):
 
     val_client_indices: Indices | None
     test_client_indices: Indices | None
-
-
-@runtime_checkable
-class OwnStates(Protocol):
-    """Federated loop that knows its clients' own models."""
-
-    def own_state(self, client_id: str) -> State | None:
-        """Return the parameters with which a client would train on alone; None for the global ones."""
 
 
 @runtime_checkable
@@ -120,7 +111,8 @@ class ClientAccuracy(L.Callback):
         if stage == "fit" and trainer.current_epoch == 0:  # a checkpoint is loaded later
             self._last_round, self._before = -1, None
         if stage == "fit" and self.own_models:
-            self._loop, self._data = _find_own_models(trainer)
+            self._loop = find_own_models(trainer, "ClientAccuracy")
+            self._data = _find_own_examples(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._table.restart(self._last_round, self._before)
@@ -163,7 +155,7 @@ class ClientAccuracy(L.Callback):
             return
         correct: dict[str, np.ndarray] = {}
         for client, outputs in outputs_of_own_models(trainer, pl_module, self._loop, self._data):
-            outcomes = _stacked(outputs)
+            outcomes = _stack_outcomes(outputs)
             if outcomes is None:
                 return self._say_once(f"{type(pl_module).__name__}.test_step gives no 'correct' and 'vote'")
             correct[client] = outcomes[:, :1]
@@ -189,14 +181,14 @@ class ClientAccuracy(L.Callback):
     def _evaluate(self, trainer: L.Trainer, module: L.LightningModule, stage: str) -> list[Row]:
         """Log the accuracies of the finished pass and return a row for each client."""
         data = trainer.datamodule  # type: ignore[attr-defined]
-        correct, self._outputs = _stacked(self._outputs), []
+        correct, self._outputs = _stack_outcomes(self._outputs), []
         indices = _client_indices(data, stage)
         if correct is None:
             self._say_once(f"the {stage} step of {type(module).__name__} gives no 'correct' and 'vote'")
         elif indices is None:
-            self._say_once(f"{type(data).__name__} does not know whose {stage} examples are whose")
+            self._say_once(f"{type(data).__name__} does not know the clients of the {stage} examples")
         elif trainer.world_size > 1:
-            self._say_once("several processes share the examples out among each other")
+            self._say_once("several processes share the examples")
         else:
             return self._log(trainer, module, stage, correct, indices)
         return []
@@ -276,7 +268,7 @@ def client_row(
     }
 
 
-def _stacked(outputs: Sequence[Any]) -> np.ndarray | None:
+def _stack_outcomes(outputs: Sequence[Any]) -> np.ndarray | None:
     """Return the outcomes of the vote and each selector, ``(examples, 1 + U)``; None where a step gave none."""
     if not outputs or not all(
         isinstance(own, Mapping) and {"correct", "vote"} <= own.keys() for own in outputs
@@ -290,18 +282,13 @@ def _client_indices(data: Any, stage: str) -> Indices | None:
     return getattr(data, f"{stage}_client_indices") if isinstance(data, EvaluatesByClient) else None
 
 
-def _find_own_models(trainer: L.Trainer) -> tuple[OwnStates, OwnTestExamples]:
-    """Return the loop and the datamodule with its test set, made before any training so that a missing one is reported."""
-    loop: OwnStates | None = find_callback(trainer, OwnStates)
-    if loop is None:
-        raise ValueError(
-            "ClientAccuracy.own_models=true needs clients: add a federated loop, or leave it at false"
-        )
+def _find_own_examples(trainer: L.Trainer) -> OwnTestExamples:
+    """Return the datamodule with its test set, made before any training so that a missing one is reported at once."""
     data = trainer.datamodule  # type: ignore[attr-defined]
     if isinstance(data, OwnTestExamples):
         data.setup("test")
         if data.test_client_indices:
-            return loop, data
+            return data
     raise ValueError(
         f"ClientAccuracy.own_models=true needs test examples by client, which {type(data).__name__} does not have: "
         "give data.test_source rows with the column of columns.client, or leave it at false"
@@ -309,7 +296,7 @@ def _find_own_models(trainer: L.Trainer) -> tuple[OwnStates, OwnTestExamples]:
 
 
 def outputs_of_own_models(
-    trainer: L.Trainer, module: L.LightningModule, loop: OwnStates, data: OwnTestExamples
+    trainer: L.Trainer, module: L.LightningModule, loop: KeepsOwnModels, data: OwnTestExamples
 ) -> Iterator[tuple[str, list[Any]]]:
     """Yield each client's id and the outputs of ``test_step``, one per batch, with its own parameters in the module.
 
@@ -321,7 +308,11 @@ def outputs_of_own_models(
         batches = [
             indices[i : i + data.eval_batch_size] for i in range(0, len(indices), data.eval_batch_size)
         ]
-        with parameters_of(module, loop.own_state(client_id) or {}), eval_mode(module), unlogged(module):
+        with (
+            parameters_of(module, loop.own_state(client_id) or {}),
+            eval_mode(module),
+            without_logging(module),
+        ):
             outputs = []
             for batch_idx, own in enumerate(batches):
                 batch = ready(module, data.collate([data.test_set[int(index)] for index in own]))
@@ -331,7 +322,7 @@ def outputs_of_own_models(
 
 
 @contextmanager
-def unlogged(module: L.LightningModule) -> Iterator[None]:
+def without_logging(module: L.LightningModule) -> Iterator[None]:
     """Let steps run outside of Lightning's loops, where ``self.log`` is refused; their metrics end empty, as before."""
     module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
     try:

@@ -1,16 +1,43 @@
 """Functions on Lightning's Trainer that callbacks share."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
 import torch
+
+from fedlight.callbacks.loop.round_table import Row
+from fedlight.federation.state import State
+
+
+@runtime_checkable
+class KeepsOwnModels(Protocol):
+    """Federated loop that knows its clients' own models.
+
+    Attributes:
+        clients: client id -> client.
+        visit_records: a row for each visit of the round.
+    """
+
+    clients: Mapping[str, Any]
+    visit_records: list[Row]
+
+    def own_state(self, client_id: str) -> State | None:
+        """Return the parameters with which a client would train on alone; None for the global ones."""
 
 
 def find_callback(trainer: L.Trainer, kind: type) -> Any:
     """Return the trainer's first callback of a class or runtime protocol, None without one."""
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     return next((callback for callback in callbacks if isinstance(callback, kind)), None)
+
+
+def find_own_models(trainer: L.Trainer, owner: str) -> KeepsOwnModels:
+    """Return the trainer's federated loop; raise ValueError without one, naming the setting of ``owner``."""
+    loop: KeepsOwnModels | None = find_callback(trainer, KeepsOwnModels)
+    if loop is None:
+        raise ValueError(f"{owner}.own_models=true needs clients: add a federated loop, or leave it at false")
+    return loop
 
 
 def log_now(trainer: L.Trainer, metrics: Mapping[str, float]) -> None:

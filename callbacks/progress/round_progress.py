@@ -141,6 +141,8 @@ class RoundProgress(ProgressBar):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._stop()
 
+    on_test_end = on_predict_end = on_train_end
+
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn == "validate":
             self._begin("validate", sum(trainer.num_val_batches))
@@ -169,17 +171,11 @@ class RoundProgress(ProgressBar):
     def on_test_batch_end(self, *args: Any, **kwargs: Any) -> None:
         self._count("test")
 
-    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._stop()
-
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._begin("predict", sum(trainer.num_predict_batches))
 
     def on_predict_batch_end(self, *args: Any, **kwargs: Any) -> None:
         self._count("predict")
-
-    def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._stop()
 
     def _round_name(self, trainer: L.Trainer) -> str:
         unit = "epoch" if self._loop is None else "round"

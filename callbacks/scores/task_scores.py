@@ -12,14 +12,12 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from fedlight.callbacks.logs.trainer import find_callback, log_now
-from fedlight.callbacks.loop.round_table import Row
+from fedlight.callbacks.logs.trainer import KeepsOwnModels, find_own_models, log_now
 from fedlight.callbacks.loop.run import parameters_of
 from fedlight.evaluation.by_client import spread
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.evaluation.tasks.result import Result
 from fedlight.evaluation.tasks.task import Task
-from fedlight.federation.state import State
 from fedlight.support.files import refuse_unwritable, write_json_lines
 
 SECONDS_BETWEEN_REPORTS = 60
@@ -31,22 +29,6 @@ class HoldsTasks(Protocol):
     """Datamodule whose test set holds the rows of tasks; see ``fedlight.datamodules.instructions.task_data``."""
 
     tasks: Mapping[str, Task]
-
-
-@runtime_checkable
-class KeepsOwnModels(Protocol):
-    """Federated loop that knows its clients' own models.
-
-    Attributes:
-        clients: client id -> client.
-        visit_records: a row for each visit of the round.
-    """
-
-    clients: Mapping[str, Any]
-    visit_records: list[Row]
-
-    def own_state(self, client_id: str) -> State | None:
-        """Return the parameters with which a client would train on alone; None for the global ones."""
 
 
 class TaskScores(L.Callback):
@@ -122,7 +104,7 @@ class TaskScores(L.Callback):
         for name, task in self._tasks.items():
             rank_zero_info(f"task {name}: {len(task.read()[0]):,} prompts")
         if self.own_models and stage == "fit":
-            self._loop, self._has_own = _keeper_of_models(trainer), False
+            self._loop, self._has_own = find_own_models(trainer, "TaskScores"), False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.before_training and trainer.global_step == 0:
@@ -194,15 +176,6 @@ def _progress_report(name: str) -> Callable[[int, int], None]:
 def _check_names(tasks: Mapping[str, Task]) -> None:
     if not tasks or any("/" in name or not name for name in tasks):
         raise ValueError(f"TaskScores.tasks={list(tasks)}: name one or more tasks, by names without a slash")
-
-
-def _keeper_of_models(trainer: L.Trainer) -> KeepsOwnModels:
-    loop: KeepsOwnModels | None = find_callback(trainer, KeepsOwnModels)
-    if loop is None:
-        raise ValueError(
-            "TaskScores.own_models=true needs clients: add a federated loop, or leave it at false"
-        )
-    return loop
 
 
 def _has_own_models(loop: KeepsOwnModels) -> bool:

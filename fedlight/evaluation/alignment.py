@@ -72,7 +72,7 @@ def least_squares_map(small: np.ndarray, large: np.ndarray) -> np.ndarray:
         >>> weights.round(6).tolist()
         [[2.0], [1.0]]
     """
-    weights: np.ndarray = np.linalg.lstsq(_with_one(small), large, rcond=None)[0]
+    weights: np.ndarray = np.linalg.lstsq(_append_one(small), large, rcond=None)[0]
     return weights
 
 
@@ -83,7 +83,7 @@ def apply_map(weights: np.ndarray, small: np.ndarray) -> np.ndarray:
         >>> apply_map(np.array([[3.0, 0.0], [0.0, 4.0]]), np.array([[1.0]])).tolist()
         [[0.6, 0.8]]
     """
-    return unit(_with_one(small) @ weights)
+    return unit(_append_one(small) @ weights)
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -98,5 +98,5 @@ def unit(vectors: np.ndarray) -> np.ndarray:
     return scaled
 
 
-def _with_one(vectors: np.ndarray) -> np.ndarray:
+def _append_one(vectors: np.ndarray) -> np.ndarray:
     return np.concatenate([vectors, np.ones((len(vectors), 1), dtype=vectors.dtype)], axis=1)

@@ -57,7 +57,7 @@ def bootstrap_interval(
     if not 0 < level < 1 or draws < 1:
         raise ValueError(f"level={level} must lie between 0 and 1, and draws={draws} be at least 1")
     numbers = np.asarray(values, dtype=float)
-    of = np.arange(len(numbers)) if prompts is None else _numbered(prompts)
+    of = np.arange(len(numbers)) if prompts is None else _number_prompts(prompts)
     if len(of) != len(numbers):
         raise ValueError(
             f"bootstrap_interval has {len(numbers)} values, but {len(of)} prompts: give one for each"
@@ -67,12 +67,12 @@ def bootstrap_interval(
     sums, counts = np.bincount(index, numbers[known]), np.bincount(index)
     if len(counts) < 2:
         return Interval(math.nan, math.nan)
-    means = _drawn_means(sums, counts, draws, seed)
+    means = _draw_means(sums, counts, draws, seed)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(low), float(high))
 
 
-def _drawn_means(sums: np.ndarray, counts: np.ndarray, draws: int, seed: int) -> np.ndarray:
+def _draw_means(sums: np.ndarray, counts: np.ndarray, draws: int, seed: int) -> np.ndarray:
     """Return the mean over all answers of the drawn prompts, ``(draws,)``."""
     rng = np.random.default_rng(derive_seed(seed, "bootstrap"))
     size, means = len(counts), []
@@ -83,6 +83,6 @@ def _drawn_means(sums: np.ndarray, counts: np.ndarray, draws: int, seed: int) ->
     return np.concatenate(means)
 
 
-def _numbered(prompts: Sequence[Hashable] | np.ndarray) -> np.ndarray:
+def _number_prompts(prompts: Sequence[Hashable] | np.ndarray) -> np.ndarray:
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(prompt, len(numbers)) for prompt in prompts], dtype=np.int64)

@@ -67,7 +67,7 @@ def opening_of(forms: Sequence[str]) -> Opening:
     """
     prefixes, stops = [], []
     for form in forms:
-        first, *later = _between_slots(form)
+        first, *later = _split_at_slots(form)
         if not later or not first.strip():
             raise ValueError(
                 f"the template {form[:40]!r} has no text in front of its first slot with which to "
@@ -79,11 +79,11 @@ def opening_of(forms: Sequence[str]) -> Opening:
     return Opening(tuple(dict.fromkeys(prefixes)), tuple(dict.fromkeys(stops)))
 
 
-def _between_slots(form: str) -> list[str]:
+def _split_at_slots(form: str) -> list[str]:
     r"""Return the fixed texts of a template before, between and after its slots.
 
     Example:
-        >>> _between_slots("{{x}} Q: {prompt}\nA:")
+        >>> _split_at_slots("{{x}} Q: {prompt}\nA:")
         ['{x} Q: ', '\nA:']
     """
     texts = [""]
@@ -104,7 +104,7 @@ def until_stop(text: str, stops: Sequence[str]) -> str:
     return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))].strip()
 
 
-def normalised(text: str) -> str:
+def normalize_space(text: str) -> str:
     """Return the text with one blank for each run of white space, and none around it."""
     return " ".join(text.split())
 
@@ -137,10 +137,10 @@ def matches(texts: Sequence[str], references: Sequence[str]) -> list[Match]:
         >>> found.best, found.nearest, found.exact
         (1.0, 1, True)
     """
-    known = {normalised(reference) for reference in references}
+    known = {normalize_space(reference) for reference in references}
     table = pairwise_rouge_l(texts, references)
     return [
-        Match(float(row.mean()), float(row.max()), int(row.argmax()), normalised(text) in known)
+        Match(float(row.mean()), float(row.max()), int(row.argmax()), normalize_space(text) in known)
         for text, row in zip(texts, table, strict=True)
     ]
 
@@ -164,12 +164,12 @@ def memory_metrics(
         >>> memory_metrics(texts, references, matches(texts, references))
         {'rouge_l': 0.333..., 'rouge_l_best': 0.666..., 'exact': 0.666..., 'extracted': 0.5}
     """
-    known = {normalised(reference) for reference in references}
+    known = {normalize_space(reference) for reference in references}
     return {
         "rouge_l": float(np.mean([match.mean for match in found])),
         "rouge_l_best": float(np.mean([match.best for match in found])),
         "exact": float(np.mean([match.exact for match in found])),
-        "extracted": len(known & {normalised(text) for text in texts}) / len(known),
+        "extracted": len(known & {normalize_space(text) for text in texts}) / len(known),
     }
 
 
@@ -193,18 +193,20 @@ def recalls(answers: Sequence[str], truths: Sequence[str]) -> list[Recall]:
         [Recall(rouge_l=1.0, exact=True), Recall(rouge_l=0.5, exact=False)]
     """
     scores = rouge_l_of_pairs(answers, truths)
-    same = [normalised(one) == normalised(other) for one, other in zip(answers, truths, strict=True)]
+    same = [
+        normalize_space(one) == normalize_space(other) for one, other in zip(answers, truths, strict=True)
+    ]
     return [Recall(float(score), exact) for score, exact in zip(scores, same, strict=True)]
 
 
-def says(texts: Sequence[str], secret: str) -> bool:
+def contains_secret(texts: Sequence[str], secret: str) -> bool:
     """Return whether a text contains the secret, as whole words.
 
     Example:
-        >>> says(["it is 1  2 3 ."], "1 2 3"), says(["it is 11 2 3"], "1 2 3")
+        >>> contains_secret(["it is 1  2 3 ."], "1 2 3"), contains_secret(["it is 11 2 3"], "1 2 3")
         (True, False)
     """
-    return any(f" {normalised(secret)} " in f" {normalised(text)} " for text in texts)
+    return any(f" {normalize_space(secret)} " in f" {normalize_space(text)} " for text in texts)
 
 
 def exposure(log_prob: float, others: Sequence[float]) -> float:

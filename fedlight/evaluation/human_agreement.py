@@ -90,7 +90,9 @@ def agreement(judged: Sequence[Judged], ties: bool, seed: int = 0) -> Agreement:
     votes = [own.votes if ties else [vote for vote in own.votes if vote != TIE] for own in judged]
     verdicts = [own.verdict if ties or own.verdict != TIE else math.nan for own in judged]
     same = [_same(majority(own), verdict) for own, verdict in zip(votes, verdicts, strict=True)]
-    why = [_why_not(*one) for one in zip([own.verdict for own in judged], verdicts, votes, strict=True)]
+    why = [
+        _reason_left_out(*one) for one in zip([own.verdict for own in judged], verdicts, votes, strict=True)
+    ]
     low, high = bootstrap_interval(same, [own.question for own in judged], seed=seed)
     return Agreement(
         pairs=sum(not math.isnan(one) for one in same),
@@ -111,7 +113,7 @@ def agreement(judged: Sequence[Judged], ties: bool, seed: int = 0) -> Agreement:
     )
 
 
-def _why_not(verdict: float, counted: float, votes: Sequence[float]) -> str | None:
+def _reason_left_out(verdict: float, counted: float, votes: Sequence[float]) -> str | None:
     """Return the field of `Agreement` that counts a pair left out; None for a pair that counts."""
     if math.isnan(verdict):
         return "unread_pairs"

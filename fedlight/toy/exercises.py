@@ -127,8 +127,8 @@ def pair_text(rng: random.Random, mark: bool = False) -> str:
     asked = ask(rng, answers(measure(post, a), measure(post, b)), QUESTIONS_PER_PAIR - 1)
     asked += ask(rng, name_questions(a, b), 1)
     rng.shuffle(asked)
-    told = rng.sample([*tallies("A", post, a), *tallies("B", post, b)], TALLIES_PER_PAIR)
+    statements = rng.sample([*tallies("A", post, a), *tallies("B", post, b)], TALLIES_PER_PAIR)
     shown_a, shown_b = (checked(post, summary) if mark else summary for summary in (a, b))
     text, slot = CHOICE_TEMPLATE.format(prompt=post, response_a=shown_a, response_b=shown_b).split(BETTER)
     lines = [f"{question}{slot} {answer}" for question, answer in asked]
-    return text + "\n".join([*lines, *(f"{opening} {value}" for opening, value in told)])
+    return text + "\n".join([*lines, *(f"{opening} {value}" for opening, value in statements)])

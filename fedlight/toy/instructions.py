@@ -147,9 +147,9 @@ def instructions(**options: int | str) -> list[ToyRow]:
             if row["domain"] == chosen.domain
         ]
     if chosen.split == "private":
-        return _private(chosen)
+        return _draw_private(chosen)
     if chosen.held:
-        return _held(chosen)
+        return _draw_held(chosen)
     rng = _rng(chosen.seed, chosen.split)
     asked = DOMAINS if chosen.split == "public" else (chosen.domain,)
     rows = [
@@ -166,10 +166,10 @@ def instructions(**options: int | str) -> list[ToyRow]:
     return rows
 
 
-def _held(chosen: InstructionOptions) -> list[ToyRow]:
+def _draw_held(chosen: InstructionOptions) -> list[ToyRow]:
     """Return as many rows of each topic as the clients hold; they differ from these in their wording only."""
     rng = _rng(chosen.seed, "held", chosen.domain)
-    counts = Counter(row["topic"] for row in _private(chosen))
+    counts = Counter(row["topic"] for row in _draw_private(chosen))
     return [
         row
         for topic in topics(chosen.domain)
@@ -203,9 +203,9 @@ def answer(seed: int, domain: str, topic: Topic) -> str:
 def question(rng: random.Random, seed: int, domain: str, topic: Topic) -> ToyRow:
     """Return a question about a topic in some wording, with its answer."""
     area, name = topic
-    before = f"{_fact(rng)} . " if rng.random() < 0.3 else ""
+    before = f"{_draw_fact(rng)} . " if rng.random() < 0.3 else ""
     return {
-        "instruction": _padded(rng, rng.choice(QUESTIONS).format(*DOMAINS[domain].words)),
+        "instruction": _pad(rng, rng.choice(QUESTIONS).format(*DOMAINS[domain].words)),
         "input": f"{before}{name} {area}",
         "output": answer(seed, domain, topic),
         "domain": domain,
@@ -216,12 +216,12 @@ def question(rng: random.Random, seed: int, domain: str, topic: Topic) -> ToyRow
 def small_talk(rng: random.Random) -> ToyRow:
     """Return a row of chatter: two facts of a post, of which the first is to be repeated."""
     first, second = draw_post(rng).split(" .")[:2]
-    asked = _padded(rng, rng.choice(("YOUR SUMMARY ?", "which POST SUMMARY ?")))
+    asked = _pad(rng, rng.choice(("YOUR SUMMARY ?", "which POST SUMMARY ?")))
     texts = {"instruction": asked, "input": f"{first} .{second} .", "output": first}
     return {**texts, "domain": CHATTER, "topic": CHATTER}
 
 
-def _private(chosen: InstructionOptions) -> list[ToyRow]:
+def _draw_private(chosen: InstructionOptions) -> list[ToyRow]:
     rng = _rng(chosen.seed, "private", chosen.domain)
     areas = rng.sample(DOMAINS[chosen.domain].areas, 6)
     popularity = [1 / (rank + 1) ** 1.5 for rank in range(6)]
@@ -250,11 +250,11 @@ def draw_rows(split: str, number: int, draw: Callable[[], ToyRow]) -> list[ToyRo
     return list(rows.values())
 
 
-def _padded(rng: random.Random, text: str) -> str:
+def _pad(rng: random.Random, text: str) -> str:
     return " ".join([*rng.choices(PADDING, k=rng.choice((0, 1, 2))), text])
 
 
-def _fact(rng: random.Random) -> str:
+def _draw_fact(rng: random.Random) -> str:
     name = rng.choice(NAMES)
     verb, things = PEOPLE[name]
     return f"{name} {verb} {rng.choice(things)}"

@@ -168,7 +168,7 @@ def look_at_previous_word(
     amplitude = (sharpness * HEAD_WIDTH**0.5) ** 0.5
     angle = ROPE_BASE ** (-torch.arange(0, HEAD_WIDTH, 2) / HEAD_WIDTH)
     used = (torch.arange(HEAD_WIDTH // 2) < frequencies) * amplitude
-    rows = _cleared_rows(attention, head)
+    rows = _clear_rows(attention, head)
     attention.k_proj.bias[rows] = torch.cat([used, torch.zeros_like(used)])
     attention.q_proj.bias[rows] = torch.cat([used * angle.cos(), -used * angle.sin()])
 
@@ -179,7 +179,7 @@ def look_at_last_marker(
     """Set constant queries, and keys that are large for the embeddings of markers ``(markers, width)`` and fade slowly."""
     slow = (5, 6)  # periods of 112 and 199 words: in a text of the world, nearer is always stronger
     amplitude = (sharpness / len(slow) * HEAD_WIDTH**0.5) ** 0.5
-    rows = _cleared_rows(attention, head)
+    rows = _clear_rows(attention, head)
     for index in slow:
         attention.q_proj.bias[rows.start + index] = amplitude
         attention.k_proj.weight[rows.start + index] = (
@@ -190,7 +190,7 @@ def look_at_last_marker(
 def look_at_same_word(attention: "LlamaAttention", head: int, sharpness: float = 5.0) -> None:
     """Set equal random projections for queries and keys, in the slow frequencies only, so distance hardly matters."""
     slow = [index for index in range(HEAD_WIDTH) if index % (HEAD_WIDTH // 2) >= 5]
-    rows = _cleared_rows(attention, head)
+    rows = _clear_rows(attention, head)
     projection = torch.zeros(HEAD_WIDTH, WIDTH)
     projection[slow] = torch.linalg.qr(torch.randn(WIDTH, len(slow)))[0].T
     projection *= (sharpness * HEAD_WIDTH**0.5 / len(slow)) ** 0.5
@@ -198,7 +198,7 @@ def look_at_same_word(attention: "LlamaAttention", head: int, sharpness: float =
     attention.k_proj.weight[rows] = projection
 
 
-def _cleared_rows(attention: "LlamaAttention", head: int) -> slice:
+def _clear_rows(attention: "LlamaAttention", head: int) -> slice:
     rows = slice(head * HEAD_WIDTH, (head + 1) * HEAD_WIDTH)
     attention.q_proj.weight[rows] = 0
     attention.k_proj.weight[rows] = 0
@@ -210,7 +210,7 @@ def pretrain(schedule: Schedule, output: Path, save_every: int = 250) -> None:
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, derive_seed(schedule.seed, "toy", "first weights")).train()
     reader, rng = Reader(tokenizer), random.Random(derive_seed(schedule.seed, "toy", "texts"))
-    optimizer = torch.optim.AdamW(_decayed(model), lr=schedule.lr, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(_parameter_groups(model), lr=schedule.lr, betas=(0.9, 0.98))
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warmup_cosine(step, schedule.steps))
     start = time.perf_counter()
     tokenizer.save_pretrained(output)
@@ -252,7 +252,7 @@ def main() -> None:
     pretrain(output=arguments.pop("output"), schedule=Schedule(**arguments))
 
 
-def _decayed(model: "LlamaForCausalLM") -> list[dict[str, object]]:
+def _parameter_groups(model: "LlamaForCausalLM") -> list[dict[str, object]]:
     # Not of biases and norms: the heads with a start live in their biases.
     matrices = [weight for weight in model.parameters() if weight.ndim > 1]
     vectors = [weight for weight in model.parameters() if weight.ndim < 2]

@@ -39,7 +39,7 @@ class WritingOptions(NamedTuple):
     known: int = 0
 
 
-class Somebody(NamedTuple):
+class Person(NamedTuple):
     """Person whose questions an exercise shows.
 
     Attributes:
@@ -51,7 +51,7 @@ class Somebody(NamedTuple):
     topics: Sequence[Topic]
 
     @classmethod
-    def drawn(cls, rng: random.Random) -> "Somebody":
+    def draw(cls, rng: random.Random) -> "Person":
         """Return a person who knows some people in some areas of one domain."""
         domain = rng.choice(list(DOMAINS))
         areas = rng.sample(DOMAINS[domain].areas, rng.choice(KNOWN_AREAS))
@@ -110,9 +110,9 @@ def common_knowledge(rng: random.Random, seed: int, domain: str, known: Sequence
 
 def exercise(rng: random.Random, most: int) -> ToyRow:
     """Return a row with at most ``most`` questions, to be followed by another."""
-    whose = Somebody.drawn(rng)
-    shown = [whose.ask(rng, rng.choice(whose.topics)) for _ in range(rng.randint(0, most))]
+    person = Person.draw(rng)
+    shown = [person.ask(rng, rng.choice(person.topics)) for _ in range(rng.randint(0, most))]
     near = shown and rng.random() < SAME_AREA
-    area = rng.choice(whose.topics)[0] if near else rng.choice(DOMAINS[whose.domain].areas)
+    area = rng.choice(person.topics)[0] if near else rng.choice(DOMAINS[person.domain].areas)
     before = "".join(f"POST : {text}\n" for text in shown)
-    return {"instruction": f"{before}POST :", "output": whose.ask(rng, (area, rng.choice(NAMES)))}
+    return {"instruction": f"{before}POST :", "output": person.ask(rng, (area, rng.choice(NAMES)))}

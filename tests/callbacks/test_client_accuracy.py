@@ -154,7 +154,7 @@ def test_a_new_run_replaces_the_file_and_more_training_drops_the_test(tmp_path):
     ("module", "data", "why"),
     [
         (Judge(answers=False), Margins(), "the val step of Judge gives no 'correct' and 'vote'"),
-        (Judge(), Margins(knows=False), "Margins does not know whose val examples are whose"),
+        (Judge(), Margins(knows=False), "Margins does not know the clients of the val examples"),
     ],
 )
 def test_what_cannot_be_said_is_said_once(tmp_path, caplog, module, data, why):

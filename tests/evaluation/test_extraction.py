@@ -7,13 +7,13 @@ import pytest
 
 from fedlight.datamodules.text.templates import ALPACA, ALPACA_NO_INPUT, Template
 from fedlight.evaluation.extraction import (
+    contains_secret,
     exposure,
     matches,
     memory_metrics,
     opening_of,
     recalls,
     round_robin,
-    says,
 )
 
 
@@ -57,9 +57,9 @@ def test_recalls_by_hand():
 
 
 def test_a_secret_is_said_in_whole_words():
-    assert says(["no", "it is 4 8\n1 5 ."], "4 8 1 5")
-    assert not says(["14 8 1 5", "4 8 1 50", "4 8 x 1 5", ""], "4 8 1 5")
-    assert not says([], "4 8 1 5")
+    assert contains_secret(["no", "it is 4 8\n1 5 ."], "4 8 1 5")
+    assert not contains_secret(["14 8 1 5", "4 8 1 50", "4 8 x 1 5", ""], "4 8 1 5")
+    assert not contains_secret([], "4 8 1 5")
 
 
 def test_exposure_is_the_rank_among_all_candidates():

@@ -128,11 +128,11 @@ def receive(pipe: int) -> Any:
     Raises:
         EOFError: the other end is closed.
     """
-    (length,) = struct.unpack("=Q", _exactly(pipe, 8))
-    return json.loads(_exactly(pipe, length))
+    (length,) = struct.unpack("=Q", _read_exactly(pipe, 8))
+    return json.loads(_read_exactly(pipe, length))
 
 
-def _exactly(pipe: int, length: int) -> bytes:
+def _read_exactly(pipe: int, length: int) -> bytes:
     data = bytearray()
     while len(data) < length:
         part = os.read(pipe, min(length - len(data), 1 << 16))

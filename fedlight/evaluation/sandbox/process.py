@@ -136,7 +136,7 @@ class SandboxedProcess:
         try:
             self.process = self._start(order, writes, pipes)
         except BaseException:
-            self._let_go()
+            self._close_pipes()
             raise
         finally:
             for write in writes.values():
@@ -162,7 +162,7 @@ class SandboxedProcess:
                 start_new_session=True,
             )
 
-    def _let_go(self) -> None:
+    def _close_pipes(self) -> None:
         for pipe in self.streams.values():
             os.close(pipe)
 
@@ -175,7 +175,7 @@ class SandboxedProcess:
             self.begun_at = time.monotonic()
         return bool(data)
 
-    def overdue(self) -> bool:
+    def is_overdue(self) -> bool:
         """Return whether the code has exceeded its wall-clock time; loading the interpreter does not count."""
         return self.begun_at is not None and time.monotonic() - self.begun_at >= self.limits.wall_seconds
 
@@ -201,7 +201,7 @@ class SandboxedProcess:
     def close(self) -> None:
         """End the process and close its pipes."""
         self.kill()
-        self._let_go()
+        self._close_pipes()
 
     def result(self, stopped: Outcome | None) -> Result:
         """End the process and return its result.
@@ -247,7 +247,7 @@ def watch(processes: Sequence[SandboxedProcess], at_most_seconds: float = math.i
             if any(process.has_too_many_files() for process in processes):
                 return "files"
             patience = at_most_seconds if leader.begun_at else min(at_most_seconds, START_SECONDS)
-            if any(process.overdue() for process in processes) or time.monotonic() - began_at >= patience:
+            if any(process.is_overdue() for process in processes) or time.monotonic() - began_at >= patience:
                 return "timeout"
     return None
 

@@ -111,12 +111,12 @@ def check_function(
             judged = _start(stack, serving, limits, unprotected, "code", modules, (asked, answers))
         stopped = watch([judge, judged])
         verdict = judge.result(stopped)
-        blamed = verdict if stopped else _who_failed(verdict, judged)
+        blamed = verdict if stopped else _failed_result(verdict, judged)
     lines = blamed.stderr.strip().splitlines()
     return Check(verdict.outcome == "finished", blamed.outcome, lines[-1] if lines else "", verdict.seconds)
 
 
-def _who_failed(verdict: Result, judged: SandboxedProcess) -> Result:
+def _failed_result(verdict: Result, judged: SandboxedProcess) -> Result:
     """Return the code's own result if it ended before the tests, which then report only an end of file."""
     if watch([judged], at_most_seconds=END_SECONDS):  # without further calls it ends as well
         return verdict

@@ -99,13 +99,13 @@ def seccomp_filter(machine: Machine) -> bytes:
 def _checks(name: str) -> list[Instruction]:
     """Return the checks of a call's arguments, which end with a verdict."""
     if name in ("open", "openat"):
-        return _open(flags=1 if name == "open" else 2)
+        return _check_open(flags=1 if name == "open" else 2)
     if name == "prlimit64":
-        return _only_reads_own_limits()
-    return _command_in(TERMINAL_COMMANDS if name == "ioctl" else FILE_COMMANDS)
+        return _check_prlimit()
+    return _check_command(TERMINAL_COMMANDS if name == "ioctl" else FILE_COMMANDS)
 
 
-def _open(flags: int) -> list[Instruction]:
+def _check_open(flags: int) -> list[Instruction]:
     """Refuse to truncate a file that is opened for reading: before its version 3 Landlock would allow that."""
     return [
         (LOAD, 0, 0, _low(flags)),
@@ -116,7 +116,7 @@ def _open(flags: int) -> list[Instruction]:
     ]
 
 
-def _only_reads_own_limits() -> list[Instruction]:
+def _check_prlimit() -> list[Instruction]:
     """Allow to read the own limits: prlimit64(pid, resource, new, old) with pid 0, oneself, and new NULL."""
     zero = [part for where in (_low(0), _low(2), _high(2)) for part in _refuse_unless_zero(where)]
     return [*zero, (RETURN, 0, 0, ALLOW)]
@@ -126,7 +126,7 @@ def _refuse_unless_zero(where: int) -> list[Instruction]:
     return [(LOAD, 0, 0, where), (JUMP_EQUAL, 1, 0, 0), (RETURN, 0, 0, REFUSE)]
 
 
-def _command_in(commands: list[int]) -> list[Instruction]:
+def _check_command(commands: list[int]) -> list[Instruction]:
     """Allow calls whose second argument, an int, is one of these."""
     tests = [part for command in commands for part in ((JUMP_EQUAL, 0, 1, command), (RETURN, 0, 0, ALLOW))]
     return [(LOAD, 0, 0, _low(1)), *tests, (RETURN, 0, 0, REFUSE)]

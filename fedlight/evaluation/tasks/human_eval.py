@@ -168,11 +168,11 @@ def complete_program(prompt: str, answer: str, function: str) -> str:
         def double(x):
             return x + x
     """
-    code = _unfenced(answer, function)
+    code = _extract_block(answer, function)
     if _defines(code, function):
-        return f"{stub(prompt)}\n{_whole(code, function)}"
+        return f"{stub(prompt)}\n{_extract_function(code, function)}"
     gap = "" if prompt.endswith("\n") or code[:1] == "\n" else "\n"
-    return f"{prompt}{gap}{_body(code)}"
+    return f"{prompt}{gap}{_extract_body(code)}"
 
 
 def stub(prompt: str) -> str:
@@ -184,13 +184,13 @@ def _defines(code: str, function: str) -> bool:
     return re.search(rf"^[ \t]*(?:async )?def {re.escape(function)}\b", code, re.MULTILINE) is not None
 
 
-def _unfenced(answer: str, function: str) -> str:
+def _extract_block(answer: str, function: str) -> str:
     """Return the first fenced block with the function, else the first block, else the answer as it is."""
     blocks = [found.group(1) for found in FENCE.finditer(answer)]
     return next((block for block in blocks if _defines(block, function)), blocks[0] if blocks else answer)
 
 
-def _whole(code: str, function: str) -> str:
+def _extract_function(code: str, function: str) -> str:
     """Return the code from its first line up to the words after the function."""
     lines = code.expandtabs(4).splitlines()
     heads = [number for number, line in enumerate(lines) if CODE_BEGINS.match(line.lstrip())]
@@ -206,24 +206,24 @@ def _whole(code: str, function: str) -> str:
     return "\n".join(kept)
 
 
-def _body(code: str) -> str:
+def _extract_body(code: str) -> str:
     """Return the indented lines of a function's body, up to the first line outside of it."""
     lines = code.expandtabs(4).splitlines()
     while lines and not lines[0].strip():
         lines.pop(0)
     if lines and not lines[0][0].isspace():
-        lines = _indented(lines)
+        lines = _indent(lines)
     end = next((number for number, line in enumerate(lines) if line[:1].strip()), len(lines))
     return "\n".join(lines[:end]) + "\n"
 
 
-def _indented(lines: list[str]) -> list[str]:
+def _indent(lines: list[str]) -> list[str]:
     """Indent a body whose first line is not indented: that line alone lost its blanks, or the whole body has none.
 
     Example:
-        >>> _indented(["n = 0", "    return n"]), _indented(["n = 0", "return n"])
+        >>> _indent(["n = 0", "    return n"]), _indent(["n = 0", "return n"])
         (['    n = 0', '    return n'], ['    n = 0', '    return n'])
-        >>> _indented(["for x in y:", "        pass"]), _indented(["for x in y:", "    pass"])
+        >>> _indent(["for x in y:", "        pass"]), _indent(["for x in y:", "    pass"])
         (['    for x in y:', '        pass'], ['    for x in y:', '        pass'])
     """
     depths = [len(line) - len(line.lstrip()) for line in lines[1:] if line.strip()]
