@@ -1,7 +1,7 @@
 """Binary selector of FedBis, which decides which of two responses is better.
 
 E. Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025, https://arxiv.org/abs/2407.03038:
-cross-entropy (eq. 3) over the logits of two choice tokens behind a prompt that shows both responses. A classification
+cross-entropy (eq. 3) over the logits of two choice tokens after a prompt that shows both responses. A classification
 head with two labels on a pretrained encoder is this library's addition, for encoders that are no language models.
 
 FedBiscuit, of the same paper, has U selectors: U adapters on one base, which decide by majority vote.
@@ -112,7 +112,10 @@ class SelectorModule(LanguageModule):
         logits, labels = self.ensemble_logits(batch), batch["labels"]
         losses = [choice_loss(part, labels) for part in logits.unbind(dim=1)]
         choices = logits.argmax(dim=2)
-        winners, correct = majority(choices), choices == labels[:, None]
+        winners = (
+            2 * choices.sum(dim=1) > choices.shape[1]
+        ).long()  # by majority; the number of votes is odd
+        correct = choices == labels[:, None]
         metrics = {"loss": torch.stack(losses, dim=1).mean(dim=1)}
         if len(losses) > 1:
             shares = correct.float().unbind(dim=1)
@@ -151,22 +154,6 @@ def check_odd(num_adapters: int) -> None:
             f"num_adapters={num_adapters}: an even number of selectors can tie; take an odd number, for example "
             f"{num_adapters + 1}"
         )
-
-
-def majority(choices: Tensor) -> Tensor:
-    """Return the choice of most selectors.
-
-    Args:
-        choices: ``(batch, U)``, 0 for A and 1 for B, U odd.
-
-    Returns:
-        ``(batch,)``, 0 or 1.
-
-    Example:
-        >>> majority(torch.tensor([[0, 1, 1], [0, 0, 1]])).tolist()
-        [1, 0]
-    """
-    return (2 * choices.sum(dim=1) > choices.shape[1]).long()
 
 
 def choice_tokens(tokenizer: Any, choices: Sequence[str]) -> list[int]:

@@ -81,16 +81,7 @@ def retrieve_rows(
     number: int,
     alpha: float | None,
 ) -> dict[str, list[Added]]:
-    """Return for every client the nearest public rows below ``alpha`` of its selected centre.
-
-    Args:
-        index: index of the public instructions, in the space of the centres.
-        public: rows of the index.
-        sent: client -> its centres.
-        chosen: client -> index of its selected centre.
-        number: rows for each client.
-        alpha: see `FedDCA`.
-    """
+    """Return for every client the nearest public rows below ``alpha`` of the centre ``chosen`` among those it sent."""
     centers = {client: clusters.centers[chosen[client]] for client, clusters in sent.items()}
     hits = retrieve(index, centers, number, alpha)
     return {client: retrieval.to_added(hits[client], public) for client in sent}

@@ -72,16 +72,9 @@ def count_bytes(clusters: Clusters) -> int:
 def build_index(
     encoder: Encoder, public: Sequence[Fields], kind: IndexKind, folder: str | None
 ) -> VectorIndex:
-    """Return an index of the public instructions, and release the encoder's model before the LLM is loaded.
-
-    Args:
-        encoder: encoder of the server.
-        public: rows.
-        kind: see `VectorIndex.build`.
-        folder: folder that keeps the index; None: none.
-    """
+    """Return an index of the public instructions, kept in ``folder`` if there is one; release the encoder's model."""
     vectors = encoder.encode([instruction_text(row) for row in public])
-    encoder.release()
+    encoder.release()  # before the language model is loaded
     return VectorIndex.build(vectors, kind) if folder is None else VectorIndex.open(folder, vectors, kind)
 
 

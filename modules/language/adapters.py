@@ -27,7 +27,8 @@ def add_adapters(
     if options.adapter is not None and not options.merge_adapter:
         return load_adapters(network, options.adapter, task, names)
     if options.merge_adapter:
-        network = merge_adapter(network, options.adapter, task)
+        merged = load_adapters(network, options.adapter, task)
+        network = merged.merge_and_unload().requires_grad_(False)
     return create_adapters(
         network,
         names=names,
@@ -142,11 +143,6 @@ def load_adapters(network: Any, folder: str, task: str, names: Sequence[str] = (
         # Once more in fp32: PEFT has rounded a head to the number type of the base.
         set_peft_model_state_dict(network, load_peft_weights(one, device="cpu"), adapter_name=name)
     return network
-
-
-def merge_adapter(network: Any, folder: str, task: str) -> Any:
-    """Return the base with the adapter of a PEFT folder added to its weights; raises as :func:`load_adapters`."""
-    return load_adapters(network, folder, task).merge_and_unload().requires_grad_(False)
 
 
 def merge_copy(network: Any, base: str) -> Any:

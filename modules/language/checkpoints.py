@@ -17,14 +17,9 @@ BASE_KEY = "base_model"
 def describe_base(
     network: nn.Module, new: list[str], model: str, base: str, merged: str | None
 ) -> dict[str, Any]:
-    """Return a checkpoint's description of its base.
+    """Return a checkpoint's description of its base, without the parameters ``new``, which are in no folder.
 
-    Args:
-        network: the base, without adapters.
-        new: names of its parameters that are in no folder.
-        model: hub name or folder.
-        base: its number form.
-        merged: folder of the adapter that is added to its weights, or None.
+    ``merged`` is the folder of the adapter that was added to its weights, or None.
     """
     description = {"model": model, "base": base, "checksum": fingerprint(network, skip=new)}
     return description if merged is None else description | {"merged adapter": adapter_checksum(merged)}
@@ -97,11 +92,11 @@ def check_optimizer_settings(saved: Mapping[str, Any], own: Mapping[str, Any]) -
     refuse_other_settings(was, now, "start anew from its adapter by the setting adapter")
 
 
-def check_state(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-    """Raise ValueError for a state whose names or shapes are not those of the module.
+def copy_state(saved: Mapping[str, Tensor], own: Mapping[str, nn.Parameter]) -> None:
+    """Copy a state into a module's parameters; raise ValueError where names or shapes differ.
 
     Example:
-        >>> check_state({"a": torch.zeros(2)}, {"a": torch.zeros(3)})
+        >>> copy_state({"a": torch.zeros(2)}, {"a": nn.Parameter(torch.zeros(3))})
         Traceback (most recent call last):
         ...
         ValueError: this checkpoint does not fit the module: a is (2,) in the checkpoint and (3,) here; set ...
@@ -119,11 +114,6 @@ def check_state(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
             f"this checkpoint does not fit the module: {min(wrong)}{more}; "
             "set num_adapters, lora_rank, lora_targets, adapter and head as they were"
         )
-
-
-def copy_state(saved: Mapping[str, Tensor], own: Mapping[str, nn.Parameter]) -> None:
-    """Copy a state into a module's parameters, after :func:`check_state`."""
-    check_state(saved, own)
     with torch.no_grad():
         for name, weight in own.items():
             weight.copy_(saved[name])

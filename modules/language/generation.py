@@ -82,13 +82,6 @@ def encode_prompts(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
     return [opening + ids for ids in tokenizer(list(prompts), add_special_tokens=False)["input_ids"]]
 
 
-def fits(causal_lm: Any, tokenizer: Any, prompts: Sequence[str], new_tokens: int) -> list[bool]:
-    """Return whether each prompt and ``new_tokens`` more tokens fit into the model."""
-    limit = getattr(causal_lm.config, "max_position_embeddings", None)
-    lengths = map(len, encode_prompts(tokenizer, prompts))
-    return [limit is None or length + new_tokens <= limit for length in lengths]
-
-
 def opening_ids(tokenizer: Any) -> list[int]:
     """Return the token with which the tokenizer opens a text: one id or none."""
     first: list[int] = tokenizer("x")["input_ids"][:1]

@@ -1,9 +1,10 @@
-"""A language model with LoRA adapters as a LightningModule; subclasses differ in the loss that they train.
+"""Language model with LoRA adapters as a LightningModule; subclasses differ in the loss that they train.
 
 The base is loaded in ``configure_model``, that is, not before it is needed. Checkpoints hold the trained weights and a
 description of the base, which is read again from its own folder.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,11 +13,12 @@ from lightning import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.modules.language import adapter_folders, adapters, base_model, checkpoints, scoring, skeleton
 from fedlight.modules.language.data_checks import check_batch, check_max_tokens, describe_overlong
-from fedlight.modules.language.generation import complete, fits
+from fedlight.modules.language.generation import complete, encode_prompts
 from fedlight.modules.language.optimizers import SCHEDULES, check_optimizer, configure_optimizer
 from fedlight.modules.language.readout import check_readout
 from fedlight.modules.language.streams import joint_key, own_stream, text_keys
@@ -114,7 +116,7 @@ class LanguageModule(LightningModule):
 
     @classmethod
     def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
-        """Return the model as what has to be there before a run."""
+        """Return the model, which a dry run looks for."""
         return [Model(settings["model"])]
 
     @property
@@ -162,8 +164,15 @@ class LanguageModule(LightningModule):
         return self.example_losses(batch)
 
     def checkpoint_gradients(self, enabled: bool) -> None:
-        """Keep only the inputs of the layers for the backward pass, or all activations; the gradients are the same."""
-        skeleton.checkpoint_gradients(self.causal_lm, enabled)
+        """Keep all activations, or only the inputs of the layers and recompute the rest on the same random numbers.
+
+        Raises:
+            ValueError: the architecture does not support it.
+        """
+        # The public switch of transformers would also add a hook for gradients of the embeddings on each call, which only
+        # reentrant checkpoints need.
+        function = functools.partial(checkpoint, use_reentrant=False)
+        self.causal_lm._set_gradient_checkpointing(enable=enabled, gradient_checkpointing_func=function)
 
     @property
     def causal_lm(self) -> Any:
@@ -272,7 +281,9 @@ class LanguageModule(LightningModule):
     def fits(self, prompts: Texts, new_tokens: int) -> list[bool]:
         """Return whether each prompt and ``new_tokens`` more tokens fit into the model."""
         self.configure_model()
-        return fits(self.causal_lm, self.tokenizer, prompts, new_tokens)
+        limit = getattr(self.causal_lm.config, "max_position_embeddings", None)
+        rows = encode_prompts(self.tokenizer, prompts)
+        return [limit is None or len(row) + new_tokens <= limit for row in rows]
 
     def log_likelihoods(self, prompts: Texts, continuations: Sequence[Texts], raw: bool = False) -> Scores:
         """Score each continuation, ``raw`` without the adapter; see :mod:`fedlight.modules.language.scoring`."""

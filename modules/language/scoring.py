@@ -54,12 +54,7 @@ def log_likelihoods(
 
 
 def score(causal_lm: Any, texts: Sequence[Scored], batch_size: int) -> list[Likelihood]:
-    """Return how likely the scored part of each text is after the rest of it.
-
-    Args:
-        causal_lm: a ``transformers`` model.
-        texts: token ids, none of them scored from its first token on.
-        batch_size: texts per forward pass.
+    """Return how likely the scored part of each text, which may not begin at its first token, is after the rest.
 
     Raises:
         ValueError: a text does not fit into the model.
@@ -78,7 +73,11 @@ def score(causal_lm: Any, texts: Sequence[Scored], batch_size: int) -> list[Like
                 log_probs = head_logits(causal_lm, hidden[first - 1 : len(ids)]).log_softmax(dim=-1)
                 for index in by_input[ids]:
                     start = texts[index].start
-                    found[index] = likelihood(log_probs[start - first :], texts[index].ids[start:])
+                    wanted = torch.tensor(texts[index].ids[start:], device=log_probs.device)
+                    own = log_probs[start - first :]
+                    log_prob = float(own.gather(1, wanted[:, None])[:, 0].sum())
+                    greedy = bool((own.argmax(dim=1) == wanted).all())
+                    found[index] = Likelihood(log_prob, len(wanted), greedy)
     return [found[index] for index in range(len(texts))]
 
 
@@ -92,8 +91,8 @@ def free_energies(
 ) -> list[float]:
     """Return the mean free energy of each answer's tokens after its prompt, low for texts like the training data.
 
-    W. Liu et al., "Energy-based Out-of-distribution Detection", NeurIPS 2020, https://arxiv.org/abs/2010.03759, eq. 4, token
-    by token, with the logits that predict each token of the answer.
+    W. Liu et al., "Energy-based Out-of-distribution Detection", NeurIPS 2020, https://arxiv.org/abs/2010.03759, eq. 4,
+    ``-T log sum exp(logits / T)``, with the logits that predict each token of the answer.
 
     Args:
         causal_lm: a ``transformers`` model.
@@ -117,27 +116,9 @@ def free_energies(
             inputs = [texts[index].ids[:-1] for index in batch]
             for index, ids, hidden in zip(batch, inputs, _compute_hidden(causal_lm, inputs), strict=True):
                 logits = head_logits(causal_lm, hidden[texts[index].start - 1 : len(ids)])
-                found[index] = float(free_energy(logits, temperature).mean())
+                energies = -temperature * (logits / temperature).logsumexp(dim=-1)
+                found[index] = float(energies.mean())
     return found
-
-
-def free_energy(logits: Tensor, temperature: float) -> Tensor:
-    """Return ``-T log sum exp(logits / T)`` over the vocabulary.
-
-    Args:
-        logits: ``(..., vocabulary)``.
-        temperature: T, above 0.
-
-    Returns:
-        ``(...)``.
-
-    Example:
-        >>> free_energy(torch.tensor([[0.0, 0.0], [3.0, 1.0]]), temperature=1.0)
-        tensor([-0.6931, -3.1269])
-        >>> free_energy(torch.tensor([3.0, 1.0]), temperature=2.0)
-        tensor(-3.6265)
-    """
-    return -temperature * (logits / temperature).logsumexp(dim=-1)
 
 
 def encode_pairs(tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> list[Scored]:
@@ -190,22 +171,6 @@ def _check_lengths(causal_lm: Any, texts: Sequence[Scored]) -> None:
             f"a prompt and its continuation have {longest} tokens, more than the model's {limit}: "
             "shorten the prompt or show fewer examples"
         )
-
-
-def likelihood(log_probs: Tensor, ids: Sequence[int]) -> Likelihood:
-    """Return the likelihood of a text from the log-probabilities of all tokens at each position.
-
-    Args:
-        log_probs: ``(tokens, vocabulary)``.
-        ids: token ids, ``(tokens,)``.
-
-    Example:
-        >>> likelihood(torch.tensor([[0.25, 0.75], [0.5, 0.5]]).log(), [1, 0])
-        Likelihood(log_prob=-0.98..., tokens=2, greedy=True)
-    """
-    wanted = torch.tensor(ids, device=log_probs.device)
-    own = log_probs.gather(1, wanted[:, None])[:, 0]
-    return Likelihood(float(own.sum()), len(ids), bool((log_probs.argmax(dim=1) == wanted).all()))
 
 
 def _compute_hidden(causal_lm: Any, batch: Sequence[Sequence[int]]) -> Tensor:

@@ -4,14 +4,12 @@ All weights are meta tensors, with shape and number type but no values. A skelet
 trained head of its module, so that parameters can be counted by part and a training step can run on shapes alone.
 """
 
-import functools
 import inspect
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from fedlight.devices.shape import BatchShape
 from fedlight.modules.functional import IGNORED
@@ -125,15 +123,3 @@ def make_responses(shape: BatchShape) -> dict[str, Tensor]:
     labels[: shape.responses] = 0
     first = torch.full((shape.examples, 1), IGNORED)
     return make_texts(shape) | {"labels": torch.cat([first, labels.view(shape.examples, -1)], dim=1)}
-
-
-def checkpoint_gradients(causal_lm: Any, enabled: bool) -> None:
-    """Make each layer keep its input alone and recompute the rest in the backward pass, on the same random numbers.
-
-    Raises:
-        ValueError: the architecture does not support it.
-    """
-    # The public switch of transformers would also add a hook for gradients of the embeddings on each call, which only
-    # reentrant checkpoints need.
-    once_more = functools.partial(checkpoint, use_reentrant=False)
-    causal_lm._set_gradient_checkpointing(enable=enabled, gradient_checkpointing_func=once_more)

@@ -59,9 +59,9 @@ class RandomProjection:
         self, sizes: Mapping[str, int], dimension: int, seed: int, device: torch.device | str = "cpu"
     ) -> None:
         self.dimension = dimension
-        self._tables = {name: _make_table(size, dimension, seed, name) for name, size in sizes.items()}
         self._tables = {
-            name: (order.to(device), signs.to(device)) for name, (order, signs) in self._tables.items()
+            name: [part.to(device) for part in _make_table(size, dimension, seed, name)]
+            for name, size in sizes.items()
         }
 
     def __call__(self, vectors: Mapping[str, Tensor]) -> Tensor:

@@ -22,11 +22,11 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.augmentation.less.example_gradients import check_way
 from fedlight.augmentation.less.scores import (
+    Features,
     PaddedExamples,
     ScoredBlocks,
     find_blocks,
     influence_scores,
-    make_features,
 )
 from fedlight.datamodules.federated.rounds import PooledSampler
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
@@ -115,7 +115,7 @@ class LESS(Augmentation):
 
     @classmethod
     def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
-        """Return the model as what has to be there before a run."""
+        """Return the model, which a dry run looks for."""
         return [Model(settings["model"])]
 
     def keep_in(self, folder: Path) -> None:
@@ -166,7 +166,7 @@ class LESS(Augmentation):
         module = self._new_module(seed)
         with torch.device(candidates.device):
             module.configure_model()
-        features = make_features(module, self.dimension, self.batch_size, self.gradients, seed)
+        features = Features(module, self.dimension, self.batch_size, self.gradients, seed)
         epochs = self._warm_up_batches(candidates.examples.lengths, seed)
         scores, finished = influence_scores(features, candidates, targets, epochs, self.lr, blocks)
         self._record = {

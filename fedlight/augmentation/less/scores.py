@@ -13,7 +13,6 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -73,15 +72,7 @@ def find_blocks(
     public: Sequence[Fields],
     seed: int,
 ) -> ScoredBlocks:
-    """Return the blocks of a run.
-
-    Args:
-        folder: folder of all runs; None keeps nothing.
-        settings: plain values on which the scores depend, besides rows and seed.
-        clients: each client's rows.
-        public: the scored rows.
-        seed: seed of the run.
-    """
+    """Return the blocks of a run in the folder of all runs, where its key follows from all other arguments."""
     if folder is None:
         return ScoredBlocks(None)
     texts = [(client, digest_of(rows)) for client, rows in clients.items()]
@@ -115,13 +106,22 @@ class PaddedExamples:
         return np.argsort(-self.examples.lengths, kind="stable")
 
 
-class Features(NamedTuple):
-    """Gradient features of examples by a module, a projection and a batch size."""
+class Features:
+    """Gradient features of examples by a module's trained weights.
 
-    module: SFTModule
-    project: RandomProjection
-    batch_size: int
-    way: str
+    Args:
+        module: configured, with one adapter.
+        dimension: numbers of a feature.
+        batch_size: examples whose gradients are in memory at once.
+        way: see `example_gradients`.
+        seed: seed of the projection.
+    """
+
+    def __init__(self, module: SFTModule, dimension: int, batch_size: int, way: str, seed: int) -> None:
+        self.module, self.batch_size, self.way = module, batch_size, way
+        weights = trained_parameters(module)
+        sizes = {name: weight.numel() for name, weight in weights.items()}
+        self.project = RandomProjection(sizes, dimension, seed, next(iter(weights.values())).device)
 
     def compute(
         self, examples: PaddedExamples, indices: np.ndarray, moments: Moments | None = None
@@ -135,14 +135,6 @@ class Features(NamedTuple):
         """Return the mean of the plain gradients' features, ``(dimension,)``."""
         parts = [found.sum(dim=0) for found in self.compute(examples, examples.longest_first())]
         return torch.stack(parts).sum(dim=0) / len(examples)
-
-
-def make_features(module: SFTModule, dimension: int, batch_size: int, way: str, seed: int) -> Features:
-    """Return features of a configured module's trained weights, projected to ``dimension`` numbers."""
-    weights: Mapping[str, Tensor] = trained_parameters(module)
-    sizes = {name: weight.numel() for name, weight in weights.items()}
-    device = next(iter(weights.values())).device
-    return Features(module, RandomProjection(sizes, dimension, seed, device), batch_size, way)
 
 
 def influence_scores(

@@ -21,7 +21,7 @@ RISING_SHARE = 0.03
 
 
 class Epoch(NamedTuple):
-    """A finished epoch.
+    """Finished epoch.
 
     Attributes:
         mean_lr: mean learning rate of its steps.

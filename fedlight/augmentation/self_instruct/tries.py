@@ -31,15 +31,7 @@ REASONS = (EMPTY, TOO_LONG, REPEATED, TOO_NEAR, NO_RESPONSE)
 
 
 class Try(NamedTuple):
-    """One try to make a row.
-
-    Attributes:
-        client: name of the client.
-        number: number of earlier tries of this client.
-        outcome: ``accepted``, or why the try was dropped.
-        instruction: the new instruction.
-        response: its response.
-    """
+    """Try to make a row: ``number`` counts the client's earlier tries, ``outcome`` is ``accepted`` or why it was dropped."""
 
     client: str
     number: int
