@@ -139,7 +139,7 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
-    """Whether two buffers are equal bit for bit, so that a NaN equals itself: a constant may hold one."""
+    """Return whether two buffers are equal bit for bit, so that a NaN equals itself: a constant may hold one."""
     if a is None or b is None:
         return a is b
     if not _alike(a, b) or a.device != b.device:
@@ -161,7 +161,7 @@ WHOLE = 2**16
 
 
 class FrozenParameters:
-    """Knows whether they are still what they were when this was made.
+    """Check of parameters that no optimizer holds, which training must not change.
 
     Args:
         module: whose parameters they are.
@@ -184,7 +184,7 @@ class FrozenParameters:
         self._before = {name: _some(p) for name, p in self._parameters.items()}
 
     def refuse_moved(self) -> None:
-        """Raises ``ValueError`` where one of them has changed."""
+        """Raise ``ValueError`` if one of them has changed."""
         moved = [
             name for name, p in self._parameters.items() if not torch.equal(_some(p), self._before[name])
         ]
@@ -198,7 +198,7 @@ class FrozenParameters:
 
 
 def _some(parameter: Tensor) -> Tensor:
-    """A copy of its values, or of some; NaN as 0, since it equals nothing."""
+    """Return a copy of the values of a small parameter, or of some of a large one; NaN as 0, since it equals nothing."""
     values = parameter.detach().reshape(-1)
     stride = max(1, len(values) // VALUES) if len(values) > WHOLE else 1
     return values[::stride].to(torch.float32, copy=True).nan_to_num_()
@@ -211,7 +211,7 @@ MOST_NAMES = 6
 
 
 class BufferPolicy:
-    """Refuses what training changes; what the other policies have in common.
+    """Policy that refuses buffers that training changes, and base of the other policies.
 
     Attributes:
         name: of the policy, the value of ``federated.buffers``.
@@ -229,7 +229,7 @@ class BufferPolicy:
         self._looked = False
 
     def check(self, algorithm: Algorithm, aggregation: Aggregation | None, is_private: bool) -> None:
-        """Before any work: refuses what cannot go with the policy.
+        """Check, before any work, that the policy fits the run.
 
         Args:
             algorithm: of the run.
@@ -246,18 +246,18 @@ class BufferPolicy:
             )
 
     def attach(self, module: nn.Module) -> None:
-        """Before the first round: takes the module."""
+        """Take the module, before the first round."""
         self._module = module
         self.round_start = {}
         self._frozen = None
         self._looked = False
 
     def shared(self, state: State) -> State:
-        """Those of the federated parameters that are sent and aggregated: here all."""
+        """Return the federated parameters that are sent and aggregated: here all."""
         return state
 
     def enter(self, memory: Mapping[str, Any], state: State, parameters: Mapping[str, Tensor]) -> State:
-        """Before a visit: the module gets the buffers that the client starts from.
+        """Give the module the buffers from which the client starts, before a visit.
 
         Args:
             memory: of the client.
@@ -273,14 +273,14 @@ class BufferPolicy:
         return {}
 
     def after_batch(self) -> None:
-        """After a batch: of the run's first one, refuses at once what cannot be; it would come out only later."""
+        """Check buffers after the run's first batch, so that a run that cannot work ends at once."""
         if not self._looked:
             self._looked = True
             self._refuse(changed(self._module, self.round_start))
             self._refuse_moved()
 
     def trained(self) -> Buffers:
-        """After a visit, before anything of it is used: the buffers that it has changed, as they are now.
+        """Return the buffers that a visit has changed, as they are now, before anything of the visit is used.
 
         Raises:
             ValueError: the policy has no place for one of them.
@@ -297,21 +297,21 @@ class BufferPolicy:
         return before is None or bool(before.isfinite().all())
 
     def keep(self, memory: dict[str, Any], buffers: Buffers) -> None:
-        """What stays with the client of what a visit has changed."""
+        """Keep with the client what stays there of the changed buffers."""
 
     def add(self, buffers: Buffers, num_examples: int) -> None:
-        """What the server gets of what a visit has changed, where the client took part in the round."""
+        """Add the changed buffers of a client that took part in the round to those of the server."""
 
     def leave(self) -> None:
-        """After a visit: the module has the server's buffers again; here nothing has changed them."""
+        """Restore the server's buffers after a visit; here nothing has changed them."""
 
     def restore(self) -> None:
-        """Where a round was broken off: the module has the server's buffers again."""
+        """Restore the server's buffers where a round was broken off."""
         if self.round_start:
             put_back(self._module, self.round_start)
 
     def finish_round(self) -> None:
-        """After the last visit of a round: the module has what are then the server's buffers.
+        """Give the module the server's new buffers, after the last visit of a round.
 
         Raises:
             ValueError: the round has changed parameters that no optimizer holds.
@@ -320,7 +320,7 @@ class BufferPolicy:
         self.round_start, self._frozen = {}, None
 
     def own_state(self, memory: Mapping[str, Any], state: State | None) -> State | None:
-        """Parameters and buffers with which a client would go on alone; None where they are the global ones.
+        """Return parameters and buffers with which a client would go on alone; None for the global ones.
 
         Args:
             memory: of the client.
@@ -342,7 +342,7 @@ class BufferPolicy:
 
 
 class AveragedBuffers(BufferPolicy):
-    """The mean over the clients that took part in a round, weighted by their examples.
+    """Policy that averages buffers over the clients that took part in a round, weighted by their examples.
 
     Of whole numbers (such as the number of batches that a batch norm has seen) and truth values the mean is rounded to the
     nearest, a half to the even one. With the parameters go all buffers of the module's ``state_dict``, whether they change
@@ -424,7 +424,7 @@ class AveragedBuffers(BufferPolicy):
 
 
 class LocalBuffers(BufferPolicy):
-    """They stay with each client, and so do the parameters of the layers that own running statistics."""
+    """Policy that keeps buffers, and parameters of the layers that own running statistics, with each client."""
 
     name: Policy = "local"
 
@@ -464,11 +464,11 @@ class LocalBuffers(BufferPolicy):
         return {**(state or {}), **kept["parameters"], **buffers}
 
     def _refuse(self, names: list[str]) -> None:
-        """All of them have a place."""
+        """Refuse nothing: every buffer stays with its client."""
 
 
 def buffer_policy(name: Policy) -> BufferPolicy:
-    """The policy of a setting.
+    """Return the policy of a setting.
 
     Raises:
         ValueError: there is none of this name.

@@ -26,7 +26,7 @@ COPIED_MIB = 256
 
 
 class HeldState:
-    """Holds a nested state of dicts, lists, tuples, tensors and plain values.
+    """Copy of a nested state of dicts, lists, tuples, tensors and plain values.
 
     Tensors are copied to the CPU. Those for which ``may_refer`` answers true are held by reference where all of them
     together are above ``copied_mib``: frozen weights, and moments of a server optimizer that gives new tensors in each
@@ -57,7 +57,7 @@ class HeldState:
         self._state = self._hold(state, "")
 
     def value(self) -> Any:
-        """The state; its containers are the caller's own.
+        """Return the state; its containers are the caller's own.
 
         Raises:
             ValueError: a tensor that is held by reference was changed in place.
@@ -71,7 +71,7 @@ class HeldState:
         return _containers(self._state)
 
     def copy_those(self, changes: Callable[[Tensor], bool]) -> None:
-        """Copies those that are held by reference and will now change, before they do."""
+        """Copy tensors that are held by reference and will now change, before they do."""
         stays = self._may_refer
         self._may_refer = lambda tensor: stays(tensor) and not changes(tensor)
         self._references = []
@@ -112,7 +112,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 class ResumableLoop(Protocol):
-    """What this needs of the federated loop.
+    """Federated loop as :class:`RoundStart` needs it.
 
     Attributes:
         rounds_done: rounds whose server step is done.
@@ -124,32 +124,32 @@ class ResumableLoop(Protocol):
 
     @property
     def state_key(self) -> str:
-        """Its name in a checkpoint."""
+        """The loop's name in a checkpoint."""
 
     def remembered(self) -> dict[str, Any]:
-        """What it has to remember now, but for the clients' memories."""
+        """Return what the loop has to remember now, but for the clients' memories."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of it; inside a round, what it held before."""
+        """Return the loop's part of a checkpoint; inside a round, that from before it."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes back what ``state_dict`` gave."""
+        """Take back what ``state_dict`` gave."""
 
     def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch_idx: int) -> None:
-        """Opens the visit that begins with this batch, if one does."""
+        """Open the visit that begins with this batch, if one does."""
 
     def refuse_changed(self) -> None:
-        """Raises ``ValueError`` where a callback has changed parameters since the last batch of a visit."""
+        """Raise ``ValueError`` if a callback has changed parameters since the last batch of a visit."""
 
     def before_round(self) -> AbstractContextManager[None]:
-        """Has the global model of before the round in the module while its body runs."""
+        """Put the global model from before the round into the module while the body runs."""
 
     def break_off(self, module: L.LightningModule) -> None:
-        """Leaves the global model of before the round in the module."""
+        """Restore the global model from before the round in the module."""
 
 
 class RoundStart(L.Callback):
-    """Holds the checkpoint of before a round until the round is over, and has the trainer save that one.
+    """Callback that holds the checkpoint from before a round until the round is over, and has the trainer save that one.
 
     It stands in front of all other callbacks, which may change the module and themselves when an epoch starts. What costs
     time is one copy of what is trained, of buffers and of the callbacks' states for each round; what is large and stays as
@@ -171,7 +171,7 @@ class RoundStart(L.Callback):
         self._reloads: int | None = None
 
     def reload_in_each_round(self, trainer: Any) -> None:
-        """Has the trainer ask for its loaders in every round, as each has its own batches, until the run is over."""
+        """Make the trainer ask for its loaders in every round, as each has its own batches, until the run is over."""
         self._reloads = trainer.reload_dataloaders_every_n_epochs
         trainer.reload_dataloaders_every_n_epochs = 1
 
@@ -180,7 +180,7 @@ class RoundStart(L.Callback):
             trainer.reload_dataloaders_every_n_epochs, self._reloads = self._reloads, None
 
     def watch(self, trainer: Any) -> None:
-        """Takes its place among the trainer's callbacks, and sees every checkpoint that the trainer makes."""
+        """Become the first of the trainer's callbacks, and the maker of all its checkpoints."""
         if self.is_open:  # the same objects go on after an error: what was done of the round does not count
             self.loop.load_state_dict(self.loop.state_dict())
         self._release()
@@ -195,12 +195,12 @@ class RoundStart(L.Callback):
         return self._own is not None
 
     def remembered(self) -> dict[str, Any]:
-        """What the loop remembers; inside a round, what it remembered before it."""
+        """Return what the loop remembers; inside a round, what it remembered before it."""
         held: dict[str, Any] = self._own.value() if self._own else self.loop.remembered()
         return held
 
     def dump(self, weights_only: bool | None = None) -> dict[str, Any]:
-        """A checkpoint; in the place of Lightning's method."""
+        """Return a checkpoint; called in the place of Lightning's method."""
         goes_on_from = self._trainer._checkpoint_connector._loaded_checkpoint
         if self._checkpoint is not None and not (weights_only and self._is_aggregated()):
             held = self._before_round(self._checkpoint)
@@ -224,11 +224,11 @@ class RoundStart(L.Callback):
         return checkpoint
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Looks at the datamodule before it is asked for a loader."""
+        """Copy the state of the datamodule before it is asked for a loader."""
         self._data = self._data_state()
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Holds the checkpoint of this moment, as if the epoch had not begun."""
+        """Hold the checkpoint of this moment, as if the epoch had not begun."""
         if self.is_open:  # the round was cut short, and the loop will refuse the next one
             return
         self.loop.memory.begin_round()
@@ -256,7 +256,7 @@ class RoundStart(L.Callback):
         self._checkpoint = HeldState(checkpoint, lambda tensor: _storage(tensor) in frozen)
 
     def also_trained(self, parameters: Iterable[Tensor]) -> None:
-        """Before the first visit of the round, whose callbacks may have given the optimizers what was frozen until then."""
+        """Copy frozen parameters that callbacks have given to the optimizers by the first visit of the round."""
         joined = self._frozen & {_storage(parameter) for parameter in parameters}
         if joined and self._checkpoint is not None:
             self._checkpoint.copy_those(lambda tensor: _storage(tensor) in joined)
@@ -264,30 +264,30 @@ class RoundStart(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Has the visit begin: what callbacks do with their first batch, such as setting rates, is within it."""
+        """Begin the visit: what callbacks do with its first batch, such as setting rates, is within it."""
         self.loop.begin_batch(trainer, pl_module, batch_idx)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """A batch that is None has an end only."""
+        """Begin the visit of a batch that is None, which has an end only."""
         if batch is None:
             self.loop.begin_batch(trainer, pl_module, batch_idx)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Where the run is stopped inside a round, the global model is validated and no client's."""
+        """Have the global model validated, and no client's, where the run is stopped inside a round."""
         self.loop.refuse_changed()
         if self.is_open and not self._is_aggregated():
             self._aside.enter_context(self.loop.before_round())
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The round is over, if it was not cut short."""
+        """Release the checkpoint: the round is over, if it was not cut short."""
         self._aside.close()
         if self._is_aggregated():
             self._release()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The round is over; or the run was stopped inside it, and goes on with the global model."""
+        """Release the checkpoint of a round that is over; after a stop inside it, restore the global model."""
         self.loop.refuse_changed()
         if self._is_aggregated():
             self._release()
@@ -298,13 +298,13 @@ class RoundStart(L.Callback):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Leaves the global model, in case it is used further."""
+        """Restore the global model, in case it is used further."""
         self._aside.close()
         self._reload_as_given(trainer)
         self.loop.break_off(pl_module)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Leaves the trainer's callbacks as they were; what is saved later may still be of a broken round."""
+        """Restore the trainer's callbacks; a checkpoint that is saved later may still be of a broken round."""
         self._reload_as_given(trainer)
         self._trainer.callbacks = [one for one in self._trainer.callbacks if one is not self]
 
@@ -316,7 +316,7 @@ class RoundStart(L.Callback):
         self.loop.memory.end_round()
 
     def _data_state(self) -> dict[str, Any]:
-        """What Lightning would save of the datamodule, copied."""
+        """Return a copy of what Lightning would save of the datamodule."""
         data = self._trainer.datamodule
         state = data.state_dict() if data else {}
         held = HeldState({type(data).__qualname__: state} if state else {}, may_refer=lambda tensor: False)
@@ -324,14 +324,14 @@ class RoundStart(L.Callback):
 
 
 def _frozen(trainer: Any, module: L.LightningModule) -> set[int]:
-    """Where the parameters lie that no optimizer holds."""
+    """Return storage addresses of the parameters that no optimizer holds."""
     trained = {id(p) for each in trainer.optimizers for group in each.param_groups for p in group["params"]}
     lies_at = {id(p): _storage(p) for p in module.parameters()}
     return set(lies_at.values()) - {at for one, at in lies_at.items() if one in trained}
 
 
 def _names_of_settings(of: Any) -> set[str]:
-    """Names under which a checkpoint has the hyperparameters: whatever they are, they stay."""
+    """Return the names under which a checkpoint has hyperparameters, which are kept as they are."""
     return {of.CHECKPOINT_HYPER_PARAMS_NAME, of.CHECKPOINT_HYPER_PARAMS_KEY, of.CHECKPOINT_HYPER_PARAMS_TYPE}
 
 
@@ -340,7 +340,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def check_what_is_loaded(trainer: Any) -> None:
-    """Has the trainer refuse a damaged checkpoint by name: torch does not compare the checksums in the file.
+    """Make the trainer refuse a damaged checkpoint by name: torch does not compare the checksums in the file.
 
     That reads the file once more: a third of a second for each GB that the system has in RAM.
     """
@@ -357,7 +357,7 @@ def check_what_is_loaded(trainer: Any) -> None:
 
 
 def follow_what_is_saved(trainer: Any, memory: ClientMemories, state_key: str) -> None:
-    """Has the clients' memories know when a checkpoint is on the disk: until then the one before it needs its files.
+    """Tell the clients' memories when a checkpoint is on the disk: until then the one before it needs its files.
 
     Args:
         trainer: that saves.

@@ -1,4 +1,4 @@
-"""Emulated devices in the federated loop: who of those asked gets through a round, on which base, at what cost.
+"""Emulated devices in the federated loop: which clients get through a round, on which base, at what cost.
 
 All of it is decided before a round is trained, from counted operations and bytes and from the devices' hours, so that
 nobody trains in vain and nothing depends on the speed of this machine.
@@ -45,7 +45,7 @@ Sizes = tuple[frozenset[str], int, int]
 
 @dataclass(frozen=True)
 class PayloadSizes:
-    """Sizes of what visits send, by the hooks of the algorithm, from names and shapes alone.
+    """Bytes that visits send, from the hooks of the algorithm by names and shapes alone.
 
     Attributes:
         algorithm: says what goes down and comes back.
@@ -90,17 +90,17 @@ logger = logging.getLogger("fedlight")
 
 @runtime_checkable
 class KnowsBatchShapes(Protocol):
-    """What is needed of the datamodule."""
+    """Datamodule that knows the size of its batches before they are read."""
 
     def batch_shapes(self, visit: Visit, round_idx: int) -> list[BatchShape]:
-        """How large each batch of a visit is, before it is read."""
+        """Return the size of each batch of a visit, before it is read."""
 
     def example_batch(self, examples: int) -> Any:
-        """Some batch of so many examples."""
+        """Return a batch of so many examples."""
 
 
 class DeviceEmulation(NoDevices):
-    """The devices of a federated run.
+    """Emulated devices of a federated run.
 
     Args:
         fleet: who has which device.
@@ -147,7 +147,7 @@ class DeviceEmulation(NoDevices):
         self._resting: dict[tuple[int, frozenset[str]], Footprint] = {}
 
     def _example_batch(self, examples: int) -> Any:
-        """As a training step gets it, on the CPU, where it is counted."""
+        """Return a batch as a training step receives it, on the CPU, where it is counted."""
         return ready(self._module, self._data.example_batch(examples), torch.device("cpu"))
 
     def device_name(self, client_id: str) -> str:
@@ -183,7 +183,7 @@ class DeviceEmulation(NoDevices):
     def admit(
         self, round_idx: int, now_seconds: float, visits: Sequence[Visit], parameters: Mapping[str, Tensor]
     ) -> list[Visit]:
-        """Ordered so that bases are swapped seldom."""
+        """Return the visits of the clients that get through, ordered so that bases are swapped seldom."""
         self._planned_for = parameters.keys()
         state = {name: torch.empty(p.shape, device="meta") for name, p in parameters.items()}
         self._asked: dict[str, list[Visit]] = {}
@@ -327,7 +327,7 @@ def _spent(outcome: Outcome) -> dict[str, float]:
 
 
 def check_device_settings(fleet: Fleet | None, deadline_seconds: float | None, over_selection: float) -> None:
-    """Raises ``ValueError`` for settings of the loop that are out of range, or mean nothing without a fleet."""
+    """Raise ``ValueError`` for settings of the loop that are out of range, or mean nothing without a fleet."""
     if deadline_seconds is not None and not deadline_seconds > 0:
         raise ValueError(
             f"federated.deadline_seconds={deadline_seconds} must be above 0, or null to wait for all"

@@ -1,4 +1,4 @@
-"""The federated loop: a Lightning epoch becomes one communication round.
+"""Federated loop: a Lightning epoch becomes one communication round.
 
 A round is a list of visits, a visit is one run of local training batches at one client. The datamodule streams the
 round's batches client after client; this callback notices where visits begin and end, swaps parameters there, calls
@@ -72,7 +72,7 @@ from fedlight.support.checks import refuse_below
 
 @dataclass
 class OpenRound:
-    """What the loop keeps of the round under way.
+    """Round under way as the loop keeps it.
 
     Attributes:
         opened: the federated parameters before the round.
@@ -92,7 +92,7 @@ class OpenRound:
 
 
 class FederatedLoop(L.Callback):
-    """Federates whatever the trainer trains, over the clients that the datamodule knows.
+    """Lightning callback that turns an epoch into a communication round over the clients that the data know.
 
     Federated are the parameters that the optimizer holds when a round begins. ``Trainer(max_epochs=R)`` trains R rounds.
 
@@ -175,7 +175,7 @@ class FederatedLoop(L.Callback):
         self._federation = SameFederation(self)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuses what cannot work and builds the clients, or has them built once the training data are there."""
+        """Refuse what cannot work and build the clients, at once or when the training data are known."""
         self._federation.trains = stage == "fit"
         check_what_is_loaded(trainer)
         if stage != "fit":
@@ -207,7 +207,7 @@ class FederatedLoop(L.Callback):
         self._rounds.outline(self.rounds_done, trainer.accumulate_grad_batches)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Takes the optimizer's parameters; a checkpoint is loaded by now, so its round is planned."""
+        """Read the optimizers' parameters and plan the first round; a checkpoint is loaded by now."""
         if isinstance(self._data, OpensLater):
             self._data.open()
         self._federation.meet(trainer, self._data)
@@ -235,12 +235,12 @@ class FederatedLoop(L.Callback):
         trainer.fit_loop._combined_loader = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Lets Lightning see that the round of a checkpoint that was taken before its end is over."""
+        """Close the epoch of a checkpoint that was taken when its round was over and the epoch was not."""
         if self.rounds_done == trainer.current_epoch + 1:
             plan.close_epoch(trainer)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Opens the round: the module holds the global state."""
+        """Open the round; the module holds the global state."""
         plan.refuse_other_epoch(trainer.current_epoch, self.rounds_done, self._rounds.planned)
         seed_all(self.seed, "round", self.rounds_done)
         self.visit_records = self._devices.dropouts(self.rounds_done)
@@ -253,7 +253,7 @@ class FederatedLoop(L.Callback):
             plan.skip_batches(pl_module, self.rounds_done)
 
     def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch_idx: int) -> None:
-        """Opens the visit whose first batch this is, in front of ``on_train_batch_start`` of all callbacks."""
+        """Open the visit whose first batch this is, before ``on_train_batch_start`` of all callbacks."""
         if self._round is None:
             guard.refuse_middle_of_epoch(trainer.current_epoch, batch_idx)
         if batch_idx == 0:
@@ -265,14 +265,14 @@ class FederatedLoop(L.Callback):
             self._begin_visit(trainer, module, self._round, self._rounds.schedule.begins[batch_idx])
 
     def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Notes that there are gradients for the next optimizer step."""
+        """Note that there are gradients for the next optimizer step."""
         for one in self.visits:
             one.work.backward()
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Lets the algorithm change the gradients of the clients under way; in a round without visits there are none."""
+        """Let the algorithm change the gradients of the visits under way; a round without visits has none."""
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for one in self.visits:
             one.work.announce(optimizer)
@@ -287,7 +287,7 @@ class FederatedLoop(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Closes the visit, and the round, whose last batch this was."""
+        """Close the visit, and the round, whose last batch this was."""
         visits = [*self.visits]
         ended = visits if batch_idx + 1 in self._rounds.schedule.ends else []
         for one in visits:
@@ -307,7 +307,7 @@ class FederatedLoop(L.Callback):
             self._left = ParametersLeft(self._parameters, ended[-1].visiting.visit.client_id)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Closes the epoch; once it is saved, the next round is planned."""
+        """Close the epoch; once it is saved, the next round is planned."""
         plan.train_batches_again(pl_module)
         if self._round is not None:
             guard.refuse_cut_short(trainer, self.rounds_done, self._rounds.schedule.num_batches)
@@ -331,7 +331,7 @@ class FederatedLoop(L.Callback):
         return OpenRound(opened, state, self._exchange, contributions)
 
     def _take_in(self, trainer: L.Trainer, module: L.LightningModule, before: OpenRound) -> OpenRound:
-        """Takes what the module, and callbacks behind this one, have changed when the epoch started: weights, optimizers."""
+        """Read weights and optimizers again, which the module or later callbacks may have changed at the epoch start."""
         self._parameters = federated_parameters(trainer, module)
         self._devices.check_parameters(self._parameters)
         self._start.also_trained(self._parameters.values())
@@ -397,7 +397,7 @@ class FederatedLoop(L.Callback):
         self._save_memory(visiting.client)
 
     def _leave_out(self, under_way: OpenRound, visiting: Visiting, work: Work, why: Diverged) -> None:
-        """The client's memory stays, or becomes again, what it was before the round."""
+        """Leave a client out of the round; its memory stays, or becomes again, what it was before."""
         name = visiting.client.id
         self.buffers.leave()
         write(under_way.state, self._parameters)
@@ -441,23 +441,23 @@ class FederatedLoop(L.Callback):
             module.log_dict(named, on_step=False, on_epoch=True, batch_size=1)
 
     def refuse_changed(self) -> None:
-        """Behind the last batch of a visit: raises ``ValueError`` where a callback has changed parameters since."""
+        """Raise ``ValueError`` if a callback has changed parameters since the last batch of a visit."""
         left, self._left = self._left, None
         if left is not None:
             left.refuse_changed()
 
     @property
     def visit(self) -> Visit | None:
-        """The visit under way, or None."""
+        """Visit under way, or None."""
         return self.visits[0].visiting.visit if self.visits else None
 
     @property
     def device_name(self) -> str:
-        """The device of the visit under way; empty between visits and without a fleet."""
+        """Device of the visit under way; empty between visits and without a fleet."""
         return self._devices.device_name(self.visit.client_id) if self.visit else ""
 
     def break_off(self, module: L.LightningModule) -> None:
-        """Leaves the global model where the trainer stops inside a round; the round does not count."""
+        """Restore the global model when the trainer stops inside a round; the round does not count."""
         for one in self.visits:
             one.work.leave()
         self.visits, self._left = [], None
@@ -469,26 +469,26 @@ class FederatedLoop(L.Callback):
             self.buffers.restore()
 
     def own_state(self, client_id: str) -> State | None:
-        """Parameters and buffers with which a client would go on alone; None where they are the global ones."""
+        """Return parameters and buffers with which a client would go on alone; None for the global ones."""
         memory = self.memory.load(client_id)
         return self.buffers.own_state(memory, memory.get(OWN_STATE))
 
     @property
     def upload(self) -> Upload | None:
-        """What the server has last got of a client; None in a round until the first has come."""
+        """Last upload of a client that the server received; None in a round before the first."""
         return self._exchange.upload if self._exchange else None
 
     def holding(self, state: State) -> AbstractContextManager[None]:
-        """Has ``state`` and the server's base in the module while its body runs; then all is as it was, bit for bit."""
+        """Put ``state`` and the server's base into the module while the body runs; then restore it bit for bit."""
         return self._run.at_server(state)
 
     def before_round(self) -> AbstractContextManager[None]:
-        """Has the global model of the round's beginning in the module while its body runs."""
+        """Put the global model from before the round into the module while the body runs."""
         buffers = {name: b for name, b in self.buffers.round_start.items() if b is not None}
         return self.holding(self._under_way.opened | buffers)
 
     def remembered(self) -> dict[str, Any]:
-        """Rounds done, and what algorithm and server remember; tensors in it are replaced, never changed in place."""
+        """Return rounds done, and the states of algorithm and server; their tensors are replaced, never changed in place."""
         return {
             "federation": self._federation.settings,
             "rounds_done": self.rounds_done,
@@ -500,12 +500,12 @@ class FederatedLoop(L.Callback):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Rounds done, and what algorithm, server and clients remember; inside a round, what they did before it."""
+        """Return rounds done, and the states of algorithm, server and clients; inside a round, those from before it."""
         own = self._start.remembered()
         return {**own, "memory": self.memory.state_dict(own["rounds_done"])}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on after the last round that was over when the checkpoint was made.
+        """Restore the state after the last round that was over when the checkpoint was made.
 
         Raises:
             ValueError: an earlier version wrote the checkpoint inside a round, with one client's local weights; or the run

@@ -1,4 +1,4 @@
-"""A training step made to fit a small memory: micro-batches one after the other, and activations computed twice.
+"""Training step in a small memory: micro-batches one after the other, activations computed twice.
 
 A batch of n examples is run as micro-batches of n_1 + n_2 + ... = n. Its loss is a mean over examples, so its gradient is
 ``sum_i n_i / n * gradient of micro-batch i``, and only one micro-batch's activations exist at a time. Lightning clears
@@ -28,7 +28,7 @@ from fedlight.support.torch_parts import replaced, tensors, with_parts
 
 
 def count_examples(batch: Any) -> int:
-    """Examples of a batch: rows of its tensors.
+    """Return the number of examples of a batch: rows of its tensors.
 
     Raises:
         ValueError: it has no tensors, or they differ in their rows.
@@ -47,7 +47,7 @@ def count_examples(batch: Any) -> int:
 
 
 def take_examples(batch: Any, start: int, stop: int) -> Any:
-    """The examples of a batch from ``start`` to before ``stop``, in the form of the batch.
+    """Return the examples of a batch from ``start`` to before ``stop``, in the form of the batch.
 
     Example:
         >>> take_examples({"x": torch.arange(3), "prompt": ["a", "b", "c"], "beta": 0.1}, 1, 3)
@@ -64,14 +64,14 @@ def take_examples(batch: Any, start: int, stop: int) -> Any:
 
 
 def _one_per_example(value: Any, examples: int) -> bool:
-    """Is it a list of plain values as long as the batch? Fields of a named tuple are no examples."""
+    """Return whether it is a list of plain values as long as the batch; fields of a named tuple are no examples."""
     if not isinstance(value, (list, tuple)) or is_namedtuple_instance(value) or len(value) != examples:
         return False
     return not any(isinstance(item, (Tensor, Mapping, list, tuple)) for item in value)
 
 
 def reduce_parts(values: Sequence[Any], sizes: Sequence[int], how: Any) -> Any:
-    """One value of several micro-batches'.
+    """Return one value from those of several micro-batches.
 
     Args:
         values: numbers or tensors.
@@ -92,7 +92,7 @@ def reduce_parts(values: Sequence[Any], sizes: Sequence[int], how: Any) -> Any:
 
 
 def join_results(results: Sequence[Any], shares: Sequence[float]) -> Any:
-    """What the step would have returned: rows behind each other, the mean of single numbers, else the last."""
+    """Return what the whole step would: rows behind each other, the mean of single numbers, else the last."""
     first = results[0]
     if isinstance(first, Mapping):
         return {key: join_results([result[key] for result in results], shares) for key in first}
@@ -104,7 +104,7 @@ def join_results(results: Sequence[Any], shares: Sequence[float]) -> Any:
 
 
 class FittedStep:
-    """Runs a module's ``training_step`` so that it takes less memory, with the same gradients up to rounding.
+    """A module's ``training_step`` in less memory, with the same gradients up to rounding.
 
     Asked of the module: its loss is a mean over the examples of its batch, and every tensor of a batch, in any nesting of
     mappings, lists and tuples, has one row per example. Lists of other values with one entry per example are cut alike;
@@ -123,7 +123,7 @@ class FittedStep:
         self._as_before = ExitStack()
 
     def enter(self, micro_batch: int | None, checkpointing: bool) -> None:
-        """From now on, until :meth:`leave`.
+        """Fit the step to a memory, until :meth:`leave`.
 
         Args:
             micro_batch: examples computed at a time, at least 1; None for whole batches.
@@ -146,7 +146,7 @@ class FittedStep:
             self._as_before.enter_context(replaced(self.module, "training_step", in_parts))
 
     def leave(self) -> None:
-        """The step again that was there before :meth:`enter`."""
+        """Restore the step from before :meth:`enter`."""
         self._as_before.close()
 
     def _checkpointing_module(self) -> Checkpointed:
@@ -210,7 +210,7 @@ class FittedStep:
 
 
 class _HandOver(torch.autograd.Function):
-    """A loss whose gradients are known already."""
+    """Loss whose gradients are known already."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, gradients: list[Tensor | None], *weights: Tensor) -> Tensor:
@@ -224,7 +224,7 @@ class _HandOver(torch.autograd.Function):
 
 
 class _Log:
-    """Takes the place of a module's ``log`` and, at the end, logs each name once.
+    """Replacement of a module's ``log`` that logs each name once at the end.
 
     Attributes:
         num_examples: of the micro-batch that is run now; how much its means count.

@@ -25,7 +25,7 @@ from fedlight.support.settings_record import (
 
 
 def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
-    """Raises ``ValueError`` for trainer settings under which a round would end early or mix clients.
+    """Raise ``ValueError`` for trainer settings under which a round would end early or mix clients.
 
     And where a trainer starts anew with a loop that has done rounds already.
     """
@@ -72,7 +72,7 @@ def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
 
 
 def refuse_other_data(trainer: Any, read_once: bool) -> None:
-    """Raises ``ValueError`` where a project gives other training data in later epochs, and its loader is read by client.
+    """Raise ``ValueError`` for a project that gives other training data in later epochs to a loader read by client.
 
     Args:
         trainer: whose setting says so.
@@ -88,7 +88,7 @@ def refuse_other_data(trainer: Any, read_once: bool) -> None:
 
 
 def refuse_parallel(setting: str, part: object) -> NoReturn:
-    """Raises ``ValueError`` for what spreads batches or parameters over processes, also where there is only one."""
+    """Raise ``ValueError`` for a part that spreads batches or parameters over processes, also over one."""
     raise ValueError(
         f"trainer.{setting}={type(part).__name__} spreads batches or parameters over processes, but a client's visit is "
         f"one's work: leave trainer.{setting} out and set devices=1"
@@ -96,7 +96,7 @@ def refuse_parallel(setting: str, part: object) -> NoReturn:
 
 
 def refuse_own_iteration(module: L.LightningModule) -> None:
-    """Raises ``ValueError`` for a training step that reads the loader itself, whereby batches lose their numbers."""
+    """Raise ``ValueError`` for a training step that reads the loader itself, so that batches have no numbers."""
     if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
         raise ValueError(
             f"{type(module).__name__}.training_step(dataloader_iter) takes batches from the loader itself, so nobody can "
@@ -105,7 +105,7 @@ def refuse_own_iteration(module: L.LightningModule) -> None:
 
 
 def refuse_cut_short(trainer: L.Trainer, round_idx: int, num_batches: int) -> None:
-    """Raises ``ValueError`` at the end of an epoch whose round was not over, unless the trainer was told to stop."""
+    """Raise ``ValueError`` for an epoch that ended before its round, unless the trainer was told to stop."""
     if not trainer.should_stop:
         raise ValueError(
             f"round {round_idx + 1} was cut short: its epoch ended before the last of its {num_batches} batches, as it does "
@@ -114,7 +114,7 @@ def refuse_cut_short(trainer: L.Trainer, round_idx: int, num_batches: int) -> No
 
 
 def refuse_middle_of_epoch(epoch: int, batch_idx: int) -> NoReturn:
-    """Raises ``ValueError`` where Lightning goes on inside an epoch, which no checkpoint of a federated run has it do."""
+    """Raise ``ValueError``: Lightning goes on inside an epoch, as after no checkpoint of a federated run."""
     raise ValueError(
         f"the trainer goes on at batch {batch_idx} of epoch {epoch}, but a round is trained as a whole: the checkpoint that "
         "was resumed is not of a federated run. Load its weights into the module, and fit without ckpt_path"
@@ -122,7 +122,7 @@ def refuse_middle_of_epoch(epoch: int, batch_idx: int) -> NoReturn:
 
 
 def refuse_inside_round(state: Mapping[str, Any]) -> None:
-    """Raises ``ValueError`` for what earlier versions saved inside a round; today no checkpoint has this mark."""
+    """Raise ``ValueError`` for a checkpoint that an earlier version saved inside a round."""
     if state.get("inside_round"):
         raise ValueError(
             f"this checkpoint was written inside round {state['rounds_done'] + 1} by an earlier version and holds one "
@@ -131,7 +131,7 @@ def refuse_inside_round(state: Mapping[str, Any]) -> None:
 
 
 def check_cohort(clients_per_round: int, num_clients: int) -> None:
-    """Raises ``ValueError`` where a round needs more clients than there are."""
+    """Raise ``ValueError`` if a round needs more clients than there are."""
     if clients_per_round > num_clients:
         raise ValueError(
             f"federated.clients_per_round={clients_per_round} is more than the {num_clients} clients "
@@ -151,7 +151,7 @@ LEAST = {
 
 
 def refuse_senseless(trainer: L.Trainer) -> None:
-    """Refuses what no training could mean.
+    """Check that values of the trainer have a meaning.
 
     Raises:
         ValueError: a setting is below its least value.
@@ -168,14 +168,14 @@ MAY_CHANGE = ("memory",)
 
 @runtime_checkable
 class TellsExamples(Protocol):
-    """Data that know which examples their clients have, without reading them."""
+    """Data that know the examples of their clients without reading them."""
 
     def examples_digest(self) -> str:
-        """The same for the same examples of the same clients."""
+        """Return a digest, the same for the same examples of the same clients."""
 
 
 class SameFederation:
-    """Describes a federation for its checkpoints, and refuses to go on with another one.
+    """Description of a federation for its checkpoints, which refuses to go on with another one.
 
     May change from one run to the next: ``max_epochs``, everything about logging, evaluation and folders, where clients'
     memories lie, loader processes. The settings of the optimizer are the module's matter
@@ -198,7 +198,7 @@ class SameFederation:
         self._saved: Mapping[str, Any] = {}
 
     def restore(self, saved: Mapping[str, Any] | None) -> None:
-        """Takes the settings of a checkpoint; one of before they were recorded is gone on from as it is, and it is said.
+        """Compare the settings of a checkpoint; one from before they were recorded is accepted, with a message.
 
         Raises:
             ValueError: the loop has others.
@@ -211,7 +211,7 @@ class SameFederation:
         self._refuse_others()
 
     def meet(self, trainer: L.Trainer, data: FederatedData) -> None:
-        """Once the data are known, before anything is trained: adds them.
+        """Add the data once they are known, before anything is trained.
 
         Raises:
             ValueError: those of the checkpoint are others.

@@ -1,4 +1,4 @@
-"""Optimizers in a federated run: what they hold is federated, and every visit begins with them as the round found them.
+"""Optimizers in a federated run: their parameters are federated, and every visit begins with fresh ones.
 
 Federated are the parameters that the optimizers hold when the first visit of a round begins. Lightning's finetuning
 callbacks add parameters when an epoch starts, and may stand behind the loop among the callbacks, so the loop asks when a
@@ -45,7 +45,7 @@ from fedlight.federation.client import Visit
 
 
 def federated_parameters(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Tensor]:
-    """The named parameters that the optimizers hold, in the order of the module.
+    """Return the named parameters that the optimizers hold, in the order of the module.
 
     Raises:
         ValueError: an optimizer holds a parameter that the module does not, there are none, or one has too few bits.
@@ -78,7 +78,7 @@ def federated_parameters(trainer: L.Trainer, module: L.LightningModule) -> dict[
 
 
 def refuse_joined(trainer: L.Trainer, parameters: dict[str, Tensor], client_id: str) -> None:
-    """Raises ``ValueError`` where the optimizers hold other parameters at the end of a visit than when the round began."""
+    """Raise ``ValueError`` if the optimizers hold other parameters at the end of a visit than when the round began."""
     number = len(_held(trainer) ^ {id(parameter) for parameter in parameters.values()})
     if number:
         raise ValueError(
@@ -89,12 +89,12 @@ def refuse_joined(trainer: L.Trainer, parameters: dict[str, Tensor], client_id: 
 
 
 def which_are_trained(parameters: Mapping[str, Tensor]) -> dict[str, bool]:
-    """Of each federated parameter whether it gets gradients, for a checkpoint."""
+    """Return whether each federated parameter gets gradients, for a checkpoint."""
     return {name: parameter.requires_grad for name, parameter in parameters.items()}
 
 
 def train_again(module: L.LightningModule, trained: Mapping[str, bool]) -> None:
-    """Has the module train what it trained when a checkpoint was made, given what :func:`which_are_trained` said."""
+    """Make the module train what it trained when a checkpoint was made, by the result of :func:`which_are_trained`."""
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(trained.get(name, parameter.requires_grad))
 
@@ -110,13 +110,13 @@ TORCHS = vars(torch.optim.SGD([torch.zeros(1)])).keys() | {"_opt_called", "_step
 
 
 class FreshOptimizers:
-    """Makes optimizers forget. It has to see them before their first step."""
+    """Eraser of what optimizers remember; it has to see them before their first step."""
 
     def __init__(self) -> None:
         self._met: dict[int, _Attributes] = {}
 
     def forget(self, optimizers: Sequence[Optimizer]) -> None:
-        """Clears what they remember; groups and learning rates stay.
+        """Clear what optimizers remember; groups and learning rates stay.
 
         Raises:
             ValueError: one keeps tensors in an attribute and has changed them.
@@ -131,7 +131,7 @@ class FreshOptimizers:
 
 
 class _Attributes:
-    """What an optimizer that is not torch's own has in attributes of its own.
+    """Copy of the attributes of an optimizer that is not torch's own.
 
     Args:
         optimizer: as it is before its first step.
@@ -158,7 +158,7 @@ class _Attributes:
                 delattr(self.optimizer, name)
 
     def _own(self) -> Iterator[tuple[str, Any]]:
-        """Plain values and containers of them; what is made of parameters of the groups is none."""
+        """Yield attributes with plain values and containers of them; those made of parameters of the groups are left out."""
         if type(self.optimizer).__module__.startswith("torch.optim"):
             return
         trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
@@ -183,7 +183,7 @@ class _Attributes:
 
 
 def _with_inner(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
-    """These, and the optimizers that they hold in attributes."""
+    """Return these and the optimizers that they hold in attributes."""
     found: dict[int, Optimizer] = {}
     waiting = [*optimizers]
     while waiting:
@@ -197,7 +197,7 @@ def _with_inner(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """What stands in dicts, lists, tuples and sets, or the value itself."""
+    """Yield the leaves of dicts, lists, tuples and sets, or the value itself."""
     if isinstance(value, dict):
         value = [*value.values()]
     if isinstance(value, (list, tuple, set)):
@@ -214,7 +214,7 @@ Settings = Mapping[int, Sequence[StepSettings]]
 
 @dataclass(frozen=True)
 class _Position:
-    """Where an optimizer and its schedules stand; a further one has a larger ``order``."""
+    """Position of an optimizer and its schedules; a further one has a larger ``order``."""
 
     order: tuple[float, str, str]
     options: list[dict[str, Any]]
@@ -222,7 +222,7 @@ class _Position:
 
 
 class StepSchedules:
-    """Puts schedules where a visit or a round has to find them.
+    """Learning-rate schedules that step within a round, put back for each visit.
 
     Args:
         after_round: ``continue`` or ``restart``, see above.
@@ -237,7 +237,7 @@ class StepSchedules:
         self.after_round = after_round
 
     def start_round(self, trainer: L.Trainer, begins: Sequence[int]) -> None:
-        """Before the first batch of a round.
+        """Note where things stand, before the first batch of a round.
 
         Args:
             trainer: whose optimizers and schedules they are.
@@ -254,12 +254,12 @@ class StepSchedules:
         self._settings: dict[int, tuple[str, Sequence[StepSettings]]] = {}
 
     def start_visit(self) -> None:
-        """Before the first batch of a visit."""
+        """Go back to where the round began, before the first batch of a visit."""
         for optimizer, position in zip(self._trainer.optimizers, self._start, strict=True):
             self._put(optimizer, position)
 
     def finish_visit(self, visit: Visit, settings: Settings) -> None:
-        """After the last batch of a visit.
+        """Note where a visit has ended, after its last batch.
 
         Args:
             visit: that is over.
@@ -274,7 +274,7 @@ class StepSchedules:
         self._furthest = [max(before, now, key=lambda position: position.order) for before, now in pairs]
 
     def finish_round(self, module: L.LightningModule) -> None:
-        """After the last batch of a round, of which Lightning has stepped the schedules of interval "epoch" already."""
+        """Set schedules for the next round; Lightning has stepped those of interval "epoch" already."""
         for number, optimizer in enumerate(self._trainer.optimizers):
             start, target = self._start[number], self._furthest[number]
             if self._of(optimizer, self._moving):
@@ -287,7 +287,7 @@ class StepSchedules:
                 self._step_by_epoch(optimizer, start, module)
 
     def _moves(self, config: Any) -> bool:
-        """Whether it may step within a round; of manual optimization nobody can tell beforehand."""
+        """Return whether a schedule may step within a round; under manual optimization any may."""
         return config.interval == "step" or not self._trainer.lightning_module.automatic_optimization
 
     def _check(self, index: int, begins: Sequence[int]) -> None:
@@ -334,7 +334,7 @@ class StepSchedules:
             self._configs[i].scheduler.load_state_dict(deepcopy(position.schedules[i]))
 
     def _step_by_epoch(self, optimizer: Optimizer, start: _Position, module: L.LightningModule) -> None:
-        """Once more what Lightning has done, now on top of where the schedules stand after the round."""
+        """Repeat the steps of schedules of interval "epoch" on top of where the schedules stand after the round."""
         for i in self._of(optimizer, range(len(self._configs))):
             config = self._configs[i]
             due = (self._trainer.current_epoch + 1) % config.frequency == 0
@@ -363,7 +363,7 @@ class StepSchedules:
 
 
 def _first_difference(some: StepSettings, others: StepSettings) -> tuple[str, Any, Any]:
-    """Name of the first setting in which two steps differ, and its two values; groups that joined differ as a whole."""
+    """Return the first setting in which two steps differ, and its two values; groups that joined differ as a whole."""
     for a, b in zip(some, others, strict=False):
         for name in (name for name in {**a, **b} if a.get(name) != b.get(name)):
             return name, a.get(name), b.get(name)
@@ -375,7 +375,7 @@ def _copy(value: Any) -> Any:
 
 
 def _same(some: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether all groups have the same options."""
+    """Return whether all groups have the same options."""
 
     def alike(a: Any, b: Any) -> bool:
         return equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else bool(a == b)
@@ -387,10 +387,10 @@ def _same(some: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
 
 
 class LossScale:
-    """Puts the scale back; does nothing where the trainer's precision has none."""
+    """Loss scale of 16-bit training, put back for each visit; nothing where the trainer's precision has none."""
 
     def start_round(self, trainer: L.Trainer, changes_gradients: str | None) -> None:
-        """Before the first batch of a round.
+        """Note where things stand, before the first batch of a round.
 
         Args:
             trainer: whose precision it is.
@@ -413,17 +413,17 @@ class LossScale:
         self._ends: list[dict[str, Any]] = []
 
     def start_visit(self) -> None:
-        """Before the first batch of a visit."""
+        """Go back to where the round began, before the first batch of a visit."""
         if self.is_used:
             self._plugin.load_state_dict(dict(self._start))
 
     def finish_visit(self) -> None:
-        """After the last batch of a visit."""
+        """Note where a visit has ended, after its last batch."""
         if self.is_used:
             self._ends.append(self._plugin.state_dict())
 
     def finish_round(self) -> None:
-        """After the last batch of a round."""
+        """Set the loss scale for the next round, after the last batch of this one."""
         if self.is_used and self._ends:
             smallest = min(self._ends, key=lambda end: (end["scale"], end["_growth_tracker"]))
             self._plugin.load_state_dict(dict(smallest))

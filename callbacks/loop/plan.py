@@ -1,4 +1,4 @@
-"""Plan of a round: who is asked, which visits that gives, and where in the round's stream of batches they are."""
+"""Plan of a round: the clients that are asked, their visits, and the place of each visit in the stream of batches."""
 
 import math
 import warnings
@@ -19,7 +19,7 @@ from fedlight.federation.protocols import FederatedData, NumBatches
 
 
 class RoundSchedule:
-    """The visits of one round, one after the other.
+    """Visits of one round, one after the other, by the numbers of their batches.
 
     Args:
         visits: in the order in which they are trained.
@@ -56,16 +56,16 @@ class RoundSchedule:
         self.num_batches = ends[-1] if ends else accumulation
 
     def is_first(self, visit: Visit) -> bool:
-        """Whether it is the first of its client in the round."""
+        """Return whether a visit is the first of its client in the round."""
         return self._first[visit.client_id] is visit
 
     def is_last(self, visit: Visit) -> bool:
-        """Whether it is the last of its client in the round."""
+        """Return whether a visit is the last of its client in the round."""
         return self._last[visit.client_id] is visit
 
 
 def batches_per_step(trainer: L.Trainer, round_idx: int) -> int:
-    """Batches of an optimizer step in a round, which Lightning's ``GradientAccumulationScheduler`` may change with it."""
+    """Return the batches of an optimizer step in a round, by a ``GradientAccumulationScheduler`` if there is one."""
     number = trainer.accumulate_grad_batches
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, GradientAccumulationScheduler):
@@ -74,7 +74,7 @@ def batches_per_step(trainer: L.Trainer, round_idx: int) -> int:
 
 
 def visit_lengths(local_steps: int | None, accumulation: int, one_pass: NumBatches) -> NumBatches:
-    """How many batches a visit has, by client id and which of its data it trains on.
+    """Return a function from client id and split to the number of batches of a visit.
 
     Args:
         local_steps: optimizer steps; None for one pass over the client's data, cut to whole steps.
@@ -94,7 +94,7 @@ def visit_lengths(local_steps: int | None, accumulation: int, one_pass: NumBatch
 
 
 def number_asked(wanted: int, over_selection: float) -> int:
-    """So many clients are asked for ``wanted`` of them.
+    """Return the number of clients that are asked so that ``wanted`` of them are left.
 
     Example:
         >>> number_asked(100, 1.1), number_asked(8, 1.3)
@@ -104,13 +104,13 @@ def number_asked(wanted: int, over_selection: float) -> int:
 
 
 def takes_place(trainer: L.Trainer, round_idx: int) -> bool:
-    """Whether the round will be trained, as far as is known: not after the last, nor where the trainer was told to stop."""
+    """Return whether the round will be trained: it is not after the last, and the trainer was not told to stop."""
     stops = trainer.should_stop and trainer.fit_loop._can_stop_early
     return round_idx < (trainer.max_epochs or 0) and not stops
 
 
 def skip_batches(module: L.LightningModule, round_idx: int) -> None:
-    """Has the module train nothing, until :func:`train_batches_again`, and says so.
+    """Make the module train nothing, until :func:`train_batches_again`, and log it.
 
     Lightning stops the whole run at an epoch without batches. So a round without visits has some, which are passed over; the
     round is validated, logged and counted like any other.
@@ -121,17 +121,17 @@ def skip_batches(module: L.LightningModule, round_idx: int) -> None:
 
 
 def train_batches_again(module: L.LightningModule) -> None:
-    """Undoes :func:`skip_batches`, where that was done."""
+    """Undo :func:`skip_batches`, if it was called."""
     if vars(module).get("training_step") is _skip:
         del module.training_step
 
 
 def _skip(*_: object) -> None:
-    """A training step that has Lightning go on to the next batch."""
+    """Train nothing: without a loss Lightning goes on to the next batch."""
 
 
 def close_epoch(trainer: L.Trainer) -> None:
-    """Has Lightning go on behind the batches of an epoch of which a checkpoint was taken after validation.
+    """Make Lightning go on behind the batches of an epoch whose checkpoint was taken after validation.
 
     It compares how many it had done with how many the next epoch has, and so would train a part of a longer round.
     """
@@ -140,7 +140,7 @@ def close_epoch(trainer: L.Trainer) -> None:
 
 
 class RoundPlanner:
-    """Plans one round after the other, for the datamodule to stream its batches.
+    """Planner of one round after the other, whose visits the datamodule streams.
 
     Args:
         algorithm: whose visits they are.
@@ -183,7 +183,7 @@ class RoundPlanner:
         self.planned: int | None = None
 
     def outline(self, round_idx: int, accumulation: int) -> None:
-        """Tells the data of one visit, as long as the longest of all clients.
+        """Give the data a plan of one visit, as long as the longest of all clients.
 
         Lightning may ask for a loader before the first round is planned, to work out ``trainer.estimated_stepping_batches``.
         That is then how many steps a schedule makes that goes on from round to round, or a few more where visits differ in
@@ -205,7 +205,7 @@ class RoundPlanner:
         parameters: Mapping[str, Tensor],
         now_seconds: float,
     ) -> None:
-        """Plans the visits of a round and tells the data.
+        """Plan the visits of a round and give them to the data.
 
         Args:
             round_idx: the round.
@@ -227,7 +227,7 @@ class RoundPlanner:
         self.data.set_visits(visits or [Visit(first, accumulation)], round_idx)
 
     def _prepare(self, round_idx: int, now_seconds: float, run: Run) -> None:
-        """Has the algorithm prepare the round, for those who are there; every random stream stays as it was."""
+        """Let the algorithm prepare the round for the clients that are present; every random stream stays as it was."""
         with isolate_rng():
             seed_all(self.seed, "prepare", round_idx)
             there = run.devices.present(round_idx, now_seconds, self._asked(round_idx))
@@ -238,7 +238,7 @@ class RoundPlanner:
 
 
 def refuse_other_epoch(epoch: int, rounds_done: int, planned: int | None) -> None:
-    """Raises ``ValueError`` where trainer and loop do not count alike, or the round is not the one that was planned."""
+    """Raise ``ValueError`` if trainer and loop do not count alike, or the round is not the one that was planned."""
     if epoch != rounds_done:
         raise ValueError(
             f"the trainer has counted {epoch} epochs, but {rounds_done} rounds are done. If it goes on from a checkpoint, "
@@ -253,7 +253,7 @@ def refuse_other_epoch(epoch: int, rounds_done: int, planned: int | None) -> Non
 
 
 def refuse_other_accumulation(now: int, planned: int) -> None:
-    """Raises ``ValueError`` where a callback has changed how many batches an optimizer step has after they were planned."""
+    """Raise ``ValueError`` if a callback has changed the batches of an optimizer step after they were planned."""
     if now != planned:
         raise ValueError(
             f"trainer.accumulate_grad_batches is {now}, but the visits of this round were planned with {planned}: change it "
@@ -262,7 +262,7 @@ def refuse_other_accumulation(now: int, planned: int) -> None:
 
 
 class NextRound(Checkpoint):
-    """Plans the next round once the round before is saved.
+    """Callback that plans the next round once the round before is saved.
 
     A plan may take minutes, where clients make training data for themselves: who stops the run in them has lost nothing, and
     early stopping has spoken before. Lightning calls checkpoints and early stopping behind all other callbacks, and this is
@@ -276,19 +276,19 @@ class NextRound(Checkpoint):
         self.plan = plan
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Plans."""
+        """Plan the next round."""
         self.plan(trainer)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Leaves the trainer's callbacks as they were: this is no checkpoint that one could go on from."""
+        """Restore the trainer's callbacks: this is no checkpoint from which a run could go on."""
         trainer.callbacks = others(trainer)  # type: ignore[attr-defined]
 
 
 def plan_behind_checkpoints(trainer: L.Trainer, plan: Callable[[L.Trainer], None]) -> None:
-    """Has the trainer do this when a round is over and saved."""
+    """Make the trainer call ``plan`` when a round is over and saved."""
     trainer.callbacks = [*others(trainer), NextRound(plan)]  # type: ignore[attr-defined]
 
 
 def others(trainer: L.Trainer) -> list[L.Callback]:
-    """The callbacks that the trainer was given."""
+    """Return the trainer's callbacks but for :class:`NextRound`."""
     return [one for one in trainer.callbacks if not isinstance(one, NextRound)]  # type: ignore[attr-defined]

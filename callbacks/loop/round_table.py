@@ -1,4 +1,4 @@
-"""A CSV file that grows by the rows of a round: a killed and resumed run leaves the file of an uninterrupted one.
+"""CSV file that grows by the rows of a round: a killed and resumed run leaves the file of an uninterrupted one.
 
 Rows of rounds that will be trained again are dropped when training starts, and so is the half row that a kill leaves;
 a round's rows are added once, however often Lightning ends its epoch.
@@ -17,7 +17,7 @@ Row = dict[str, int | float | str]
 
 
 class RoundTable:
-    """The rows of one file, the same columns in each and ``round`` among them; empty where a row is of no round.
+    """Rows of one file, the same columns in each and ``round`` among them, which is empty for a row of no round.
 
     Args:
         file: where they are; the folder is made with the first row.
@@ -31,7 +31,7 @@ class RoundTable:
         self.last_round = -1
 
     def restart(self, last_round: int, before: str | None = None) -> None:
-        """Keeps rows up to ``last_round``; later ones and those of no round are dropped, -1 drops all.
+        """Keep rows up to ``last_round``; drop later ones and those of no round; -1 drops all.
 
         Args:
             last_round: the last round that is not trained again.
@@ -45,7 +45,7 @@ class RoundTable:
         self._rewrite([row for row in self.rows() if _is_of(row, last_round)])
 
     def refuse_changed_rows(self, last_round: int, before: str | None) -> None:
-        """Refuses rows up to ``last_round`` of another digest than ``before``; see :meth:`restart`."""
+        """Refuse rows up to ``last_round`` of another digest than ``before``; see :meth:`restart`."""
         if None not in (before, found := self.digest(last_round)) and found != before:
             raise ValueError(
                 f"{self.file} is damaged or of another run: its rows up to round {last_round + 1} are not those that "
@@ -53,7 +53,7 @@ class RoundTable:
             )
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Adds the rows of a round, unless there are none or the round is there already."""
+        """Add the rows of a round, unless there are none or the file has the round already."""
         if not rows or int(rows[0]["round"]) <= self.last_round:
             return
         is_new = not self.file.exists()
@@ -63,25 +63,25 @@ class RoundTable:
         self.last_round = int(rows[0]["round"])
 
     def replace(self, column: str, value: str, rows: Sequence[Row]) -> None:
-        """Puts ``rows`` at the end, in the place of those with ``value`` in ``column``."""
+        """Replace the rows with ``value`` in ``column`` by ``rows``, at the end."""
         self._rewrite([*(row for row in self.rows() if row[column] != value), *rows])
 
     def rows(self) -> list[dict[str, str]]:
-        """The whole rows of the file, as text."""
+        """Return the whole rows of the file, as text."""
         if not self.file.exists():
             return []
         with self.file.open(newline="", encoding="utf-8", errors="replace") as file:
             return [row for row in csv.DictReader(file) if None not in row and None not in row.values()]
 
     def digest(self, last_round: int) -> str | None:
-        """Of the rows up to ``last_round``, by which a change of them is noticed; None where there is no file."""
+        """Return a digest of the rows up to ``last_round``, by which a change is noticed; None without a file."""
         if not self.file.exists():
             return None
         known = [row for row in self.rows() if _is_of(row, last_round)]
         return blake2b(json.dumps(known).encode(), digest_size=16).hexdigest()
 
     def _rewrite(self, rows: Sequence[Mapping[str, object]]) -> None:
-        """All or nothing; a file without any row is removed."""
+        """Write all rows or none; remove a file without any row."""
         if not rows:
             self.file.unlink(missing_ok=True)
             return

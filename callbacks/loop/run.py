@@ -1,4 +1,4 @@
-"""The run under a federated loop: what an algorithm sees of it, and what is logged of its rounds."""
+"""Run of a federated loop: the view that an algorithm has of it, and the metrics of its rounds."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from fedlight.support.torch_parts import eval_mode
 
 
 class NoDevices:
-    """What the federated loop asks of the clients' devices, where they are none: everybody gets through every round.
+    """Null object for the clients' devices: every client gets through every round, as this machine trains.
 
     Attributes:
         round_end_seconds: virtual time at which the round ends.
@@ -34,22 +34,22 @@ class NoDevices:
     round_end_seconds = 0.0
 
     def present(self, round_idx: int, now_seconds: float, clients: Sequence[Client]) -> list[Client]:
-        """Those of them who are there when a round starts that is asked of them; the others are absent from it."""
+        """Return the clients that are available when a round starts; the others are absent from it."""
         return [*clients]
 
     def by_base(self, clients: Sequence[Client]) -> Iterator[list[Client]]:
-        """The clients in groups; while a group is looked at, the module computes on the base that its devices have."""
+        """Yield the clients in groups; during each the module computes on the base of the group's devices."""
         if clients:
             yield [*clients]
 
     def at_server(self) -> AbstractContextManager[None]:
-        """Has the server's own base under the module while its body runs, also in a visit to a client."""
+        """Put the server's own base under the module while the body runs, also in a visit to a client."""
         return nullcontext()
 
     def admit(
         self, round_idx: int, now_seconds: float, visits: Sequence[Visit], parameters: Mapping[str, Tensor]
     ) -> list[Visit]:
-        """The visits of those who get through the round, in the order in which they are trained.
+        """Return the visits of the clients that get through the round, in the order in which they are trained.
 
         Args:
             round_idx: the round.
@@ -60,33 +60,33 @@ class NoDevices:
         return [*visits]
 
     def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
-        """Before the first visit of a round: refuses other federated parameters than those that were planned with."""
+        """Check, before the first visit of a round, that the federated parameters are those of its plan."""
 
     def device_name(self, client_id: str) -> str:
-        """What reports call the client's device."""
+        """Return the name of the client's device in reports; empty without a device."""
         return ""
 
     def dropouts(self, round_idx: int) -> list[Row]:
-        """A row for each client that was asked and did not get through, with what it spent until then."""
+        """Return a row for each client that was asked and did not get through, with what it spent until then."""
         return []
 
     def enter(self, visit: Visit) -> None:
-        """Before a visit: makes the module what it is on the client's device."""
+        """Make the module what it is on the client's device, before a visit."""
 
     def restore(self) -> None:
-        """After the last visit of a round, or when one was broken off: the server has its own module back."""
+        """Give the module the server's base again, after the last visit of a round or where one was broken off."""
 
     def visited(self, visit: Visit, row: Row) -> Row:
-        """The row of a finished visit, with what it took on the client's device."""
+        """Return the row of a finished visit with its costs on the client's device."""
         return row
 
     def metrics(self, rows: Sequence[Row]) -> dict[str, float]:
-        """What is logged of a round that is over."""
+        """Return metrics of a round that is over."""
         return {}
 
 
 def ready(module: L.LightningModule, batch: Any, device: torch.device | None = None) -> Any:
-    """What a step of the module is given for a batch of a loader.
+    """Return a batch of a loader as a step of the module receives it, on its device.
 
     The hooks ``on_before_batch_transfer``, ``transfer_batch_to_device`` and ``on_after_batch_transfer`` are those of the
     trainer's datamodule or of the module, as Lightning chooses between them.
@@ -102,15 +102,15 @@ def ready(module: L.LightningModule, batch: Any, device: torch.device | None = N
 
 @runtime_checkable
 class LossPerExample(Protocol):
-    """What is needed of the module."""
+    """Module with a loss per example."""
 
     def example_losses(self, batch: Any) -> Tensor:
-        """One loss per example, ``(batch,)``."""
+        """Return one loss per example, ``(batch,)``."""
 
 
 @runtime_checkable
 class ValidatesByClient(Protocol):
-    """What is needed of the datamodule.
+    """Datamodule that knows whose validation examples are whose.
 
     Attributes:
         val_client_indices: client id -> positions of its examples in the validation loader.
@@ -119,11 +119,11 @@ class ValidatesByClient(Protocol):
     val_client_indices: Mapping[str, np.ndarray] | None
 
     def val_dataloader(self) -> Any:
-        """The validation examples of all clients, always in the same order."""
+        """Return batches of the validation examples of all clients, always in the same order."""
 
 
 def check_client_losses(module: L.LightningModule, data: object) -> None:
-    """Raises ``ValueError`` where there is no loss per example, or no validation example by client."""
+    """Raise ``ValueError`` for a module without a loss per example, or data without validation examples by client."""
     if not isinstance(module, LossPerExample):
         raise ValueError(
             f"{type(module).__name__} has no method example_losses(batch) -> (batch,), by which clients are scored: add "
@@ -137,7 +137,7 @@ def check_client_losses(module: L.LightningModule, data: object) -> None:
 
 
 def client_losses(module: L.LightningModule, data: ValidatesByClient) -> dict[str, float]:
-    """Mean loss of each client's validation examples, in evaluation mode and without gradients."""
+    """Return the mean loss of each client's validation examples, in evaluation mode and without gradients."""
     assert isinstance(module, LossPerExample)
     with torch.no_grad(), eval_mode(module):
         found = [
@@ -149,7 +149,7 @@ def client_losses(module: L.LightningModule, data: ValidatesByClient) -> dict[st
 
 
 def mean_by_client(values: np.ndarray, indices: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Mean of each client's values.
+    """Return the mean of each client's values.
 
     Args:
         values: one per example, ``(examples,)``.
@@ -164,7 +164,7 @@ def mean_by_client(values: np.ndarray, indices: Mapping[str, np.ndarray]) -> dic
 
 @contextmanager
 def parameters_of(module: torch.nn.Module, state: State) -> Iterator[None]:
-    """Has ``state``, parameters and buffers by name, in the module while its body runs.
+    """Put ``state``, parameters and buffers by name, into the module while the body runs; then restore it bit for bit.
 
     Example:
         >>> layer = torch.nn.Linear(1, 1)
@@ -191,25 +191,25 @@ def parameters_of(module: torch.nn.Module, state: State) -> Iterator[None]:
 
 @runtime_checkable
 class SharesOut(Protocol):
-    """A callback that says whose the training examples are, such as ``fedlight.ByClient``."""
+    """Callback that assigns training examples to clients, such as ``fedlight.ByClient``."""
 
     def share_out(self, trainer: L.Trainer) -> None:
-        """Has the trainer read its training data by client."""
+        """Make the trainer read its training data by client."""
 
 
 @runtime_checkable
 class OpensLater(Protocol):
-    """Training data that are there only when Lightning asks for the training loader, behind the ``setup`` of the module."""
+    """Training data that are known only when Lightning asks for the training loader, after the module's ``setup``."""
 
     def when_open(self, then: Callable[[], None]) -> None:
-        """Has this done once the clients are known."""
+        """Call ``then`` once the clients are known."""
 
     def open(self) -> None:
-        """Makes the clients known, if they are not."""
+        """Read the clients, if they are not known yet."""
 
 
 class Run:
-    """The :class:`~fedlight.federation.protocols.Federation` of a trainer.
+    """:class:`~fedlight.federation.protocols.Federation` of a trainer.
 
     Args:
         trainer: that runs.
@@ -249,17 +249,17 @@ class Run:
 
     @property
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        """Those that the trainer has now; a callback may give it others between rounds."""
+        """The trainer's optimizers; a callback may replace them between rounds."""
         return self._trainer.optimizers
 
     def check(self, algorithm: Algorithm) -> None:
-        """Has the algorithm refuse what it cannot work with: once, and again where the trainer has got other optimizers."""
+        """Let the algorithm refuse what it cannot work with: once, and again when the trainer has other optimizers."""
         if self._checked != [*self.optimizers]:
             algorithm.check(self)
             self._checked = [*self.optimizers]
 
     def broadcast(self, state: State) -> Payload:
-        """What every client receives of a state that is sent to all of them; a channel treats them alike."""
+        """Return a state as every client receives it, and its bytes per client; a channel treats all clients alike."""
         return self._channel.down(state, next(iter(self.clients.values())))
 
     def log(self, metrics: Mapping[str, float]) -> None:
@@ -267,34 +267,34 @@ class Run:
         self.logged.update(metrics)
 
     def check_validation(self) -> None:
-        """Raises ``ValueError`` where clients cannot be scored."""
+        """Raise ``ValueError`` if clients cannot be scored."""
         check_client_losses(self.lightning_module, self._validation)
 
     def validation_losses(self) -> dict[str, float]:
-        """Mean loss of each client's validation examples, the module as it stands."""
+        """Return the mean loss of each client's validation examples, with the module as it stands."""
         assert isinstance(self._validation, ValidatesByClient)
         return client_losses(self.lightning_module, self._validation)
 
     def holding(self, state: State) -> AbstractContextManager[None]:
-        """Has ``state`` in the module while its body runs; then it holds what it held before, bit for bit."""
+        """Put ``state`` into the module while the body runs; then restore it bit for bit."""
         return parameters_of(self.lightning_module, state)
 
     @contextmanager
     def at_server(self, state: State) -> Iterator[None]:
-        """The same on the server's own base, also in a visit to a client whose device has another."""
+        """Put ``state`` and the server's own base into the module while the body runs, also during a visit."""
         with self.devices.at_server(), self.holding(state):
             yield
 
     def own_state(self, client_id: str) -> State | None:
-        """The parameters with which a client would go on alone; None for the global ones."""
+        """Return the parameters with which a client would go on alone; None for the global ones."""
         return self._own_state(client_id)
 
     def by_base(self, clients: Sequence[Client]) -> Iterator[list[Client]]:
-        """The clients in groups; while a group is looked at, the module computes on the base that its devices have."""
+        """Yield the clients in groups; during each the module computes on the base of the group's devices."""
         return self.devices.by_base(clients)
 
     def num_examples(self, visit: Visit) -> int:
-        """How many of the client's examples a visit trains on: its own, those that it made, or both."""
+        """Return the number of examples that a visit trains on: the client's own, its synthetic ones, or both."""
         own = self.clients[visit.client_id].num_examples
         if visit.split not in (SYNTHETIC, MIXED):
             return own
@@ -304,7 +304,7 @@ class Run:
 
 
 def training_data(trainer: L.Trainer) -> object:
-    """Who gives the training batches: the source that reads a project's own loader by client, or the datamodule."""
+    """Return the source of training batches: a project's own loader read by client, or the datamodule."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, SharesOut):
             callback.share_out(trainer)
@@ -313,7 +313,7 @@ def training_data(trainer: L.Trainer) -> object:
 
 
 def federated_data(trainer: L.Trainer) -> FederatedData:
-    """The same, which is to know whose example is whose.
+    """Return the source of training batches, which has to know the client of each example.
 
     Raises:
         ValueError: it does not.
@@ -329,13 +329,13 @@ def federated_data(trainer: L.Trainer) -> FederatedData:
 
 
 def clear_gradients(module: nn.Module) -> None:
-    """Leaves no gradient of an earlier visit behind, also where the module clears its gradients itself."""
+    """Delete all gradients of an earlier visit, also of a module that clears its gradients itself."""
     for parameter in module.parameters():
         parameter.grad = None
 
 
 def seed_all(*parts: int | str) -> None:
-    """Seeds every global random stream with what it is for."""
+    """Seed every global random stream by ``parts``, which say what it is for."""
     L.seed_everything(derive_seed(*parts), verbose=False)
 
 
@@ -348,7 +348,7 @@ def visit_row(
     bytes_up: int,
     reason: str = "",
 ) -> Row:
-    """What is logged of a finished visit; of one that is left out for a reason no loss, which would not be a number."""
+    """Return the row of a finished visit; one that is left out has a reason and no loss, which would be NaN."""
     return {
         "round": round_idx,
         "client": visit.client_id,
@@ -364,7 +364,7 @@ def visit_row(
 
 
 def round_metrics(rows: Sequence[Row], num_clients: int) -> dict[str, float]:
-    """What is logged of a round: mean loss of its visits, clients that took part, bytes; no loss where none is known.
+    """Return metrics of a round: mean loss of its visits if known, number of clients that took part, bytes.
 
     Those of ``num_clients`` that diverged are counted on their own. Where visits were on different kinds of data, also the
     mean loss on each, as ``loss/SPLIT``.
@@ -382,7 +382,7 @@ def round_metrics(rows: Sequence[Row], num_clients: int) -> dict[str, float]:
 
 
 class PrivacyAccount:
-    """Counts the rounds, and says epsilon after them.
+    """Privacy account of a run, where its aggregation or its wire is private.
 
     Args:
         aggregation: of the run; None for an algorithm's own, which is not private.
@@ -406,11 +406,11 @@ class PrivacyAccount:
 
     @property
     def is_private(self) -> bool:
-        """Whether something of the run promises differential privacy."""
+        """Whether the aggregation or the wire promises differential privacy."""
         return bool(self._parts)
 
     def check(self, clients: int) -> None:
-        """Refuses a delta that promises too little.
+        """Check that delta is small enough for the number of clients.
 
         Raises:
             ValueError: it is one over the number of clients or more, so that giving away one of them whole would be private.
@@ -423,7 +423,7 @@ class PrivacyAccount:
                 )
 
     def after_round(self, sampled: int, clients: int) -> dict[str, float]:
-        """Counts a round, and gives epsilon after it.
+        """Count a round, and return epsilon after it.
 
         Args:
             sampled: clients that were asked, also those that dropped out.

@@ -1,4 +1,4 @@
-"""One visit in the federated loop: what is sent and received, what is done locally, and what the client contributes.
+"""One visit in the federated loop: download, local training, upload, contribution to the round.
 
 Steps are counted at torch's optimizers: there a step is one step, however often it evaluates its closure (LBFGS does so many
 times), and none is counted that 16-bit scaling leaves out.
@@ -38,7 +38,7 @@ StepSettings = tuple[dict[str, Any], ...]
 
 
 class LocalWork:
-    """The work of the visit under way, watched until :meth:`done` or :meth:`leave`.
+    """Counters of the steps, losses and learning rates of a visit, which run until :meth:`done` or :meth:`leave`.
 
     Args:
         optimizers: of the module; none before the first visit.
@@ -67,7 +67,7 @@ class LocalWork:
             self._hooks.append(optimizer.register_step_post_hook(self._stepped))
 
     def announce(self, optimizer: Optimizer) -> None:
-        """Lightning says that this optimizer will step; it says so at each evaluation of the closure.
+        """Note that Lightning is about to step this optimizer; it says so at each evaluation of the closure.
 
         A loss scale may leave the step out even so: then its gradients were of no use, and nobody waits for them.
         """
@@ -78,7 +78,7 @@ class LocalWork:
         self._depth[id(optimizer)] += 1
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
-        """Counts an optimizer step and its learning rates; a scheduler changes them afterwards."""
+        """Count an optimizer step and its learning rates; a scheduler changes them afterwards."""
         self._depth[id(optimizer)] -= 1
         if self._depth[id(optimizer)]:  # a subclass's step has called that of its class
             return
@@ -102,11 +102,11 @@ class LocalWork:
                 self._lr_sums[id(parameter)] += lr
 
     def backward(self) -> None:
-        """Notes gradients that no optimizer step has used yet."""
+        """Note gradients that no optimizer step has used yet."""
         self._backward_since_step = True
 
     def refuse_unused_gradients(self, visit: Visit) -> None:
-        """Raises ``ValueError`` where the visit ended between a backward pass and the step that was to use it."""
+        """Raise ``ValueError`` for a visit that ended between a backward pass and the step that was to use it."""
         if self._backward_since_step:
             raise ValueError(
                 f"the visit to client {visit.client_id} ended after {visit.num_batches} batches with gradients that no "
@@ -115,17 +115,17 @@ class LocalWork:
             )
 
     def add_loss(self, loss: Tensor | None) -> None:
-        """Takes the loss of a batch, where there is one."""
+        """Add the loss of a batch, if there is one."""
         if loss is not None:
             self._losses.append(loss)
 
     def leave(self) -> None:
-        """Stops watching the optimizers."""
+        """Remove the hooks of the optimizers."""
         for hook in self._hooks:
             hook.remove()
 
     def done(self, parameters: Mapping[str, Tensor]) -> Work:
-        """All of it, at the end of the visit to a client that trained ``parameters``."""
+        """Return the work of a visit that trained ``parameters``, and remove the hooks."""
         self.leave()
         mean_loss = torch.stack(self._losses).mean().item() if self._losses else None
         first_loss = self._losses[0].item() if self._losses else None
@@ -136,7 +136,7 @@ class LocalWork:
 
 
 def learning_rate(group: Mapping[str, Any]) -> float:
-    """Of an optimizer's group; 0 where it has none, as an optimizer that finds its own."""
+    """Return the learning rate of an optimizer's group; 0 for one that finds its own."""
     return float(group.get("lr") or 0.0)
 
 
@@ -161,7 +161,7 @@ def _check_hooks(optimizer: Optimizer) -> None:
 
 
 def step_loss(trainer: L.Trainer, outputs: Any) -> Tensor | None:
-    """The loss that ``training_step`` returned, or None where there is none, as under manual optimization there may be.
+    """Return the loss that ``training_step`` returned; None without one, as may be under manual optimization.
 
     Args:
         trainer: that has divided it by its ``accumulate_grad_batches``, which is taken back here.
@@ -173,7 +173,7 @@ def step_loss(trainer: L.Trainer, outputs: Any) -> Tensor | None:
 
 @dataclass
 class OpenVisit:
-    """What the loop keeps of a visit under way.
+    """Visit under way as the loop keeps it.
 
     Attributes:
         visiting: what the algorithm keeps of it.
@@ -191,7 +191,7 @@ class OpenVisit:
 
 
 class Exchange:
-    """What goes between the server and the clients in the visits of one round.
+    """Messages between the server and the clients in the visits of one round.
 
     Args:
         algorithm: says what is sent.
@@ -221,7 +221,7 @@ class Exchange:
         self._upload: Upload | None = None
 
     def down(self, visit: Visit, client: Client, before: Visiting | None) -> tuple[Visiting, int]:
-        """Send to the client at the start of a visit what the algorithm says.
+        """Send the algorithm's message to the client at the start of a visit.
 
         Args:
             visit: that starts.
@@ -241,7 +241,7 @@ class Exchange:
         return visiting, num_bytes
 
     def up(self, visiting: Visiting, trained: State, work: Work) -> tuple[Update | None, int]:
-        """Send to the server at the end of a visit what the client replies.
+        """Send the client's reply to the server at the end of a visit.
 
         Returns:
             What the algorithm makes of it for the aggregation, if anything, and the bytes that went up.
@@ -267,7 +267,7 @@ class Exchange:
 
     @property
     def upload(self) -> Upload | None:
-        """What the server got in the last visit that gave an update; None in a round until the first has come.
+        """Parameters that the server received in the last visit that gave an update; None in a round before the first.
 
         Only the parameters: what an algorithm sends beside them, such as control variates, is left out.
         """
@@ -282,7 +282,7 @@ logger = logging.getLogger("fedlight")
 
 
 def refuse_lost_model(state: State, round_idx: int, server: ServerOptimizer) -> None:
-    """Raises ``ValueError`` where the server's step has made a global model that is not finite, of movements that are.
+    """Raise ``ValueError`` if the server's step has made a global model that is not finite of movements that are.
 
     Args:
         state: the new global state.
@@ -299,7 +299,7 @@ def refuse_lost_model(state: State, round_idx: int, server: ServerOptimizer) -> 
 
 
 class Contributions:
-    """Of the clients of one round.
+    """Contributions of the clients of one round, each as a whole, and the clients that are left out.
 
     Args:
         round_idx: the round.
@@ -322,12 +322,12 @@ class Contributions:
         self._waiting: dict[str, list[tuple[Update, Buffers, int]]] = {}
 
     def refuse_left_out(self, client_id: str) -> None:
-        """Raises :class:`Diverged` for a client of which an earlier visit of the round diverged."""
+        """Raise :class:`Diverged` for a client of which an earlier visit of the round diverged."""
         if client_id in self.diverged:
             raise Diverged(self.diverged[client_id])
 
     def add(self, visit: Visit, update: Update | None, buffers: Buffers, num_examples: int) -> None:
-        """Takes what a visit has given; it counts once the client's last visit of the round is done."""
+        """Add a visit's update and buffers; they count once the client's last visit of the round is done."""
         if update is not None:
             self._waiting.setdefault(visit.client_id, []).append((update, buffers, num_examples))
         if self._schedule.is_last(visit):
@@ -336,12 +336,12 @@ class Contributions:
                 self._buffers.add(changed, examples)
 
     def leave_out(self, client_id: str, why: Diverged) -> None:
-        """Leaves a client out of the round, with all that its visits have given."""
+        """Leave a client out of the round, with all that its visits have given."""
         self.diverged.setdefault(client_id, str(why))
         self._waiting.pop(client_id, None)
 
     def result(self, hints: Mapping[str, object]) -> State:
-        """The combined movement of those who are left; who is not, is named in a warning.
+        """Return the combined movement of the clients that are left; name the others in a warning.
 
         Args:
             hints: settings by name, on which it depends whether training diverges.
@@ -378,14 +378,14 @@ class Contributions:
 
 @runtime_checkable
 class TakesVisitStart(Protocol):
-    """A LightningModule or a callback of the trainer that is told when a client's visit begins."""
+    """LightningModule or callback of the trainer that is called when a client's visit begins."""
 
     def on_visit_start(self, client_id: str) -> None:
-        """Before the first training step of a visit; parameters are those that the client starts from."""
+        """Start a visit: the parameters are those from which the client starts, and no step is done."""
 
 
 def call_on_visit_start(trainer: L.Trainer, module: L.LightningModule, client_id: str) -> None:
-    """Calls ``on_visit_start`` of the module and then of the callbacks, in their order, where they have it."""
+    """Call ``on_visit_start`` of the module and then of the callbacks that have it, in their order."""
     for one in (module, *trainer.callbacks):  # type: ignore[attr-defined]
         if isinstance(one, TakesVisitStart):
             one.on_visit_start(client_id)
@@ -397,20 +397,20 @@ HOOK = "on_train_batch_end"
 def call_modules_own(
     trainer: L.Trainer, module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
 ) -> None:
-    """Calls the module's ``on_train_batch_end`` now; Lightning's call behind the callbacks does nothing this once."""
+    """Call the module's ``on_train_batch_end`` now; Lightning's call behind the callbacks does nothing this once."""
     call._call_lightning_module_hook(trainer, HOOK, outputs, batch, batch_idx)
     vars(module)[HOOK] = _Called(module, vars(module).get(HOOK))
 
 
 def call_again(module: L.LightningModule) -> None:
-    """Undoes that where Lightning's call has not come, because of an error."""
+    """Undo :func:`call_modules_own` if Lightning's call has not come, because of an error."""
     called = vars(module).get(HOOK)
     if isinstance(called, _Called):
         called()
 
 
 class _Called:
-    """Takes the place of the hook for one call."""
+    """Replacement of the hook for one call."""
 
     def __init__(self, module: L.LightningModule, own: Any) -> None:
         self._module, self._own = module, own
@@ -423,7 +423,7 @@ class _Called:
 
 
 class ParametersLeft:
-    """The parameters as a visit or a round left them, until the next hook behind its last batch.
+    """Copy of the parameters at the end of a visit or a round, compared at the next hook.
 
     Args:
         parameters: the federated ones.
@@ -435,7 +435,7 @@ class ParametersLeft:
         self._values = {name: p.detach().clone() for name, p in parameters.items()}
 
     def refuse_changed(self) -> None:
-        """Raises ``ValueError`` where they are others now."""
+        """Raise ``ValueError`` if the parameters have changed since."""
         changed = [name for name, p in self._parameters.items() if not torch.equal(p, self._values[name])]
         if changed:
             raise ValueError(
