@@ -11,9 +11,8 @@ import copy
 import inspect
 import math
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import astuple, dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -156,13 +155,12 @@ def moment_bytes_per_weight(optimizer: Optimizer) -> float:
     probe._optimizer_step_pre_hooks = OrderedDict()
     probe._optimizer_step_post_hooks = OrderedDict()
     step(probe)
-    return max(_state_bytes(probe.state[sample]) / sample.numel() for sample in samples)
-
-
-def _state_bytes(state: Mapping[str, Any]) -> int:
-    moments = [value for value in state.values() if isinstance(value, torch.Tensor)]
-    # A single number, such as a count of steps, does not grow with the weights.
-    return sum(value.nbytes for value in moments if value.numel() > 1)
+    sizes = []
+    for sample in samples:
+        tensors = [value for value in probe.state[sample].values() if isinstance(value, torch.Tensor)]
+        # A single number, such as a count of steps, does not grow with the weights.
+        sizes.append(sum(value.nbytes for value in tensors if value.numel() > 1) / sample.numel())
+    return max(sizes)
 
 
 def parts(shape: BatchShape, micro_batch: int) -> dict[BatchShape, int]:

@@ -91,18 +91,14 @@ class WeightedSum(Aggregation):
             self._divisors[name] += Fraction(*ratio)
 
     def result(self) -> State:
-        total = {
-            name: value.mul_(self._scale_of(name) / self._divisor_of(name))
-            for name, value in self._sums.result().items()
-        }
+        total = {}
+        for name, value in self._sums.result().items():
+            scale = self.scale[name] if isinstance(self.scale, Mapping) else self.scale
+            total[name] = value.mul_(
+                scale / (1.0 if self.divide_by == "one" else float(self._divisors[name]))
+            )
         self._divisors.clear()
         return total
-
-    def _divisor_of(self, name: str) -> float:
-        return 1.0 if self.divide_by == "one" else float(self._divisors[name])
-
-    def _scale_of(self, name: str) -> float:
-        return self.scale[name] if isinstance(self.scale, Mapping) else self.scale
 
 
 class TrimsCoordinates(Aggregation):

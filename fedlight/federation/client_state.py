@@ -261,7 +261,9 @@ class ClientMemories:
     def _write(self, client_id: str, memory: Memory, round_idx: int) -> None:
         before = self._versions.get(client_id)
         if memory:
-            data = _serialized(memory)
+            buffer = io.BytesIO()
+            torch.save(memory, buffer)
+            data = buffer.getvalue()
             client = blake2b(client_id.encode(), digest_size=8).hexdigest()
             name = f"{client}-{round_idx}-{self._process}-{_digest(data)}.pt"
             with full_disk_named(self._path(name).parent):
@@ -329,12 +331,6 @@ def _num_bytes(value: Any) -> int:
     if isinstance(value, (dict, list)):
         return sum(_num_bytes(item) for item in (value.values() if isinstance(value, dict) else value))
     return sys.getsizeof(value)
-
-
-def _serialized(memory: Memory) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(memory, buffer)
-    return buffer.getvalue()
 
 
 def _digest(data: bytes) -> str:
