@@ -1,12 +1,12 @@
-"""What was added for whom, on disk: it can be inspected, and the next run with equal settings and texts takes it from there.
+"""Record of added rows on disk, for inspection and for the next run with equal settings and texts.
 
 ====================  ==============================================================================================
 ``added.jsonl``        one line for each row of each client: client, rank, row, score, source, fields
-``private.jsonl``      the clients' own training rows: client, fields (with ``category`` where they have one)
-``settings.json``      what the result depends on, digests of itself and of the others, and what the augmentation noted
+``private.jsonl``      the clients' own training rows: client, fields (with ``category`` if they have one)
+``settings.json``      settings that the result depends on, digests of all files, notes of the augmentation
 ====================  ==============================================================================================
 
-``settings.json`` is written last, so a run that was killed while writing leaves nothing that looks whole.
+``settings.json`` is written last, so that a run killed while writing leaves no complete record.
 """
 
 import hashlib
@@ -19,17 +19,13 @@ from fedlight.datamodules.instructions.augmentation import Added
 from fedlight.support.files import refuse_unwritable, sealed, unsealed, write_whole
 from fedlight.support.types import Fields
 
-OF_FILES = "digests"
+DIGESTS = "digests"
 
 Settings = Mapping[str, object]
 
 
 class AugmentationRecord:
-    """The three files of a folder.
-
-    Args:
-        folder: where they lie.
-    """
+    """Record of added rows in a folder, ``~`` allowed."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).expanduser()
@@ -37,65 +33,52 @@ class AugmentationRecord:
         self.settings = self.folder / "settings.json"
 
     def why_not(self, settings: Settings) -> str | None:
-        """Why the record cannot be used: which settings differ, or which file is damaged or missing; None where it can."""
+        """Return why the record cannot be used (differing settings, a damaged or missing file); None if it can."""
         try:
-            saved = self._saved()
-            before = flat(saved["settings"])
+            saved = self._read_settings()
+            differing = compare_settings(saved["settings"], settings)
         except (FileNotFoundError, NotADirectoryError):
             return "there is none"
         except (ValueError, KeyError, TypeError, AttributeError):
             return "settings.json is damaged"
-        now = flat(json.loads(json.dumps(settings)))
-        differing = sorted(
-            name for name in {*before, *now} if before.get(name, "absent") != now.get(name, "absent")
-        )
         if differing:
             return f"made with other {', '.join(differing)}"
-        damaged = self._damaged(saved)
+        damaged = self._find_damaged(saved)
         return damaged and f"{damaged} is damaged"
 
     def refuse_damaged(self) -> None:
-        """Looks at the files before they are read for something else than training.
-
-        Raises:
-            ValueError: one is not what was written. A record without ``settings.json`` has nothing to compare with.
-        """
+        """Raise ValueError for a damaged file; a record without ``settings.json`` is not checked."""
         try:
-            damaged = self._damaged(self._saved())
+            damaged = self._find_damaged(self._read_settings())
         except (FileNotFoundError, NotADirectoryError):
             return
         except (ValueError, KeyError, TypeError, AttributeError):
             damaged = self.settings.name
         if damaged is not None:
             raise ValueError(
-                f"{self.folder / damaged} is damaged: delete the folder, and the run that made it makes it again"
+                f"{self.folder / damaged} is damaged: delete the folder and repeat the run that wrote it"
             )
 
-    def _saved(self) -> dict[str, Any]:
-        """What stands in ``settings.json``."""
+    def _read_settings(self) -> dict[str, Any]:
         saved: dict[str, Any] = json.loads(self.settings.read_text(encoding="utf-8"))
-        if OF_FILES in saved:
+        if DIGESTS in saved:
             return unsealed(saved)
-        return {**saved, OF_FILES: {self.added.name: saved["digest"]}}  # of an earlier version
+        return {**saved, DIGESTS: {self.added.name: saved["digest"]}}  # a file of an earlier version
 
-    def _damaged(self, saved: Mapping[str, Any]) -> str | None:
-        """The name of a file that is missing or not what was written."""
-        for name, digest in saved[OF_FILES].items():
+    def _find_damaged(self, saved: Mapping[str, Any]) -> str | None:
+        """Return the name of a missing or changed file, if any."""
+        for name, digest in saved[DIGESTS].items():
             file = self.folder / name
-            if not file.is_file() or digest_of_bytes(file.read_bytes()) != digest:
+            if not file.is_file() or digest_bytes(file.read_bytes()) != digest:
                 return str(name)
         return None
 
     def make_folder(self) -> None:
-        """Makes the folder and tries it: choosing rows can take hours, or money.
-
-        Raises:
-            OSError: nothing can be written there.
-        """
+        """Create the folder or raise OSError, before the augmentation spends hours or money."""
         refuse_unwritable(self.folder, "augmentation_folder")
 
     def read(self) -> dict[str, list[Added]]:
-        """The rows of each client, best first. Clients that got none are left out."""
+        """Return the rows of each client, best first, without clients that got none."""
         added: dict[str, list[Added]] = {}
         with self.added.open(encoding="utf-8") as lines:
             for line in lines:
@@ -113,39 +96,42 @@ class AugmentationRecord:
         sources: Sequence[str],
         notes: Settings,
     ) -> None:
-        """Writes all three; after `make_folder`.
+        """Write all three files; call `make_folder` before.
 
         Args:
-            settings: what the result depends on.
-            private: each client's own training rows.
-            added: what each client gets besides.
-            sources: of each public row.
-            notes: what else is worth keeping.
+            settings: settings that the result depends on.
+            private: client -> its own training rows.
+            added: client -> its added rows.
+            sources: source of each public row.
+            notes: notes of the augmentation.
         """
-        own = ({"client": client, "fields": dict(row)} for client, rows in private.items() for row in rows)
-        of_own = lines_of(own)
-        write_whole(self.private, of_own)
-        more = (
+        own_lines = to_lines(
+            {"client": client, "fields": dict(row)} for client, rows in private.items() for row in rows
+        )
+        write_whole(self.private, own_lines)
+        added_lines = to_lines(
             {
-                **{"client": client, "rank": rank, "row": row.row, "score": row.score},
+                "client": client,
+                "rank": rank,
+                "row": row.row,
+                "score": row.score,
                 "source": None if row.row is None else sources[row.row],
                 "fields": dict(row.fields),
             }
             for client, rows in added.items()
             for rank, row in enumerate(rows)
         )
-        text = lines_of(more)
-        write_whole(self.added, text)
-        digests = {self.added.name: digest_of_bytes(text), self.private.name: digest_of_bytes(of_own)}
-        whole = sealed({"settings": settings, OF_FILES: digests, "notes": notes})
+        write_whole(self.added, added_lines)
+        digests = {self.added.name: digest_bytes(added_lines), self.private.name: digest_bytes(own_lines)}
+        whole = sealed({"settings": settings, DIGESTS: digests, "notes": notes})
         write_whole(self.settings, (json.dumps(whole, indent=1) + "\n").encode())
 
 
-def digest_of(rows: Iterable[Fields]) -> str:
-    """A short digest of texts with the names of their slots, in order.
+def digest_rows(rows: Iterable[Fields]) -> str:
+    """Return 32 hex digits of texts with the names of their slots, in order.
 
     Example:
-        >>> digest_of([{"prompt": "x"}]) == digest_of([{"prompt": "x"}]) != digest_of([{"prompt": "y"}])
+        >>> digest_rows([{"prompt": "x"}]) == digest_rows([{"prompt": "x"}]) != digest_rows([{"prompt": "y"}])
         True
     """
     digest = hashlib.blake2b(digest_size=16)
@@ -154,24 +140,37 @@ def digest_of(rows: Iterable[Fields]) -> str:
     return digest.hexdigest()
 
 
-def flat(settings: Mapping[str, object], before: str = "") -> dict[str, object]:
-    """Nested settings by dotted names, so that a message names the one that differs.
+def compare_settings(saved: Settings, now: Settings) -> list[str]:
+    """Return the dotted names of nested settings that differ.
+
+    Args:
+        saved: settings as read from a JSON file.
+        now: settings of this run.
 
     Example:
-        >>> flat({"seed": 0, "augmentation": {"number": 3}})
-        {'seed': 0, 'augmentation.number': 3}
+        >>> compare_settings({"seed": 0, "augmentation": {"number": 3}}, {"seed": 0, "augmentation": {"number": 4}})
+        ['augmentation.number']
     """
-    found: dict[str, object] = {}
-    for name, value in settings.items():
-        found |= flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": value}
-    return found
+    old, new = (
+        _flatten(saved),
+        _flatten(json.loads(json.dumps(now))),
+    )  # JSON makes lists of tuples, as in the file
+    return sorted(name for name in {*old, *new} if old.get(name, "absent") != new.get(name, "absent"))
 
 
-def digest_of_bytes(content: bytes) -> str:
-    """A short digest of a file's content."""
+def digest_bytes(content: bytes) -> str:
+    """Return 32 hex digits of a file's content."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def lines_of(entries: Iterable[Mapping[str, object]]) -> bytes:
-    """JSON lines."""
+def _flatten(settings: Settings, prefix: str = "") -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, value in settings.items():
+        key = f"{prefix}{name}"
+        found |= _flatten(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
+    return found
+
+
+def to_lines(entries: Iterable[Mapping[str, object]]) -> bytes:
+    """Return JSON lines."""
     return "".join(json.dumps(entry) + "\n" for entry in entries).encode()

@@ -1,10 +1,10 @@
 """Instructions with responses, by client, with the loss on the response alone.
 
-The template is Alpaca's (Taori et al. 2023, https://github.com/tatsu-lab/stanford_alpaca) unless another is
-given; rows with an empty input take its shorter form. ``alpaca_joined`` has that form for all rows and appends the
-input to the instruction.
+The default template is Alpaca's (Taori et al. 2023, https://github.com/tatsu-lab/stanford_alpaca), with its shorter form for
+rows with an empty input. ``alpaca_joined`` uses the shorter form for all rows and appends the input to the instruction.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,45 +22,44 @@ from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.fields import OWNERS, make_row_key, number_prompts
 from fedlight.datamodules.rows.instruction_rows import ALPACA_COLUMNS, check_slots, read_instructions
 from fedlight.datamodules.rows.rows import RowsError, load_rows
-from fedlight.datamodules.text.encoding import encode_responses
+from fedlight.datamodules.text.encoding import Encoded, encode_responses
 from fedlight.datamodules.text.examples import ResponseExamples, collate_responses, join_examples
 from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import load_tokenizer, pad_id
 from fedlight.support.types import Fields
 
-CANARY = "canary"
-"""The category of planted rows, where rows have categories."""
+CANARY = "canary"  # category of planted rows in data with categories
 
 
 class InstructionDataModule(FederatedDataModule):
     """Instruction data for supervised fine-tuning.
 
     Args:
-        source: where the rows are; see `fedlight.datamodules.rows.rows`.
+        source: source of the rows; see `fedlight.datamodules.rows.rows`.
         split: split of a hub dataset.
-        test_source: rows to test on; None with a ``holdout``: the held-out rows of ``source``; with
-            ``few_shot.rest_as_test``: rows that it has left.
-        test_split: its split.
-        columns: where the rows have ``response``, the template's slots, ``client`` and ``category``; an empty name where
-            they have no such column. None: Alpaca's.
+        test_source: rows for testing; None with a ``holdout``: the held-out rows of ``source``; with
+            ``few_shot.rest_as_test``: rows that no client gets.
+        test_split: split of ``test_source``.
+        columns: columns of ``response``, the template's slots, ``client`` and ``category``; an empty name for a column that
+            the rows lack. None: Alpaca's.
         template: a name or a text with slots; see `fedlight.datamodules.text.templates`.
         tokenizer: hub name or folder, or ``"toy"``.
         max_tokens: most tokens of prompt and response together.
-        partition: how examples are shared out among clients; None: by the column mapped to ``client``, or without one a
-            single client has all.
+        partition: assignment of examples to clients; None: by the column mapped to ``client``, or a single client without
+            such a column.
         holdout: rows kept out of training; see `fedlight.datamodules.rows.exclusion`.
-        pseudo_labels: makes the categories for ``partition.by: dirichlet`` where no column has them.
-        few_shot: takes a few rows of each cluster of ``source``, and their clusters as categories.
-        canaries: made-up rows that some clients train on besides their own, for attacks to look for.
+        pseudo_labels: categories for ``partition.by: dirichlet`` of rows without a category column.
+        few_shot: selection of a few rows of each cluster of ``source``, with the clusters as categories.
+        canaries: artificial rows that some clients train on besides their own; attacks search for them.
         val_share: share of each client's prompts for validation, in [0, 1); 0: no validation.
         val_max: most prompts of a client in validation.
         batch_size, eval_batch_size, seed, bucket, num_workers: see `FederatedDataModule`.
 
     Attributes:
-        template: what a row is rendered with.
-        client_rows: each client's own training rows, the template's slots and ``response``, planted canaries included;
-            nothing of what an augmentation or the model itself adds. After ``setup``.
-        planted: the canaries of each client that has some, each once. After ``setup``.
+        template: template of the prompts.
+        client_rows: client -> its own training rows (the template's slots and ``response``), with planted canaries, without
+            rows that an augmentation or a synthesis adds; after ``setup``.
+        planted: client -> its canaries, each once; after ``setup``.
     """
 
     def __init__(
@@ -109,33 +108,33 @@ class InstructionDataModule(FederatedDataModule):
         self._check_sources()
 
     def setup(self, stage: str) -> None:
-        """Reads, tokenises and shares out what the stage needs, once."""
+        """Read, tokenize and partition the rows of the stage, once."""
         self.tokenizer = load_tokenizer(self.tokenizer_name)
         if stage in ("fit", "validate") and self.report is None:
             self._setup_training()
         if stage == "test" and self.test_set is None:
-            examples, _, _ = self._encode(self._test_rows(), (self.test_rows or self.train_rows)[0])
+            examples, _, _ = self._encode(self._read_test_rows(), (self.test_rows or self.train_rows)[0])
             self.test_set = examples.take(np.argsort(examples.lengths, kind="stable"))
 
     def unseen_rows(self) -> list[dict[str, str]]:
-        """Rows that no client trains on: those of validation, else those to test on, else none."""
-        trained = {make_row_key(row) for row in self._trained_rows()}
-        found = self._without(self._validation, trained)
+        """Return rows that no client trains on: validation rows, else test rows, else none."""
+        trained = {make_row_key(row) for row in self._list_trained_rows()}
+        found = self._drop_known(self._validation, trained)
         if found or not self._has_test_rows:
             return found
-        return self._without(self._test_rows(), trained)
+        return self._drop_known(self._read_test_rows(), trained)
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
-        """An sft batch."""
+        """Return an sft batch."""
         return collate_responses(examples, pad_id(self.tokenizer))
 
     def _setup_training(self) -> None:
-        examples, rows, (too_long, trimmed) = self._encode(self._shared_rows(), self.train_rows[0])
+        examples, rows, (too_long, trimmed) = self._encode(self._read_shared_rows(), self.train_rows[0])
         prompts = number_prompts(rows)
         split = share_out(
             self.partition,
             owners=[row["client"] for row in rows] if "client" in self.columns else [],
-            categories=self._categories(rows),
+            categories=self._find_categories(rows),
             prompts=prompts,
             keys=prompts,
             share=self.val_share,
@@ -143,9 +142,9 @@ class InstructionDataModule(FederatedDataModule):
             seed=self.seed,
         )
         self._validation = [rows[row] for own in (split.val or {}).values() for row in own]
-        examples, rows, split = self._with_canaries(examples, rows, split)
-        self.client_rows = self._by_client(rows, split)
-        examples, split = self._with_more(examples, rows, split)
+        examples, rows, split = self._plant_canaries(examples, rows, split)
+        self.client_rows = self._group_by_client(rows, split)
+        examples, split = self._add_examples(examples, rows, split)
         order, self.client_indices = pool(split.train)
         labels = [row.get("category", "") for row in rows]
         self.train_labels = label_examples(labels, order)
@@ -159,13 +158,13 @@ class InstructionDataModule(FederatedDataModule):
         self.report = SetupReport("examples", split, too_long, trimmed, *padding)
         rank_zero_info(str(self.report))
 
-    def _own_rows(self) -> list[dict[str, str]]:
-        """The rows that are the clients', before few of them are chosen."""
+    def _read_own_rows(self) -> list[dict[str, str]]:
+        """Return the rows that the clients hold, before the selection of ``few_shot``."""
         return self._read(*self.train_rows, held_out=False)
 
-    def _shared_rows(self) -> list[dict[str, str]]:
-        """The rows that are shared out among the clients; of few-shot data, what is left is put aside for the test."""
-        rows = self._own_rows()
+    def _read_shared_rows(self) -> list[dict[str, str]]:
+        """Return the rows to partition; with ``few_shot``, keep its remaining rows for the test."""
+        rows = self._read_own_rows()
         if self.few_shot is None:
             return rows
         _, fitting, _ = self._encode(rows, self.train_rows[0])
@@ -176,14 +175,14 @@ class InstructionDataModule(FederatedDataModule):
             {**fitting[row], "category": label} for row, label in zip(few.chosen, few.labels, strict=True)
         ]
 
-    def _with_canaries(
+    def _plant_canaries(
         self, examples: ResponseExamples, rows: list[dict[str, str]], split: Split
     ) -> tuple[ResponseExamples, list[dict[str, str]], Split]:
-        """Plants the canaries behind the clients' training rows, each ``repeats`` times; validation stays as it is."""
+        """Append the canaries to the clients' training rows, each ``repeats`` times; validation does not change."""
         if self.canaries is None:
             return examples, rows, split
-        planted = self.canaries.plant(self._by_client(rows, split))
-        self.planted = {client: [self._plain(row) for row in own] for client, own in planted.items()}
+        planted = self.canaries.plant(self._group_by_client(rows, split))
+        self.planted = {client: [self._strip(row) for row in own] for client, own in planted.items()}
         owners = [client for client, own in self.planted.items() for _ in own]
         new = [
             row
@@ -191,13 +190,12 @@ class InstructionDataModule(FederatedDataModule):
             for client, own in self.planted.items()
             for row in own
         ]
-        responses = [row["response"] for row in new]
-        check_words(self.tokenizer, responses)
-        encoded = encode_responses(self.tokenizer, self.template, new, responses, self.max_tokens)
+        check_words(self.tokenizer, [row["response"] for row in new])
+        encoded = self._encode_rows(new)
         if cut := encoded.trimmed + int((~encoded.kept).sum()):
             raise ValueError(
-                f"{cut} of {len(new)} canaries do not fit into max_tokens={self.max_tokens}. Raise it, or lower "
-                "canaries.length."
+                f"{cut} of {len(new)} canaries do not fit into max_tokens={self.max_tokens}: raise it, or lower "
+                "canaries.length"
             )
         train = dict(split.train)
         for at, client in enumerate(owners, start=len(examples)):
@@ -208,13 +206,13 @@ class InstructionDataModule(FederatedDataModule):
         more = ResponseExamples(encoded, np.arange(len(new)))
         return join_examples(examples, more), [*rows, *new], replace(split, train=train)
 
-    def _with_more(
+    def _add_examples(
         self, examples: ResponseExamples, rows: list[dict[str, str]], split: Split
     ) -> tuple[ResponseExamples, Split]:
-        """Room for what clients train on besides their own rows: more examples, and who has which."""
+        """Return the examples and the split with added examples; a subclass may add some."""
         return examples, split
 
-    def _categories(self, rows: list[dict[str, str]]) -> list[str]:
+    def _find_categories(self, rows: list[dict[str, str]]) -> list[str]:
         if self.pseudo_labels is not None:
             labels = self.pseudo_labels.label(rows, self.seed)
             for row, label in zip(rows, labels, strict=True):
@@ -225,64 +223,66 @@ class InstructionDataModule(FederatedDataModule):
     def _has_test_rows(self) -> bool:
         return self.test_rows is not None or bool(self.few_shot and self.few_shot.rest_as_test)
 
-    def _test_rows(self) -> list[dict[str, str]]:
+    def _read_test_rows(self) -> list[dict[str, str]]:
         if not self._has_test_rows:
             raise ValueError(
-                "there is nothing to test on: set test_source, or holdout to test on held-out rows, or "
-                "few_shot.rest_as_test to test on rows that few_shot has left."
+                "there are no rows to test on: set test_source, or holdout for held-out rows, or few_shot.rest_as_test for "
+                "rows that no client gets"
             )
         if self.test_rows is not None:
             return self._read(*self.test_rows, held_out=True)
         if self._left_over is None:
-            self._shared_rows()
+            self._read_shared_rows()
         return self._left_over or []
 
-    def _kept_for_testing(self) -> list[dict[str, str]]:
-        """Rows of ``source`` that no client may get in another way."""
+    def _read_test_only_rows(self) -> list[dict[str, str]]:
+        """Return rows of ``source`` that must not reach any client."""
         held_out = self._read(*self.train_rows, held_out=True) if self.holdout is not None else []
         return held_out + (self._left_over or [])
 
-    def _trained_rows(self) -> list[Fields]:
-        """All that clients train on in every round."""
+    def _list_trained_rows(self) -> list[Fields]:
+        """Return all rows that clients train on in every round."""
         return [row for rows in self.client_rows.values() for row in rows]
 
-    def _plain(self, row: Fields) -> dict[str, str]:
-        """The template's slots and the response alone."""
+    def _strip(self, row: Fields) -> dict[str, str]:
+        """Return the template's slots and the response alone."""
         return {name: row[name] for name in (*self.template.slots, "response")}
 
-    def _by_client(self, rows: list[dict[str, str]], split: Split) -> dict[str, list[dict[str, str]]]:
-        return {client: [self._plain(rows[row]) for row in own] for client, own in split.train.items()}
+    def _group_by_client(self, rows: list[dict[str, str]], split: Split) -> dict[str, list[dict[str, str]]]:
+        return {client: [self._strip(rows[row]) for row in own] for client, own in split.train.items()}
 
-    def _without(self, rows: list[dict[str, str]], known: set[tuple[str, ...]]) -> list[dict[str, str]]:
-        return [plain for plain in map(self._plain, rows) if make_row_key(plain) not in known]
+    def _drop_known(self, rows: list[dict[str, str]], known: set[tuple[str, ...]]) -> list[dict[str, str]]:
+        return [row for row in map(self._strip, rows) if make_row_key(row) not in known]
 
     def _check_sources(self) -> None:
-        """No two settings say the same thing."""
-        sayers = [name for name in ("pseudo_labels", "few_shot") if getattr(self, name) is not None]
+        """Raise ValueError for two settings that define a row's category or the test rows."""
+        settings = [name for name in ("pseudo_labels", "few_shot") if getattr(self, name) is not None]
         if "category" in self.columns:
-            sayers.insert(0, f"columns.category={self.columns['category']}")
-        if len(sayers) > 1:
+            settings.insert(0, f"columns.category={self.columns['category']}")
+        if len(settings) > 1:
             raise ValueError(
-                f"{sayers[0]} and {sayers[1]} both say what a row's category is. Remove one of them."
+                f"{settings[0]} and {settings[1]} both define a row's category: remove one of them"
             )
         if self.few_shot is not None and self.few_shot.rest_as_test and self.test_rows is not None:
             raise ValueError(
                 f"few_shot.rest_as_test={self.few_shot.rest_as_test} and {'holdout' if self.holdout else 'test_source'} "
-                "both say what to test on. Set rest_as_test to 0, or remove the other."
+                "both define the test rows: set rest_as_test to 0, or remove the other"
             )
 
     def _encode(
         self, rows: list[dict[str, str]], source: str
     ) -> tuple[ResponseExamples, list[dict[str, str]], tuple[int, int]]:
-        """The examples that fit, their rows, and how many are too long and how many were cut."""
-        encoded = encode_responses(
-            self.tokenizer, self.template, rows, [row["response"] for row in rows], self.max_tokens
-        )
+        """Return examples that fit, their rows, and the numbers of too long and of truncated examples."""
+        encoded = self._encode_rows(rows)
         fits = np.flatnonzero(encoded.kept)
         if not len(fits):
-            raise RowsError(f"{source}: no example fits into max_tokens={self.max_tokens}. Raise it.")
+            raise RowsError(f"{source}: no example fits into max_tokens={self.max_tokens}: raise it")
         kept = [rows[example] for example in fits]
         return ResponseExamples(encoded, fits), kept, (len(rows) - len(fits), encoded.trimmed)
+
+    def _encode_rows(self, rows: Sequence[Fields]) -> Encoded:
+        responses = [row["response"] for row in rows]
+        return encode_responses(self.tokenizer, self.template, rows, responses, self.max_tokens)
 
     def _read(self, source: str, split: str, held_out: bool) -> list[dict[str, str]]:
         raw = load_rows(source, split)

@@ -1,7 +1,7 @@
-"""The rows of tasks as a test set: ``fedlight test`` then scores a model in them and tells its loss on the right answers.
+"""Rows of tasks as a test set, for scores and for the loss on right answers in ``fedlight test``.
 
-The scores come from the callback ``TaskScores``, which takes its tasks from here where it has none of its own. The loss
-says more than a score where a model gets nothing right yet, or everything.
+The callback ``TaskScores`` computes the scores, with the datamodule's tasks if it has none of its own. The loss still
+differs between models whose answers are all wrong or all right.
 """
 
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ from fedlight.evaluation.tasks.task import Task, continuation
 
 
 class TaskDataModule(FederatedDataModule):
-    """Prompts of tasks with the answers that their rows give; for ``trainer.test``.
+    """Prompts of tasks with right answers, for ``trainer.test``.
 
     Args:
-        tasks: by the names under which their scores are logged.
+        tasks: name -> task; the names label the logged scores.
         tokenizer: hub name or folder, or ``"toy"``.
-        max_tokens: most tokens of prompt and answer together; longer ones are left out of the loss, and counted, but
-            not of the scores.
+        max_tokens: most tokens of prompt and answer together; longer examples have a score but are left out of the loss,
+            and counted.
         eval_batch_size, seed, num_workers: see `FederatedDataModule`.
 
     Raises:
@@ -55,15 +55,11 @@ class TaskDataModule(FederatedDataModule):
         self.tasks, self.tokenizer_name, self.max_tokens = tasks, tokenizer, max_tokens
 
     def setup(self, stage: str) -> None:
-        """Reads and tokenises the rows, once.
-
-        Raises:
-            ValueError: the stage is another than ``test``.
-        """
+        """Read and tokenize the rows, once; raise ValueError for a stage other than ``test``."""
         if stage != "test":
             raise ValueError(
-                "TaskDataModule has rows to test on alone: use `fedlight test`, or give the tasks to the callback "
-                "TaskScores beside other data"
+                "TaskDataModule has test rows only: use `fedlight test`, or give the tasks to the callback TaskScores "
+                "beside other data"
             )
         if self.test_set is not None:
             return
@@ -78,21 +74,21 @@ class TaskDataModule(FederatedDataModule):
         names = ", ".join(self.tasks)
         rank_zero_info(f"{names}: {len(fits):,} examples; {len(pairs) - len(fits):,} too long for the loss")
         if not len(fits):
-            raise RowsError(f"{names}: no example fits into max_tokens={self.max_tokens}. Raise it.")
+            raise RowsError(f"{names}: no example fits into max_tokens={self.max_tokens}: raise it")
         examples = ResponseExamples(encoded, fits)
         self.test_set = examples.take(np.argsort(examples.lengths, kind="stable"))
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
-        """An sft batch."""
+        """Return an sft batch."""
         return collate_responses(examples, pad_id(self.tokenizer))
 
 
 def encode_answers(tokenizer: Any, pairs: Sequence[tuple[str, str]], max_tokens: int) -> Encoded:
-    """Texts of a prompt and its answer, as :func:`~fedlight.datamodules.text.encoding.encode_responses` has them.
+    """Return texts encoded as by :func:`~fedlight.datamodules.text.encoding.encode_responses`.
 
     Args:
         tokenizer: a fast tokenizer.
-        pairs: a prompt, and the prompt with its answer behind it.
+        pairs: a prompt, and the prompt followed by its answer.
         max_tokens: most tokens of a text, the end token included.
     """
     leading, end = leading_ids(tokenizer), np.array([end_id(tokenizer)], dtype=np.int32)

@@ -39,6 +39,7 @@ from fedlight.evaluation.tasks.task import continuation
 from fedlight.federation.candidates import MIXED, SYNTHETIC
 from fedlight.federation.client import Visit
 from fedlight.support.seeding import derive_seed
+from fedlight.support.words import count_noun
 
 TOO_LONG = "too_long"  # counts candidates that do not fit into ``max_tokens`` with their prompt
 Score = Literal["ifs", "ppl", "ifd", "random"]
@@ -283,12 +284,8 @@ def _describe(round_idx: int, sizes: Mapping[str, int], counts: Counter[str], no
     dropped = [(name, value) for name, value in counts.most_common() if name not in (TRIED, SURVIVED)]
     reasons = [f"{value:,} {name.replace('_', ' ')}" for name, value in dropped if value]
     others = [f"; {value:,} {name.replace('_', ' ')}" for name, value in notes.items() if value]
-    made = f"{_pluralize(len(sizes), 'client')} made {_pluralize(counts[SURVIVED], 'candidate')} in {counts[TRIED]:,} tries"
+    made = f"{count_noun(len(sizes), 'client')} made {count_noun(counts[SURVIVED], 'candidate')} in {counts[TRIED]:,} tries"
     text = f"round {round_idx + 1}: {made} (dropped: {', '.join(reasons) or 'none'}{''.join(others)})"
     without = sum(not size for size in sizes.values())
     verb = "has" if without == 1 else "have"
-    return f"{text}; {_pluralize(without, 'client')} {verb} none" if without else text
-
-
-def _pluralize(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+    return f"{text}; {count_noun(without, 'client')} {verb} none" if without else text

@@ -18,7 +18,12 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
-from fedlight.datamodules.instructions.augmentation_record import digest_of, digest_of_bytes, flat, lines_of
+from fedlight.datamodules.instructions.augmentation_record import (
+    compare_settings,
+    digest_bytes,
+    digest_rows,
+    to_lines,
+)
 from fedlight.datamodules.synthesis.synthesis import Candidate, Synthesis
 from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.tasks.model import AnswersPrompts
@@ -92,7 +97,7 @@ class SynthesisRecord:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None, "damaged"
         for part in parts:
-            differing = _compare(part.settings, settings)
+            differing = compare_settings(part.settings, settings)
             own = part.clients == list(clients)
             if own and not differing:
                 return part, ""
@@ -124,7 +129,7 @@ class SynthesisRecord:
             else:  # a file of an earlier version
                 head[ROWS_DIGEST] = head["digest"]
             rows, lines = lines[1 : 1 + head["rows"]], lines[1 + head["rows"] :]
-            if digest_of_bytes(b"".join(rows)) != head[ROWS_DIGEST]:
+            if digest_bytes(b"".join(rows)) != head[ROWS_DIGEST]:
                 raise ValueError("the rows differ from those written")
             candidates: dict[str, list[Candidate]] = {client: [] for client in head["clients"]}
             for row in map(json.loads, rows):
@@ -170,7 +175,7 @@ def make_or_read(
         "seed": seed,
         "round": round_idx,
         "template": template.text,
-        "client rows": digest_of({"client": client, **row} for client in rows for row in rows[client]),
+        "client rows": digest_rows({"client": client, **row} for client in rows for row in rows[client]),
         "model state": state_digest(module),
         "base bits": module.base_bits if isinstance(module, KnowsBaseBits) else None,
     }
@@ -219,23 +224,17 @@ def state_digest(module: nn.Module) -> str:
 
 
 def _serialize(part: Part) -> bytes:
-    rows = lines_of(
+    rows = to_lines(
         {"client": client, "fields": one.fields, "weight": one.weight}
         for client, own in part.candidates.items()
         for one in own
     )
     head = {
         "rows": rows.count(b"\n"),
-        ROWS_DIGEST: digest_of_bytes(rows),
+        ROWS_DIGEST: digest_bytes(rows),
         "clients": part.clients,
         "counts": part.counts,
         "notes": part.notes,
         "settings": part.settings,
     }
-    return lines_of([sealed(head)]) + rows
-
-
-def _compare(before: Settings, now: Settings) -> list[str]:
-    """Return the dotted names of the settings that differ."""
-    old, new = flat(before), flat(json.loads(json.dumps(now)))  # JSON makes lists of tuples, as in the file
-    return sorted(name for name in {*old, *new} if old.get(name, "absent") != new.get(name, "absent"))
+    return to_lines([sealed(head)]) + rows

@@ -50,3 +50,13 @@ def first_line(error: BaseException) -> str:
         ('no such file', 'KeyError')
     """
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def count_noun(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless the number is 1.
+
+    Example:
+        >>> count_noun(1, "client"), count_noun(1200, "client")
+        ('1 client', '1,200 clients')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

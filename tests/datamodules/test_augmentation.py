@@ -1,7 +1,7 @@
 import pytest
 
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation, settings_of
-from fedlight.datamodules.instructions.augmentation_report import check_added, nothing_public, report
+from fedlight.datamodules.instructions.augmented import check_added, describe_added, describe_missing_public
 from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.vectors.encoders import HashedEncoder
 
@@ -53,7 +53,7 @@ def test_an_argument_that_is_not_kept_is_found():
 
 
 def test_a_number_of_rows_below_one_is_refused():
-    with pytest.raises(ValueError, match=r"number=0: .* Set number to 1 or more"):
+    with pytest.raises(ValueError, match=r"number=0 must be at least 1"):
         Nearest(HashedEncoder(8), 0)
 
 
@@ -62,12 +62,12 @@ def added(*rows, score=0.5):
 
 
 def test_the_report_counts():
-    line = report(Nearest(HashedEncoder(8), 3), {"u": added(0, 1, 2), "v": added(2, score=0.25)}, 10)
+    line = describe_added(Nearest(HashedEncoder(8), 3), {"u": added(0, 1, 2), "v": added(2, score=0.25)}, 10)
     assert line == (
-        "Nearest: 1 to 3 rows for each client (mean 2.0); 3 different public rows in all; scores 0.250 to 0.500; "
+        "Nearest: 1 to 3 rows for each client (mean 2.0); 3 different public rows in total; scores 0.250 to 0.500; "
         "fewer than number=3 for 1 of 2 clients: there were no more to choose from"
     )
-    assert line.replace("there were no more to choose from", "only 2 rows are public") == report(
+    assert line.replace("there were no more to choose from", "only 2 rows are public") == describe_added(
         Nearest(HashedEncoder(8), 3), {"u": added(0, 1, 2), "v": added(2, score=0.25)}, 2
     )
 
@@ -90,4 +90,4 @@ def test_an_augmentation_that_breaks_its_word_is_refused(given, complaint):
 def test_what_is_right_is_not_refused():
     generated = [Added({"response": "r"}), Added({"response": "r"})]
     check_added(Nearest(HashedEncoder(8), 2), {"u": added(0, 3), "v": [], "w": generated}, ["u", "v", "w"], 4)
-    assert "set public_source" in nothing_public(Nearest(HashedEncoder(8), 2))
+    assert "set public_source" in describe_missing_public(Nearest(HashedEncoder(8), 2))

@@ -179,7 +179,7 @@ def test_too_long_rows_are_not_drawn_as_private(build):
     assert len(seen) == 5
     assert {int(word[1:]) % 2 for word in seen} == {0}
     with pytest.raises(
-        ValueError, match=r"private_rows=7, but 6 of the 12 rows .* Lower private_rows or raise"
+        ValueError, match=r"private_rows=7, but 6 of the 12 rows .*: lower private_rows or raise"
     ):
         build(Every(number=2), own, None, private_rows=7, max_tokens=10)
 
@@ -201,9 +201,9 @@ def test_invented_rows(build, words, caplog):
 
 
 def test_an_empty_public_set_is_refused(build, tmp_path):
-    with pytest.raises(ValueError, match=r"Every chooses from public rows, but there are none: set public_s"):
+    with pytest.raises(ValueError, match=r"Every selects from public rows, but there are none: set public_s"):
         build(Every(), public=None)
-    with pytest.raises(RowsError, match=r"there are none.*Left out: 0 public rows.*8 equal to a client's"):
+    with pytest.raises(RowsError, match=r"there are none.*left out: 0 public rows.*8 equal to a client's"):
         build(Every(), public=OWN)
     with pytest.raises(RowsError, match=r"there are none.*1 too long"):
         build(Every(), public=[{"instruction": "w1", "output": "x " * 60}], max_tokens=20)

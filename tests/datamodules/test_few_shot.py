@@ -118,13 +118,13 @@ def test_rows_to_test_on_do_not_come_back_as_public_ones(build, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"columns": {"category": "kind"}}, r"columns.category=kind and few_shot both say"),
-        ({"pseudo_labels": PseudoLabels(HashedEncoder(8), 3)}, r"pseudo_labels and few_shot both say"),
-        ({"test_source": "rows.jsonl"}, r"few_shot.rest_as_test=2 and test_source both say what to test on"),
-        ({"holdout": Holdout("kind", ["k"])}, r"few_shot.rest_as_test=2 and holdout both say"),
+        ({"columns": {"category": "kind"}}, r"columns.category=kind and few_shot both define"),
+        ({"pseudo_labels": PseudoLabels(HashedEncoder(8), 3)}, r"pseudo_labels and few_shot both define"),
+        ({"test_source": "rows.jsonl"}, r"few_shot.rest_as_test=2 and test_source both define the test rows"),
+        ({"holdout": Holdout("kind", ["k"])}, r"few_shot.rest_as_test=2 and holdout both define"),
         (
             {"kind": AugmentedInstructionDataModule, "private_rows": 5},
-            r"private_rows=5 and few_shot both say which rows",
+            r"private_rows=5 and few_shot both select",
         ),
     ],
 )

@@ -51,7 +51,7 @@ def test_clients_are_made_of_labels(build, alpha):
 
 
 def test_labels_and_a_column_are_refused(build):
-    with pytest.raises(ValueError, match=r"columns.category=kind and pseudo_labels both say"):
+    with pytest.raises(ValueError, match=r"columns.category=kind and pseudo_labels both define"):
         build(columns={"category": "kind"}, pseudo_labels=PseudoLabels(HashedEncoder(8), 3))
     with pytest.raises(ValueError, match=r"pseudo_labels.number=1"):
         PseudoLabels(HashedEncoder(8), 1)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedlight.augmentation.less.features import Moments, RandomProjection, gradient_features, influence
 from fedlight.augmentation.less.warm_up import Epoch, warm_up
-from fedlight.datamodules.instructions.augmentation_record import digest_of
+from fedlight.datamodules.instructions.augmentation_record import digest_rows
 from fedlight.datamodules.text.examples import ResponseExamples, collate_responses
 from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.sft import SFTModule
@@ -75,8 +75,8 @@ def find_blocks(
     """Return the blocks of a run in the folder of all runs, where its key follows from all other arguments."""
     if folder is None:
         return ScoredBlocks(None)
-    texts = [(client, digest_of(rows)) for client, rows in clients.items()]
-    key = json.dumps([settings, seed, texts, digest_of(public)], sort_keys=True)
+    texts = [(client, digest_rows(rows)) for client, rows in clients.items()]
+    key = json.dumps([settings, seed, texts, digest_rows(public)], sort_keys=True)
     return ScoredBlocks(Path(folder).expanduser() / hashlib.blake2b(key.encode(), digest_size=8).hexdigest())
 
 
