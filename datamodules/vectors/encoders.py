@@ -23,9 +23,14 @@ import numpy as np
 
 from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
 from fedlight.support.console import progress_bar
-from fedlight.support.hub_errors import NAME, hub_asked_once, hub_errors
+from fedlight.support.hub_errors import (
+    NAME,
+    hub_asked_once,
+    hub_errors,
+    shorten_load_errors,
+    silence_transformers,
+)
 from fedlight.support.needs import Model, Need
-from fedlight.support.words import first_line
 
 CACHED_AT_ONCE = 1024  # an interruption loses at most so many texts
 WEIGHTS = ".safetensors"
@@ -256,31 +261,18 @@ class SentenceEncoder(Encoder):
     def _load(self) -> Any:
         if self._network is None:
             import torch
-            from safetensors import SafetensorError
             from sentence_transformers import SentenceTransformer
-            from transformers.utils import logging as messages
 
-            folder, level, bars = self.folder, messages.get_verbosity(), messages.is_progress_bar_enabled()
-            messages.set_verbosity_error()
-            messages.disable_progress_bar()
-            try:
-                with torch.random.fork_rng(
-                    devices=[]
-                ):  # loading draws initial weights from the run's random stream
-                    self._network = SentenceTransformer(
-                        str(folder),
-                        device=None if self.device == "auto" else self.device,
-                        trust_remote_code=self.trust_remote_code,
-                        local_files_only=True,
-                        model_kwargs={"use_safetensors": True},
-                    )
-            except (OSError, ValueError, SafetensorError) as error:
-                reason = first_line(error)
-                raise OSError(f"model={self.model!r} cannot be loaded: {reason}") from None
-            finally:
-                messages.set_verbosity(level)
-                if bars:
-                    messages.enable_progress_bar()
+            # Loading draws initial weights, which must not advance the run's random stream.
+            folder, fork = self.folder, torch.random.fork_rng(devices=[])
+            with shorten_load_errors(self.model), silence_transformers(), fork:
+                self._network = SentenceTransformer(
+                    str(folder),
+                    device=None if self.device == "auto" else self.device,
+                    trust_remote_code=self.trust_remote_code,
+                    local_files_only=True,
+                    model_kwargs={"use_safetensors": True},
+                )
             if self.max_tokens is not None:
                 self._network.max_seq_length = self.max_tokens
         return self._network

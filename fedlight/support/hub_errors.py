@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedlight.support.words import first_line
+
 SECONDS = 8
 """Time limit of the hub's first answer, longer than a slow network needs."""
 NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -107,3 +109,31 @@ def _answers(endpoint: str) -> bool:
     except Exception:  # its class depends on the HTTP library, which has changed several times
         return False
     return True
+
+
+@contextmanager
+def shorten_load_errors(model: str) -> Iterator[None]:
+    """Turn an error inside ``transformers``, which may have many lines, into an OSError of one line."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
+        reason = first_line(error)
+        raise OSError(f"model={model!r} cannot be loaded: {reason}") from None
+
+
+@contextmanager
+def silence_transformers() -> Iterator[None]:
+    """Silence progress bars and reports of a new head."""
+    from transformers.utils import logging as messages
+
+    level, has_bars = messages.get_verbosity(), messages.is_progress_bar_enabled()
+    messages.set_verbosity_error()
+    messages.disable_progress_bar()
+    try:
+        yield
+    finally:
+        messages.set_verbosity(level)
+        if has_bars:
+            messages.enable_progress_bar()

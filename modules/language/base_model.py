@@ -6,8 +6,6 @@ the last two through bitsandbytes. Only safetensors files are read.
 """
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,12 @@ from torch import nn
 from fedlight.devices import hardware
 from fedlight.devices.quantization import HEADS, quiet_int8
 from fedlight.modules.language.streams import own_stream
-from fedlight.support.hub_errors import check_hub_name, hub_asked_once
-from fedlight.support.words import first_line
+from fedlight.support.hub_errors import (
+    check_hub_name,
+    hub_asked_once,
+    shorten_load_errors,
+    silence_transformers,
+)
 
 BASES = ("plain", "int8", "nf4")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -61,9 +63,9 @@ def load_base(
     loader = AutoModelForCausalLM if num_labels is None else AutoModelForSequenceClassification
     config = read_config(model, trust_remote_code, num_labels)
     with (
-        _shorten_load_errors(model),
+        shorten_load_errors(model),
         hub_asked_once(where),
-        _silence_transformers(),
+        silence_transformers(),
         own_stream(seed, device),
     ):
         network, report = loader.from_pretrained(
@@ -92,7 +94,7 @@ def read_config(model: str, trust_remote_code: bool = False, num_labels: int | N
     from transformers import AutoConfig
 
     where, labels = find_model(model), {} if num_labels is None else {"num_labels": num_labels}
-    with _shorten_load_errors(model), hub_asked_once(where), _silence_transformers():
+    with shorten_load_errors(model), hub_asked_once(where), silence_transformers():
         config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code, **labels)
     if num_labels is not None:
         # The cache is for generating text; with gradient checkpointing transformers warns of it.
@@ -115,7 +117,7 @@ def load_tokenizer(model: str, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer
 
     where = find_model(model)
-    with _shorten_load_errors(model), hub_asked_once(where), _silence_transformers():
+    with shorten_load_errors(model), hub_asked_once(where), silence_transformers():
         tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code)
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
@@ -223,31 +225,3 @@ def _quantization_options(
         options = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
     settings = BitsAndBytesConfig(**options, llm_int8_skip_modules=skipped)
     return {"quantization_config": settings, "device_map": {"": device}}
-
-
-@contextmanager
-def _shorten_load_errors(model: str) -> Iterator[None]:
-    """Turn an error inside ``transformers``, which may have many lines, into an OSError of one line."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, ValueError, SafetensorError) as error:
-        reason = first_line(error)
-        raise OSError(f"model={model!r} cannot be loaded: {reason}") from None
-
-
-@contextmanager
-def _silence_transformers() -> Iterator[None]:
-    """Silence progress bars and the report of a new head, which :func:`load_base` checks."""
-    from transformers.utils import logging as messages
-
-    level, has_bars = messages.get_verbosity(), messages.is_progress_bar_enabled()
-    messages.set_verbosity_error()
-    messages.disable_progress_bar()
-    try:
-        yield
-    finally:
-        messages.set_verbosity(level)
-        if has_bars:
-            messages.enable_progress_bar()
