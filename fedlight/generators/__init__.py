@@ -1,1 +1,15 @@
-"""Generators of text: endpoints, local models and saved answers."""
+"""Generators of text: whatever answers a prompt for Self-Instruct or a judge.
+
+The interface is `endpoint.TextGenerator`. `endpoint` asks a server through the ``openai`` package and keeps its answers
+(`answer_cache`) within limits (`request_costs`); `local_generator` asks a model of this machine, `toy_teacher` none.
+"""
+
+from fedlight.support.lazy import lazy_names
+
+_FILES = {
+    **dict.fromkeys(("ChatEndpoint", "TextGenerator"), "endpoint"),
+    **{"LocalGenerator": "local_generator", "ToyTeacher": "toy_teacher"},
+}
+
+__all__ = [*_FILES]
+__getattr__ = lazy_names(__name__, _FILES)

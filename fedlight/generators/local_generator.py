@@ -1,4 +1,4 @@
-"""A language model on this machine as the generator of Self-Instruct: no row leaves it."""
+"""Language model on this machine as a text generator: no prompt leaves it."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,11 @@ CHAT = "chat"
 STOP = ("\nInstruction 4", "\nExample 2", "\n### Instruction")
 
 CUT_SHARE = 0.98
-"""Of ``max_new_tokens``: from there on an answer counts as cut off. Its tokens are counted anew, which may be fewer."""
+"""Share of ``max_new_tokens`` from which an answer counts as cut off: its text may have fewer tokens than were drawn."""
 
 
 class LocalGenerator(TextGenerator):
-    """Answers prompts with a model, and an adapter on it, of this machine; it is loaded at the first prompt.
+    """Text generator that asks a model of this machine, with or without an adapter; the first prompt loads it.
 
     Args:
         model: hub name, folder, or ``"toy"``.
@@ -94,11 +94,11 @@ class LocalGenerator(TextGenerator):
 
     @classmethod
     def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
-        """The model."""
+        """Return the model."""
         return [Model(settings["model"])]
 
     def complete(self, prompts: Sequence[str], draw: int = 0) -> list[str]:
-        """Answers each prompt; see `TextGenerator`. One that does not fit into the model has no answer.
+        """Return an answer to each prompt; empty for a prompt that does not fit into the model. See `TextGenerator`.
 
         Raises:
             OSError: there is no such model.
@@ -119,15 +119,15 @@ class LocalGenerator(TextGenerator):
         return answers
 
     def settings(self) -> dict[str, object]:
-        """See `TextGenerator`; a folder counts by what is in it."""
+        """Return the arguments on which answers depend; of folders, digests of their content."""
         return {**super().settings(), **self._contents}
 
     def usage(self) -> dict[str, int]:
-        """Answers given, those of them that were cut off at ``max_new_tokens``, and prompts that were too long."""
+        """Return counts of answers, of those cut off at ``max_new_tokens``, and of prompts that were too long."""
         return dict(self._counts)
 
     def release(self) -> None:
-        """Frees the model."""
+        """Free the model."""
         self._module = self._new()
 
     @cached_property
@@ -156,7 +156,7 @@ class LocalGenerator(TextGenerator):
         return self._module
 
     def _filled(self, prompt: str) -> str:
-        """The prompt in its template, without the opening token: every prompt gets that when it is encoded."""
+        """Return the prompt in its template, without the opening token, which is added when it is encoded."""
         if self._template is not None:
             return self._template.render({self._template.slots[0]: prompt}).text
         if self.template != CHAT:
@@ -185,7 +185,7 @@ class LocalGenerator(TextGenerator):
 
 
 def make_ready(module: LanguageModule, device: str) -> None:
-    """Loads a module's model to ask it, not to train it.
+    """Load a module's model for inference.
 
     Args:
         module: whose model is not loaded yet.

@@ -43,7 +43,7 @@ class ToyTeacher(TextGenerator):
         self._answers = 0
 
     def complete(self, prompts: Sequence[str], draw: int = 0) -> list[str]:
-        """See `TextGenerator`; the answer to a prompt is a function of it, the settings and ``draw``."""
+        """Return an answer to each prompt, a function of it, the settings and ``draw``."""
         self._answers += len(prompts)
         return [self._complete_one(prompt, draw) for prompt in prompts]
 

@@ -1,13 +1,12 @@
-"""``fedlight report``: one HTML page about one run or several, and every figure of it as PNG and CSV."""
+"""Report: what runs have left behind, as one HTML page, with every figure as PNG and CSV beside it.
 
-from collections.abc import Sequence
-from pathlib import Path
+`runs` reads folders of finished, running or damaged runs; `sections` makes the page's headings from them; `figures` draws,
+for the page and for stages of recipes; `page` writes the file. Nothing here trains, and no file is trusted.
+"""
 
+from fedlight.support.lazy import lazy_names
 
-def write_report(
-    folders: Sequence[str | Path], output: str | Path | None = None, private: bool = False
-) -> Path:
-    """Write the page about runs, as `fedlight.report.page.write_report` does; the first call loads matplotlib."""
-    from fedlight.report import page
+_FILES = {"write_report": "page"}
 
-    return page.write_report(folders, output, private)
+__all__ = [*_FILES]
+__getattr__ = lazy_names(__name__, _FILES)

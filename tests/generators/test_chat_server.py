@@ -5,6 +5,7 @@ import email.utils
 import re
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 from chat_stub import ChatStub, Reply, refuse, say
@@ -196,6 +197,21 @@ def test_without_a_key_nothing_is_sent(key, words, monkeypatch):
     with ChatStub(lambda body, number: say("x")) as stub, pytest.raises(ValueError, match=words):
         ask(stub, key="THE_KEY")
     assert not stub.bodies
+
+
+@pytest.mark.parametrize("reply", [say("fine"), refuse(401, f"bad key {KEY}")], ids=["answer", "refusal"])
+def test_no_log_has_the_key_or_the_prompt(reply, monkeypatch, caplog):
+    monkeypatch.setenv("THE_KEY", KEY)
+    with ChatStub(lambda body, number: reply) as stub, caplog.at_level("DEBUG"), suppress(OSError):
+        server = ChatServer(stub.base_url, "THE_KEY", 60.0, 0, 0.001)
+        server.ask(
+            {"name": {"messages": [{"role": "user", "content": "private words"}]}}, 1, lambda *kept: None
+        )
+    assert stub.headers[0]["Authorization"] == f"Bearer {KEY}"
+    logged = "\n".join(record.getMessage() for record in caplog.records)
+    assert "POST" in logged
+    assert KEY not in logged
+    assert "private words" not in logged
 
 
 @pytest.mark.parametrize("given", [KEY, "", "$THE_KEY", "THE KEY"])

@@ -239,7 +239,7 @@ from fedlight.generators.endpoint import ChatEndpoint
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 ChatEndpoint({stub.base_url!r}, "m", api_key_variable=None, cache=None).complete(["a"])
 """
-        root = Path(__file__).parents[1]
+        root = Path(__file__).parents[2]
         process = subprocess.Popen([sys.executable, "-c", code], cwd=root, stderr=subprocess.PIPE)
         assert asked.wait(60)
         process.send_signal(signal.SIGINT)
