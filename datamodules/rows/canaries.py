@@ -7,7 +7,7 @@ guessed, and neither follows from the other.
 """
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from string import Formatter
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from fedlight.datamodules.rows.fields import NO_SLOTS
 from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
-from fedlight.support.types import Fields
+from fedlight.support.types import Fields, FieldsByClient
 
 DIGITS = tuple("0123456789")
 LEAST_ALTERNATIVES = 1000
@@ -75,7 +75,7 @@ class Canaries:
                 f"canaries.instruction={self.instruction!r} must have the slot {{key}}, {{client}} or both, and no other"
             )
 
-    def plant(self, clients: Mapping[str, Sequence[Fields]]) -> dict[str, list[Fields]]:
+    def plant(self, clients: FieldsByClient) -> dict[str, list[Fields]]:
         """Return the canaries of each client, with the slots of the clients' rows; the caller adds each `repeats` times.
 
         A client's canaries depend on its id, the settings and the ids of the other clients only.
@@ -117,7 +117,7 @@ class Canaries:
     def _words(self) -> Sequence[str]:
         return DIGITS if self.words is None else self.words
 
-    def _find_slots(self, clients: Mapping[str, Sequence[Fields]]) -> list[str]:
+    def _find_slots(self, clients: FieldsByClient) -> list[str]:
         row: Fields = next((row for rows in clients.values() for row in rows), {})
         slots = [name for name in row if name not in NO_SLOTS]
         if self.slot not in slots:
