@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fedlight.evaluation.sandbox import landlock, missing_protection
+from fedlight.evaluation.sandbox import missing_protection
 from fedlight.evaluation.sandbox.process import INSIDE
-from fedlight.evaluation.sandbox.protection import protection
+from fedlight.evaluation.sandbox.protection import file_rights, landlock_version, protection
 
 pytestmark = pytest.mark.skipif(missing_protection() is not None, reason=f"{missing_protection()}")
 
@@ -47,7 +47,7 @@ print(attempt(lambda: os.execv("/bin/sh", ["sh"])), attempt(lambda: os.execv({st
 print(attempt(lambda: open({str(tmp_path / "b")!r}, "w").write("x")))
 print(attempt(lambda: socket.create_connection(("127.0.0.1", 9))))
 """)
-    tcp = "refused 13" if landlock.landlock_version() >= 4 else "refused 111"
+    tcp = "refused 13" if landlock_version() >= 4 else "refused 111"
     assert found == f"refused 13 refused 13\nrefused 13 refused 13\n1\n{tcp}\n"
 
 
@@ -73,7 +73,7 @@ print(*[line for line in open("/proc/self/status") if line.startswith(("CapEff",
 
 def test_a_kernel_that_does_not_follow_is_noticed(tmp_path: Path) -> None:
     """Rules under which everything is allowed: the process refuses to go on."""
-    order = {**protection(tmp_path), "rules": [("/", landlock.file_rights(landlock.landlock_version()))]}
+    order = {**protection(tmp_path), "rules": [("/", file_rights(landlock_version()))]}
     limits = {"cpu_seconds": 60, "memory_mib": 256, "file_mib": 1, "open_files": 32}
     found = printed(f"""
 from inside import lock

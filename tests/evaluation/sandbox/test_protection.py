@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlight.evaluation.sandbox import SandboxError, check_function, landlock, missing_protection, run_python
+from fedlight.evaluation.sandbox import SandboxError, check_function, missing_protection, run_python
 from fedlight.evaluation.sandbox.seccomp import CHECKED, MACHINES, seccomp_filter
 
 ALLOWED, REFUSED, KILLED = 0x7FFF0000, 0x00050001, 0x80000000
@@ -97,7 +97,7 @@ def test_a_kernel_without_landlock_is_refused(
     def fails() -> int:
         raise OSError(number, errno.errorcode[number])
 
-    monkeypatch.setattr(landlock, "landlock_version", fails)
+    monkeypatch.setattr("fedlight.evaluation.sandbox.protection.landlock_version", fails)
     assert words in (missing_protection() or "")
     for attempt in (lambda: run_python("print(1)"), lambda: check_function("def f(): pass", "f", "f()")):
         with pytest.raises(SandboxError, match=r"not run unprotected: .*unprotected=True") as caught:
