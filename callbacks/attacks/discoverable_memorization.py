@@ -19,14 +19,7 @@ from fedlight.support.seeding import derive_seed
 
 
 class Question(NamedTuple):
-    """Prompt for the model, with the true response.
-
-    Attributes:
-        client: id of the client whose row it is.
-        prompt: rendered prompt.
-        response: true response.
-        planted: whether the row is a canary.
-    """
+    """Prompt for the model and the true response, from a client's row or its canary (``planted``)."""
 
     client: str
     prompt: str

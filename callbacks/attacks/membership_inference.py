@@ -43,14 +43,7 @@ class ScoresTexts(Protocol):
 
 
 class Candidate(NamedTuple):
-    """Text that was or was not trained on.
-
-    Attributes:
-        member: whether it was trained on.
-        client: id of the client that did; empty for others.
-        prompt: rendered prompt.
-        response: text whose loss counts.
-    """
+    """Response after its prompt, of a row that ``client`` trained on (``member``), or that nobody did (client "")."""
 
     member: bool
     client: str

@@ -243,14 +243,10 @@ class ClientAccuracy(L.Callback):
 def client_row(
     client: str, examples: int, shares: np.ndarray, selector: int | None, known: Mapping[str, str]
 ) -> Row:
-    """Return a row of ``clients.csv``.
+    """Return a row of ``clients.csv``, without its stage and round.
 
-    Args:
-        client: its id.
-        examples: number of its examples that were evaluated.
-        shares: share of them on which the vote and each of U selectors are right, ``(1 + U,)``, in [0, 1].
-        selector: the client's own, None where clients are not grouped.
-        known: client id -> its known group.
+    ``shares`` are those of right examples, in [0, 1], for the vote and each of U selectors, ``(1 + U,)``; ``selector`` is
+    the client's own, None where clients are not grouped.
 
     Example:
         >>> row = client_row("c1", 4, np.array([0.5, 0.25, 1.0]), selector=1, known={})

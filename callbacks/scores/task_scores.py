@@ -202,11 +202,6 @@ def answers_of_own_models(
     Each client's model answers by itself, as it has weights of its own. Afterwards the module's parameters are equal
     to those before, bit for bit.
 
-    Args:
-        module: answers prompts and has the parameters of the global model.
-        loop: knows the clients' own parameters.
-        tasks: name -> task.
-
     Returns:
         Task -> one record for each client and row, with ``client``; and task -> client -> its score, in [0, 1].
 

@@ -28,11 +28,7 @@ def per_client(correct: np.ndarray, indices: Mapping[str, np.ndarray]) -> dict[s
 
 
 def worst_share_mean(values: Sequence[float], share: float) -> float:
-    """Return the mean of the lowest ``ceil(share * n)`` of n values.
-
-    Args:
-        values: at least one.
-        share: in (0, 1].
+    """Return the mean of the lowest ``ceil(share * n)`` of n values, at least one; the share lies in (0, 1].
 
     Example:
         >>> worst_share_mean([0.9, 0.5, 0.75, 0.25], share=0.3)

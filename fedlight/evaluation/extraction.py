@@ -51,10 +51,7 @@ class Opening(NamedTuple):
 
 
 def opening_of(forms: Sequence[str]) -> Opening:
-    r"""Return the opening of a template.
-
-    Args:
-        forms: texts with slots in braces, such as Alpaca's with and without an input.
+    r"""Return the opening of a template, given its forms: texts with slots in braces.
 
     Raises:
         ValueError: a form has no slot, or begins with one.
@@ -126,11 +123,7 @@ class Match(NamedTuple):
 
 
 def matches(texts: Sequence[str], references: Sequence[str]) -> list[Match]:
-    """Compare each text with every reference.
-
-    Args:
-        texts: texts of a model.
-        references: training texts, at least one.
+    """Compare each of a model's texts with every reference, at least one.
 
     Example:
         >>> [found] = matches(["Name a  planet."], ["Add two numbers.", "Name a planet."])
@@ -148,12 +141,7 @@ def matches(texts: Sequence[str], references: Sequence[str]) -> list[Match]:
 def memory_metrics(
     texts: Sequence[str], references: Sequence[str], found: Sequence[Match]
 ) -> dict[str, float]:
-    """Return the metrics of memory extraction, each in [0, 1].
-
-    Args:
-        texts: texts of a model, at least one.
-        references: training texts.
-        found: result of :func:`matches`.
+    """Return the metrics of memory extraction, each in [0, 1], with ``found`` from :func:`matches`.
 
     Returns:
         ``rouge_l``, the mean over all pairs; ``rouge_l_best``, the mean of the best matches; ``exact``, the share of texts
@@ -174,12 +162,7 @@ def memory_metrics(
 
 
 class Recall(NamedTuple):
-    """Similarity of an answer to the true one.
-
-    Attributes:
-        rouge_l: in [0, 1].
-        exact: whether the two are equal.
-    """
+    """ROUGE-L of an answer with the true one, in [0, 1], and whether both are equal."""
 
     rouge_l: float
     exact: bool
@@ -212,12 +195,8 @@ def contains_secret(texts: Sequence[str], secret: str) -> bool:
 def exposure(log_prob: float, others: Sequence[float]) -> float:
     """Return the exposure of a planted secret in bits, 1.4 on average if it was never seen.
 
-    log2 of the number of candidates, the secret included, minus log2 of the secret's rank by likelihood; equally likely
-    candidates rank before it.
-
-    Args:
-        log_prob: of the secret.
-        others: of random secrets of the same kind, at least one.
+    log2 of the number of candidates, the secret and at least one random other, minus log2 of the secret's rank by
+    log-probability; equally likely candidates rank before it.
 
     Example:
         >>> exposure(-1.0, [-2.0, -3.0, -4.0]), exposure(-3.5, [-2.0, -3.0, -4.0])
@@ -228,12 +207,7 @@ def exposure(log_prob: float, others: Sequence[float]) -> float:
 
 
 def round_robin(rows: Mapping[str, Sequence[T]], number: int, seed: int) -> list[tuple[str, T]]:
-    """Return rows of each client in turn, clients and rows in a drawn order, until there are enough or no more.
-
-    Args:
-        rows: client id -> its rows.
-        number: largest number of rows.
-        seed: the result depends on it, on the clients' ids and on their rows only.
+    """Return up to ``number`` rows of the clients in turn; clients and rows have an order drawn by seed and names.
 
     Example:
         >>> [client for client, _ in round_robin({"a": [1, 2, 3], "b": [4]}, 3, seed=1)]

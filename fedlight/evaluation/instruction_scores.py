@@ -49,10 +49,7 @@ def ifs(conditional: ArrayLike, unconditional: ArrayLike) -> np.ndarray:
 
 
 def ppl(conditional: ArrayLike) -> np.ndarray:
-    """Return the perplexity of the response after its prompt, at least 1.
-
-    Args:
-        conditional: see `ifs`.
+    """Return the perplexity of the response after its prompt, at least 1, from the losses L(y | x).
 
     Example:
         >>> ppl([0.0]).tolist()

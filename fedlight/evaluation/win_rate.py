@@ -51,11 +51,9 @@ class WinTieLose(NamedTuple):
 
 
 def win_rate(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the share of prompts on which our answer's score is higher, in [0, 1]; a tie counts one half.
+    """Return the share of prompts, in [0, 1], on which our answer scores higher; a tie counts one half.
 
-    Args:
-        ours: scores of our answers, ``(prompts,)``.
-        theirs: scores of the other model's answers to the same prompts.
+    Both scores are ``(prompts,)``, for answers to the same prompts.
 
     Raises:
         ValueError: no prompt, or not the same number of both.

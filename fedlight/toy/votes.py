@@ -91,11 +91,7 @@ class Voter(NamedTuple):
 
 
 def group_taste(group: str, opposition: float) -> tuple[float, ...]:
-    """Return a group's weights of the six traits.
-
-    Args:
-        group: a name of `GROUPS`.
-        opposition: 0 gives every group the common taste, 1 tastes that contradict each other.
+    """Return a group's weights of the six traits: the common taste at ``opposition`` 0, the group's opposed one at 1.
 
     Example:
         >>> group_taste("warm", 0.0) == COMMON, group_taste("warm", 1.0) == OPPOSED["warm"]
@@ -133,15 +129,7 @@ def utility(taste: tuple[float, ...], traits: Traits) -> float:
 
 
 def vote(rng: random.Random, taste: tuple[float, ...], a: Traits, b: Traits, noise: float) -> Choice:
-    """Return a client's noisy choice between two summaries.
-
-    Args:
-        rng: source of the noise.
-        taste: of the client.
-        a: traits of the summary shown first.
-        b: traits of the other.
-        noise: scale of the logistic noise, 0 for none.
-    """
+    """Return a client's choice between two summaries with logistic noise of scale ``noise``; ``a`` is shown first."""
     uniform = rng.random() or 0.5
     difference = utility(taste, a) - utility(taste, b) + noise * math.log(uniform / (1 - uniform))
     if abs(difference) < TIE_MARGIN:

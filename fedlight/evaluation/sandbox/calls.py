@@ -15,12 +15,7 @@ from typing import Any
 
 
 class Remote:
-    """Function in another process.
-
-    Args:
-        requests: file descriptor to which calls are written.
-        answers: file descriptor from which answers are read.
-    """
+    """Function in another process, by file descriptors for its calls and its answers."""
 
     def __init__(self, requests: int, answers: int) -> None:
         self.requests, self.answers = requests, answers
