@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from fedlight.callbacks.attacks.records import GLOBAL, AttackTable, remove_later
 from fedlight.callbacks.logs.trainer import find_callback, log_now
-from fedlight.callbacks.loop.round_table import Row
+from fedlight.callbacks.loop.round_table import Record
 from fedlight.evaluation.tasks.model import KnowsWhatFits
 from fedlight.federation.client import Upload
 from fedlight.federation.state import State
@@ -75,7 +75,7 @@ class TakesUploads(Protocol):
     """
 
     rounds_done: int
-    visit_records: list[Row]
+    visit_records: list[Record]
 
     @property
     def upload(self) -> Upload | None:
@@ -145,7 +145,7 @@ class Attack(L.Callback, ABC):
         self._before: str | None = None
         self._table: AttackTable | None = None
         self._uploads: dict[str, Found] = {}
-        self._seen: Row | None = None
+        self._seen: Record | None = None
         self._reported: set[str | None] = set()
 
     @abstractmethod

@@ -98,7 +98,7 @@ class PredictionWriter(L.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Record that all batches before this one are complete."""
+        """Note that all batches before this one are complete."""
         if dataloader_idx > 0:
             raise ValueError(
                 f"PredictionWriter writes {self.path} from one predict loader, the datamodule has several"

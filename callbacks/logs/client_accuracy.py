@@ -17,7 +17,7 @@ from torchmetrics import Metric
 
 from fedlight.callbacks.logs.group_log import GroupsClients, find_grouping, known_groups, read_selectors
 from fedlight.callbacks.logs.trainer import KeepsOwnModels, find_own_models, log_now
-from fedlight.callbacks.loop.round_table import RoundTable, Row
+from fedlight.callbacks.loop.round_table import Record, RoundTable
 from fedlight.callbacks.loop.run import parameters_of, ready
 from fedlight.evaluation.by_client import per_client, spread
 from fedlight.support.torch_parts import eval_mode
@@ -178,7 +178,7 @@ class ClientAccuracy(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._last_round, self._before = state_dict["last_round"], state_dict.get("before")
 
-    def _evaluate(self, trainer: L.Trainer, module: L.LightningModule, stage: str) -> list[Row]:
+    def _evaluate(self, trainer: L.Trainer, module: L.LightningModule, stage: str) -> list[Record]:
         """Log the accuracies of the finished pass and return a row for each client."""
         data = trainer.datamodule  # type: ignore[attr-defined]
         correct, self._outputs = _stack_outcomes(self._outputs), []
@@ -195,7 +195,7 @@ class ClientAccuracy(L.Callback):
 
     def _log(
         self, trainer: L.Trainer, module: L.LightningModule, stage: str, correct: np.ndarray, indices: Indices
-    ) -> list[Row]:
+    ) -> list[Record]:
         selectors, known = self._own_selectors(correct.shape[1] - 1), known_groups(trainer)
         shares = per_client(correct, indices)
         rows = [
@@ -230,7 +230,7 @@ class ClientAccuracy(L.Callback):
             )
         return selectors
 
-    def _replace(self, stage: str, rows: Sequence[Row]) -> None:
+    def _replace(self, stage: str, rows: Sequence[Record]) -> None:
         if rows:
             self._table.replace("stage", stage, [{"stage": stage, "round": "", **row} for row in rows])
 
@@ -242,7 +242,7 @@ class ClientAccuracy(L.Callback):
 
 def client_row(
     client: str, examples: int, shares: np.ndarray, selector: int | None, known: Mapping[str, str]
-) -> Row:
+) -> Record:
     """Return a row of ``clients.csv``, without its stage and round.
 
     ``shares`` are those of right examples, in [0, 1], for the vote and each of U selectors, ``(1 + U,)``; ``selector`` is

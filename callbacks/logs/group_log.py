@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.callbacks.loop.round_table import RoundTable, Row
+from fedlight.callbacks.loop.round_table import Record, RoundTable
 from fedlight.evaluation.group_agreement import group_metrics
 
 
@@ -103,12 +103,12 @@ class GroupLog(L.Callback):
         self._before = state_dict.get("before")
 
 
-def group_rows(found: GroupsClients, known: Mapping[str, str]) -> list[Row]:
+def group_rows(found: GroupsClients, known: Mapping[str, str]) -> list[Record]:
     """Return the rows of one grouping, in the order of the clients."""
-    rows: list[Row] = []
+    rows: list[Record] = []
     for client, selector in found.groups.items():
         losses = {f"loss_{index}": loss for index, loss in enumerate(found.losses.get(client, ()))}
-        row: Row = {"round": found.grouped_round or 0, "client": client, "selector": selector, **losses}
+        row: Record = {"round": found.grouped_round or 0, "client": client, "selector": selector, **losses}
         rows.append(row | ({"known_group": known.get(client, "")} if known else {}))
     return rows
 

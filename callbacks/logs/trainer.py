@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 import lightning as L
 import torch
 
-from fedlight.callbacks.loop.round_table import Row
+from fedlight.callbacks.loop.round_table import Record
 from fedlight.federation.state import State
 
 
@@ -20,7 +20,7 @@ class KeepsOwnModels(Protocol):
     """
 
     clients: Mapping[str, Any]
-    visit_records: list[Row]
+    visit_records: list[Record]
 
     def own_state(self, client_id: str) -> State | None:
         """Return the parameters with which a client would train on alone; None for the global ones."""

@@ -12,7 +12,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.callbacks.logs.trainer import find_callback
-from fedlight.callbacks.loop.round_table import RoundTable, Row
+from fedlight.callbacks.loop.round_table import Record, RoundTable
 
 
 @runtime_checkable
@@ -25,7 +25,7 @@ class RecordsVisits(Protocol):
         rounds_done: number of rounds with a finished server step; after a resume, the first round to be trained again.
     """
 
-    visit_records: list[Row]
+    visit_records: list[Record]
     rounds_done: int
 
 
@@ -44,7 +44,7 @@ class VisitLog(L.Callback):
     def __init__(self, path: str | None = None) -> None:
         self.path = path
         self._loop: RecordsVisits | None = None
-        self._restored: list[Row] = []
+        self._restored: list[Record] = []
         self._before: str | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -79,6 +79,6 @@ class VisitLog(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._restored, self._before = state_dict["records"], state_dict.get("before")
 
-    def _first_open(self, records: list[Row]) -> int:
+    def _first_open(self, records: list[Record]) -> int:
         """Return the first round whose rows are not in the file for certain: the round of the last records."""
         return int(records[0]["round"]) if records or self._loop is None else self._loop.rounds_done

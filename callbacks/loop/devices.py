@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedlight.callbacks.loop.buffers import BufferPolicy
 from fedlight.callbacks.loop.fitted_step import FittedStep
-from fedlight.callbacks.loop.round_table import Row
+from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import NoDevices, Run, ready
 from fedlight.devices.clock import REASONS, Job, Outcome, run_round
 from fedlight.devices.cost import CostMeter
@@ -254,7 +254,7 @@ class DeviceEmulation(NoDevices):
         if isinstance(self._module, KnowsBaseBits):
             self._module.base_bits = bits
 
-    def visited(self, visit: Visit, row: Row) -> Row:
+    def visited(self, visit: Visit, row: Record) -> Record:
         device, flops = self._devices[visit.client_id], self._flops[visit]
         sent = (row["bytes_down"], row["bytes_up"])
         if sent != self._planned_bytes[visit] and not row["reason"] and not self._said:
@@ -272,14 +272,14 @@ class DeviceEmulation(NoDevices):
         spent = {"flops": flops, **seconds, "joules": device.watts * sum(seconds.values())}
         return self._row(visit, row, spent)
 
-    def dropouts(self, round_idx: int) -> list[Row]:
+    def dropouts(self, round_idx: int) -> list[Record]:
         rows = []
         for outcome in self._outcomes:
             if outcome.reason:
                 visit = max(
                     self._asked[outcome.client_id], key=lambda own: self._fits[own].footprint.peak_bytes
                 )
-                done: Row = {
+                done: Record = {
                     "round": round_idx,
                     "client": visit.client_id,
                     "split": visit.split,
@@ -294,7 +294,7 @@ class DeviceEmulation(NoDevices):
                 rows.append(self._row(visit, done, _spent(outcome)))
         return rows
 
-    def _row(self, visit: Visit, row: Row, spent: Mapping[str, float]) -> Row:
+    def _row(self, visit: Visit, row: Record, spent: Mapping[str, float]) -> Record:
         device, fitted = self._devices[visit.client_id], self._fits[visit]
         return {
             **row,
@@ -310,7 +310,7 @@ class DeviceEmulation(NoDevices):
             "round_end_seconds": self.round_end_seconds,
         }
 
-    def metrics(self, rows: Sequence[Row]) -> dict[str, float]:
+    def metrics(self, rows: Sequence[Record]) -> dict[str, float]:
         reasons = Counter(outcome.reason for outcome in self._outcomes)
         return {
             "hours": self.round_end_seconds / 3600,

@@ -33,7 +33,7 @@ from fedlight.callbacks.loop.optimizers import (
     which_are_trained,
 )
 from fedlight.callbacks.loop.plan import RoundPlanner
-from fedlight.callbacks.loop.round_table import Row
+from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import (
     NoDevices,
     OpensLater,
@@ -164,7 +164,7 @@ class FederatedLoop(L.Callback):
         self.privacy = PrivacyAccount(aggregation, self.channel)
         self.rounds_done = 0
         self.clients: dict[str, Client] = {}
-        self.visit_records: list[Row] = []
+        self.visit_records: list[Record] = []
         self.visits: list[OpenVisit] = []
         self._devices = NoDevices()
         self._parameters: dict[str, Tensor] = {}

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from fedlight.support.files import full_disk_named, write_whole
 
-Row = dict[str, int | float | str]
+Record = dict[str, int | float | str]
+"""Row of a table of the run: column -> value."""
 
 
 class RoundTable:
@@ -52,7 +53,7 @@ class RoundTable:
                 "were there when the checkpoint was written. Move it away, and the log goes on without them"
             )
 
-    def append(self, rows: Sequence[Row]) -> None:
+    def append(self, rows: Sequence[Record]) -> None:
         """Add the rows of a round, unless there are none or the file has the round already."""
         if not rows or int(rows[0]["round"]) <= self.last_round:
             return
@@ -62,7 +63,7 @@ class RoundTable:
             file.write(_csv_text(rows, with_header=is_new))
         self.last_round = int(rows[0]["round"])
 
-    def replace(self, column: str, value: str, rows: Sequence[Row]) -> None:
+    def replace(self, column: str, value: str, rows: Sequence[Record]) -> None:
         """Replace the rows with ``value`` in ``column`` by ``rows``, at the end."""
         self._rewrite([*(row for row in self.rows() if row[column] != value), *rows])
 

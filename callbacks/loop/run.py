@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlight.callbacks.loop.buffers import put, put_back, snapshot
-from fedlight.callbacks.loop.round_table import Row
+from fedlight.callbacks.loop.round_table import Record
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.candidates import MIXED, SYNTHETIC
@@ -66,7 +66,7 @@ class NoDevices:
         """Return the name of the client's device in reports; empty without a device."""
         return ""
 
-    def dropouts(self, round_idx: int) -> list[Row]:
+    def dropouts(self, round_idx: int) -> list[Record]:
         """Return a row for each client that was asked and did not get through, with what it spent until then."""
         return []
 
@@ -76,11 +76,11 @@ class NoDevices:
     def restore(self) -> None:
         """Give the module the server's base again, after the last visit of a round or where one was broken off."""
 
-    def visited(self, visit: Visit, row: Row) -> Row:
+    def visited(self, visit: Visit, row: Record) -> Record:
         """Return the row of a finished visit with its costs on the client's device."""
         return row
 
-    def metrics(self, rows: Sequence[Row]) -> dict[str, float]:
+    def metrics(self, rows: Sequence[Record]) -> dict[str, float]:
         """Return metrics of a round that is over."""
         return {}
 
@@ -347,7 +347,7 @@ def visit_row(
     bytes_down: int,
     bytes_up: int,
     reason: str = "",
-) -> Row:
+) -> Record:
     """Return the row of a finished visit; one that is left out has a reason and no loss, which would be NaN."""
     return {
         "round": round_idx,
@@ -363,7 +363,7 @@ def visit_row(
     }
 
 
-def round_metrics(rows: Sequence[Row], num_clients: int) -> dict[str, float]:
+def round_metrics(rows: Sequence[Record], num_clients: int) -> dict[str, float]:
     """Return metrics of a round: mean loss of its visits if known, number of clients that took part, bytes.
 
     Those of ``num_clients`` that diverged are counted on their own. Where visits were on different kinds of data, also the
