@@ -7,8 +7,12 @@ The interface is `fedlight.evaluation.judge.Judge`. Judges follow a rule, or ask
 from fedlight.support.lazy import lazy_names
 
 _FILES = {
-    **dict.fromkeys(("FactJudge", "LengthJudge", "OracleJudge"), "rule_judges"),
-    **{"SelectorJudge": "selector_judge", "LocalJudge": "local_judge", "ChatJudge": "chat_judge"},
+    "ChatJudge": "chat_judge",
+    "FactJudge": "rule_judges",
+    "LengthJudge": "rule_judges",
+    "LocalJudge": "local_judge",
+    "OracleJudge": "rule_judges",
+    "SelectorJudge": "selector_judge",
 }
 
 __all__ = [*_FILES]
