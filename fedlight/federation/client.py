@@ -1,13 +1,10 @@
 """Records of a round: clients, the cohort, visits, the work done there, and the updates that come back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from fedlight.federation.state import State
-from fedlight.support.seeding import derive_seed
 
 
 @dataclass
@@ -138,22 +135,3 @@ def build_clients(sizes: dict[str, int]) -> dict[str, Client]:
         )
     total = sum(sizes.values())
     return {name: Client(name, sizes[name], sizes[name] / total) for name in sorted(sizes)}
-
-
-def uniform_cohort(
-    clients: Sequence[Client], clients_per_round: int, seed: int, round_idx: int
-) -> list[Client]:
-    """Return ``clients_per_round`` clients, drawn uniformly without replacement, in the order of ``clients``.
-
-    The draw is a function of the seed and the round.
-
-    Example:
-        >>> clients = [Client(name, 1, 0.25) for name in "abcd"]
-        >>> [c.id for c in uniform_cohort(clients, 2, seed=0, round_idx=0)]
-        ['c', 'd']
-        >>> [c.id for c in uniform_cohort(clients, 4, seed=0, round_idx=0)]
-        ['a', 'b', 'c', 'd']
-    """
-    generator = np.random.default_rng(derive_seed(seed, "cohort", round_idx))
-    chosen = generator.choice(len(clients), size=clients_per_round, replace=False)
-    return [clients[i] for i in sorted(chosen.tolist())]

@@ -12,8 +12,7 @@ from torch import nn
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.federation.algorithms.grouping import greedy
+from fedlight.federation.algorithms.fedbiscuit import FedBiscuit, greedy
 from fedlight.federation.channel import serialized_bytes
 from fedlight.federation.client import Client, Visit
 

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from fedlight.federation.algorithms.grouping import greedy, optimal
+from fedlight.federation.algorithms.fedbiscuit import greedy, optimal
 
 
 def total(losses, groups):

@@ -9,7 +9,8 @@ from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.fewfedpit import FewFedPIT
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.client import Client, Visit
+from fedlight.federation.client import Client, Visit, Work
+from fedlight.support.settings_record import described
 
 STATE = {"v": torch.ones(3), "w": torch.ones(2, 2)}
 PARAMETERS, BOTH = {"v": (3,), "w": (2, 2)}, {"v": (3,), "w": (2, 2), "control.v": (3,), "control.w": (2, 2)}
@@ -74,3 +75,26 @@ def test_a_hook_that_looks_at_values_is_named(hook):
         ValueError, match="how many bytes Odd sends cannot be known before a round, as its send"
     ):
         predict_payloads(odd, [Visit("a", 1)], Client("a", 1, 1.0), STATE)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [Algorithm(), FedProx(0.5), Scaffold(), FewFedPIT(), LocalOnly(), FedBiscuit(local=FedProx(0.5))],
+    ids=lambda algorithm: type(algorithm).__name__,
+)
+def test_nothing_of_a_visit_is_kept_in_the_algorithm(algorithm):
+    """Hooks of the client leave every attribute as it was, so any number of visits may be under way at once."""
+    before = described(vars(algorithm))
+    visits = []
+    for name in "ab":
+        client = Client(name, 1, 0.5, {"control": {"w": torch.full((2, 2), 3.0)}})
+        visits.append(
+            algorithm.start_visit(Visit(name, 1), client, algorithm.send(Visit(name, 1), client, STATE))
+        )
+    for visiting in visits:
+        weights = {name: value + 1 for name, value in visiting.start.items()}
+        algorithm.adjust_gradients(
+            visiting, weights, {name: torch.ones_like(w) for name, w in weights.items()}
+        )
+        algorithm.reply(visiting, weights, Work(1, 0.1, 1.0, 0.0, dict.fromkeys(weights, 0.1)))
+    assert described(vars(algorithm)) == before
