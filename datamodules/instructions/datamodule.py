@@ -25,7 +25,8 @@ from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.text.encoding import Encoded, encode_responses
 from fedlight.datamodules.text.examples import ResponseExamples, collate_responses, join_examples
 from fedlight.datamodules.text.templates import Template
-from fedlight.datamodules.text.tokens import load_tokenizer, pad_id
+from fedlight.datamodules.text.tokens import pad_id
+from fedlight.support.hub import load_tokenizer
 from fedlight.support.types import Fields
 
 CANARY = "canary"  # category of planted rows in data with categories

@@ -15,15 +15,9 @@ from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.text.encoding import Encoded
 from fedlight.datamodules.text.examples import ResponseExamples, collate_responses
 from fedlight.datamodules.text.templates import Parts
-from fedlight.datamodules.text.tokens import (
-    TokenTable,
-    end_id,
-    fit_texts,
-    leading_ids,
-    load_tokenizer,
-    pad_id,
-)
+from fedlight.datamodules.text.tokens import TokenTable, end_id, fit_texts, leading_ids, pad_id
 from fedlight.evaluation.tasks.task import Task, continuation
+from fedlight.support.hub import load_tokenizer
 
 
 class TaskDataModule(FederatedDataModule):

@@ -17,7 +17,8 @@ from fedlight.datamodules.rows.votes import Comparison
 from fedlight.datamodules.text.encoding import Encoded, encode_choice, encode_pair, encode_responses
 from fedlight.datamodules.text.examples import Choice, PreferredExamples, collate_choices, collate_preferred
 from fedlight.datamodules.text.templates import Template, check_choice
-from fedlight.datamodules.text.tokens import load_tokenizer, pad_id
+from fedlight.datamodules.text.tokens import pad_id
+from fedlight.support.hub import load_tokenizer
 
 
 class ShownPairs(Dataset):

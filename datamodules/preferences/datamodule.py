@@ -31,7 +31,8 @@ from fedlight.datamodules.text.examples import (
     collate_responses,
 )
 from fedlight.datamodules.text.templates import Template, check_choice
-from fedlight.datamodules.text.tokens import load_tokenizer, pad_id
+from fedlight.datamodules.text.tokens import pad_id
+from fedlight.support.hub import load_tokenizer
 from fedlight.support.types import Rows
 
 TOY_COLUMNS = {

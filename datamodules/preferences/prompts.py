@@ -12,7 +12,8 @@ from fedlight.datamodules.rows.columns import check_columns, text_at
 from fedlight.datamodules.rows.exclusion import Excluded, exclude_prompts
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.text.templates import Template
-from fedlight.datamodules.text.tokens import fit_texts, leading_ids, load_tokenizer
+from fedlight.datamodules.text.tokens import fit_texts, leading_ids
+from fedlight.support.hub import load_tokenizer
 from fedlight.support.needs import Need, RowSource
 from fedlight.support.types import Fields
 

@@ -26,7 +26,7 @@ from typing import IO, Any
 from urllib.parse import parse_qsl
 
 from fedlight.support.files import write_whole
-from fedlight.support.hub_errors import hub_asked_once
+from fedlight.support.hub import hub_asked_once
 from fedlight.support.types import Rows
 from fedlight.support.words import first_line
 

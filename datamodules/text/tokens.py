@@ -7,15 +7,12 @@ the characters of each token.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedlight.datamodules.text.templates import Parts
-from fedlight.support.hub_errors import check_hub_name, hub_asked_once
-from fedlight.support.words import first_line
 
 CHUNK = 1000
 IGNORED = -100
@@ -64,39 +61,6 @@ class TokenTable:
     def __getitem__(self, row: int) -> np.ndarray:
         """Return the token ids of one sequence, ``(tokens,)``, as a view."""
         return self._flat[self._starts[row] : self._starts[row + 1]]
-
-
-def load_tokenizer(name: str) -> Any:
-    """Load a fast tokenizer by hub name or folder; ``"toy"`` is the embedded model's.
-
-    Raises:
-        FileNotFoundError: ``name`` looks like a path that does not exist.
-        OSError: no tokenizer has this name, or the hub cannot be reached.
-        ValueError: the tokenizer is not a fast one.
-    """
-    from transformers import AutoTokenizer
-
-    folder = str(Path(name).expanduser())
-    if name == "toy":
-        from fedlight.toy import MODEL
-
-        folder = str(MODEL)
-    elif not Path(folder).is_dir():
-        check_hub_name(name, "tokenizer")
-        folder = name
-    try:
-        with hub_asked_once(folder):
-            tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise OSError(
-            f"tokenizer {name!r} cannot be loaded ({first_line(error)}). Give the folder of a downloaded model, check the "
-            "name, or set HF_ENDPOINT to a mirror that can be reached."
-        ) from None
-    if not tokenizer.is_fast:
-        raise ValueError(
-            f"tokenizer {name!r} is not a fast one; save it with a tokenizer.json next to the model."
-        )
-    return tokenizer
 
 
 def fit_texts(tokenizer: Any, texts: Sequence[Parts], max_tokens: int) -> Iterator[Fitted | None]:

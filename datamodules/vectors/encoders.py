@@ -23,7 +23,7 @@ import numpy as np
 
 from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
 from fedlight.support.console import progress_bar
-from fedlight.support.hub_errors import (
+from fedlight.support.hub import (
     NAME,
     hub_asked_once,
     hub_errors,

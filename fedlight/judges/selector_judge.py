@@ -13,10 +13,11 @@ from fedlight.datamodules.rows.votes import Comparison
 from fedlight.datamodules.text.encoding import encode_choice
 from fedlight.datamodules.text.examples import collate_choices
 from fedlight.datamodules.text.templates import Template, check_choice
-from fedlight.datamodules.text.tokens import load_tokenizer, pad_id
+from fedlight.datamodules.text.tokens import pad_id
 from fedlight.evaluation.judge import Judge, check_slots
 from fedlight.generators.local_generator import make_ready
 from fedlight.modules.selector import SelectorModule, check_odd
+from fedlight.support.hub import load_tokenizer
 from fedlight.support.needs import Model, Need
 from fedlight.support.types import Fields
 

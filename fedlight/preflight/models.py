@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedlight.modules.language.base_model import find_model
 from fedlight.preflight.finding import Finding, ok, problem
 from fedlight.preflight.hub import Hub, HubUnreachableError, Repository
 from fedlight.preflight.machine import size_text
+from fedlight.support.hub import find_model
 from fedlight.support.needs import Model
 
 SMALL = (".json", ".txt", ".model")

@@ -4,13 +4,12 @@
 their words. ``pretrain`` made the model. The room knows nothing of the rest but seeds.
 """
 
-from pathlib import Path
-
+from fedlight.support.hub import EMBEDDED
 from fedlight.toy import instructions as _instructions
 from fedlight.toy import votes as _votes
 from fedlight.toy import writing as _writing
 
-MODEL = Path(__file__).parent / "model"
+MODEL = EMBEDDED["toy"]
 
 __all__ = ["MODEL", "rows"]
 

@@ -6,7 +6,6 @@ the last two through bitsandbytes. Only safetensors files are read.
 """
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,12 +15,8 @@ from torch import nn
 from fedlight.devices import hardware
 from fedlight.devices.quantization import HEADS, quiet_int8
 from fedlight.modules.language.streams import own_stream
-from fedlight.support.hub_errors import (
-    check_hub_name,
-    hub_asked_once,
-    shorten_load_errors,
-    silence_transformers,
-)
+from fedlight.support import hub
+from fedlight.support.hub import find_model, hub_asked_once, shorten_load_errors, silence_transformers
 
 BASES = ("plain", "int8", "nf4")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -114,11 +109,9 @@ def load_tokenizer(model: str, trust_remote_code: bool = False) -> Any:
         OSError: the model does not exist, or the hub cannot be reached.
         ValueError: the tokenizer has neither padding nor end token.
     """
-    from transformers import AutoTokenizer
-
-    where = find_model(model)
-    with shorten_load_errors(model), hub_asked_once(where), silence_transformers():
-        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code)
+    find_model(model)
+    with silence_transformers():
+        tokenizer = hub.load_tokenizer(model, "model", trust_remote_code, fast=False)
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise ValueError(
@@ -126,28 +119,6 @@ def load_tokenizer(model: str, trust_remote_code: bool = False) -> Any:
             )
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
-
-
-def find_model(model: str) -> str:
-    """Return a folder or hub name that ``transformers`` can load, checked within seconds and before anything is read.
-
-    Raises:
-        FileNotFoundError: ``model`` is a path without a model.
-        OSError: the hub has no such name, or cannot be reached.
-    """
-    if model == "toy":
-        from fedlight.toy import MODEL
-
-        return str(MODEL)
-    path = Path(model).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise FileNotFoundError(
-                f"model={model!r}: the folder has no config.json; give a folder of save_pretrained"
-            )
-        return str(path)
-    check_hub_name(model)
-    return model
 
 
 def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:

@@ -3,7 +3,7 @@
 import pytest
 
 from fedlight.datamodules.rows.columns import text_at
-from fedlight.datamodules.text.tokens import load_tokenizer
+from fedlight.support.hub import load_tokenizer
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerFast
 from fedlight.datamodules.rows.votes import Comparison
 from fedlight.datamodules.text.encoding import choice_ids, encode_choice, encode_pair, encode_responses
 from fedlight.datamodules.text.templates import Parts, Template
-from fedlight.datamodules.text.tokens import fit_texts, load_tokenizer, pad_id
+from fedlight.datamodules.text.tokens import fit_texts, pad_id
+from fedlight.support.hub import load_tokenizer
 
 CHOICE = Template("POST: {post} A: {response_a} B: {response_b} CHOICE:", trim="post")
 ANSWER = Template("POST: {post} ANSWER:", trim="post")

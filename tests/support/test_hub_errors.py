@@ -1,11 +1,12 @@
 """What the hub's client says becomes one line with a remedy."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-from fedlight.support.hub_errors import hub_errors
+from fedlight.support.hub import hub_errors, load_tokenizer
 
 ANSWER = SimpleNamespace(headers={}, request=None)  # all that the errors look at
 
@@ -38,3 +39,12 @@ def test_an_answer_is_passed_on():
     with hub_errors("a/b"):
         found = 1
     assert found == 1
+
+
+def test_a_tokenizer_that_is_code_is_refused_without_a_question(tmp_path):
+    config = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "own.py").write_text("raise SystemExit('it was run')")
+    with pytest.raises(OSError, match=r"data need a folder with its tokenizer\.json") as error:
+        load_tokenizer(str(tmp_path))
+    assert "\n" not in str(error.value)

@@ -11,7 +11,7 @@ import pytest
 SCRIPT = """
 import json, sys, time
 from fedlight.datamodules.rows.rows import load_rows
-from fedlight.datamodules.text.tokens import load_tokenizer
+from fedlight.support.hub import load_tokenizer
 from fedlight.datamodules.vectors.encoders import find_folder
 from fedlight.modules.language.base_model import load_base
 import datasets, sentence_transformers, transformers  # their imports are not what is timed

@@ -33,10 +33,11 @@ from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.text.encoding import encode_responses
 from fedlight.datamodules.text.examples import ResponseExamples
 from fedlight.datamodules.text.templates import Template
-from fedlight.datamodules.text.tokens import load_tokenizer, pad_id
+from fedlight.datamodules.text.tokens import pad_id
 from fedlight.devices import hardware
 from fedlight.modules.sft import SFTModule
 from fedlight.support.checks import check_range, refuse_below
+from fedlight.support.hub import load_tokenizer
 from fedlight.support.needs import Model, Need
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields

@@ -1,4 +1,4 @@
-"""Clear errors, within seconds, for models that cannot be loaded from the Hugging Face hub.
+"""Models and tokenizers by folder or hub name, with clear errors, within seconds, for those that cannot be loaded.
 
 The hub's clients request each file of a model and retry each for a minute. Here the hub is asked once whether it answers at
 all; if it does not, only the cache is used.
@@ -10,11 +10,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fedlight.support.words import first_line
 
 SECONDS = 8
 """Time limit of the hub's first answer, longer than a slow network needs."""
+EMBEDDED = {"toy": Path(__file__).parents[1] / "toy/model"}
+"""Models that come with fedlight: name -> folder."""
 NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -137,3 +140,62 @@ def silence_transformers() -> Iterator[None]:
         messages.set_verbosity(level)
         if has_bars:
             messages.enable_progress_bar()
+
+
+def find_model(model: str) -> str:
+    """Return a folder or hub name that ``transformers`` can load, checked within seconds and before anything is read.
+
+    Raises:
+        FileNotFoundError: ``model`` is a path without a model.
+        OSError: the hub has no such name, or cannot be reached.
+    """
+    where = _folder_or_name(model, "model")
+    if Path(where).is_dir() and not (Path(where) / "config.json").is_file():
+        raise FileNotFoundError(
+            f"model={model!r}: the folder has no config.json; give a folder of save_pretrained"
+        )
+    return where
+
+
+def load_tokenizer(
+    name: str, what: str = "tokenizer", trust_remote_code: bool = False, fast: bool = True
+) -> Any:
+    """Return a tokenizer by hub name or folder; ``"toy"`` is the embedded model's.
+
+    Args:
+        name: hub name or folder.
+        what: setting that names it.
+        trust_remote_code: run code that comes with it.
+        fast: refuse a slow one, which does not tell the characters of a token.
+
+    Raises:
+        FileNotFoundError: ``name`` looks like a path that does not exist.
+        OSError: no tokenizer has this name, the hub cannot be reached, or the tokenizer is code that may not run.
+        ValueError: the tokenizer is a slow one.
+    """
+    from transformers import AutoTokenizer
+
+    where = _folder_or_name(name, what)
+    try:
+        with hub_asked_once(where):
+            tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        remedy = (
+            "give the folder of a downloaded model, check the name, or set HF_ENDPOINT to a reachable mirror"
+        )
+        if "trust_remote_code" in str(error):
+            remedy = "it is code that only a module's trust_remote_code runs; data need a folder with its tokenizer.json"
+        raise OSError(f"{what}={name!r} cannot be loaded ({first_line(error)}): {remedy}") from None
+    if fast and not tokenizer.is_fast:
+        raise ValueError(
+            f"{what}={name!r} is not a fast one; save it with a tokenizer.json next to the model"
+        )
+    return tokenizer
+
+
+def _folder_or_name(name: str, what: str) -> str:
+    folder = EMBEDDED.get(name, Path(name).expanduser())
+    if folder.is_dir():
+        return str(folder)
+    check_hub_name(name, what)
+    return name
