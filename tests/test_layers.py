@@ -44,14 +44,7 @@ BARE = {"callbacks", "conf", "datamodules", "modules"}
 FORBIDDEN_IN_FEDERATION = {"lightning", "pytorch_lightning", "transformers"}
 MOST_FILES = 12
 """Of a folder, ``__init__.py`` and sub-folders not counted."""
-LARGER = {
-    **{
-        "callbacks/loop": 33,
-        "datamodules/synthesis": 13,
-        "fedlight/federation": 15,
-    },
-    **{"fedlight/report": 19, "fedlight/support": 17, "modules/language": 15},
-}
+LARGER = {"fedlight/federation": 13, "fedlight/support": 15}
 """Folders with more files, which may not grow."""
 
 
