@@ -7,8 +7,10 @@ The interface is `endpoint.TextGenerator`. `endpoint` asks a server through the 
 from fedlight.support.lazy import lazy_names
 
 _FILES = {
-    **dict.fromkeys(("ChatEndpoint", "TextGenerator"), "endpoint"),
-    **{"LocalGenerator": "local_generator", "ToyTeacher": "toy_teacher"},
+    "ChatEndpoint": "endpoint",
+    "TextGenerator": "endpoint",
+    "LocalGenerator": "local_generator",
+    "ToyTeacher": "toy_teacher",
 }
 
 __all__ = [*_FILES]
