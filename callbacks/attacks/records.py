@@ -6,13 +6,12 @@ protect them like the rows.
 """
 
 import csv
-import io
 import json
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 
-from fedlight.support.files import write_whole
+from fedlight.support.files import csv_text, write_whole
 
 GLOBAL = "global"
 """Name of the target that is the server's model; any other target is the client whose upload was attacked."""
@@ -108,13 +107,10 @@ class AttackTable:
             self.file.unlink(missing_ok=True)
             return
         columns = sorted({column for row in rows.values() for column in row})
-        text = io.StringIO()
-        writer = csv.DictWriter(text, ["round", "target", *columns], lineterminator="\n")
-        writer.writeheader()
         # Clients before the server, as in the course of a round.
-        for round_idx, target in sorted(rows, key=lambda key: (key[0], key[1] == GLOBAL, key[1])):
-            writer.writerow({"round": round_idx, "target": target, **rows[round_idx, target]})
-        write_whole(self.file, text.getvalue())
+        keys = sorted(rows, key=lambda key: (key[0], key[1] == GLOBAL, key[1]))
+        lines = [{"round": key[0], "target": key[1], **rows[key]} for key in keys]
+        write_whole(self.file, csv_text(lines, ["round", "target", *columns]))
 
 
 def remove_later(folder: Path, name: str, last_round: int) -> None:

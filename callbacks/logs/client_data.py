@@ -3,8 +3,6 @@
 It holds labels and counts, no text of a client. Leave the callback out where the counts are private.
 """
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -13,7 +11,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.callbacks.loop.run import training_data
-from fedlight.support.files import write_whole
+from fedlight.support.files import csv_text, write_whole
 
 COLUMNS = ("client", "label", "split", "rows")
 
@@ -48,8 +46,6 @@ class ClientData(L.Callback):
                 "ByClient(clients) to the callbacks"
             )
         elif trainer.is_global_zero:
-            text = io.StringIO()
-            writer = csv.writer(text, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            writer.writerows(data.client_counts())
-            write_whole(Path(self.path or Path(trainer.default_root_dir) / "data.csv"), text.getvalue())
+            rows = [dict(zip(COLUMNS, counts, strict=True)) for counts in data.client_counts()]
+            file = Path(self.path or Path(trainer.default_root_dir) / "data.csv")
+            write_whole(file, csv_text(rows, COLUMNS))

@@ -5,13 +5,12 @@ a round's rows are added once, however often Lightning ends its epoch.
 """
 
 import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
-from fedlight.support.files import full_disk_named, write_whole
+from fedlight.support.files import csv_text, full_disk_named, write_whole
 
 Record = dict[str, int | float | str]
 """Row of a table of the run: column -> value."""
@@ -60,7 +59,7 @@ class RoundTable:
         is_new = not self.file.exists()
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with full_disk_named(self.file), self.file.open("a", newline="", encoding="utf-8") as file:
-            file.write(_csv_text(rows, with_header=is_new))
+            file.write(csv_text(rows, [*rows[0]], with_header=is_new))
         self.last_round = int(rows[0]["round"])
 
     def replace(self, column: str, value: str, rows: Sequence[Record]) -> None:
@@ -87,18 +86,9 @@ class RoundTable:
             self.file.unlink(missing_ok=True)
             return
         with full_disk_named(self.file):
-            write_whole(self.file, _csv_text(rows, with_header=True))
+            write_whole(self.file, csv_text(rows, [*rows[0]]))
 
 
 def _is_of(row: Mapping[str, str], last_round: int) -> bool:
     number = row.get("round", "")
     return number.isdecimal() and int(number) <= last_round
-
-
-def _csv_text(rows: Sequence[Mapping[str, object]], with_header: bool) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    if with_header:
-        writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()

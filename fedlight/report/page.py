@@ -1,9 +1,7 @@
 """Page of a report: the sections in one HTML file, each figure and its numbers in a folder beside it."""
 
 import base64
-import csv
 import hashlib
-import io
 import json
 import os
 import re
@@ -11,7 +9,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -34,7 +32,7 @@ from fedlight.report.sections import (
     tasks,
 )
 from fedlight.report.svg import inlined
-from fedlight.support.files import whole_file
+from fedlight.support.files import csv_text, whole_file
 
 SECTIONS = (
     *(overview, curves, clients, client_data, devices, groups, coverage, leakage),
@@ -167,21 +165,6 @@ def save_png(figure: Figure, file: Path) -> None:
     figure.set_dpi(DPI)
     figure.patch.set(facecolor="white", alpha=1)
     FigureCanvasAgg(figure).print_png(str(file))
-
-
-def csv_text(rows: Sequence[dict[str, Any]]) -> str:
-    """Return rows as CSV, with all columns that any row has.
-
-    Example:
-        >>> csv_text([{"a": 1}, {"a": 2, "b": "x, y"}]).splitlines()
-        ['a,b', '1,', '2,"x, y"']
-    """
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def render(runs: Sequence[Run], found: Sequence[Section], drawn: dict[str, Drawn]) -> str:

@@ -5,14 +5,16 @@ leaves files named ``TARGET.<8 hex digits>.tmp``, which :func:`remove_unfinished
 when such a file is read.
 """
 
+import csv
 import errno
 import hashlib
+import io
 import json
 import os
 import re
 import secrets
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -214,6 +216,24 @@ DONE = "done.json"
 def write_json(file: Path, content: Any) -> None:
     """Write plain values as JSON, all or nothing."""
     write_whole(file, json.dumps(content, indent=2) + "\n")
+
+
+def csv_text(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, with_header: bool = True
+) -> str:
+    """Return rows as CSV text, by default with all columns that any row has; a missing value is empty.
+
+    Example:
+        >>> csv_text([{"a": 1}, {"a": 2, "b": "x, y"}]).splitlines()
+        ['a,b', '1,', '2,"x, y"']
+    """
+    text = io.StringIO()
+    names = list(dict.fromkeys(key for row in rows for key in row)) if columns is None else columns
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    if with_header:
+        writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def write_json_lines(file: Path, records: Iterable[Mapping[str, Any]]) -> None:

@@ -61,7 +61,7 @@ def test_a_full_disk_names_the_file(table, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     table.append(rows(0, 0.5))
-    monkeypatch.setattr("fedlight.callbacks.loop.round_table._csv_text", no_space)
+    monkeypatch.setattr("fedlight.callbacks.loop.round_table.csv_text", no_space)
     for write in (lambda: table.append(rows(1, 0.5)), lambda: table.replace("stage", "test", rows("", 1))):
         with pytest.raises(OSError, match=r"the disk is full while writing .*table\.csv: free some space"):
             write()
