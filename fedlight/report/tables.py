@@ -105,6 +105,26 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_") or "x"
 
 
+def shortened(text: str, most: int) -> str:
+    """Return a text of at most so many characters.
+
+    Example:
+        >>> shortened("FedBiscuit", 5), shortened("FedAvg", 6)
+        ('FedB…', 'FedAvg')
+    """
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def capitalized(text: str) -> str:
+    """Return a text with a capital at its beginning, all else as it is.
+
+    Example:
+        >>> capitalized("mean AUC")
+        'Mean AUC'
+    """
+    return text[:1].upper() + text[1:]
+
+
 def short(value: Any) -> str:
     """Return a number with three decimals or four digits; other values as text.
 

@@ -3,7 +3,8 @@
 import pytest
 
 from fedlight.report.figures.headline import draw_results, headline
-from fedlight.report.sections.curves import _title, in_words
+from fedlight.report.sections.curves import in_words
+from fedlight.report.tables import capitalized
 
 METRICS = ["accuracy", "clients", "own", "spread", "win_rate", "by_group", "sent"]
 ROWS = [
@@ -36,5 +37,5 @@ def test_one_panel_needs_no_figure_for_phones():
     ],
 )
 def test_a_metric_has_words(metric, title):
-    assert _title(metric) == title
+    assert capitalized(in_words(metric)) == title
     assert in_words(metric)

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedlight.report.figures.style import COLORS, HALF_A_PAGE, STYLE, add_legend, new_chart
+from fedlight.report.tables import shortened
 
 Counts = Mapping[str, Mapping[str, float]]
 """Client -> label -> rows."""
@@ -95,9 +96,11 @@ def draw_bubbles(table: Bubbles) -> Figure:
         axes.scatter(xs[chosen], ys[chosen], s=areas[chosen], color=color, alpha=0.75, linewidths=0)
     axes.set_xlim(-0.7, wide - 0.3)
     axes.set_ylim(tall - 0.4, -0.6)
-    axes.set_yticks(range(tall), [_short(name) for name in table.labels])
+    axes.set_yticks(range(tall), [shortened(name, LONGEST) for name in table.labels])
     named = wide <= NAMED
-    axes.set_xticks(range(wide), [_short(name) for name in table.clients] if named else [""] * wide)
+    axes.set_xticks(
+        range(wide), [shortened(name, LONGEST) for name in table.clients] if named else [""] * wide
+    )
     if named and wide > 6:
         axes.tick_params(axis="x", labelrotation=35)
     axes.tick_params(length=0)
@@ -125,7 +128,3 @@ def _bubble(rows: int, area: float) -> Line2D:
     label = f"{rows:,} row{'s' * (rows != 1)}"
     style: Any = {"marker": "o", "linestyle": "", "markeredgewidth": 0, "alpha": 0.75}
     return Line2D([], [], color=COLORS[0], markersize=area**0.5, label=label, **style)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"

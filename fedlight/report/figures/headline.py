@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from fedlight.report.figures.style import COLORS, HALF_A_PAGE, STYLE
 from fedlight.report.parts import Chart
-from fedlight.report.tables import deviation, number
+from fedlight.report.tables import deviation, number, shortened
 
 PANELS = 4
 SAME_PICTURE = 0.95  # correlation, over so many rows at least:
@@ -118,7 +118,7 @@ def _panels(values: Values, methods: Sequence[str], wide: float, line: float, co
     for axes, (metric, own) in zip(panels.flat, values.items(), strict=False):
         _panel(axes, metric, [own.get(method, []) for method in methods])
     longest = 2 * LONGEST if wide > NARROW else LONGEST  # else names leave no room for the panels
-    names = [name if len(name) <= longest else f"{name[: longest - 1]}…" for name in methods]
+    names = [shortened(name, longest) for name in methods]
     panels[0, 0].set_yticks(range(len(methods)), names)
     panels[0, 0].set_ylim(len(methods) - 0.5, -0.5)
     return figure

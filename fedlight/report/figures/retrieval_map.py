@@ -5,7 +5,7 @@ Z. Wang et al. (FedDCA), 2024, https://arxiv.org/abs/2409.20135, appendix A.10: 
 that lie over each other hide each other, and rows from outside of the domain have a colour of their own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import matplotlib
@@ -60,8 +60,8 @@ def retrieval_map(
     check_columns(rows, columns, source)
     domain = {instruction_text({name: text_at(row, path) for name, path in columns.items()}) for row in rows}
     added = {label: _texts(folder) for label, folder in records.items()}
-    shown = {label: _some(texts, retrieved, seed, label) for label, texts in added.items()}
-    ground = _some(domain, points, seed, "domain")
+    shown = {label: some(texts, retrieved, seed, "map", label) for label, texts in added.items()}
+    ground = some(domain, points, seed, "map", "domain")
     texts = list(dict.fromkeys([*ground, *(text for own in shown.values() for text in own)]))
     of: Encoder = HashedEncoder() if encoder == "hashed" else SentenceEncoder(encoder)
     place = dict(zip(texts, flatten(of.encode(texts), seed), strict=True))
@@ -146,11 +146,16 @@ def _dot(color: str, name: str) -> Line2D:
     return Line2D([], [], color=color, marker="o", linestyle="", markersize=5, label=name)
 
 
-def _some(texts: Sequence[str] | set[str], number: int, seed: int, what: str) -> list[str]:
-    """Draw at most ``number`` texts by the seed; the result does not depend on their order."""
-    order = np.random.default_rng(derive_seed(seed, "map", what)).permutation(len(texts))[:number]
+def some(texts: Collection[str], number: int, *seed: int | str) -> list[str]:
+    """Draw at most ``number`` texts, each once; the result depends on the parts of the seed, not on their order.
+
+    Example:
+        >>> some(["a", "b"], 5, 0) == some(["b", "a"], 5, 0), len(some(["a", "b", "c"], 2, 0))
+        (True, 2)
+    """
     in_order = sorted(texts)
-    return [in_order[index] for index in order]
+    order = np.random.default_rng(derive_seed(*seed)).permutation(len(in_order))
+    return [in_order[index] for index in order[:number]]
 
 
 def _texts(folder: str) -> set[str]:

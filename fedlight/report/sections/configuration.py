@@ -6,6 +6,7 @@ from typing import Any
 from fedlight.report import facts
 from fedlight.report.parts import Code, Part, Section, Table
 from fedlight.report.runs import Run
+from fedlight.report.tables import shortened
 
 SAME_IN_ALL = "the same in all"
 MOST_METHODS = 12
@@ -53,7 +54,7 @@ def _value(flat: dict[str, Any], key: str) -> str:
     if key not in flat:
         return "-"
     text = "null" if flat[key] is None else str(flat[key])
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return shortened(text, LONGEST)
 
 
 def _root(run: Run) -> Any:

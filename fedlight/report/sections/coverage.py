@@ -15,10 +15,9 @@ from fedlight.datamodules.instructions.augmentation import Added
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.report.augmentations import Addition, additions_of, scores_of, vectors_of
 from fedlight.report.figures.coverage_plots import draw_scatter, draw_similarities, similarity_table
-from fedlight.report.figures.retrieval_map import draw_groups_of_points, flatten
+from fedlight.report.figures.retrieval_map import draw_groups_of_points, flatten, some
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
-from fedlight.support.seeding import derive_seed
 
 POINTS = 800
 """Texts on the map, own and added together: t-SNE of them takes two or three seconds."""
@@ -69,9 +68,11 @@ def measured_of(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
 
 def _map(additions: Mapping[str, Addition]) -> Chart:
     own = list(dict.fromkeys(text for addition in additions.values() for text in addition.own))
-    ground = some(own, POINTS // 4, "own")
+    ground = some(own, POINTS // 4, 0, "report", "own")
     each = (POINTS - len(ground)) // len(additions)
-    shown = {name: some(_categories(addition), each, name) for name, addition in additions.items()}
+    shown = {
+        name: some(_categories(addition), each, 0, "report", name) for name, addition in additions.items()
+    }
     category = {name: _categories(addition) for name, addition in additions.items()}
     texts = list(dict.fromkeys([*ground, *(text for chosen in shown.values() for text in chosen)]))
     vectors, how = vectors_of(texts, additions)
@@ -117,18 +118,6 @@ def _categories(addition: Addition) -> dict[str, str]:
     """Return text -> category of what was added; empty where it has none."""
     rows = (row for own in addition.added.values() for row in own)
     return {instruction_text(row.fields): row.fields.get("category", "") for row in rows}
-
-
-def some(texts: Sequence[str] | Mapping[str, str], number: int, what: str) -> list[str]:
-    """Choose at most so many texts, always the same ones.
-
-    Example:
-        >>> some(["a", "b"], 5, "x") == some(["b", "a"], 5, "x"), len(some(["a", "b", "c"], 2, "x"))
-        (True, 2)
-    """
-    in_order = sorted(texts)
-    order = np.random.default_rng(derive_seed(0, "report", what)).permutation(len(in_order))
-    return [in_order[index] for index in order[:number]]
 
 
 def _similarities(additions: Mapping[str, Addition]) -> list[Chart]:

@@ -10,7 +10,7 @@ from fedlight.report.figures.lines import MOST_POINTS, Line, draw_lines, over_se
 from fedlight.report.figures.style import MOST_LINES, STYLE, key, looks, new_chart
 from fedlight.report.parts import Chart, Section
 from fedlight.report.runs import Run
-from fedlight.report.tables import number, slug
+from fedlight.report.tables import capitalized, number, slug
 
 FEWEST_EPOCHS = 3  # below, a run that is not federated is drawn over its steps
 Curve = dict[float, float]
@@ -108,7 +108,12 @@ def _charts(of_methods: dict[str, list[Curves]], axis: str) -> list[Chart]:
             charts.append(_chart(title, title, axis, lines))
         else:
             charts += [
-                _chart(metric, _title(metric), axis, {method: over_seeds(x) for method, x in found.items()})
+                _chart(
+                    metric,
+                    capitalized(in_words(metric)),
+                    axis,
+                    {method: over_seeds(x) for method, x in found.items()},
+                )
                 for metric, found in of_family.items()
             ]
     return charts
@@ -117,11 +122,6 @@ def _charts(of_methods: dict[str, list[Curves]], axis: str) -> list[Chart]:
 def _place(item: tuple[str, object]) -> int:
     """Return a metric's place in the order of charts: validation before training."""
     return next((place for place, begin in enumerate(FIRST) if item[0].startswith(begin)), len(FIRST))
-
-
-def _title(metric: str) -> str:
-    words = in_words(metric)
-    return words[0].upper() + words[1:]
 
 
 @matplotlib.rc_context(STYLE)

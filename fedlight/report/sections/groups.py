@@ -13,7 +13,7 @@ from fedlight.report.figures.plots import draw_groups, groups_of
 from fedlight.report.figures.style import COLORS, STYLE, key, looks, new_chart
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
-from fedlight.report.tables import Rows, number, slug
+from fedlight.report.tables import Rows, capitalized, number, slug
 
 MOST = 4
 """Runs whose clients are drawn one by one."""
@@ -123,7 +123,7 @@ def _change_chart(
     is_share = metric != "fed/group_ari"
     return Chart(
         slug(metric),
-        SAID[metric][0].upper() + SAID[metric][1:],
+        capitalized(SAID[metric]),
         ("Share of all clients, " if is_share else "1: the known groups; 0: as good as chance; ")
         + f"at each grouping.{bands(lines.values())}",
         f"Lines over the rounds. {ends}.",

@@ -18,7 +18,7 @@ from fedlight.report.figures.style import HALF_A_PAGE, MOST_LINES, STYLE, looks
 from fedlight.report.figures.style import key as add_key
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
-from fedlight.report.tables import number, slug
+from fedlight.report.tables import capitalized, number, slug
 
 TARGETS = {GLOBAL: "the global model", UPLOADS: "clients' uploads"}
 SAID = {
@@ -126,7 +126,7 @@ def _chart(attack: str, target: str, found: Found, styles: Styles) -> Chart:
     left = len(found) - MOST_LINES
     return Chart(
         f"{slug(attack)}_{target}",
-        f"{_capitalized(attack)}: {TARGETS[target]}",
+        f"{capitalized(attack.replace('_', ' '))}: {TARGETS[target]}",
         f"After each round{', mean over the seeds' if bands(lines.values()) else ''}; dashed grey: the model before "
         "training."
         + (bands(lines.values()) if len(found) <= MOST_BANDS else "")
@@ -250,12 +250,8 @@ def _table(attack: str, target: str, found: Found) -> Table:
         values = [ends[metric].get(method) for metric in metrics]
         if any(values):
             lines.append([method, *(_cell(fmean(own) if own else None) for own in values)])
-    title = f"{_capitalized(attack)} after the last round: {TARGETS[target]}"
+    title = f"{capitalized(attack.replace('_', ' '))} after the last round: {TARGETS[target]}"
     return Table(title, ["run", *map(in_words, metrics)], lines, "Means over the seeds.")
-
-
-def _capitalized(attack: str) -> str:
-    return attack[:1].upper() + attack[1:].replace("_", " ")
 
 
 def _cell(value: float | None) -> str:
