@@ -26,10 +26,10 @@ import torch
 from coverage_ways import Map, Server, around_one, maps, same_clusters, send, ways
 
 from fedlight.augmentation.overlap import overlap
-from fedlight.datamodules.clients.clusters import Clusters, assign_clusters
 from fedlight.datamodules.rows.columns import text_at
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.rows.rows import load_rows
+from fedlight.datamodules.vectors.clusters import Clusters, assign_clusters
 from fedlight.datamodules.vectors.encoders import SentenceEncoder
 from fedlight.datamodules.vectors.selection import select_centers
 from fedlight.datamodules.vectors.vector_index import VectorIndex

@@ -12,9 +12,9 @@ import lightning as L
 import numpy as np
 from torch.utils.data import DataLoader
 
-from fedlight.datamodules.clients.clusters import Clusters, cluster
 from fedlight.datamodules.federated.rounds import PooledSampler
-from fedlight.datamodules.vectors.embeddings import EmbeddingPairs
+from fedlight.datamodules.instructions.embeddings import EmbeddingPairs
+from fedlight.datamodules.vectors.clusters import Clusters, cluster
 from fedlight.datamodules.vectors.retrieval import retrieve, retrieve_direct
 from fedlight.datamodules.vectors.selection import select_centers
 from fedlight.datamodules.vectors.vector_index import VectorIndex

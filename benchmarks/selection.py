@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.datamodules.clients.clusters import Clusters
+from fedlight.datamodules.vectors.clusters import Clusters
 from fedlight.datamodules.vectors.selection import choose, select_centers
 from fedlight.support.seeding import derive_seed
 

@@ -67,7 +67,7 @@ _FILES = {
     "InstructionDataModule": "datamodules.instructions.datamodule",
     "PromptDataModule": "datamodules.preferences.prompts",
     "CompletionPairDataModule": "datamodules.preferences.completions",
-    "EmbeddingDataModule": "datamodules.vectors.embeddings",
+    "EmbeddingDataModule": "datamodules.instructions.embeddings",
     # What clients train on besides their own rows: retrieved, or made by themselves.
     "AugmentedInstructionDataModule": "datamodules.instructions.augmented",
     "RandomSampling": "augmentation.random_sampling",
@@ -176,6 +176,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
         AugmentedInstructionDataModule as AugmentedInstructionDataModule,
     )
     from fedlight.datamodules.instructions.datamodule import InstructionDataModule as InstructionDataModule
+    from fedlight.datamodules.instructions.embeddings import EmbeddingDataModule as EmbeddingDataModule
     from fedlight.datamodules.instructions.task_data import TaskDataModule as TaskDataModule
     from fedlight.datamodules.preferences.completions import (
         CompletionPairDataModule as CompletionPairDataModule,
@@ -191,7 +192,6 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.datamodules.synthesis.pseudo_responses import PseudoResponses as PseudoResponses
     from fedlight.datamodules.synthesis.self_generation import SelfGeneration as SelfGeneration
     from fedlight.datamodules.synthesis.synthesis import Synthesis as Synthesis
-    from fedlight.datamodules.vectors.embeddings import EmbeddingDataModule as EmbeddingDataModule
     from fedlight.datamodules.vectors.encoders import HashedEncoder as HashedEncoder
     from fedlight.datamodules.vectors.encoders import SentenceEncoder as SentenceEncoder
     from fedlight.devices.device import Device as Device

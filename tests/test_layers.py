@@ -119,6 +119,22 @@ def test_no_file_imports_itself_through_others():
     assert circle(sources) == []
 
 
+@pytest.mark.parametrize("folder", ["callbacks", "datamodules"])
+def test_no_room_imports_itself_through_others(folder):
+    """Rooms of a folder: ``fedlight.datamodules.text`` may import ``rows``, or ``rows`` may import ``text``."""
+    sources: dict[str, str] = {}
+    for path in PACKAGE:
+        if len(path.parts) == 4 and path.parts[1] == folder:
+            room = ".".join(path.parts[:3])
+            text = (ROOT / path).read_text(encoding="utf-8")
+            rooms = {".".join(name.split(".")[:3]) for name in imported_names(text)} - {room}
+            sources[room] = sources.get(room, "") + "".join(
+                f"import {name}\n" for name in sorted(rooms) if name
+            )
+    assert len(sources) >= 6
+    assert circle(sources) == []
+
+
 def test_a_circle_is_found_through_a_lazy_import():
     sources = {
         "fedlight.a": "from fedlight import b",

@@ -1,4 +1,4 @@
-"""Partitions of examples over clients, their training and validation sets, and clusters of instructions."""
+"""Partitions of examples over clients, and their training and validation sets."""
 
 from fedlight.support.lazy import lazy_names
 
@@ -9,7 +9,6 @@ _FILES = {
     "dirichlet": "partition",
     "by_key": "partition",
     "FewShot": "few_shot",
-    "PseudoLabels": "clusters",
 }
 
 __all__ = [*_FILES]

@@ -6,6 +6,7 @@ Knows rows, text, clients and the federated datamodule; `fedlight.augmentation` 
 from fedlight.support.lazy import lazy_names
 
 _FILES = {
+    "EmbeddingDataModule": "embeddings",
     "InstructionDataModule": "datamodule",
     "AugmentedInstructionDataModule": "augmented",
     "TaskDataModule": "task_data",

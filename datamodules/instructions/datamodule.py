@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.datamodules.clients.clusters import PseudoLabels
 from fedlight.datamodules.clients.few_shot import FewShot
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.clients.splits import Split, check_validation, label_examples, pool, share_out
@@ -26,6 +25,7 @@ from fedlight.datamodules.text.encoding import Encoded, encode_responses
 from fedlight.datamodules.text.examples import ResponseExamples, collate_responses, join_examples
 from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import pad_id
+from fedlight.datamodules.vectors.clusters import PseudoLabels
 from fedlight.support.hub import load_tokenizer
 from fedlight.support.types import Fields
 

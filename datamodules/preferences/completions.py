@@ -13,8 +13,13 @@ from torch.utils.data import Dataset
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.preferences.labelling import Orders, form_pairs
 from fedlight.datamodules.rows.rows import RowsError, load_rows
-from fedlight.datamodules.rows.votes import Comparison
-from fedlight.datamodules.text.encoding import Encoded, encode_choice, encode_pair, encode_responses
+from fedlight.datamodules.text.encoding import (
+    Comparison,
+    Encoded,
+    encode_choice,
+    encode_pair,
+    encode_responses,
+)
 from fedlight.datamodules.text.examples import Choice, PreferredExamples, collate_choices, collate_preferred
 from fedlight.datamodules.text.templates import Template, check_choice
 from fedlight.datamodules.text.tokens import pad_id

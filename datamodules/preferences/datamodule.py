@@ -19,8 +19,14 @@ from fedlight.datamodules.instructions.reports import SetupReport, padding_share
 from fedlight.datamodules.rows.columns import value_at
 from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.rows import RowsError, load_rows
-from fedlight.datamodules.rows.votes import Comparison, Votes, map_groups, read_votes
-from fedlight.datamodules.text.encoding import Encoded, encode_choice, encode_pair, encode_responses
+from fedlight.datamodules.rows.votes import Votes, map_groups, read_votes
+from fedlight.datamodules.text.encoding import (
+    Comparison,
+    Encoded,
+    encode_choice,
+    encode_pair,
+    encode_responses,
+)
 from fedlight.datamodules.text.examples import (
     ChoiceExamples,
     Examples,

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedlight.datamodules.rows.rows import RowsError
-from fedlight.datamodules.rows.votes import Comparison
+from fedlight.datamodules.text.encoding import Comparison
 from fedlight.support.types import Row, Rows
 
 Orders = Literal["one", "both"]

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedlight.datamodules.rows.columns import Columns, check_columns, text_at
 from fedlight.datamodules.rows.rows import RowsError
+from fedlight.datamodules.text.encoding import Comparison
 from fedlight.support.types import Rows
 
 ChoiceValues = Mapping[str, Any]
@@ -24,15 +25,6 @@ VOTE_NAMES = (
     "group",
 )
 """Names of a column map that are no slots of the template."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two different answers to one prompt; their order has no meaning."""
-
-    fields: Mapping[str, str]
-    first: str
-    second: str
 
 
 @dataclass

@@ -14,11 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.datamodules.rows.votes import Comparison
 from fedlight.datamodules.text.templates import Parts, Template
 from fedlight.datamodules.text.tokens import TokenTable, encode, end_id, fit_texts, leading_ids
 
 EMPTY = np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two different answers to one prompt; their order has no meaning."""
+
+    fields: Mapping[str, str]
+    first: str
+    second: str
 
 
 @dataclass

@@ -1,7 +1,4 @@
-"""Vectors of texts: encoders, a cache on disk, nearest-neighbour indexes, retrieval and selection of client centres.
-
-Knows the rows, the clusters of clients and the federated datamodule; algorithms that retrieve use it.
-"""
+"""Vectors of texts: encoders, a cache on disk, clusters, nearest-neighbour indexes, retrieval and selection of centres."""
 
 from fedlight.support.lazy import lazy_names
 
@@ -9,7 +6,7 @@ _FILES = {
     "Encoder": "encoders",
     "HashedEncoder": "encoders",
     "SentenceEncoder": "encoders",
-    "EmbeddingDataModule": "embeddings",
+    "PseudoLabels": "clusters",
     "VectorIndex": "vector_index",
 }
 

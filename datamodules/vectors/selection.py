@@ -24,7 +24,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from fedlight.datamodules.clients.clusters import Clusters
+from fedlight.datamodules.vectors.clusters import Clusters
 from fedlight.support.seeding import derive_seed
 
 Selection = Literal["drop_i", "keep_n_minus_i"]

@@ -9,8 +9,8 @@ rows that overlap with private data are left out. Where fewer rows lie below alp
 from collections.abc import Mapping, Sequence
 
 from fedlight.augmentation import retrieval
-from fedlight.datamodules.clients.clusters import Clusters
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
+from fedlight.datamodules.vectors.clusters import Clusters
 from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.datamodules.vectors.retrieval import retrieve
 from fedlight.datamodules.vectors.selection import Selection, check_selection, select_centers

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from fedlight.augmentation import retrieval
 from fedlight.augmentation.feddca import describe_messages, retrieve_rows
-from fedlight.datamodules.clients.clusters import Clusters
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
+from fedlight.datamodules.vectors.clusters import Clusters
 from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.datamodules.vectors.selection import Selection, check_selection, select_centers
 from fedlight.support.types import Fields

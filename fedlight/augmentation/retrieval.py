@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 
-from fedlight.datamodules.clients.clusters import Clusters, cluster
 from fedlight.datamodules.instructions.augmentation import Added
 from fedlight.datamodules.rows.fields import instruction_text
+from fedlight.datamodules.vectors.clusters import Clusters, cluster
 from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.datamodules.vectors.index_files import has_index
 from fedlight.datamodules.vectors.vector_index import Hits, VectorIndex

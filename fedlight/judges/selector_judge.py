@@ -9,8 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.datamodules.preferences.completions import ShownPairs
 from fedlight.datamodules.preferences.labelling import Orders, gather, majority
-from fedlight.datamodules.rows.votes import Comparison
-from fedlight.datamodules.text.encoding import encode_choice
+from fedlight.datamodules.text.encoding import Comparison, encode_choice
 from fedlight.datamodules.text.examples import collate_choices
 from fedlight.datamodules.text.templates import Template, check_choice
 from fedlight.datamodules.text.tokens import pad_id

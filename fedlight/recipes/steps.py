@@ -7,7 +7,7 @@ import numpy as np
 
 from fedlight.datamodules.preferences.labelling import Orders, agreement, form_pairs, gather, label, majority
 from fedlight.datamodules.rows.rows import load_rows, write_rows
-from fedlight.datamodules.rows.votes import Comparison
+from fedlight.datamodules.text.encoding import Comparison
 from fedlight.evaluation.win_rate import win_rate
 from fedlight.support.files import result_of
 from fedlight.toy import rows as toy_rows

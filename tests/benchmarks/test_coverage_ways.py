@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from coverage_ways import Server, around_all, around_one, same_clusters, send, ways
 
-from fedlight.datamodules.clients.clusters import Clusters
+from fedlight.datamodules.vectors.clusters import Clusters
 from fedlight.datamodules.vectors.selection import select_centers
 from fedlight.datamodules.vectors.vector_index import VectorIndex
 

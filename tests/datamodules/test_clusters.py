@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedlight.datamodules.clients import clusters as clusters_file
-from fedlight.datamodules.clients.clusters import assign_clusters, cluster
+from fedlight.datamodules.vectors.clusters import assign_clusters, cluster
 
 SPREAD = 0.05
 

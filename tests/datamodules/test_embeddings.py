@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from fedlight.datamodules.instructions.embeddings import EmbeddingDataModule
 from fedlight.datamodules.rows.rows import RowsError
-from fedlight.datamodules.vectors.embeddings import EmbeddingDataModule
 from fedlight.datamodules.vectors.encoders import HashedEncoder
 
 NUMBER = 40

@@ -6,8 +6,13 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from fedlight.datamodules.rows.votes import Comparison
-from fedlight.datamodules.text.encoding import choice_ids, encode_choice, encode_pair, encode_responses
+from fedlight.datamodules.text.encoding import (
+    Comparison,
+    choice_ids,
+    encode_choice,
+    encode_pair,
+    encode_responses,
+)
 from fedlight.datamodules.text.templates import Parts, Template
 from fedlight.datamodules.text.tokens import fit_texts, pad_id
 from fedlight.support.hub import load_tokenizer

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedlight.datamodules.clients.clusters import PseudoLabels
 from fedlight.datamodules.clients.few_shot import FewShot
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.augmented import AugmentedInstructionDataModule
@@ -16,6 +15,7 @@ from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.fields import make_question_key
 from fedlight.datamodules.rows.rows import RowsError
+from fedlight.datamodules.vectors.clusters import PseudoLabels
 from fedlight.datamodules.vectors.encoders import HashedEncoder
 
 KINDS = ("w1 w2 w3 w4", "w11 w12 w13 w14", "w21 w22 w23 w24")

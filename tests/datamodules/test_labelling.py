@@ -8,7 +8,7 @@ from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.datamodules.preferences.labelling import agreement, form_pairs, gather, label, majority
 from fedlight.datamodules.preferences.prompts import PromptDataModule
 from fedlight.datamodules.rows.rows import RowsError
-from fedlight.datamodules.rows.votes import Comparison
+from fedlight.datamodules.text.encoding import Comparison
 
 
 def test_all_pairs_of_different_completions():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedlight.datamodules.clients.clusters import Clusters
+from fedlight.datamodules.vectors.clusters import Clusters
 from fedlight.datamodules.vectors.selection import choose, select_centers
 
 
