@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedlight.datamodules.clients import clusters as clusters_file
+from fedlight.datamodules.vectors import clusters as clusters_file
 from fedlight.datamodules.vectors.clusters import assign_clusters, cluster
 
 SPREAD = 0.05
