@@ -448,13 +448,13 @@ class LocalBuffers(BufferPolicy):
         self.restore()
 
     def trained(self) -> Buffers:
-        self._trained = read(self._parameters)
-        refuse_not_finite(self._trained, "trained")
+        refuse_not_finite(read(self._parameters), "trained")
         return super().trained()
 
     def keep(self, memory: dict[str, Any], buffers: Buffers) -> None:
-        if self._trained or buffers:
-            memory[LOCAL] = {"parameters": self._trained, "buffers": buffers}
+        trained = read(self._parameters)  # as they are until ``leave``
+        if trained or buffers:
+            memory[LOCAL] = {"parameters": trained, "buffers": buffers}
 
     def own_state(self, memory: Mapping[str, Any], state: State | None) -> State | None:
         if LOCAL not in memory:

@@ -9,12 +9,13 @@ https://arxiv.org/abs/2403.06131. One round at a client, from the received globa
     4. public:   from g, with a fresh optimizer, training on those that are kept (section 3.4)
     5. upload    beta * private + (1 - beta) * public (section 3.4)
 
-beta = 1 is FedAvg ("FedIT"), bit for bit. The private adapter is there for these two visits only: it is in no memory and no
-checkpoint, and of the synthetic examples nothing is sent. How candidates are made and scored is the datamodule's.
+beta = 1 is FedAvg ("FedIT"), bit for bit. The private adapter exists for these two visits only: it is in no memory and no
+checkpoint, and no synthetic example is sent. The datamodule makes and scores the candidates.
 
 What the paper leaves open: where no candidate is left, there is nothing public to mix in, and g takes the place of the
 public adapter, so that no more than beta of the private movement leaves. ``scorer="global"`` has g choose, before the round;
-with it and beta = 0 a client's own examples are not trained on at all. With beta = 0 who has no candidates sends nothing.
+with it and beta = 0 a client's own examples are not trained on at all. With beta = 0 a client without candidates sends
+nothing.
 
 On devices, candidates are made and scored on the base of the client's device. That takes no time on the virtual clock, and
 its memory is not held against the device's.
@@ -33,7 +34,7 @@ PRIVATE = "train"
 
 
 class FewFedPIT(Algorithm):
-    """A private visit, a public visit, and one upload that mixes what they trained.
+    """Federated averaging of adapters that mix what a private and a public visit of a client have trained.
 
     Args:
         beta: share of the private adapter in the upload, in [0, 1]; 1 is FedAvg.
