@@ -100,16 +100,24 @@ def config(source: str, key: str) -> str:
     return textwrap.dedent("\n".join(lines))
 
 
-def reference(folder: Path, package: str) -> str:
+def reference(folder: Path, package: str, *names: str) -> str:
     """Return the docstring of a room, those of its public names in full, and a table of its other files.
 
     Args:
         folder: of the room; its ``__init__.py`` maps public names to files in ``_FILES``.
         package: dotted name of the room.
+        names: public names; where some are given, those alone.
+
+    Raises:
+        NotThere: the room does not export a name.
     """
     init = ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))
     listed = [node.value for node in init.body if isinstance(node, ast.Assign) and "_FILES" in _names(node)]
     files: dict[str, str] = ast.literal_eval(listed[0]) if listed else {}
+    if names:
+        if missing := [name for name in names if name not in files]:
+            raise NotThere(f"{package} does not export {missing[0]}")
+        return "\n\n".join(f"::: {package}.{files[name]}.{name}" for name in names)
     parts = [ast.get_docstring(init) or ""]
     parts += [f"::: {package}.{file}.{name}" for name, file in files.items()]
     others = [path for path in sorted(folder.glob("*.py")) if path.stem not in {*files.values(), "__init__"}]
@@ -145,7 +153,7 @@ def quote(kind: str, name: str, path: Path) -> str:
     if not path.exists():
         raise NotThere(f"no {path.name}")
     if kind == "reference":
-        return reference(path, name)
+        return reference(path, *name.split())
     if kind == "recipes":
         return recipes(path, name)
     language, found = (

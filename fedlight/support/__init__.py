@@ -4,3 +4,10 @@ Whole files and locks (`files`, `file_lock`), contents of files (`contents`), ch
 settings (`checks`, `needs`, `settings_record`), seeds (`seeding`), output of commands (`console`, `results`, `words`),
 errors of the hub (`hub_errors`), helpers for torch (`torch_parts`), and lazy exports (`lazy`).
 """
+
+from fedlight.support.lazy import lazy_names
+
+_FILES = {"derive_seed": "seeding"}
+
+__all__ = [*_FILES]
+__getattr__ = lazy_names(__name__, _FILES)
