@@ -1,7 +1,7 @@
 """Availability of a device: always, with a probability, or in the intervals of a trace.
 
-A phone trains while it is idle, charges and is on Wi-Fi, mostly at night: Bonawitz et al., "Towards Federated Learning
-at Scale: System Design", MLSys 2019, https://arxiv.org/abs/1902.01046. All is a function of the virtual time and of
+A phone trains while it is idle, charges and is on Wi-Fi, mostly at night: Bonawitz et al., "Towards Federated Learning at
+Scale: System Design", MLSys 2019, https://arxiv.org/abs/1902.01046. Everything is a function of the virtual time and of
 (seed, round, client), so a resumed run meets the same devices.
 """
 
@@ -25,30 +25,22 @@ class Availability(Protocol):
     """Times at which a device can be asked, and until when it stays."""
 
     def available_until(self, now_seconds: float, seed: int, round_idx: int, client_id: str) -> float | None:
-        """Return the virtual time until which the device stays, None if it is absent at ``now_seconds``.
+        """Return the virtual time until which the device stays, infinite if unknown; None if it is absent now.
 
         Args:
-            now_seconds: virtual time since the run's start, at least 0.
+            now_seconds: virtual time in seconds since the run's start, at least 0.
             seed: the run's.
             round_idx: the round for which the client was sampled.
             client_id: the device's owner.
-
-        Returns:
-            Seconds since the run's start, above ``now_seconds``; infinity where no end is known.
         """
 
     def visits_per_day(self, seconds: float) -> float:
-        """Return how many visits of so many seconds, one after the other, a day has room for on average."""
+        """Return the average number of visits of so many seconds, one after the other, for which a day has room."""
 
 
 @dataclass(frozen=True)
 class Always:
-    """Available at any time.
-
-    Example:
-        >>> Always().available_until(5.0, seed=0, round_idx=0, client_id="c1")
-        inf
-    """
+    """Available at any time."""
 
     def available_until(self, now_seconds: float, seed: int, round_idx: int, client_id: str) -> float | None:
         return inf
@@ -59,10 +51,7 @@ class Always:
 
 @dataclass(frozen=True)
 class Chance:
-    """Available with a probability, drawn for each round and client, and then for the whole round.
-
-    Args:
-        probability: in [0, 1].
+    """Available with a probability in [0, 1], drawn for each round and client, and then for the whole round.
 
     Raises:
         ValueError: ``probability`` is out of its range.
@@ -165,7 +154,6 @@ class Trace:
 
 
 def _check_intervals(intervals: Sequence[tuple[float, float]], period: float | None) -> None:
-    """Raise ValueError for intervals that are empty, out of order, overlapping or outside of the period."""
     if not intervals:
         raise ValueError("availability.intervals_hours is empty: give at least one [start, end]")
     last_end = 0.0
@@ -197,19 +185,10 @@ class Hours:
 
 
 def parse_availability(value: Any) -> Availability:
-    """Return the availability that a device's YAML describes.
-
-    Args:
-        value: ``"always"``, a probability, or a mapping with the fields of :class:`Trace`.
+    """Return the availability of a device's YAML: ``"always"``, a probability, or a mapping with the fields of a Trace.
 
     Raises:
         ValueError: ``value`` is none of these, or out of range.
-
-    Example:
-        >>> parse_availability(0.7)
-        Chance(probability=0.7)
-        >>> parse_availability({"intervals_hours": [[22, 30]], "period_hours": 24})
-        Trace(intervals_hours=((22.0, 30.0),), period_hours=24.0, spread_hours=0.0)
     """
     if value == "always":
         return Always()

@@ -30,8 +30,8 @@ class Job:
         client_id: the client; no two jobs of a round have the same.
         device: the device on which it runs.
         flops: floating point operations of the training.
-        bytes_down: of the payload from the server.
-        bytes_up: of the payload to the server.
+        bytes_down: payload from the server.
+        bytes_up: payload to the server.
         fits: whether the training fits into the device's memory.
     """
 
@@ -71,8 +71,8 @@ class Outcome:
         download_seconds: time spent downloading.
         compute_seconds: time spent computing.
         upload_seconds: time spent uploading.
-        bytes_down: received; of a download that was cut off, the part that had come, rounded down.
-        bytes_up: sent; of an upload that was cut off, the part that had gone, rounded down.
+        bytes_down: received; the part that had come, rounded down, of a download that was cut off.
+        bytes_up: sent; the part that had gone, rounded down, of an upload that was cut off.
         flops: computed; a part where it was cut off.
         joules: the device's watts times the seconds spent.
     """

@@ -60,8 +60,8 @@ class CostMeter:
     No weights are read and next to nothing is computed: see :mod:`fedlight.devices.shape_run`. A :class:`Sketched` module is
     counted on its skeleton, whose base is in 16 bits as on a device. Any other module runs its ``training_step`` on a copy
     without weights. Where that fails, because the step depends on values of the weights or was set on this one object, it
-    runs once per shape on the module itself, which stays as it is, as does the random stream: see
-    :mod:`fedlight.support.torch_parts`. Memory that kernels take while they run is left out.
+    runs once per shape on the module itself, which stays as it is, as does the random stream. Memory that kernels take while
+    they run is left out.
 
     Args:
         module: module that is trained, or a skeleton of it.
@@ -96,13 +96,10 @@ class CostMeter:
         self._costs: dict[tuple[BatchShape, bool], StepCost] = {}
 
     def cost(self, shape: BatchShape, checkpointing: bool = False) -> StepCost:
-        """Return the cost of one step on a batch of that shape, counted when it is first needed.
+        """Return the cost of one step on a batch of that shape, with activations recomputed if ``checkpointing``.
 
-        Costs of texts follow from those of a few lengths and sizes, see :mod:`fedlight.devices.shape`.
-
-        Args:
-            shape: shape of the batch.
-            checkpointing: whether to recompute activations in the backward pass.
+        It is counted when it is first needed. Costs of texts follow from those of a few lengths and sizes, see
+        :mod:`fedlight.devices.shape`.
 
         Raises:
             ValueError: ``checkpointing``, and the module has no ``checkpoint_gradients``.
@@ -182,14 +179,7 @@ def _counted(module: Any, batch: Any, step: Callable[[], Tensor], checkpointing:
 
 
 def without_weights(module: nn.Module) -> nn.Module:
-    """Return a copy with meta tensors for parameters and buffers, without its trainer; no weight is copied.
-
-    Example:
-        >>> layer = nn.Linear(2, 3)
-        >>> copied = without_weights(layer)
-        >>> copied.weight.is_meta, copied.weight.shape == layer.weight.shape, layer.weight.is_meta
-        (True, True, False)
-    """
+    """Return a copy with meta tensors for parameters and buffers, without its trainer; no weight is copied."""
     memo: dict[int, Any] = {}
     for tensor in (*module.parameters(), *module.buffers()):
         ghost = torch.empty_like(tensor, device="meta")

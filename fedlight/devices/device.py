@@ -99,10 +99,7 @@ class Device(Profile):
 
 
 def load_device(name_or_file: str) -> Device:
-    """Return the device of a profile.
-
-    Args:
-        name_or_file: a profile of fedlight such as ``"pixel_8_pro"``, or a YAML file of your own.
+    """Return the device of a profile of fedlight such as ``"pixel_8_pro"``, or of a YAML file of your own.
 
     Raises:
         FileNotFoundError: there is no such profile.

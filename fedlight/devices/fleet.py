@@ -55,13 +55,10 @@ class Fleet:
         self.seed = seed
 
     def assign(self, client_ids: Iterable[str]) -> dict[str, Device]:
-        """Return each client's device, as near to the weights as whole clients allow.
+        """Return client id -> device, sorted by id and as near to the weights as whole clients allow.
 
         Args:
             client_ids: ids of all clients, each once; their order does not matter.
-
-        Returns:
-            Client id -> device, in the order of the ids.
 
         Example:
             >>> dealt = Fleet({"pixel_8_pro": 3, "raspberry_pi_5": 1}).assign(["a", "b", "c", "d"])
@@ -97,15 +94,7 @@ def _scaled(device: Device, scale: float) -> Device:
 def apportion(shares: list[float], total: int) -> list[int]:
     """Return whole numbers that sum to ``total``, nearest to the shares of it (method of largest remainders).
 
-    Of equal remainders the first is rounded up.
-
-    Args:
-        shares: at least 0, summing to 1.
-        total: at least 0.
-
-    Example:
-        >>> apportion([0.5, 0.3, 0.2], 4)
-        [2, 1, 1]
+    Shares are at least 0 and sum to 1. Of equal remainders the first is rounded up.
     """
     quotas = [
         round(share * total, 9) for share in shares

@@ -16,7 +16,7 @@ SHORTEST_TEXT = 16
 
 @dataclass(frozen=True)
 class Workload:
-    """Work of a visit: equal batches of the longest texts.
+    """Work of a visit: ``num_batches`` equal batches of the longest texts.
 
     Attributes:
         meter: meter of the trained module.

@@ -1,4 +1,4 @@
-"""Hardware of the machine that this process runs on, as opposed to the devices that it emulates.
+"""Hardware of this machine, as opposed to the devices that it emulates.
 
 Every question about it is asked through these functions, so that a test can answer it either way.
 """
@@ -12,15 +12,7 @@ def has_cuda() -> bool:
 
 
 def choose_device(device: str = "auto") -> torch.device:
-    """Return the torch device of a setting.
-
-    Args:
-        device: ``auto`` for the GPU where there is one, or what ``torch.device`` takes.
-
-    Example:
-        >>> choose_device("cpu")
-        device(type='cpu')
-    """
+    """Return the torch device of a setting: ``auto`` for the GPU where there is one, or what ``torch.device`` takes."""
     if device == "auto":
         return torch.device("cuda" if has_cuda() else "cpu")
     return torch.device(device)
@@ -29,12 +21,8 @@ def choose_device(device: str = "auto") -> torch.device:
 def computes_bf16(device: torch.device) -> bool:
     """Return whether a device has instructions for products in bf16; without them fp32 is computed and rounded, slowly.
 
-    A processor counts as without them if torch cannot tell (before 2.11) or does not use them
-    (``ATEN_CPU_CAPABILITY=avx2`` in the environment).
-
-    Example:
-        >>> computes_bf16(torch.device("meta"))
-        False
+    A processor counts as without them if torch cannot tell (before 2.11) or does not use them (``ATEN_CPU_CAPABILITY=avx2``
+    in the environment).
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)

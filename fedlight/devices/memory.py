@@ -79,16 +79,16 @@ def resting_footprint(
 ) -> Footprint:
     """Return the memory of a visit before its first step, without activations.
 
-    Frozen ``nn.Linear`` layers that bitsandbytes quantizes take 2 bytes a weight at 16 bits, 1 and a 4-byte scale a row
-    at 8, 1/2 and a 4-byte scale for each 64 weights at 4. Other frozen weights take 2 bytes each, and trained ones are fp32.
-    A weight that two layers share counts once.
+    Frozen ``nn.Linear`` layers that bitsandbytes quantizes take 2 bytes a weight at 16 bits, 1 and a 4-byte scale a row at
+    8, 1/2 and a 4-byte scale for each 64 weights at 4. Other frozen weights take 2 bytes each, and trained ones are fp32. A
+    weight that two layers share counts once.
 
     Args:
         module: skeleton or loaded; its weights are not read.
         weight_bits: 16, 8 or 4.
         moment_bytes_per_weight: see :func:`moment_bytes_per_weight`.
-        trained: names of the parameters that the visit trains; other trainable ones, such as adapters of other groups,
-            are not on the device. None for all that require a gradient.
+        trained: names of the parameters that the visit trains; other trainable ones, such as adapters of other groups, are
+            not on the device. None for all that require a gradient.
 
     Raises:
         ValueError: ``weight_bits`` is not 16, 8 or 4.
@@ -133,8 +133,6 @@ def moment_bytes_per_weight(optimizer: Optimizer) -> float:
         >>> weight = nn.Parameter(torch.zeros(1))
         >>> moment_bytes_per_weight(torch.optim.AdamW([weight])), moment_bytes_per_weight(torch.optim.SGD([weight]))
         (8.0, 0.0)
-        >>> moment_bytes_per_weight(torch.optim.SGD([weight], momentum=0.9))
-        4.0
     """
     step = type(optimizer).step  # the instance's own may be a scheduler's, which counts steps
     try:
@@ -183,18 +181,16 @@ def parts(shape: BatchShape, micro_batch: int) -> dict[BatchShape, int]:
 
 
 def fit(shapes: Iterable[BatchShape], meter: CostMeter, budget_bytes: int, resting: Footprint) -> Fit:
-    """Return how a visit fits: in whole batches, else in smaller parts, else with activations recomputed as well.
+    """Return the first way in which a visit fits: in whole batches, in smaller parts, with activations recomputed as well.
 
-    The first way that fits is taken. Parts halve the largest batch again and again, down to one example.
+    Parts halve the largest batch again and again, down to one example. If no way fits, the smallest is returned, with
+    ``fits`` False.
 
     Args:
         shapes: shapes of the visit's batches; at least one.
         meter: meter of the trained module.
         budget_bytes: memory of the device for training.
         resting: memory of the visit without activations, see :func:`resting_footprint`.
-
-    Returns:
-        The first way that fits; if none does, the smallest, with ``fits`` False.
     """
     distinct = frozenset(shapes)
     tried = []
@@ -222,13 +218,7 @@ def _ways(examples: int, checkpoints: bool) -> Iterator[tuple[int, bool]]:
 
 
 def visit_flops(shapes: Iterable[BatchShape], meter: CostMeter, found: Fit) -> int:
-    """Return the FLOPs of a visit; operations that are recomputed count twice.
-
-    Args:
-        shapes: shape of the batch of each step; equal ones count as often as they occur.
-        meter: meter of the trained module.
-        found: result of :func:`fit`.
-    """
+    """Return the FLOPs of a visit with one batch for each of the shapes; operations that are recomputed count twice."""
     return sum(
         steps * count * meter.cost(part, found.checkpointing).flops
         for shape, steps in Counter(shapes).items()

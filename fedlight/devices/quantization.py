@@ -34,16 +34,8 @@ class WritesTokens(Protocol):
 def quantizable_layers(module: nn.Module) -> dict[str, nn.Linear]:
     """Return the frozen linear layers that bitsandbytes would quantize, by name.
 
-    These are left out: the output head, layers of :data:`HEADS`, layers that share a weight with another (tied embeddings),
-    layers of an adapter, and subclasses of ``nn.Linear``, whose weight other code reads directly.
-
-    Args:
-        module: a network with or without PEFT's adapters.
-
-    Example:
-        >>> network = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.ReLU(), nn.Linear(4, 2))
-        >>> list(quantizable_layers(network))
-        ['0']
+    Left out are the output head, layers of :data:`HEADS`, layers that share a weight with another (tied embeddings), layers
+    of an adapter, and subclasses of ``nn.Linear``, whose weight other code reads directly.
     """
     parts = list(module.modules())
     heads = {id(part.get_output_embeddings()) for part in parts if isinstance(part, WritesTokens)}
@@ -122,10 +114,7 @@ class QuantizedBase:
                 )
 
     def use(self, bits: int) -> None:
-        """Let the module compute with a base of ``bits`` from now on.
-
-        Args:
-            bits: 16 for the server's own, 8 for int8, 4 for NF4.
+        """Let the module compute with a base of ``bits`` from now on: 16 for the server's own, 8 for int8, 4 for NF4.
 
         Raises:
             ValueError: see :meth:`check`.

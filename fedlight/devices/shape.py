@@ -38,10 +38,7 @@ LINE, CURVE = (1, 2), (1, Fraction(3, 2), 2)
 
 
 def anchors(shape: BatchShape) -> dict[BatchShape, Fraction]:
-    """Return the shapes from whose costs that of this shape follows, with their weights; a pure function of the shape.
-
-    Args:
-        shape: shape of a batch of texts.
+    """Return the shapes of texts from whose costs that of this shape follows, with their weights; a pure function.
 
     Example:
         >>> for anchor, weight in anchors(BatchShape(examples=4, tokens=40)).items():
@@ -49,8 +46,6 @@ def anchors(shape: BatchShape) -> dict[BatchShape, Fraction]:
         32 3/8
         48 3/4
         64 -1/8
-        >>> anchors(BatchShape(examples=4, tokens=64))
-        {BatchShape(examples=4, tokens=64, responses=0): Fraction(1, 1)}
     """
     if shape.tokens < 8:
         return {shape: Fraction(1)}

@@ -35,8 +35,6 @@ FLOPS: dict[Any, Callable[..., int]] = {
 class ShapeRun(TorchDispatchMode):
     """Counter of the FLOPs of what runs inside it, and of the bytes that live at the same time.
 
-    Tensors with values are computed, and counted in the same way.
-
     Args:
         known: tensors that existed before, such as weights and the batch: they and their views are not counted.
 
@@ -95,7 +93,6 @@ class ShapeRun(TorchDispatchMode):
         return out
 
     def _with_values(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, int]:
-        """Return the result of an operation on values, and its FLOPs."""
         if _loses_values(func, args, kwargs):
             kwargs = {**kwargs, "device": args[0].device}
         out = func(*args, **kwargs)

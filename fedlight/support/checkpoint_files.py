@@ -15,21 +15,12 @@ from fedlight.support.words import first_line
 
 
 def check_readable(path: str | Path) -> None:
-    """Check that a file is a whole checkpoint of Lightning.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is damaged or no checkpoint.
-    """
+    """Raise FileNotFoundError if there is no such file, ValueError if it is damaged or no checkpoint of Lightning."""
     _content(path)
 
 
 def check_resumable(path: str | Path, federated: bool | None = None) -> None:
-    """Check that training can go on from a file.
-
-    Args:
-        path: path of the file.
-        federated: whether a federation will go on; None does not check that.
+    """Check that training can go on from a file; ``federated`` says whether a federation will, None does not check that.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -64,11 +55,7 @@ def check_resumable(path: str | Path, federated: bool | None = None) -> None:
 def damage_named(path: str | Path) -> Iterator[None]:
     """Check the checksums of a checkpoint that the body loads, and name damage as the cause of the body's error.
 
-    Args:
-        path: path of the checkpoint; nothing is checked if it is no local file.
-
-    Raises:
-        ValueError: the file is damaged.
+    Nothing is checked if ``path`` is no local file. Raises ValueError if the file is damaged.
     """
     if not Path(path).is_file():
         yield

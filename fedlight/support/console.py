@@ -41,10 +41,7 @@ def one_line_errors() -> Iterator[None]:
 
 @contextmanager
 def quiet_when_unread() -> Iterator[None]:
-    """End without a message if the reader of the output is gone, as in ``fedlight --help | head -1``.
-
-    The exit code is 141, that of a program which SIGPIPE ends.
-    """
+    """End with exit code 141, as by SIGPIPE, if the reader of the output is gone, as in ``fedlight --help | head -1``."""
     try:
         try:
             yield
@@ -149,11 +146,7 @@ class _Unless(logging.Filter):
 
 @contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that advances a progress bar, shown in a terminal only and removed at the end.
-
-    Args:
-        what: description of the work.
-        total: number of items; 0 shows no bar.
+    """Yield a function that advances a progress bar, shown in a terminal only and until the end; a total of 0 shows none.
 
     Example:
         >>> with progress_bar("Encoding", total=2) as advance:

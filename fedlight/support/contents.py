@@ -34,12 +34,7 @@ Contents = dict[str, dict[str, Any]]
 
 
 def contents_of(settings: Any, stage: Path, run: Path) -> Contents:
-    """Return digests of all files and folders that settings name.
-
-    Args:
-        settings: plain values, nested as in a config.
-        stage: folder of the stage, in which nothing counts.
-        run: folder of the whole run, in which results of stages do not count.
+    """Return digests of all files that settings name, but for those in ``stage`` and results of other stages of the ``run``.
 
     Returns:
         Text in the settings -> ``digest``, and ``unchanged_while``, a digest of sizes and times: while it stays the same the
@@ -102,9 +97,7 @@ def _is_local(text: str, key: str) -> bool:
 def changed(made_with: Contents, everything: bool) -> str | None:
     """Return the first file or folder whose content has changed; None if none has. Files that are gone do not count.
 
-    Args:
-        made_with: result of :func:`contents_of`.
-        everything: read all files; else those with unchanged size and time are not read again.
+    Unless ``everything`` is set, files with unchanged size and time are not read again.
     """
     for text, was in made_with.items():
         path = Path(text).expanduser()
@@ -115,10 +108,7 @@ def changed(made_with: Contents, everything: bool) -> str | None:
 
 
 def digest_of(path: Path) -> str:
-    """Return a digest (32 hex digits) of a file's content, or of the names and contents of all files in a folder.
-
-    A file is read once in a process, unless its size or time changes.
-    """
+    """Return a digest (32 hex digits) of a file's content, or of the names and contents of all files in a folder."""
     if path.is_file():
         return _file_digest(path.absolute(), *_signature(path))
     whole = hashlib.sha256()
@@ -167,11 +157,9 @@ def left_in(stage: Path) -> dict[str, str]:
 
 
 def tables_since(folder: Path, start: float) -> dict[str, str]:
-    """Return digests of the tables and texts in a folder that were written since ``start``, by their path in it.
+    """Return digests of the tables and texts in a folder that were written since ``start`` (Unix time), by their path in it.
 
-    Args:
-        folder: folder of a command; other files in it do not count.
-        start: seconds since 1970; two seconds of tolerance cover coarse file systems.
+    Two seconds of tolerance cover coarse file systems.
     """
     files = {str(file.relative_to(folder)): file for file in files_below(folder) if file.suffix in TABLES}
     return {
@@ -184,15 +172,7 @@ def tables_since(folder: Path, start: float) -> dict[str, str]:
 
 
 def refuse_changed_results(settings: Any, run: Path) -> None:
-    """Check that results of earlier stages that settings name are unchanged.
-
-    Args:
-        settings: plain values, nested as in a config.
-        run: folder of the whole run.
-
-    Raises:
-        ValueError: a file is gone or has changed since its stage wrote it.
-    """
+    """Raise ValueError if a result of an earlier stage that settings name is gone or has changed since it was written."""
     for text in sorted({text for _, text in _texts(settings) if text.startswith(str(run))}):
         path = Path(text)
         if (stage := _stage_of(path, run)) is None:

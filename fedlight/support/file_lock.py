@@ -23,10 +23,7 @@ HELD = {errno.EACCES, errno.EAGAIN}
 
 
 class FileLock:
-    """Lock of the kernel on a file.
-
-    Args:
-        file: made when the lock is taken and removed when it is released; its folder must exist.
+    """Lock of the kernel on a file, which is made when the lock is taken and removed when it is released.
 
     Attributes:
         supported: False where the system or the file system has no locks: then every process gets it.
@@ -40,11 +37,7 @@ class FileLock:
     def take(self, about: dict[str, Any] | None = None) -> bool:
         """Take the lock unless another process holds it, and return whether this process holds it now.
 
-        Args:
-            about: description of the holder in the file; see :func:`holder`.
-
-        Raises:
-            OSError: the file cannot be made.
+        The file gets ``about``, a description of the holder for :func:`holder`.
         """
         while self._handle is None:
             handle = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666)
@@ -109,12 +102,7 @@ def this_process() -> dict[str, Any]:
 
 
 def holder(file: Path) -> str:
-    """Return the holder of a lock in words, as far as the file names it.
-
-    Example:
-        >>> holder(Path("no such file"))
-        'another process'
-    """
+    """Return the holder of a lock in words, as far as the file names it, else "another process"."""
     try:
         about = json.loads(file.read_text(encoding="utf-8"))
         words = f"process {about['pid']} on {about['host']} since {about['since']}"

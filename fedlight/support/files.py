@@ -28,9 +28,7 @@ _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES}
 def whole_file(file: Path, synced: bool = True) -> Iterator[Path]:
     """Yield a new path in the same folder, unique to this process, which replaces ``file`` if the block ends without error.
 
-    Args:
-        file: the target; its folder is made.
-        synced: sync file and name to the disk; else :func:`sync` must be called before anything relies on them.
+    The folder is made. Unless ``synced``, :func:`sync` must be called before anything relies on file and name on the disk.
 
     Raises:
         OSError: it cannot be written; then ``file`` is as it was.
@@ -49,12 +47,7 @@ def whole_file(file: Path, synced: bool = True) -> Iterator[Path]:
 
 
 def write_whole(file: Path, content: str | bytes, synced: bool = True) -> None:
-    """Write a file, all of it or nothing.
-
-    Args:
-        file: the target; its folder is made.
-        content: bytes, or text, which is written as UTF-8.
-        synced: as for :func:`whole_file`.
+    """Write a file, all of it or nothing, as :func:`whole_file` does; text becomes UTF-8.
 
     Raises:
         OSError: it cannot be written; a full disk is named with the remedy.
@@ -65,11 +58,7 @@ def write_whole(file: Path, content: str | bytes, synced: bool = True) -> None:
 
 
 def sync(path: Path) -> None:
-    """Sync a file, or the names in a folder, to the disk.
-
-    Raises:
-        OSError: the disk fails.
-    """
+    """Sync a file, or the names in a folder, to the disk."""
     if path.is_dir() and os.name != "posix":  # elsewhere a folder cannot be opened
         return
     handle = os.open(path, os.O_RDONLY)
@@ -85,9 +74,7 @@ def sync(path: Path) -> None:
 def remove_unfinished(folder: Path, but_below: str) -> int:
     """Remove unfinished files of killed processes, and return how many there were.
 
-    Args:
-        folder: folder in which no other process writes.
-        but_below: name of a file that marks a sub-folder as another run's, which is left alone.
+    No other process may write in the folder. A sub-folder with a file ``but_below`` is another run's and left alone.
     """
     removed = 0
     for place, folders, files in os.walk(folder):
@@ -106,12 +93,7 @@ MESSAGE = "the disk is full"
 
 @contextmanager
 def full_disk_named(path: Path) -> Iterator[None]:
-    """Turn the error of a full disk inside the block into one that names ``path`` and the remedy.
-
-    In nested blocks the inner path is named.
-
-    Raises:
-        OSError: with ``errno.ENOSPC``.
+    """Name ``path`` (in nested blocks the inner one) and the remedy in the error of a full disk inside the block.
 
     Example:
         >>> with full_disk_named(Path("runs/demo/visits.csv")):
@@ -138,15 +120,7 @@ def _is_full(error: Exception) -> bool:
 
 
 def refuse_unwritable(folder: Path, setting: str) -> None:
-    """Make a folder and check that it can be written, before hours of work.
-
-    Args:
-        folder: folder for the results.
-        setting: setting that names it.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Make the folder that ``setting`` names; raise OSError if it cannot be written, before hours of work."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -173,11 +147,7 @@ def sealed(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def unsealed(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the content without its digest; unchanged if it has none.
-
-    Raises:
-        ValueError: the digest is of other content.
-    """
+    """Return the content without its digest, unchanged if it has none; raise ValueError if that is of other content."""
     plain = {key: value for key, value in content.items() if key != DIGEST}
     if content.get(DIGEST, _digest(plain)) != _digest(plain):
         raise ValueError(CHANGED)
@@ -185,21 +155,12 @@ def unsealed(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def sealed_bytes(data: bytes) -> bytes:
-    """Return the data with their digest.
-
-    Example:
-        >>> unsealed_bytes(sealed_bytes(b"abc"))
-        b'abc'
-    """
+    """Return the data with their digest, for :func:`unsealed_bytes`."""
     return data + hashlib.blake2b(data, digest_size=_NUM_BYTES).digest()
 
 
 def unsealed_bytes(data: bytes) -> bytes:
-    """Return the data without their digest.
-
-    Raises:
-        ValueError: the digest is of other data.
-    """
+    """Return the data without their digest; raise ValueError if that is of other data."""
     if sealed_bytes(data[:-_NUM_BYTES]) != data:
         raise ValueError(CHANGED)
     return data[:-_NUM_BYTES]
@@ -242,11 +203,7 @@ def write_json_lines(file: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_json(file: Path, remedy: str) -> dict[str, Any]:
-    """Return the object in a JSON file, without its digest if it has one.
-
-    Args:
-        file: the file.
-        remedy: what to do if the file is damaged.
+    """Return the object in a JSON file, without its digest if it has one; ``remedy`` says what to do if it is damaged.
 
     Raises:
         FileNotFoundError: there is no such file.

@@ -25,15 +25,9 @@ NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 def hub_errors(
     model: str, instead: str = "or check the network and HF_ENDPOINT", what: str = "model"
 ) -> Iterator[None]:
-    """Turn errors of the body, which asks the hub for a model, into one line with the remedy.
+    """Raise an OSError of one line for errors of the body, which asks the hub for the model that the setting ``what`` names.
 
-    Args:
-        model: name at the hub.
-        instead: remedy, besides a folder, if the hub cannot be reached.
-        what: setting that names the model.
-
-    Raises:
-        OSError: the body failed.
+    ``instead`` is the remedy, besides a folder, if the hub cannot be reached.
     """
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
@@ -55,11 +49,7 @@ def hub_errors(
 
 
 def check_hub_name(model: str, what: str = "model") -> None:
-    """Check, within seconds, that a model which is no folder here is in the cache or at the hub.
-
-    Args:
-        model: name at the hub, or a text that looks like a path.
-        what: setting that names the model.
+    """Check, within seconds, that a model which is no folder here is in the cache or at the hub; ``what`` names its setting.
 
     Raises:
         FileNotFoundError: ``model`` looks like a path, and there is no such folder.
@@ -80,11 +70,7 @@ def check_hub_name(model: str, what: str = "model") -> None:
 
 @contextmanager
 def hub_asked_once(name: str) -> Iterator[None]:
-    """Let the hub's clients use only the cache inside the body if the hub does not answer.
-
-    Args:
-        name: name of a model or data set at the hub; for a local path the hub is not asked.
-    """
+    """Let the hub's clients use only the cache inside the body if the hub does not answer; it is not asked for a path."""
     from huggingface_hub import constants
 
     datasets = sys.modules.get("datasets")
@@ -104,7 +90,7 @@ def hub_asked_once(name: str) -> Iterator[None]:
 
 @functools.cache
 def _answers(endpoint: str) -> bool:
-    """Return whether a server answers at all; it is asked once in a process."""
+    """Return whether a server answers at all."""
     from huggingface_hub import get_session
 
     try:
@@ -165,8 +151,8 @@ def load_tokenizer(
     Args:
         name: hub name or folder.
         what: setting that names it.
-        trust_remote_code: run code that comes with it.
-        fast: refuse a slow one, which does not tell the characters of a token.
+        trust_remote_code: whether to run code that comes with it.
+        fast: whether to refuse a slow one, which does not tell the characters of a token.
 
     Raises:
         FileNotFoundError: ``name`` looks like a path that does not exist.

@@ -14,11 +14,6 @@ def lazy_names(package: str, files: Mapping[str, str]) -> Callable[[str], Any]:
     Args:
         package: the package's ``__name__``.
         files: public name -> module that defines it, relative to the package.
-
-    Example:
-        >>> find = lazy_names("fedlight.support", {"derive_seed": "seeding"})
-        >>> find("derive_seed").__module__
-        'fedlight.support.seeding'
     """
 
     def __getattr__(name: str) -> Any:

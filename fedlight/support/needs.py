@@ -9,10 +9,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 
 class RowSource(NamedTuple):
-    """Source of rows that are read.
+    """Source of rows that are read: see `fedlight.datamodules.rows`.
 
     Attributes:
-        source: see `fedlight.datamodules.rows`.
         split: split of a hub data set.
         columns: pairs of fedlight's name of a column and its name in the rows; only those that settings name.
     """
@@ -23,48 +22,28 @@ class RowSource(NamedTuple):
 
 
 class Model(NamedTuple):
-    """Weights that are read.
-
-    Attributes:
-        name: name at the hub, folder or ``toy``.
-        is_encoder: whether it is a sentence encoder rather than a language model.
-    """
+    """Weights that are read, of a language model or a sentence encoder; ``name`` is that at the hub, a folder or ``toy``."""
 
     name: str
     is_encoder: bool = False
 
 
 class Server(NamedTuple):
-    """Chat endpoint that is asked.
-
-    Attributes:
-        url: address of the endpoint.
-        key: environment variable that holds the key, if one is needed.
-    """
+    """Chat endpoint that is asked; ``key`` is the environment variable that holds the key, if one is needed."""
 
     url: str
     key: str | None = None
 
 
 class Package(NamedTuple):
-    """Python package that fedlight does not install.
-
-    Attributes:
-        name: name by which it is imported.
-        install: argument of ``pip install``.
-    """
+    """Python package that fedlight does not install: name of its import, and argument of ``pip install``."""
 
     name: str
     install: str
 
 
 class Memory(NamedTuple):
-    """Memory of this machine.
-
-    Attributes:
-        bytes: bytes at the peak.
-        what: what takes it, in words.
-    """
+    """Memory of this machine: bytes at the peak, and what takes it, in words."""
 
     bytes: int
     what: str
@@ -89,10 +68,6 @@ class Requires(Protocol):
 
 @runtime_checkable
 class KeepsLog(Protocol):
-    """Class that writes a file into the trainer's ``default_root_dir``, unless a setting names another place.
-
-    Attributes:
-        log_name: name of the file.
-    """
+    """Class that writes a file into the trainer's ``default_root_dir``, unless a setting names another place."""
 
     log_name: str

@@ -26,10 +26,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
     """Return method -> metric -> ``mean ± standard deviation`` over its rows, in order of appearance.
 
     Example:
-        >>> summary([{"method": "m", "seed": 0, "x": 1.0}, {"method": "m", "seed": 1, "x": 2.0}])
-        {'m': {'x': '1.500 ± 0.707'}}
-        >>> summary([{"method": "m", "seed": 0, "pairs": 1207}])  # counts are whole
-        {'m': {'pairs': '1,207'}}
+        >>> summary([{"method": "m", "seed": seed, "x": 1.0 + seed, "pairs": 1207} for seed in (0, 1)])
+        {'m': {'x': '1.500 ± 0.707', 'pairs': '1,207'}}
     """
     table: dict[str, dict[str, str]] = {}
     for method in dict.fromkeys(row["method"] for row in rows):

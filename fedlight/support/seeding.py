@@ -13,12 +13,6 @@ def derive_seed(*parts: int | str) -> int:
 
     Args:
         parts: purpose of the seed, from general to special: ``(seed, "visit", round_idx, client_id)``.
-
-    Example:
-        >>> derive_seed(0, "round", 3) == derive_seed(0, "round", 3)
-        True
-        >>> derive_seed(0, "round", 3) == derive_seed(0, "round", 4)
-        False
     """
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")

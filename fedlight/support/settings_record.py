@@ -24,10 +24,8 @@ MOST_NAMED = 3
 def described(value: Any, seen: tuple[object, ...] = ()) -> Any:
     """Return plain values that describe ``value``, the same in every process.
 
-    Args:
-        value: numbers, texts, containers, functions and classes (by name), and objects of any class. Tensors and containers
-            of more than 1000 items are described by a digest.
-        seen: objects that contain it, of which only the class is named again.
+    Functions and classes are described by their names, tensors and containers of more than 1000 items by a digest; of the
+    objects ``seen``, which contain the value, only the class is named again.
 
     Example:
         >>> from fedlight.federation.server import FedAvgM
@@ -56,22 +54,13 @@ def described(value: Any, seen: tuple[object, ...] = ()) -> Any:
 
 
 def refuse_other_settings(saved: Mapping[str, Any], own: Mapping[str, Any], remedy: str) -> None:
-    """Check that a run has the settings of its checkpoint.
+    """Raise ValueError for settings that differ from a checkpoint's; ``remedy`` is the alternative to giving the same.
 
     Settings and attributes that only one side has are not compared: another version may have more.
-
-    Args:
-        saved: settings of the checkpoint by name, as :func:`described` returns them.
-        own: settings of the run.
-        remedy: alternative to giving the same settings.
-
-    Raises:
-        ValueError: settings differ; the first few are named, with both values.
 
     Example:
         >>> refuse_other_settings({"lr": 0.1}, {"lr": 0.2}, "start anew")
         Traceback (most recent call last):
-        ...
         ValueError: the checkpoint was trained with lr=0.1 and goes on with it, not with lr=0.2: give the same, or start anew
     """
     known = [name for name in saved if name in own]
@@ -88,13 +77,7 @@ def refuse_other_settings(saved: Mapping[str, Any], own: Mapping[str, Any], reme
 
 
 def constructor_arguments(of: type) -> list[str]:
-    """Return names of the constructor's arguments, with those that it passes on to base classes.
-
-    Example:
-        >>> from fedlight.federation.server import FedAvgM
-        >>> constructor_arguments(FedAvgM)
-        ['lr', 'beta']
-    """
+    """Return names of the constructor's arguments, with those that it passes on to base classes."""
     names: list[str] = []
     for cls in of.__mro__[:-1]:
         if "__init__" not in vars(cls):
@@ -108,12 +91,7 @@ def constructor_arguments(of: type) -> list[str]:
 
 
 def digest(*parts: Any) -> str:
-    """Return a digest of plain values and arrays, 16 hexadecimal digits.
-
-    Example:
-        >>> digest("a", np.array([1, 2])) == digest("a", np.array([1, 3]))
-        False
-    """
+    """Return a digest of plain values and arrays, 16 hexadecimal digits."""
     found = blake2b(digest_size=8)
     for part in parts:
         content = (

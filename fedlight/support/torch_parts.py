@@ -12,16 +12,7 @@ from torch.utils._pytree import is_namedtuple_instance
 
 @contextmanager
 def eval_mode(module: nn.Module) -> Iterator[None]:
-    """Run the body with every submodule in eval mode, then restore the mode of each.
-
-    Example:
-        >>> layer = nn.Dropout()
-        >>> with eval_mode(layer):
-        ...     layer.training
-        False
-        >>> layer.training
-        True
-    """
+    """Run the body with every submodule in eval mode, then restore the mode of each."""
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
@@ -32,13 +23,7 @@ def eval_mode(module: nn.Module) -> Iterator[None]:
 
 
 def tensors(batch: Any) -> Iterator[Tensor]:
-    """Yield all tensors of a nested batch in order.
-
-    Example:
-        >>> import torch
-        >>> [x.item() for x in tensors({"pair": (torch.tensor(1), [torch.tensor(2), "text"]), "beta": 0.1})]
-        [1, 2]
-    """
+    """Yield all tensors of a nested batch in order."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, (Mapping, list, tuple)):
@@ -96,15 +81,6 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
 
     Copied are numbers, tensors, lists, sets and dictionaries of its submodules: buffers, modes, states of metrics, counters.
     Weights are not copied; inside they have no gradients, afterwards those that they had.
-
-    Example:
-        >>> norm = nn.BatchNorm1d(2)
-        >>> with undisturbed(norm):
-        ...     _ = norm.num_batches_tracked.add_(1)
-        ...     norm.num_batches_tracked.item()
-        1
-        >>> norm.num_batches_tracked.item()
-        0
     """
     own = [(vars(part), dict(vars(part))) for part in module.modules()]
     gradients = [(weight, weight.grad) for weight in module.parameters() if weight.requires_grad]

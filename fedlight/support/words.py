@@ -5,10 +5,7 @@ UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
 def three_digits(value: float) -> str:
-    """Return a number with three digits, or all before the point.
-
-    Args:
-        value: at least 0.
+    """Return a number of at least 0 with three digits, or all before the point.
 
     Example:
         >>> three_digits(0.00012345), three_digits(1.0), three_digits(999.7), three_digits(12345.6)
@@ -18,10 +15,7 @@ def three_digits(value: float) -> str:
 
 
 def in_largest_unit(seconds: float) -> str:
-    """Return a time in the largest unit of which it has at least one.
-
-    Args:
-        seconds: at least 0.
+    """Return a time of at least 0 in the largest unit of which it has at least one.
 
     Example:
         >>> in_largest_unit(0.25), in_largest_unit(150), in_largest_unit(3600)
@@ -33,12 +27,7 @@ def in_largest_unit(seconds: float) -> str:
 
 
 def time_unit(seconds: float) -> tuple[int, str]:
-    """Return seconds and name of the largest unit of which a time has at least one, else of the second.
-
-    Example:
-        >>> time_unit(3600), time_unit(3599), time_unit(0)
-        ((3600, 'hours'), (60, 'minutes'), (1, 'seconds'))
-    """
+    """Return seconds and name of the largest unit of which a time has at least one, else of the second."""
     return next((pair for pair in UNITS if seconds >= pair[0]), UNITS[-1])
 
 
