@@ -1,7 +1,7 @@
-"""What the Hugging Face hub says of a model or data set: is it there, may it be had, what does it weigh, which columns.
+"""Metadata of models and data sets at the Hugging Face hub: files and sizes, license, access, columns.
 
-Only small metadata is asked for: a repository's list of files, its card, and the first bytes of a file. A hub that cannot be
-reached is asked once and no more.
+Only small requests are made: a repository's list of files, its card, and parts of a file. A hub that cannot be reached is
+asked once and no more.
 """
 
 import json
@@ -16,19 +16,19 @@ HEAD_BYTES = 262_144
 
 
 class HubUnreachableError(Exception):
-    """Nothing can be asked; the message is the reason."""
+    """The hub cannot be reached; the message is the reason."""
 
 
 class Repository(NamedTuple):
-    """A model or data set.
+    """Model or data set at the hub.
 
     Attributes:
         name: ``owner/name``.
         files: path -> bytes.
-        card: the YAML head of its README.
-        license: as its card says, else empty.
-        gated: must its terms be accepted?
-        revision: whose files these are.
+        card: YAML head of its README.
+        license: license in its card, else empty.
+        gated: whether its terms have to be accepted.
+        revision: revision of the files.
     """
 
     name: str
@@ -40,10 +40,10 @@ class Repository(NamedTuple):
 
 
 class Hub:
-    """Asks ``HF_ENDPOINT``, with the token of ``hf auth login`` or ``HF_TOKEN`` where there is one.
+    """Client of ``HF_ENDPOINT``, with the token of ``hf auth login`` or ``HF_TOKEN`` if there is one.
 
     Attributes:
-        silent: why it cannot be reached; None as long as it answers.
+        silent: reason why the hub cannot be reached; None as long as it answers.
     """
 
     def __init__(self) -> None:
@@ -51,10 +51,10 @@ class Hub:
         self._asked: dict[tuple[str, str, str], Repository | ValueError] = {}
 
     def repository(self, name: str, kind: str, revision: str = "main") -> Repository:
-        """A model (``kind="model"``) or data set (``"dataset"``) that can be read.
+        """Return a model (``kind="model"``) or data set (``"dataset"``) that can be read.
 
         Raises:
-            ValueError: there is none of that name, or it is gated and the token gives no access; with the remedy.
+            ValueError: there is none of this name, or it is gated and the token gives no access; with the remedy.
             HubUnreachableError: the hub cannot be reached.
         """
         key = (name, kind, revision)
@@ -72,24 +72,24 @@ class Hub:
         """Return the first bytes of a file.
 
         Raises:
-            ValueError: it cannot be had.
+            ValueError: the file cannot be read.
             HubUnreachableError: the hub cannot be reached.
         """
-        # Streamed, with a block size of 0: a server may pass over ranges and send gigabytes.
+        # Streamed, with a block size of 0: a server may ignore ranges and send gigabytes.
         return self.read(of, kind, path, lambda file: file.read(size), block_size=0)
 
     def read(self, of: Repository, kind: str, path: str, read: Callable[[Any], T], **options: Any) -> T:
-        """Return what a function reads of a file, of which only the parts that it seeks are fetched.
+        """Return the result of a function that reads a file; only the parts that it seeks are fetched.
 
         Args:
-            of: where the file is.
+            of: repository of the file.
             kind: ``"model"`` or ``"dataset"``.
-            path: of the file.
-            read: is given the open file.
-            options: of ``HfFileSystem.open``.
+            path: path of the file.
+            read: function of the open file.
+            options: options of ``HfFileSystem.open``.
 
         Raises:
-            ValueError: it cannot be had.
+            ValueError: the file cannot be read.
             HubUnreachableError: the hub cannot be reached.
         """
         from huggingface_hub.errors import HfHubHTTPError
@@ -118,7 +118,7 @@ class Hub:
             raise HubUnreachableError(self.silent)
         try:
             return question()
-        except ValueError:  # some libraries make an OSError of it as well
+        except ValueError:  # in some libraries a ValueError is an OSError as well
             raise
         except _failures() as error:
             self.silent = type(error).__name__
@@ -126,7 +126,7 @@ class Hub:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """Errors of the HTTP library under the hub's client, three so far: its own errors extend that one's."""
+    """Return the errors of the HTTP library under the hub's client, of which there have been three."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return OSError, *HfHubHTTPError.__bases__
@@ -140,7 +140,7 @@ def _repository(name: str, kind: str, revision: str) -> Repository:
     ask = api.model_info if kind == "model" else api.dataset_info
     quiet = logging.getLogger("huggingface_hub")
     level = quiet.level
-    quiet.setLevel(logging.ERROR)  # what it would warn of is told in the table
+    quiet.setLevel(logging.ERROR)  # the table has what it would warn of
     try:
         info: Any = ask(
             name,
@@ -148,7 +148,7 @@ def _repository(name: str, kind: str, revision: str) -> Repository:
             timeout=TIMEOUT_SECONDS,
             files_metadata=True,
         )
-        if info.gated:  # the list of files is open to all, the files are not
+        if info.gated:  # anyone may list the files, but not read them
             api.auth_check(name, repo_type=kind)
     except GatedRepoError:
         remedy = "accept its terms there and run `hf auth login`"
@@ -184,10 +184,10 @@ def _license(card: dict[str, Any]) -> str:
 
 
 def first_json(text: str) -> dict[str, Any]:
-    r"""The first row of JSON lines or of a JSON list, of which only the beginning is known.
+    r"""Return the first row of JSON lines or of a JSON list, of which only the beginning is given.
 
     Raises:
-        ValueError: it holds no whole object.
+        ValueError: it has no whole object.
 
     Example:
         >>> first_json('[ {"a": 1, "b": [2]}, {"a"'), first_json('{"a": 3}\n{"a')

@@ -17,7 +17,7 @@ from fedlight.support.needs import KeepsLog
 
 
 class Written(NamedTuple):
-    """What a stage writes.
+    """Files that a stage writes.
 
     Attributes:
         paths: files and folders that its settings name in its folder.
