@@ -12,7 +12,7 @@ from typing import Any
 from fedlight.datamodules.rows.rows import write_rows
 from fedlight.evaluation.judge import BothPositions, Judge
 from fedlight.evaluation.length_controlled import Compared, length_controlled
-from fedlight.evaluation.win_rate import WinTieLose, outcomes, win_tie_lose
+from fedlight.evaluation.win_rate import outcomes, win_tie_lose
 from fedlight.judges.task_answers import TaskAnswer, read_answers
 from fedlight.support.results import rich_text
 
@@ -70,7 +70,9 @@ def duels(
         prompts = [answer.row for answer, _ in own]
         longer = [len(text.strip()) - len(other.strip()) for text, other in zip(texts, others, strict=True)]
         judged[method] = Compared(outcomes(*verdicts, in_both=in_both), longer, prompts)
-        rows.append({"method": method, **_plain(win_tie_lose(*verdicts, in_both=in_both, prompts=prompts))})
+        rows.append(
+            {"method": method, **known(win_tie_lose(*verdicts, in_both=in_both, prompts=prompts)._asdict())}
+        )
         records += [
             _record(method, answer, other, *both)
             for (answer, other), *both in zip(own, *verdicts, strict=True)
@@ -130,9 +132,11 @@ def _text(value: float | str | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
 
 
-def _plain(found: WinTieLose) -> dict[str, float]:
-    """Return the values that are known, as JSON has no NaN."""
-    return {name: value for name, value in found._asdict().items() if not math.isnan(value)}
+def known(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row without unknown values, as JSON has no NaN."""
+    return {
+        name: value for name, value in row.items() if not (isinstance(value, float) and math.isnan(value))
+    }
 
 
 def _paired(

@@ -15,7 +15,7 @@ from fedlight.datamodules.rows.rows import write_rows
 from fedlight.evaluation.human_agreement import Agreement, Judged, agreement
 from fedlight.evaluation.judge import BothPositions
 from fedlight.evaluation.win_rate import outcomes, win_tie_lose
-from fedlight.judges.duels import made_judge
+from fedlight.judges.duels import known, made_judge
 from fedlight.judges.voted_pairs import Pair, VoteCounts, read_pairs
 from fedlight.support.files import write_json
 from fedlight.support.results import rich_text
@@ -84,7 +84,7 @@ def judge_agreement(
     _write_table(lines, Path(output) / "agreement.csv")
     write_json(Path(output) / "counts.json", asdict(counts))
     return {
-        "rows": [_known(row) for row in rows],
+        "rows": [known(row) for row in rows],
         "report": f"{counts}\n{report(lines)}",
         "counts": asdict(counts),
     }
@@ -182,13 +182,8 @@ def _record(judge: str, pair: Pair, first: float, second: float) -> dict[str, An
     }
 
 
-def _known(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row without unknown values, as JSON has no NaN."""
-    return {key: x for key, x in row.items() if not (isinstance(x, float) and math.isnan(x))}
-
-
 def _write_table(lines: Sequence[Mapping[str, Any]], file: Path) -> None:
     with file.open("w", newline="", encoding="utf-8") as opened:
         writer = csv.DictWriter(opened, list(lines[0]))
         writer.writeheader()
-        writer.writerows([{**dict.fromkeys(lines[0], ""), **_known(line)} for line in lines])
+        writer.writerows([{**dict.fromkeys(lines[0], ""), **known(line)} for line in lines])

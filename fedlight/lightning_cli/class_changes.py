@@ -11,7 +11,7 @@ from typing import Any
 
 from jsonargparse import _typehints
 
-from fedlight.lightning_cli.class_names import same_class
+from fedlight.lightning_cli.class_names import last_part, same_class
 
 THEIRS = "discard_init_args_on_class_path_change"
 """jsonargparse's function that decides, for all its ways of merging, which arguments of an old class stay."""
@@ -42,7 +42,7 @@ class DropArguments:
             before = [old.pop(key) for key in ("init_args", "dict_kwargs") if key in old]
             names = {key.partition(".")[0] for given in before if given for key, _ in given.items()}
             if names:
-                self.dropped[_name(new["class_path"])] = (_name(old["class_path"]), names)
+                self.dropped[last_part(new["class_path"])] = (last_part(old["class_path"]), names)
 
 
 @contextmanager
@@ -63,7 +63,3 @@ def dropped_so_far() -> Dropped:
     """Return the arguments dropped so far from the command line that is being parsed."""
     asked = getattr(_typehints, THEIRS)
     return asked.dropped if isinstance(asked, DropArguments) else {}
-
-
-def _name(path: str) -> str:
-    return path.rpartition(".")[2]

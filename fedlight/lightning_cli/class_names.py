@@ -25,29 +25,31 @@ def same_class(a: str, b: str) -> bool:
     a, b = _whole(a), _whole(b)
     if a == b:
         return True
-    if _last(a) != _last(b):
+    if last_part(a) != last_part(b):
         return False
     if (
         "." not in a or "." not in b
     ):  # a class of another package, or one of fedlight's own that is not public
         return True
-    found = _imported(a)
-    return found is not None and found is _imported(b)
+    found = find_object(a)
+    return found is not None and found is find_object(b)
 
 
 def _whole(name: str) -> str:
     """Return the path of one of fedlight's public classes; another name as it is."""
-    last = _last(name)
+    last = last_part(name)
     return (
         f"fedlight.{_FILES[last]}.{last}" if name in (last, f"fedlight.{last}") and last in _FILES else name
     )
 
 
-def _last(name: str) -> str:
+def last_part(name: str) -> str:
+    """Return a dotted name without its package."""
     return name.rpartition(".")[2]
 
 
-def _imported(path: str) -> Any:
+def find_object(path: str) -> Any:
+    """Return the object of a dotted name; None where it cannot be imported."""
     module, _, name = path.rpartition(".")
     try:
         return getattr(import_module(module), name)

@@ -5,11 +5,12 @@ indented text. The line is made of the innermost part.
 """
 
 import difflib
-import importlib
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_type_hints
+
+from fedlight.lightning_cli.class_names import find_object, last_part
 
 KINDS = {
     "int": "a whole number",
@@ -70,7 +71,7 @@ def one_line(
     ):
         return where + _no_class(found[1], message)
     if found := re.search(r"but (\S+) is abstract", message):
-        names = _names(_concrete(_import(found[1])))
+        names = _names(_concrete(find_object(found[1])))
         return f"{where}{found[1].rpartition('.')[2]} stands for {' or '.join(names)}: name one first, --{key} {names[0]}"
     return where + _expected(message)
 
@@ -117,7 +118,7 @@ def _unknown_key(key: str, keys: list[str]) -> str:
 
 
 def _required(key: str, path: str | None, names: list[str], in_list: bool) -> str:
-    of = _import(path or "")
+    of = find_object(path or "")
     examples = [(name, _example(of, name)) for name in names]
     flags = " ".join(f"--{key}.{name} {value}" for name, value in examples)
     lines = f"init_args: {{{', '.join(f'{name}: {value}' for name, value in examples)}}}"
@@ -132,7 +133,7 @@ def _not_carried_over(names: list[str], old: str, had: set[str]) -> str:
 
 
 def _last(path: str | None) -> str:
-    return path.rpartition(".")[2] if path else "it"
+    return last_part(path) if path else "it"
 
 
 def _example(of: Any, name: str) -> str:
@@ -143,7 +144,7 @@ def _example(of: Any, name: str) -> str:
 
 
 def _no_setting(path: str | None, option: str) -> str:
-    of = _import(path or "")
+    of = find_object(path or "")
     known = [
         name for cls in getattr(of, "__mro__", ()) for name in inspect.signature(cls.__init__).parameters
     ]
@@ -164,7 +165,9 @@ def _no_class(name: str, message: str) -> str:
 
 
 def _or_near(name: str, message: str) -> str:
-    bases = [_import(path) for path in re.findall(r"Subtypes: \[(?:list\[|<class ')([\w.]+)", message)[-1:]]
+    bases = [
+        find_object(path) for path in re.findall(r"Subtypes: \[(?:list\[|<class ')([\w.]+)", message)[-1:]
+    ]
     known = [one for base in bases for one in _names(_concrete(base))]
     hint = near(name, known)
     return hint or "; give its name if fedlight has it, else package.module.Name"
@@ -180,14 +183,6 @@ def _concrete(base: Any) -> Iterator[type]:
 
 def _names(classes: Iterable[type]) -> list[str]:
     return sorted({cls.__name__ for cls in classes if not cls.__name__.startswith("_")}) or ["CLASS"]
-
-
-def _import(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError):
-        return None
 
 
 def _expected(message: str) -> str:

@@ -1,7 +1,6 @@
 """Parsing of every stage: does its config parse, and does its function take its arguments? Nothing is loaded for it."""
 
 import contextlib
-import importlib
 import inspect
 import io
 import os
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 from lightning import LightningDataModule, LightningModule
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.lightning_cli.class_names import find_object
 from fedlight.lightning_cli.cli import OneLineParser, ReadSettings
 from fedlight.preflight.finding import Finding, ok, problem
 from fedlight.recipes.stages import Stage
@@ -110,11 +110,7 @@ def _bound(stage: Stage) -> dict[str, Any]:
 
 def class_of(path: str) -> type | None:
     """Return the class of a full dotted name; None where it cannot be imported."""
-    module, _, name = path.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError):
-        return None
+    found = find_object(path)
     return found if isinstance(found, type) else None
 
 
