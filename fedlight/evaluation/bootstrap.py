@@ -57,7 +57,9 @@ def bootstrap_interval(
     if not 0 < level < 1 or draws < 1:
         raise ValueError(f"level={level} must lie between 0 and 1, and draws={draws} be at least 1")
     numbers = np.asarray(values, dtype=float)
-    of = np.arange(len(numbers)) if prompts is None else _number_prompts(prompts)
+    indices: dict[Hashable, int] = {}
+    names = range(len(numbers)) if prompts is None else prompts
+    of = np.array([indices.setdefault(name, len(indices)) for name in names], dtype=np.int64)
     if len(of) != len(numbers):
         raise ValueError(
             f"bootstrap_interval has {len(numbers)} values, but {len(of)} prompts: give one for each"
@@ -81,8 +83,3 @@ def _draw_means(sums: np.ndarray, counts: np.ndarray, draws: int, seed: int) -> 
         times = rng.multinomial(size, np.full(size, 1 / size), size=min(step, draws - start))
         means.append((times @ sums) / (times @ counts))
     return np.concatenate(means)
-
-
-def _number_prompts(prompts: Sequence[Hashable] | np.ndarray) -> np.ndarray:
-    numbers: dict[Hashable, int] = {}
-    return np.array([numbers.setdefault(prompt, len(numbers)) for prompt in prompts], dtype=np.int64)

@@ -117,7 +117,8 @@ def _corrected(name: str, methods: Mapping[str, _Pairs]) -> LengthControlled:
     hard = _difficulties([other for key, other in methods.items() if key != name])
     gamma = np.array([hard.get(prompt, 0.0) for prompt in own.prompts])
     intercept, (phi, psi) = _fit(np.stack([own.length, gamma], axis=1), own.wins, PENALTY_C, intercept=True)
-    return LengthControlled(raw, float(_sigmoid(intercept + psi * gamma).mean()), float(phi))
+    wins = 0.5 * (1 + np.tanh((intercept + psi * gamma) / 2))  # the sigmoid
+    return LengthControlled(raw, float(wins.mean()), float(phi))
 
 
 def _difficulties(others: Sequence[_Pairs]) -> dict[Hashable, float]:
@@ -161,7 +162,3 @@ def _fit(
     model = LogisticRegression(C=penalty_c, fit_intercept=intercept, max_iter=10_000, tol=tol)
     model.fit(twice, labels, sample_weight=np.concatenate([wins, 1 - wins]))
     return float(np.atleast_1d(model.intercept_)[0]), model.coef_[0]
-
-
-def _sigmoid(logits: np.ndarray) -> np.ndarray:
-    return 0.5 * (1 + np.tanh(logits / 2))

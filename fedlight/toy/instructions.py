@@ -203,7 +203,11 @@ def answer(seed: int, domain: str, topic: Topic) -> str:
 def question(rng: random.Random, seed: int, domain: str, topic: Topic) -> ToyRow:
     """Return a question about a topic in some wording, with its answer."""
     area, name = topic
-    before = f"{_draw_fact(rng)} . " if rng.random() < 0.3 else ""
+    before = ""
+    if rng.random() < 0.3:  # an unrelated fact
+        other = rng.choice(NAMES)
+        verb, things = PEOPLE[other]
+        before = f"{other} {verb} {rng.choice(things)} . "
     return {
         "instruction": _pad(rng, rng.choice(QUESTIONS).format(*DOMAINS[domain].words)),
         "input": f"{before}{name} {area}",
@@ -252,12 +256,6 @@ def draw_rows(split: str, number: int, draw: Callable[[], ToyRow]) -> list[ToyRo
 
 def _pad(rng: random.Random, text: str) -> str:
     return " ".join([*rng.choices(PADDING, k=rng.choice((0, 1, 2))), text])
-
-
-def _draw_fact(rng: random.Random) -> str:
-    name = rng.choice(NAMES)
-    verb, things = PEOPLE[name]
-    return f"{name} {verb} {rng.choice(things)}"
 
 
 def _rng(seed: int, *purpose: str) -> random.Random:

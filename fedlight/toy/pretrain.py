@@ -210,7 +210,12 @@ def pretrain(schedule: Schedule, output: Path, save_every: int = 250) -> None:
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, derive_seed(schedule.seed, "toy", "first weights")).train()
     reader, rng = Reader(tokenizer), random.Random(derive_seed(schedule.seed, "toy", "texts"))
-    optimizer = torch.optim.AdamW(_parameter_groups(model), lr=schedule.lr, betas=(0.9, 0.98))
+    # No decay of biases and norms: the heads with a start live in their biases.
+    groups = [
+        {"params": [weight for weight in model.parameters() if weight.ndim > 1], "weight_decay": 0.05},
+        {"params": [weight for weight in model.parameters() if weight.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=schedule.lr, betas=(0.9, 0.98))
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warmup_cosine(step, schedule.steps))
     start = time.perf_counter()
     tokenizer.save_pretrained(output)
@@ -250,13 +255,6 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=type(default), default=default)
     arguments = vars(parser.parse_args())
     pretrain(output=arguments.pop("output"), schedule=Schedule(**arguments))
-
-
-def _parameter_groups(model: "LlamaForCausalLM") -> list[dict[str, object]]:
-    # Not of biases and norms: the heads with a start live in their biases.
-    matrices = [weight for weight in model.parameters() if weight.ndim > 1]
-    vectors = [weight for weight in model.parameters() if weight.ndim < 2]
-    return [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
 
 
 if __name__ == "__main__":

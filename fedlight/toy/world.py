@@ -99,7 +99,7 @@ def facts_of(text: str) -> list[Fact]:
     """
     words = _words(text)
     triples = zip(words, words[1:], words[2:], strict=False)
-    return [triple for triple in triples if _is_fact(triple)]
+    return [words for words in triples if words[0] in PEOPLE and words[1] in _VERBS and words[2] in _OBJECTS]
 
 
 def measure(post: str, summary: str) -> Traits:
@@ -127,10 +127,6 @@ def measure(post: str, summary: str) -> Traits:
 
 def _words(text: str) -> list[str]:
     return text.replace(".", " ").split()
-
-
-def _is_fact(words: Fact) -> bool:
-    return words[0] in PEOPLE and words[1] in _VERBS and words[2] in _OBJECTS
 
 
 def read_options(kind: type[Options], given: Mapping[str, Any], **allowed: Any) -> Options:

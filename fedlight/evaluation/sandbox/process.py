@@ -239,7 +239,8 @@ def watch(processes: Sequence[SandboxedProcess], at_most_seconds: float = math.i
         for process in processes:
             for stream, pipe in process.streams.items():
                 selector.register(pipe, selectors.EVENT_READ, (process, stream))
-        while not leader.has_ended() or _open_streams(selector, leader):
+        # A leader that has ended may have left output in its pipes.
+        while not leader.has_ended() or any(key.data[0] is leader for key in selector.get_map().values()):
             for key, _ in selector.select(timeout=LOOK_EVERY_SECONDS):
                 process, stream = key.data
                 if not process.read(stream):
@@ -250,7 +251,3 @@ def watch(processes: Sequence[SandboxedProcess], at_most_seconds: float = math.i
             if any(process.is_overdue() for process in processes) or time.monotonic() - began_at >= patience:
                 return "timeout"
     return None
-
-
-def _open_streams(selector: selectors.BaseSelector, process: SandboxedProcess) -> bool:
-    return any(key.data[0] is process for key in selector.get_map().values())

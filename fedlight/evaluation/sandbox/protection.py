@@ -74,17 +74,13 @@ def missing_protection() -> str | None:
     try:
         landlock_version()
     except OSError as error:
-        return _why_no_landlock(error)
+        if error.errno == errno.EOPNOTSUPP:
+            return "Landlock was left out when this machine started (add landlock to the kernel's parameter lsm=)"
+        return (
+            f"kernel {platform.release()} offers no Landlock ({error.strerror}): it needs Linux 5.13 or later, "
+            "and a container that lets it through"
+        )
     return None
-
-
-def _why_no_landlock(error: OSError) -> str:
-    if error.errno == errno.EOPNOTSUPP:
-        return "Landlock was left out when this machine started (add landlock to the kernel's parameter lsm=)"
-    return (
-        f"kernel {platform.release()} offers no Landlock ({error.strerror}): it needs Linux 5.13 or later, "
-        "and a container that lets it through"
-    )
 
 
 def landlock_version() -> int:
@@ -129,17 +125,14 @@ def rules(version: int, folder: Path) -> list[tuple[str, int]]:
         version: of Landlock.
         folder: the only folder where files may be written.
     """
-    paths: list[str | Path] = [*FILES, *_standard_library(), *_shared_libraries()]
+    # The compiled part of the standard library may have a folder of its own.
+    folders = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    entries = [entry for at in folders for entry in _entries(Path(at)) if entry.name not in PACKAGES]
+    paths: list[str | Path] = [*FILES, *entries, *_shared_libraries()]
     readable = sorted({str(Path(path).resolve()) for path in paths if Path(path).exists()})
     found = [(path, READ_FILE | (READ_DIR if Path(path).is_dir() else 0)) for path in readable]
     changes = READ_FILE | WRITE_FILE | READ_DIR | REMOVE_FILE | MAKE_FILE | TRUNCATE
     return [*found, ("/dev/null", READ_FILE | WRITE_FILE), (str(folder), changes & file_rights(version))]
-
-
-def _standard_library() -> list[Path]:
-    """Return the entries of its folders except installed packages; the compiled part may have a folder of its own."""
-    folders = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    return [entry for folder in folders for entry in _entries(Path(folder)) if entry.name not in PACKAGES]
 
 
 def _shared_libraries() -> list[Path]:

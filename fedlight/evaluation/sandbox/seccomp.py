@@ -118,12 +118,12 @@ def _check_open(flags: int) -> list[Instruction]:
 
 def _check_prlimit() -> list[Instruction]:
     """Allow to read the own limits: prlimit64(pid, resource, new, old) with pid 0, oneself, and new NULL."""
-    zero = [part for where in (_low(0), _low(2), _high(2)) for part in _refuse_unless_zero(where)]
-    return [*zero, (RETURN, 0, 0, ALLOW)]
-
-
-def _refuse_unless_zero(where: int) -> list[Instruction]:
-    return [(LOAD, 0, 0, where), (JUMP_EQUAL, 1, 0, 0), (RETURN, 0, 0, REFUSE)]
+    return [
+        *((LOAD, 0, 0, _low(0)), (JUMP_EQUAL, 1, 0, 0), (RETURN, 0, 0, REFUSE)),
+        *((LOAD, 0, 0, _low(2)), (JUMP_EQUAL, 1, 0, 0), (RETURN, 0, 0, REFUSE)),
+        *((LOAD, 0, 0, _low(2) + 4), (JUMP_EQUAL, 1, 0, 0), (RETURN, 0, 0, REFUSE)),  # the upper half
+        (RETURN, 0, 0, ALLOW),
+    ]
 
 
 def _check_command(commands: list[int]) -> list[Instruction]:
@@ -135,7 +135,3 @@ def _check_command(commands: list[int]) -> list[Instruction]:
 def _low(argument: int) -> int:
     """Return the offset of the lower half of an argument; both machines store it first."""
     return ARGUMENTS + 8 * argument
-
-
-def _high(argument: int) -> int:
-    return _low(argument) + 4

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from math import comb
 from typing import Any
 
-from fedlight.evaluation.sandbox import Check, Limits, SandboxError, check_function, missing_protection
+from fedlight.evaluation.sandbox import Limits, SandboxError, check_function, missing_protection
 from fedlight.evaluation.tasks.result import Verdict
 from fedlight.evaluation.tasks.task import Example, Prompts, Task
 from fedlight.support.checks import refuse_below
@@ -98,7 +98,8 @@ class HumanEval(Task):
         program = complete_program(prompt, answer, name)
         tests = f"{example.extra['test']}\ncheck({name})"
         check = check_function(program, name, tests, stub(prompt), self.limits, self.unprotected)
-        return Verdict(float(check.passed), program if answer.strip() else None, _note(check))
+        note = "" if check.passed else f"{check.outcome}: {check.detail}"
+        return Verdict(float(check.passed), program if answer.strip() else None, note)
 
     def judge(self, examples: Sequence[Example], answers: Sequence[Sequence[str]]) -> list[list[Verdict]]:
         """Return verdicts; several problems are tested at a time, and equal answers to a problem once."""
@@ -112,10 +113,6 @@ class HumanEval(Task):
     def reduce(self, scores: Sequence[float]) -> float:
         """Return pass@k, estimated from ``samples`` answers."""
         return pass_at_k(len(scores), round(sum(scores)), self.k)
-
-
-def _note(check: Check) -> str:
-    return "" if check.passed else f"{check.outcome}: {check.detail}"
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
