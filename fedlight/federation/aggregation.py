@@ -65,11 +65,7 @@ class WeightedSum(Aggregation):
         self._divisors: defaultdict[str, Fraction] = defaultdict(Fraction)
 
     def add(self, update: Update) -> None:
-        """Add ``weight * movement``.
-
-        Raises:
-            ValueError: the weight is not finite.
-        """
+        """Add ``weight * movement``; raise ValueError if the weight is not finite."""
         if not math.isfinite(update.weight):
             raise ValueError(
                 f"the weight {update.weight} of client {update.client_id} is not finite: lower the lr"
@@ -138,16 +134,7 @@ class TrimsCoordinates(Aggregation):
 
 
 class CoordinateMedian(TrimsCoordinates):
-    """Middle value of each coordinate, for an even number of clients the mean of the middle two.
-
-    Example:
-        >>> import torch
-        >>> median = CoordinateMedian()
-        >>> for client, value in {"a": 1.0, "b": 3.0, "c": -1e9}.items():
-        ...     median.add(Update(client, {"w": torch.tensor([value])}, weight=1.0))
-        >>> median.result()["w"].item()
-        1.0
-    """
+    """Middle value of each coordinate, for an even number of clients the mean of the middle two."""
 
     def trimmed(self, num_clients: int) -> int:
         """Return all but the middle one or two, halved."""

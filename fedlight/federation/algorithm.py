@@ -55,11 +55,7 @@ class Algorithm:
     # The server
 
     def check(self, federation: Federation) -> None:
-        """Refuse what the algorithm cannot work with, before the first round.
-
-        Raises:
-            ValueError: for such a run.
-        """
+        """Raise ValueError, before the first round, for a run with which the algorithm cannot work."""
         refuse_several_adapters(federation.module, type(self).__name__)
 
     def prepare_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
@@ -163,13 +159,9 @@ class Payloads:
 def predict_payloads(
     algorithm: Algorithm, visits: Sequence[Visit], client: Client, state: State
 ) -> list[Payloads]:
-    """Return what a client's visits of one round will send, asking ``send``, ``start_visit`` and ``reply`` for it.
+    """Return what a client's visits of one round will send, by asking ``send``, ``start_visit`` and ``reply``.
 
-    Args:
-        algorithm: whose hooks are asked.
-        visits: of the client, in their order.
-        client: with its memory, whose tensors count by their shapes alone.
-        state: the global state, of which names and shapes count alone.
+    Of the global state and the client's memory only names and shapes count.
 
     Raises:
         ValueError: a hook looks at the values of tensors.

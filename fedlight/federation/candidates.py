@@ -18,11 +18,7 @@ logger = logging.getLogger("fedlight")
 
 
 class Candidates:
-    """Candidates of the current round.
-
-    Attributes:
-        left: client id -> number of examples that are left of its candidates, for clients that made some in this round.
-    """
+    """Candidates of the current round; ``left`` has the number of examples left for each client that made some."""
 
     _federation: Federation
     _data: SynthesizesData
@@ -31,11 +27,7 @@ class Candidates:
         self.left: dict[str, int] = {}
 
     def made_in(self, federation: Federation, algorithm: str) -> None:
-        """Take the data of a run, before the first round; ``algorithm`` is its name in an error.
-
-        Raises:
-            ValueError: the data cannot make candidates.
-        """
+        """Take the data of a run, before the first round; raise ValueError for data that cannot make candidates."""
         if not isinstance(federation.data, SynthesizesData):
             raise ValueError(
                 f"{algorithm} has clients make training data for themselves, and {type(federation.data).__name__} cannot: "
@@ -49,13 +41,9 @@ class Candidates:
         self.left = {}
 
     def make(self, round_idx: int, clients: Sequence[Client], module: nn.Module, choose: bool) -> None:
-        """Let clients make candidates with the module as it stands, and log the clients that keep none.
+        """Let clients make candidates with the module as it stands, which with ``choose`` chooses among them at once.
 
-        Args:
-            round_idx: round in which the candidates are trained on.
-            clients: clients that make candidates.
-            module: module that writes them.
-            choose: whether the module chooses among them at once.
+        The candidates are trained on in round ``round_idx``. Clients that keep none are logged.
         """
         self._data.synthesize(round_idx, [client.id for client in clients], module)
         for client in clients:

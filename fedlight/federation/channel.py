@@ -64,12 +64,7 @@ def _safetensors_size(layout: tuple[tuple[str, torch.dtype, torch.Size], ...]) -
 
 
 def serialized_bytes(state: State) -> int:
-    """Return the length of ``state`` as a safetensors file in bytes, 0 if it is empty; measured once per layout.
-
-    Example:
-        >>> serialized_bytes({"w": torch.zeros(10)}) - serialized_bytes({"w": torch.ones(5)})
-        20
-    """
+    """Return the length of ``state`` as a safetensors file in bytes, 0 if it is empty; measured once per layout."""
     if not state:
         return 0
     return _safetensors_size(tuple((name, value.dtype, value.shape) for name, value in state.items()))
@@ -220,17 +215,7 @@ def pack(state: State, codecs: Sequence[Codec]) -> State:
 
 
 def unpack(packed: State, shapes: Mapping[str, Size], codecs: Sequence[Codec]) -> State:
-    """Return the state that a payload stands for, fp32.
-
-    Args:
-        packed: result of :func:`pack`.
-        shapes: shape of each tensor of the state, by name.
-        codecs: codecs that packed it.
-
-    Example:
-        >>> unpack({"values": torch.tensor([1.0, 2.0])}, {"w": torch.Size([2, 1])}, [])["w"].tolist()
-        [[1.0], [2.0]]
-    """
+    """Return the state (fp32, of these shapes by name) for which the codecs gave a payload in :func:`pack`."""
     names = sorted(shapes)
     first = [shapes[name].numel() for name in names]
     steps, sizes = [], first

@@ -118,10 +118,6 @@ def build_clients(sizes: dict[str, int]) -> dict[str, Client]:
 
     Raises:
         ValueError: there is no client, or one without training examples.
-
-    Example:
-        >>> [(c.id, c.share) for c in build_clients({"b": 1, "a": 3}).values()]
-        [('a', 0.75), ('b', 0.25)]
     """
     if not sizes:
         raise ValueError(

@@ -111,7 +111,7 @@ class ClientMemories:
         self._settle()
 
     def load(self, client_id: str) -> Memory:
-        """Return a copy of the client's memory; empty where nothing was saved.
+        """Return a copy of the client's memory, empty where nothing was saved.
 
         Raises:
             ValueError: its file is gone or damaged.
@@ -175,14 +175,11 @@ class ClientMemories:
 
     @contextmanager
     def being_saved(self, state: dict[str, Any], path: str | Path) -> Iterator[None]:
-        """Remove files that a checkpoint makes needless, once the body has written it.
+        """Remove files that the checkpoint at ``path`` makes needless, once the body has written it.
 
         Args:
             state: result of :meth:`state_dict` as it is in the checkpoint; empty where that has none.
             path: path of the checkpoint.
-
-        Raises:
-            OSError: the disk fails.
         """
         if "mark" not in state:
             yield

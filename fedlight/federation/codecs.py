@@ -49,10 +49,10 @@ class Codec(ABC):
 class Quantize(Codec):
     """Codec with fewer bits for each value; it ends a chain.
 
-    ``fp16`` and ``bf16`` scale each tensor by a power of two, so that its largest value is near 2**15: fp16 cannot
-    overflow, and the small movements of a low learning rate keep their digits. ``int8`` (255 even steps) and ``nf4`` have
-    a fp32 scale for each block of values, its largest magnitude. No block spans two tensors, as movements of two layers may
-    differ by orders of magnitude; a tensor's last block may be short, and its padding is not sent. Zero stays zero.
+    ``fp16`` and ``bf16`` scale each tensor by a power of two, so that its largest value is near 2**15: fp16 cannot overflow,
+    and the small movements of a low learning rate keep their digits. ``int8`` (255 even steps) and ``nf4`` have a fp32 scale
+    for each block of values, its largest magnitude. No block spans two tensors, as movements of two layers may differ by
+    orders of magnitude; a tensor's last block may be short, and its padding is not sent. Zero stays zero.
 
     Args:
         to: number format; bytes of a value are 2 (fp16, bf16), 1 (int8) and 0.5 (nf4).

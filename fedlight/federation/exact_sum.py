@@ -32,9 +32,6 @@ class ExactSum:
 
     Memory: 8 bytes per element and digit; of movements, which span about 100 bits, two or three digits.
 
-    Args:
-        shape: of the tensors.
-
     Example:
         >>> total = ExactSum((1,))
         >>> for value in (1e30, 1.0, -1e30, 1e-30):
@@ -84,11 +81,7 @@ class ExactSum:
         }
 
     def merge(self, partial: Mapping[str, Any]) -> None:
-        """Add another sum's :meth:`partial`; it is not changed.
-
-        Raises:
-            ValueError: its shape is not that of the sum.
-        """
+        """Add another sum's :meth:`partial`, which is not changed; raise ValueError if its shape is not that of the sum."""
         self._expect(partial["shape"])
         other = ExactSum(self._shape)
         other._addends = partial["addends"]
@@ -148,16 +141,7 @@ class ExactSum:
 
 
 class ExactSums:
-    """Exact sums by name, such as those of a federated state.
-
-    Example:
-        >>> ours, theirs = ExactSums(), ExactSums()
-        >>> ours.add("w", torch.tensor([0.1]))
-        >>> theirs.add("w", torch.tensor([0.2]))
-        >>> ours.merge(theirs.partial())
-        >>> round(ours.result()["w"].item(), 6), ours.result()
-        (0.3, {})
-    """
+    """Exact sums by name, such as those of a federated state."""
 
     def __init__(self) -> None:
         self._sums: dict[str, ExactSum] = {}
@@ -199,9 +183,7 @@ def _carry_up(digits: list[Tensor]) -> None:
 def _rounded(digits: list[Tensor], exponent: int) -> Tensor:
     """Return ``sum(digits[i] * 2**(BITS * i + exponent))`` in fp64, correctly rounded.
 
-    Args:
-        digits: int64 of one shape, lowest first; changed in place.
-        exponent: of two, of the lowest digit's unit.
+    Digits are int64 of one shape, lowest first, and changed in place.
     """
     digits.append(torch.zeros_like(digits[0]))
     _carry_up(digits)

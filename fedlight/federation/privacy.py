@@ -104,11 +104,7 @@ class PrivateMean(Aggregation):
         return {"sums": self._sums.partial(), "senders": dict(senders), "clients": sorted(clients)}
 
     def merge(self, partial: Mapping[str, Any]) -> None:
-        """Add the clipped movements of another partial.
-
-        Raises:
-            ValueError: a client has sent an update to both.
-        """
+        """Add the clipped movements of another partial; raise ValueError if a client has sent an update to both."""
         self._take_clients(partial["clients"])
         self._senders.update(partial["senders"])
         self._sums.merge(partial["sums"])
@@ -193,7 +189,7 @@ class ClipAndNoise(Codec):
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float, times: int) -> float:
-    """Return the exact epsilon of a client whose clipped movement was summed with noise ``times`` times.
+    """Return the exact epsilon at ``delta`` of a client whose clipped movement was summed with noise ``times`` times.
 
     Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018, https://arxiv.org/abs/1805.06530;
     several sums equal one with the noise over the square root of their number.
@@ -206,10 +202,6 @@ def gaussian_epsilon(noise_multiplier: float, delta: float, times: int) -> float
     Raises:
         ValueError: ``delta`` is out of its range.
         ModuleNotFoundError: dp-accounting is missing.
-
-    Example:
-        >>> round(gaussian_epsilon(2.0, 1e-5, times=1), 4), round(gaussian_epsilon(4.0, 1e-5, times=4), 4)
-        (4.3772, 4.3772)
     """
     _check_delta(delta)
     try:

@@ -52,11 +52,7 @@ class Federation(Protocol):
         """
 
     def check_validation(self) -> None:
-        """Check, before any work, that clients can be scored.
-
-        Raises:
-            ValueError: the data have no validation examples by client, or the module has no loss per example.
-        """
+        """Raise ValueError if clients cannot be scored: no validation examples by client, or no loss per example."""
 
     def validation_losses(self) -> dict[str, float]:
         """Return each client's mean loss over its validation examples, in one pass of the module as it stands."""
@@ -117,15 +113,10 @@ class SynthesizesData(Protocol):
     """
 
     def synthesize(self, round_idx: int, client_ids: Sequence[str], module: nn.Module) -> None:
-        """Make new candidates for these clients, with the module as it stands.
+        """Make new candidates for these clients, to be trained on in this round, with the module as it stands.
 
         It may be called several times in a round, each time for other clients, whose devices or own models differ.
         Candidates of an earlier round are dropped, those of other clients in the same round stay.
-
-        Args:
-            round_idx: round in which the candidates are trained on.
-            client_ids: clients that make candidates.
-            module: module that writes them.
         """
 
     def choose(self, client_id: str, module: nn.Module) -> None:
@@ -146,11 +137,7 @@ class SynthesizesData(Protocol):
 
 @runtime_checkable
 class KnowsBaseBits(Protocol):
-    """Module whose results depend on the bits of its base, which a device may change.
-
-    Attributes:
-        base_bits: bits of the base in use, 16, 8 or 4; None for the base as it was loaded.
-    """
+    """Module whose results depend on the bits of its base (16, 8 or 4; None as it was loaded), which a device may change."""
 
     base_bits: int | None
 

@@ -1,9 +1,9 @@
 """Server optimizers of a round's combined movement: plain averaging, momentum, adaptive steps.
 
-FedAvgM: Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
-2019, https://arxiv.org/abs/1909.06335. FedAdagrad, FedAdam, FedYogi: Reddi et al., "Adaptive Federated Optimization",
-ICLR 2021, https://arxiv.org/abs/2003.00295, Algorithm 2, which leaves the start of v open (at least tau ** 2): here it is
-tau ** 2 exactly. There is no bias correction. With the combined movement d of a round, tensor by tensor:
+FedAvgM: Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification", 2019,
+https://arxiv.org/abs/1909.06335. FedAdagrad, FedAdam, FedYogi: Reddi et al., "Adaptive Federated Optimization", ICLR 2021,
+https://arxiv.org/abs/2003.00295, Algorithm 2, which leaves the start of v open (at least tau ** 2): here it is tau ** 2
+exactly. There is no bias correction. With the combined movement d of a round, tensor by tensor:
 
     FedAvgM     v <- beta v + d                                          w <- w + lr v
     the others  m <- beta1 m + (1 - beta1) d, from m = 0                 w <- w + lr m / (sqrt(v) + tau)
@@ -163,12 +163,6 @@ class FedAdam(FedAdagrad):
 
     Raises:
         ValueError: a value is out of its range.
-
-    Example:
-        >>> import torch
-        >>> server = FedAdam(lr=4.0, beta1=0.5, beta2=0.0, tau=4.0)  # 1 + 4 * (0.5 * 4) / (4 + 4)
-        >>> server.step({"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])})["w"].item()
-        2.0
     """
 
     def __init__(self, lr: float = 1e-3, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> None:
@@ -183,20 +177,8 @@ class FedAdam(FedAdagrad):
 class FedYogi(FedAdam):
     """FedAdam whose second moment changes by no more than a squared movement, and so decays slowly.
 
-    Args:
-        lr: server learning rate, above 0.
-        beta1: share of the first moment that a round keeps, in [0, 1).
-        beta2: a round changes the second moment by ``1 - beta2`` squared movements, in [0, 1).
-        tau: added to the root of the second moment, above 0; the second moment starts at its square.
-
-    Raises:
-        ValueError: a value is out of its range.
-
-    Example:
-        >>> import torch
-        >>> server = FedYogi(lr=2.0, beta1=0.0, beta2=0.0, tau=3.0)  # second moment 9 + 16, so 1 + 2 * 4 / (5 + 3)
-        >>> server.step({"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])})["w"].item()
-        2.0
+    ``beta2``, in [0, 1), says how much: a round changes the second moment by ``1 - beta2`` squared movements. The other
+    arguments are those of :class:`FedAdam`.
     """
 
     def second(self, v: Tensor, movement: Tensor) -> Tensor:

@@ -25,25 +25,12 @@ def write(state: State, parameters: Mapping[str, Tensor]) -> None:
 
 
 def movement(received: State, trained: State) -> State:
-    """Return the movement of each trained tensor, ``trained - received``, in fp64.
-
-    Example:
-        >>> import torch
-        >>> movement({"w": torch.tensor([1.0])}, {"w": torch.tensor([3.5])})["w"].item()
-        2.5
-    """
+    """Return the movement of each trained tensor, ``trained - received``, in fp64."""
     return {name: value.to(float64).sub_(received[name]) for name, value in trained.items()}
 
 
 def moved(state: State, by: State, scale: float = 1.0) -> State:
-    """Return ``state + scale * by``, taken in fp64 and rounded to fp32 once; names absent from ``by`` stay as they are.
-
-    Example:
-        >>> import torch
-        >>> new = moved({"w": torch.tensor([1.0]), "b": torch.tensor([4.0])}, {"w": torch.tensor([2.5])}, scale=2.0)
-        >>> new["w"].item(), new["b"].item()
-        (6.0, 4.0)
-    """
+    """Return ``state + scale * by``, taken in fp64 and rounded to fp32 once; names absent from ``by`` stay as they are."""
     return {
         name: value.to(float64).add_(by[name], alpha=scale).to(float32) if name in by else value
         for name, value in state.items()

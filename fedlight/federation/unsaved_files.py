@@ -138,9 +138,7 @@ class UnsavedFiles:
 def remove_unsaved(folder: Path, names: "re.Pattern[str]") -> int:
     """Remove the needless files that ended processes have noted, and return how many there were.
 
-    Args:
-        folder: folder of the files.
-        names: pattern of their names; other files stay, whatever a note says.
+    Files whose names do not match ``names`` stay, whatever a note says.
     """
     removed = 0
     for note in folder.glob(f"*{ENDING}"):
