@@ -53,7 +53,7 @@ def imports(*folders: str) -> set[str]:
     # What tests or benchmarks share, and what an example imports of itself, standing in its own folder.
     beside = [
         path
-        for folder in ("tests/support", "tests/conformance", "examples", "benchmarks/published")
+        for folder in ("tests/support", "tests/conformance", "examples", "benchmarks")
         for path in (ROOT / folder).rglob("*.py")
     ]
     own = {name for path in beside for name in (path.stem, path.parent.name)}
