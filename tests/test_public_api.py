@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import pkgutil
 import subprocess
 import sys
 
@@ -110,3 +111,14 @@ def test_a_config_may_name_them_and_is_written_out_with_them():
     config = parser.parse_args(["--algorithm=fedlight.FedProx", "--algorithm.mu=0.5"])
     assert parser.instantiate_classes(config).algorithm.mu == 0.5
     assert "class_path: fedlight.FedProx" in parser.dump(config)
+
+
+def test_each_room_exports_what_it_lists():
+    rooms = [found.name for found in pkgutil.walk_packages(fedlight.__path__, "fedlight.") if found.ispkg]
+    listed = {name: getattr(importlib.import_module(name), "_FILES", {}) for name in rooms}
+    assert sum(map(len, listed.values())) > len(PUBLIC)
+    for room, files in listed.items():
+        for name, file in files.items():
+            assert getattr(importlib.import_module(f"{room}.{file}"), name) is getattr(
+                importlib.import_module(room), name
+            )

@@ -2,7 +2,7 @@
 
 from fedlight.support.lazy import lazy_names
 
-_FILES = {"Template": "templates", "load_tokenizer": "tokens"}
+_FILES = {"Template": "templates"}
 
 __all__ = [*_FILES]
 __getattr__ = lazy_names(__name__, _FILES)
