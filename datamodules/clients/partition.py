@@ -92,7 +92,7 @@ class PartitionByField:
         self.seed = seed
 
     def __call__(self, train_set: Dataset | list[Any]) -> Clients:
-        """Return the clients of a training set: client id -> indices into it.
+        """Return client id -> indices into the training set.
 
         Raises:
             ValueError: examples have no such field, or the sizes of the partition cannot be met.
@@ -161,8 +161,7 @@ def dirichlet(
         alpha: concentration, > 0.
         seed: seed of the draw.
         min_size: fewest examples of a client.
-        groups: group (prompt) of each example; all examples of a group go to one client, under the category of the group's
-            first example. None: every example is a group.
+        groups: as in `iid`; a group has the category of its first example.
 
     Raises:
         ValueError: ``alpha`` <= 0, only one category, or ``min_size`` not reached in 100 draws.

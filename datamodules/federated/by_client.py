@@ -16,8 +16,7 @@ Loaders = DataLoader | list[DataLoader]
 class ByClient(L.Callback):
     """Callback that has the trainer read its training data client after client; its place among the callbacks is free.
 
-    Only the source of the training batches is replaced. The trainer keeps its datamodule with hooks, state and
-    hyperparameters, and its validation loaders.
+    Only the source of the training batches is replaced: hooks, state, hyperparameters and validation loaders stay.
 
     Args:
         clients: function from the training set to client id -> positions of the client's examples, such as
@@ -76,9 +75,8 @@ class ByClient(L.Callback):
 class FederatedWrapper(L.LightningDataModule):
     """Ordinary datamodule with a function that assigns its training examples to clients.
 
-    Once a trainer attaches the wrapper, ``trainer.datamodule`` is the wrapped datamodule itself, with its hooks, state,
-    hyperparameters and loaders, and the trainer reads the batches of its training loader by client. Without a
-    `FederatedLoop` the wrapped datamodule trains centrally, as without the wrapper.
+    Once a trainer attaches the wrapper, ``trainer.datamodule`` is the wrapped datamodule itself, and the trainer reads its
+    training loader by client. Without a `FederatedLoop` it trains centrally, as without the wrapper.
 
     Args:
         datamodule: datamodule whose ``train_dataloader()`` is one loader over a map-style data set.

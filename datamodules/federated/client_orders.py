@@ -1,7 +1,7 @@
 """Orders in which a client's examples are read, one for each kind of sampler in the user's loader.
 
-The samplers of torch are made anew over the client's examples. A sampler of the user's own class is run over the whole data
-set, and each client takes its own examples from that pass, in that order.
+torch's samplers are made anew over the client's examples. A sampler of the user's own class runs over the whole data set,
+and each client takes its own examples from that pass, in that order.
 """
 
 import random
@@ -41,11 +41,7 @@ class Order(Protocol):
 
 
 class SequentialOrder:
-    """Order of a `SequentialSampler`: by position.
-
-    Args:
-        num_examples: length of the data set that the sampler reads, from its first example on.
-    """
+    """Order of a `SequentialSampler` over the first ``num_examples`` of the data set: by position."""
 
     def __init__(self, num_examples: int) -> None:
         self.num_examples = num_examples
@@ -62,12 +58,9 @@ class SequentialOrder:
 
 
 class RandomOrder:
-    """Order of a `RandomSampler` or `SubsetRandomSampler`: random, with or without replacement.
+    """Order of a `RandomSampler` or `SubsetRandomSampler` over the positions in ``source``, with or without replacement.
 
-    Args:
-        source: positions that the sampler reads.
-        num_samples: examples in a pass of the sampler; a client gets its share of them.
-        replacement: whether an example can come twice in a pass.
+    A client gets its share of the ``num_samples`` examples in a pass of the sampler.
     """
 
     def __init__(self, source: np.ndarray, num_samples: int, replacement: bool = False) -> None:
@@ -109,10 +102,6 @@ class SamplerOrder:
 
     The sampler gets the round by ``set_epoch`` and draws from seeded global streams, or from its own ``generator``. All
     clients of a round take from the same passes.
-
-    Args:
-        sampler: sampler with a length.
-        seeds: seeds of its random draws.
 
     Raises:
         ValueError: the sampler has no length, or its order differs from one run to the next with the same seed.
@@ -162,12 +151,7 @@ class SamplerOrder:
 
 
 def make_order(sampler: Any, num_examples: int, seeds: tuple[int, ...]) -> Order:
-    """Return the order of a client's examples that follows from the user's sampler.
-
-    Args:
-        sampler: sampler of the user's loader.
-        num_examples: length of the loader's data set.
-        seeds: seeds of the draws of a sampler of the user's own class.
+    """Return the order of a client's examples that follows from the user's sampler over a data set of ``num_examples``.
 
     Raises:
         ValueError: the sampler cannot be divided by client.

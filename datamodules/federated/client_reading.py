@@ -27,7 +27,6 @@ class ClientReading:
 
     Attributes:
         batched: whether the loader makes batches of examples; otherwise every example of the data set is a batch.
-        seeds: seeds of all random draws.
 
     Raises:
         ValueError: the loader's sampler or batch sampler cannot be divided by client.
@@ -81,16 +80,7 @@ class ClientReading:
         return max(1, self._count(positions))
 
     def batches(self, client_id: str, positions: np.ndarray, round_idx: int, wanted: int) -> list[Any]:
-        """Return the batches of a visit, drawn in several passes where necessary.
-
-        Args:
-            client_id: id of the client.
-            positions: readable positions of the client.
-            round_idx: round of the visit.
-            wanted: number of batches.
-
-        Returns:
-            Lists of positions, or single positions where the loader makes no batches.
+        """Return ``wanted`` batches of positions, drawn in several passes where needed; single positions if not ``batched``.
 
         Raises:
             ValueError: the client's batch sampler gives no batch.

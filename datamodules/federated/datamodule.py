@@ -1,8 +1,8 @@
 """Base class of federated datamodules, whose training examples belong to clients.
 
 Under a plain ``Trainer`` every loader gives pooled batches. The federated loop calls ``set_visits`` before each round;
-then the training loader streams the round's batches, client after client. Batches depend on the seed, the round, the
-client and the visit alone, so they do not depend on the rest of the cohort, and a resumed run reads the same ones.
+then the training loader streams the round's batches, client after client. Batches depend on seed, round, client and visit
+alone, not on the rest of the cohort, and a resumed run reads the same ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -85,11 +85,7 @@ class FederatedDataModule(L.LightningDataModule):
 
     @property
     def plan(self) -> RoundPlan:
-        """Plan of the rounds, made when the training set is ready.
-
-        Raises:
-            ValueError: ``client_indices`` has an invalid position, or one example at two clients.
-        """
+        """Plan of the rounds, made when the training set is ready; ValueError for invalid or shared positions."""
         if self._plan is None:
             lengths = self.train_lengths if self.bucket else None
             clients = read_positions(self.client_indices, len(self.train_set))  # type: ignore[arg-type]

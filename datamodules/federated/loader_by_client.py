@@ -1,9 +1,4 @@
-"""Training loader of a Lightning project, read client after client; everything else of the project stays as it is.
-
-A Lightning trainer gets its training batches from the data source of its fit loop: the datamodule, the module, or loaders
-given to ``fit``. :class:`LoaderByClient` replaces that source only, so the trainer's datamodule, its hooks, its state, its
-hyperparameters and its other loaders are the user's own.
-"""
+"""Training loader of a Lightning project, read client after client; everything else of the project stays as it is."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,18 +23,12 @@ from fedlight.support.settings_record import digest
 
 
 class LoaderByClient(_DataLoaderSource):
-    """Source of a trainer's training batches that replaces the one the trainer has.
+    """Source of a trainer's training batches that replaces the one in its fit loop: a datamodule, a module, or loaders.
 
     The user's loader is requested when Lightning first requests it, after ``setup`` of datamodule and module, or by
     ``open``. The loader of the rounds is a copy of it with another order: its class, data set, collation, workers and memory
     settings are kept, and one copy serves all rounds, so persistent workers persist. When Lightning attaches the data of
-    another ``fit``, the previous source is restored.
-
-    Args:
-        trainer: trainer whose source is replaced.
-        clients: training set -> client id -> positions in it; see `fedlight.datamodules.federated.client_positions`.
-        seed: seed of the order of the examples.
-        make_batches: function from a client's own data set to its batch sampler, instead of the loader's own batches.
+    another ``fit``, the previous source is restored. Arguments as `ByClient`, whose ``batch_sampler`` is ``make_batches``.
     """
 
     def __init__(
@@ -77,8 +66,7 @@ class LoaderByClient(_DataLoaderSource):
         """Request the user's loader and the clients of its examples, once.
 
         Raises:
-            ValueError: the training data are not one loader over a data set with positions, its sampler cannot be divided
-                by client, or positions are invalid.
+            ValueError: the data are not one loader over a data set with positions, or cannot be divided by client.
         """
         if self._loader is not None:
             return
@@ -114,25 +102,18 @@ class LoaderByClient(_DataLoaderSource):
         )
 
     def client_counts(self) -> list[ClientCount]:
-        """Return the number of training examples of every client."""
         self.open()
         return count_labels("train", self._indices, None)
 
     def num_batches(self, client_id: str, split: str = "train") -> int:
-        """Return the number of batches in one pass over the client's data."""
         self.open()
         return self._reading.num_batches(self._indices[client_id])
 
     def set_visits(self, visits: Sequence[Visit], round_idx: int) -> None:
-        """Make the training loader stream these visits."""
         self._visits.visits, self._round_idx = visits, round_idx
 
     def batch_shapes(self, visit: Visit, round_idx: int) -> list[BatchShape]:
-        """Return the number of examples in each batch of a visit.
-
-        Raises:
-            ValueError: the loader makes no batches, so their size is not known.
-        """
+        """Return the number of examples in each batch of a visit; ValueError where the loader makes no batches."""
         if not self._reading.batched:
             raise ValueError(
                 "federated.fleet needs to know how many examples a batch has, and the training loader has batch_size=None: "
@@ -141,15 +122,13 @@ class LoaderByClient(_DataLoaderSource):
         return [BatchShape(len(batch)) for batch in self._batches(visit, round_idx)]
 
     def example_batch(self, examples: int) -> Any:
-        """Return the first ``examples`` training examples as a batch."""
         return self._loader.collate_fn([self._loader.dataset[i] for i in range(examples)])
 
     def _read(self, visit: Visit) -> Iterator[Any]:
         """Yield the batches of a visit; random transforms of the data set draw from seeds of this visit alone.
 
-        An example may be drawn anew whenever it is read: a crop, a mask, noise. Such draws come from the global streams of
-        the reading process. Unseeded, they would depend on what the process has read before: other clients' examples, or
-        examples of the run before it was resumed.
+        Such draws (a crop, a mask, noise) come from the global streams of the reading process. Unseeded, they would depend
+        on what the process has read before: other clients' examples, or examples of the run before it was resumed.
         """
         batches, workers = self._batches(visit, self._round_idx), self._loader.num_workers
         purpose = *self._reading.seeds, self._round_idx, visit.client_id, "read"

@@ -74,14 +74,7 @@ class VisitSampler(Sampler[list[int]]):
 
 
 class RoundPlan:
-    """Plan of a federated datamodule's rounds: its clients' examples, and the visits of the next round.
-
-    Args:
-        client_indices: client id -> its examples in the pooled training set.
-        batch_size: examples per batch, at least 1.
-        seed: seed of the order of the examples.
-        lengths: tokens of every example of the pooled set, for length bucketing.
-        together: number of neighbours among a client's indices that share a batch.
+    """Plan of a federated datamodule's rounds: its clients' examples, and the visits of the next round; see `draw_batches`.
 
     Attributes:
         further: client id and split -> examples of a visit that trains on other data than the client's own.
@@ -114,11 +107,7 @@ class RoundPlan:
         return max(1, len(self.client_indices[client_id]) // self.batch_size)
 
     def indices(self, client_id: str, split: str = "train") -> np.ndarray:
-        """Return the examples of a visit.
-
-        Raises:
-            ValueError: the client has no examples in this split.
-        """
+        """Return the examples of a visit; ValueError where the client has none in this split."""
         if split == "train":
             return self.client_indices[client_id]
         if (client_id, split) not in self.further:
@@ -159,7 +148,6 @@ class PooledSampler(Sampler[list[int]]):
         self.sampler = self  # Lightning looks here for set_epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -1,9 +1,8 @@
 """Canaries: random rows planted among clients' training data, which a model can only repeat if it has memorized them.
 
 Carlini et al., "The Secret Sharer: Evaluating and Testing Unintended Memorization in Neural Networks", USENIX Security 2019,
-https://arxiv.org/abs/1802.08232. A canary's instruction holds a random *key*, its response is a random *secret*. An attack
-that samples instructions looks for the key; an attack that prompts with the instruction looks for the secret. Neither can be
-guessed, and neither follows from the other.
+https://arxiv.org/abs/1802.08232. A canary's instruction holds a random *key*, its response an independent random *secret*.
+An attack that samples instructions looks for the key; an attack that prompts with the instruction looks for the secret.
 """
 
 import random
@@ -76,15 +75,9 @@ class Canaries:
             )
 
     def plant(self, clients: FieldsByClient) -> dict[str, list[Fields]]:
-        """Return the canaries of each client, with the slots of the clients' rows; the caller adds each `repeats` times.
+        """Return the canaries of each client that has any, as rows with all slots of the clients' rows and ``response``.
 
-        A client's canaries depend on its id, the settings and the ids of the other clients only.
-
-        Args:
-            clients: each client's rows, which name the slots.
-
-        Returns:
-            Rows with all slots and ``response``, for the clients that have canaries.
+        The caller adds each `repeats` times. A client's canaries depend on the settings and the clients' ids only.
 
         Raises:
             ValueError: there are fewer clients than are to have canaries, more canaries than keys, or the rows have no such
@@ -150,14 +143,9 @@ class Canaries:
 
 
 def check_words(tokenizer: Any, texts: Iterable[str]) -> None:
-    """Check that the tokenizer has a token for every word of canaries: a model cannot tell unknown words apart.
+    """Raise ValueError for a word of canaries that the tokenizer does not know: a model cannot tell unknown words apart.
 
-    Args:
-        tokenizer: tokenizer of the model; one without an unknown token accepts every word.
-        texts: texts made of such words.
-
-    Raises:
-        ValueError: a word is unknown.
+    A tokenizer without an unknown token accepts every word.
     """
     words = sorted({word for text in texts for word in text.split()})
     unknown = [

@@ -35,16 +35,13 @@ def value_at(row: Any, path: str) -> Any:
 
 
 def check_columns(rows: Rows, columns: Columns, source: str, setting: str = "columns") -> None:
-    """Check that the first row has every mapped column; later rows may lack it and are counted as missing.
+    """Raise RowsError unless the first row has every mapped column; later rows may lack it and are counted as missing.
 
     Args:
         rows: at least one row.
         columns: column map.
         source: name of the rows in the message.
         setting: setting that gave the column map, for the message.
-
-    Raises:
-        RowsError: a column does not exist; the message lists the columns that do.
     """
     for name, path in columns.items():
         try:
@@ -58,10 +55,7 @@ def check_columns(rows: Rows, columns: Columns, source: str, setting: str = "col
 
 
 def text_at(row: Mapping[str, Any], path: str) -> str:
-    """Return the stripped text at a path, with `replace_surrogates`; "" where the path does not exist.
-
-    A list (the turns of a conversation) is joined by blank lines.
-    """
+    """Return the stripped text at a path, "" where there is none; the turns of a conversation are joined by blank lines."""
     try:
         value = value_at(row, path)
     except (KeyError, IndexError, TypeError, ValueError):
@@ -72,9 +66,7 @@ def text_at(row: Mapping[str, Any], path: str) -> str:
 
 
 def replace_surrogates(text: str) -> str:
-    r"""Replace lone surrogates, which neither tokenizers nor UTF-8 files accept.
-
-    JSON can hold them: text that was cut between the two halves of a character.
+    r"""Replace lone surrogates (in JSON, a character cut in half), which neither tokenizers nor UTF-8 files accept.
 
     Example:
         >>> replace_surrogates("cut \ud83d") == "cut \ufffd", replace_surrogates("\ud83d\ude00") == "\U0001f600"

@@ -52,11 +52,7 @@ class Holdout:
         return np.array([text in held for text in texts])
 
     def side(self, rows: Rows, source: str, held_out: bool) -> Rows:
-        """Return the rows that are held out, or the others.
-
-        Raises:
-            RowsError: as `mask`, or no row is left.
-        """
+        """Return the rows that are held out, or the others; RowsError if none is left."""
         mask = self.mask(rows, source)
         wanted = [row for row, held in zip(rows, mask, strict=True) if held == held_out]
         if not wanted:
@@ -95,11 +91,7 @@ class Excluded:
     split: str = "train"
 
     def texts(self) -> set[str]:
-        """Return the rows' normalized texts without the empty one.
-
-        Raises:
-            RowsError: the rows cannot be read, or have no such column.
-        """
+        """Return the rows' normalized texts without the empty one."""
         rows = load_rows(self.source, self.split)
         check_columns(rows, {"column": self.column}, self.source, "exclude")
         return {normalize_text(text_at(row, self.column)) for row in rows} - {""}
@@ -127,9 +119,6 @@ def exclude_prompts(
     Returns:
         The other prompts in their order, and for each name the number of prompts that its rows hold. A prompt that several
         hold is counted for each.
-
-    Raises:
-        RowsError: rows cannot be read.
     """
     held: set[int] = set()
     counts = {}

@@ -17,8 +17,6 @@ def instruction_text(fields: Fields) -> str:
     Example:
         >>> instruction_text({"instruction": "Add.", "input": "1 and 2", "response": "3"})
         'Add.\n1 and 2'
-        >>> instruction_text({"instruction": "Say hello.", "input": "", "response": "Hello."})
-        'Say hello.'
     """
     return "\n".join(text for name, text in fields.items() if name not in NO_SLOTS and text)
 
@@ -36,23 +34,12 @@ def make_question_key(row: Fields) -> tuple[str, ...]:
 
 
 def make_row_key(row: Fields) -> tuple[str, ...]:
-    """Return a key that is equal for rows with the same non-empty slots and the same response.
-
-    Example:
-        >>> make_row_key({"instruction": "Add.", "response": "3"})
-        ('instruction', 'Add.', '3')
-    """
+    """Return a key that is equal for rows with the same non-empty slots and the same response."""
     return (*make_question_key(row), row["response"])
 
 
 def number_prompts(rows: Sequence[Fields]) -> np.ndarray:
-    """Return the prompt number of each row, ``(rows,)``: equal where all but response, client and category are equal.
-
-    Example:
-        >>> rows = [{"prompt": p, "response": r} for p, r in (("x", "1"), ("y", "1"), ("x", "2"))]
-        >>> number_prompts(rows).tolist()
-        [0, 1, 0]
-    """
+    """Return the prompt number of each row, ``(rows,)``: equal where all but response, client and category are equal."""
     numbers: dict[tuple, int] = {}
     prompts = [tuple(value for name, value in row.items() if name not in NO_SLOTS) for row in rows]
     return np.array([numbers.setdefault(prompt, len(numbers)) for prompt in prompts])

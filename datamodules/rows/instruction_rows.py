@@ -1,7 +1,6 @@
 """Instruction rows: read from a source by a column map, and gathered from several sources as a server's public rows.
 
-Rows are equal where the template's slots and the response are equal. An instruction that is answered in several ways stays
-in once for each answer, and one client may get several of these rows.
+Rows are equal where slots and response are equal; an instruction answered in several ways stays in once for each answer.
 
 Leaving out the clients' own rows from the public ones keeps an experiment clean; a server that does not see the clients'
 rows could not do it. In a real federation each client drops its own rows from those it is sent. A row that no client ever
@@ -59,11 +58,7 @@ def read_instructions(
 
 
 def check_slots(columns: Columns, template: Template, setting: str = "columns") -> None:
-    """Check that a column map names every slot of the template and the response; "" is allowed for optional slots.
-
-    Raises:
-        ValueError: one is missing.
-    """
+    """Raise ValueError unless a column map names the response and every slot of the template ("": none, if optional)."""
     for name in (*template.slots, "response"):
         needed = name == "response" or name in template.required
         if name not in columns or (needed and not columns[name]):
@@ -98,12 +93,7 @@ class PublicRows:
         private: Sequence[Fields] = (),
         asked: Sequence[Fields] = (),
     ) -> "PublicRows":
-        """Merge the rows of several sources.
-
-        Args:
-            found: name and rows of each source.
-            private: the clients' rows.
-            asked: rows of the clients' validation, and held-out rows.
+        """Merge the rows of named sources, without those of clients (``private``), of validation or held out (``asked``).
 
         Example:
             >>> rows = [{"prompt": p, "response": r} for p, r in zip("xxxyz", "12134", strict=True)]

@@ -63,11 +63,7 @@ class TaskRows:
         return [{name: _find_value(row, path) for name, path in columns.items()} for row in kept]
 
     def prompt(self, fields: Mapping[str, str]) -> str:
-        """Return the prompt with these fields.
-
-        Raises:
-            ValueError: the task has no text for a slot of the template.
-        """
+        """Return the prompt with these fields; ValueError where the task has no text for a slot of the template."""
         if missing := [slot for slot in self.template.slots if slot not in fields]:
             raise ValueError(
                 f"the template has a slot {{{missing[0]}}}, but the task fills {', '.join(fields)}: use these alone."
@@ -77,11 +73,6 @@ class TaskRows:
 
 def draw_test_rows(number: int, share: float, seed: int) -> list[int]:
     """Return the test rows of ``datasets.Dataset.train_test_split(test_size=share, seed=seed)``, in its order.
-
-    Args:
-        number: number of rows.
-        share: share of the test rows, in (0, 1).
-        seed: seed of the shuffle.
 
     Example:
         >>> draw_test_rows(10, 0.25, seed=42)

@@ -65,7 +65,6 @@ class Votes:
         clients: client of each vote; empty without a column for it.
         categories: category of each vote; empty without a column for it.
         groups: client -> its known group; empty without a column for it. No model sees it.
-        counts: counts of the rows.
     """
 
     comparisons: list[Comparison] = field(default_factory=list)
@@ -184,15 +183,7 @@ def _check_map(columns: Columns, source: str) -> None:
 
 
 def map_groups(pairs: Iterable[tuple[str, str]], source: str) -> dict[str, str]:
-    """Return client -> group from pairs of the two, without pairs in which one is empty.
-
-    Raises:
-        RowsError: a client has two groups.
-
-    Example:
-        >>> map_groups([("u", "warm"), ("v", ""), ("u", "warm")], "rows")
-        {'u': 'warm'}
-    """
+    """Return client -> group from pairs of the two, without pairs in which one is empty; RowsError for two groups of one."""
     groups: dict[str, str] = {}
     for client, group in pairs:
         if client and group and groups.setdefault(client, group) != group:
@@ -211,12 +202,7 @@ def _read_groups(rows: Rows, columns: Columns, source: str) -> dict[str, str]:
 
 
 def _invert_choice_values(choice_values: ChoiceValues) -> dict[str, str]:
-    """Return raw value as text -> a, b or tie.
-
-    Example:
-        >>> _invert_choice_values({"a": 1, "b": 0, "tie": ["tie", "both"]})
-        {'1': 'a', '0': 'b', 'tie': 'tie', 'both': 'tie'}
-    """
+    """Return raw value as text -> a, b or tie."""
     meaning: dict[str, str] = {}
     for name, raw in choice_values.items():
         if name not in ("a", "b", "tie"):
@@ -233,10 +219,7 @@ def _invert_choice_values(choice_values: ChoiceValues) -> dict[str, str]:
 
 
 def _check_scores(rows: Rows, columns: Columns, meaning: Mapping[str, str], source: str) -> None:
-    """Raise RowsError where an answer with a lower score won.
-
-    SHP's ``labels`` is 1 where *A* has the higher score, which is easily read the other way round.
-    """
+    """Raise RowsError where an answer with a lower score won; SHP's ``labels`` is 1 where *A* has the higher score."""
     if "score_a" not in columns:
         return
     against, decided = 0, 0

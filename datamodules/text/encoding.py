@@ -52,11 +52,7 @@ class Encoded:
 
 
 def choice_ids(tokenizer: Any, template: Template, choices: tuple[str, str] = ("A", "B")) -> tuple[int, int]:
-    """Return the tokens of the two choices at the end of the template.
-
-    Raises:
-        ValueError: the choices are not one distinct token each.
-    """
+    """Return the tokens of the two choices at the template's end; ValueError unless they are one distinct token each."""
     tail = template.text.rpartition("}")[2]
     with_a, with_b = (encoding.ids for encoding in encode(tokenizer, [f"{tail} {word}" for word in choices]))
     if len(with_a) != len(with_b) or with_a[:-1] != with_b[:-1] or with_a[-1] == with_b[-1]:

@@ -41,19 +41,12 @@ class ChoiceExamples(Dataset):
 
     @classmethod
     def from_votes(cls, encoded: Encoded, comparison: np.ndarray, winner: np.ndarray) -> "ChoiceExamples":
-        """Return the examples of both orders of every vote.
-
-        Args:
-            encoded: two sequences per comparison.
-            comparison: index of each vote's comparison, ``(votes,)``.
-            winner: 0 if the comparison's first answer won, 1 if the second, ``(votes,)``.
-        """
+        """Return the examples of both orders of every vote; arguments as `PreferredExamples`."""
         rows = (2 * comparison[:, None] + [0, 1]).reshape(-1)
         labels = np.stack([winner, 1 - winner], axis=1).reshape(-1)
         return cls(encoded, rows, labels)
 
     def take(self, indices: np.ndarray) -> "ChoiceExamples":
-        """Return a set of the examples at these indices, in this order."""
         return ChoiceExamples(self.encoded, self.rows[indices], self.labels[indices])
 
     def __len__(self) -> int:
@@ -76,12 +69,7 @@ class Response(TypedDict):
 
 
 class ResponseExamples(Dataset):
-    """Prompts with responses, for a loss on the response only.
-
-    Args:
-        encoded: encoded prompts with responses.
-        rows: sequence of each example, ``(examples,)``.
-    """
+    """Prompts with responses, for a loss on the response only; ``rows`` is the sequence of each example, ``(examples,)``."""
 
     def __init__(self, encoded: Encoded, rows: np.ndarray) -> None:
         self.encoded = encoded
@@ -90,7 +78,6 @@ class ResponseExamples(Dataset):
         self.labelled = self.lengths - encoded.marks[rows]
 
     def take(self, indices: np.ndarray) -> "ResponseExamples":
-        """Return a set of the examples at these indices, in this order."""
         return ResponseExamples(self.encoded, self.rows[indices])
 
     def __len__(self) -> int:
@@ -143,7 +130,6 @@ class PreferredExamples(Dataset):
         self.labelled = (encoded.table.lengths[both] - encoded.marks[both]).sum(axis=1)
 
     def take(self, indices: np.ndarray) -> "PreferredExamples":
-        """Return a set of the examples at these indices, in this order."""
         return PreferredExamples(
             self.encoded, self.comparison[indices], self.winner[indices], self.index[indices]
         )
@@ -166,10 +152,7 @@ Examples = ChoiceExamples | ResponseExamples | PreferredExamples
 def collate_choices(examples: list[Choice], padding: int, with_types: bool) -> dict[str, torch.Tensor]:
     """Return a batch for a selector: ``input_ids`` and ``attention_mask`` ``(batch, tokens)``, ``labels`` ``(batch,)``.
 
-    Args:
-        examples: comparisons.
-        padding: padding token.
-        with_types: whether to add ``token_type_ids`` ``(batch, tokens)``, 1 on segment B.
+    ``with_types`` adds ``token_type_ids`` ``(batch, tokens)``, 1 on segment B.
     """
     ids = [example["ids"] for example in examples]
     batch = pad_inputs(ids, padding)

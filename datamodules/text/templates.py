@@ -153,11 +153,7 @@ class Template:
         return cls(text, trim)
 
     def trimming(self, slot: str | None) -> "Template":
-        """Return this template with another slot that may be cut, or None.
-
-        Raises:
-            ValueError: the template has no such slot.
-        """
+        """Return this template with another slot that may be cut, or None; ValueError where it has no such slot."""
         if slot is not None and slot not in self.slots:
             raise ValueError(f"trim={slot!r} is no slot of the template; it has {', '.join(self.slots)}.")
         return Template(self.text, slot, self.without)
@@ -174,11 +170,7 @@ class Template:
         return () if trim is None else (trim,)
 
     def render(self, fields: Mapping[str, str], ending: str = "") -> Parts:
-        """Fill the slots.
-
-        Args:
-            fields: text of every slot.
-            ending: text after the template, which is never cut.
+        """Fill the slots and append ``ending``, which is never cut.
 
         Example:
             >>> Template("POST: {post} TITLE: {title}", trim="post").render({"post": "a b c", "title": "t"})
@@ -201,11 +193,7 @@ class Template:
 
 
 def check_choice(template: Template) -> None:
-    """Check that a template of comparisons has slots for both answers and ends with a colon.
-
-    Raises:
-        ValueError: a slot is missing, or the text does not end with a colon.
-    """
+    """Raise ValueError unless a template of comparisons has slots for both answers and ends with a colon."""
     slots = _list_slots(template.text)
     if missing := [slot for slot in ANSWER_SLOTS if slot not in slots]:
         raise ValueError(

@@ -64,15 +64,9 @@ class TokenTable:
 
 
 def fit_texts(tokenizer: Any, texts: Sequence[Parts], max_tokens: int) -> Iterator[Fitted | None]:
-    """Tokenize texts and cut the trimmable part of texts that are too long.
+    """Yield texts of at most ``max_tokens``, the trimmable part cut where necessary but never to nothing; None: cannot fit.
 
-    Args:
-        tokenizer: a fast tokenizer.
-        texts: texts in three parts.
-        max_tokens: most tokens of one text, without special tokens.
-
-    Yields:
-        The fitted text of each text, or None where it cannot fit. A trimmable part is never cut to nothing.
+    Special tokens do not count.
     """
     for start in range(0, len(texts), CHUNK):
         chunk = list(texts[start : start + CHUNK])
@@ -116,11 +110,7 @@ def leading_ids(tokenizer: Any) -> np.ndarray:
 
 
 def end_id(tokenizer: Any) -> int:
-    """Return the token that ends a response.
-
-    Raises:
-        ValueError: the tokenizer has no end-of-sequence token.
-    """
+    """Return the token that ends a response; ValueError where the tokenizer has none."""
     if tokenizer.eos_token_id is None:
         raise ValueError(
             f"tokenizer {tokenizer.name_or_path!r} has no eos_token, so a response has no end. Set eos_token in its "

@@ -36,15 +36,12 @@ class Clusters(NamedTuple):
 
 
 def cluster(vectors: np.ndarray, num_clusters: int, seed: int) -> Clusters:
-    """Return unit centres and sizes of ``num_clusters`` clusters, fewer where fewer distinct vectors exist.
+    """Return unit centres and sizes of clusters, fewer than ``num_clusters`` where fewer distinct vectors exist.
 
     Args:
-        vectors: ``(rows, dimension)``, unit length.
+        vectors: ``(rows, dimension)``, at least one row, unit length.
         num_clusters: xi, >= 1.
         seed: seed of the starting points.
-
-    Raises:
-        ValueError: no vectors, or ``num_clusters`` < 1.
 
     Example:
         >>> found = cluster(np.array([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]]), num_clusters=5, seed=0)
@@ -86,29 +83,15 @@ class PseudoLabels:
 
 
 def name_clusters(labels: np.ndarray, number: int) -> list[str]:
-    """Return the name of each row's cluster, with as many digits as the largest of ``number`` clusters needs.
-
-    Example:
-        >>> name_clusters(np.array([7, 12]), number=100)
-        ['k07', 'k12']
-    """
+    """Return names such as ``"k07"``, with as many digits as the largest of ``number`` clusters needs."""
     width = len(str(number - 1))
     return [f"k{label:0{width}d}" for label in labels]
 
 
 def assign_clusters(vectors: np.ndarray, num_clusters: int, seed: int) -> np.ndarray:
-    """Return the cluster of each row.
+    """Return the cluster of each row, ``(rows,)`` int64 in [0, ``num_clusters``); arguments as `cluster`.
 
-    Args:
-        vectors: ``(rows, dimension)``, unit length.
-        num_clusters: number of clusters, >= 1; fewer where fewer distinct vectors exist.
-        seed: seed of the starting points, and of the rows that are fitted.
-
-    Returns:
-        ``(rows,)`` int64, in [0, ``num_clusters``).
-
-    Raises:
-        ValueError: see :func:`cluster`.
+    The seed also draws the rows that are fitted.
 
     Example:
         >>> one, other, again = assign_clusters(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]), 2, seed=0)
