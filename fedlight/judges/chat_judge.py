@@ -95,11 +95,7 @@ class ChatJudge(Judge):
         return found
 
     def announce(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> None:
-        """Log once where prompts and answers are sent and what it costs; see `fedlight.evaluation.judge`.
-
-        Raises:
-            ValueError: a slot of ``question`` is not among the fields, or a limit of the endpoint would be passed.
-        """
+        """Log once where prompts and answers are sent and what it costs; raises as `verdicts`."""
         costs = self.endpoint.costs(list(self._prompts(fields, ours, theirs).values()))
         if self._announced:
             return
@@ -154,7 +150,6 @@ def read_ratings(reply: str) -> tuple[float, float] | None:
         >>> read_ratings(f"Both are short.\nANSWER 1: {line.format(6)}\nANSWER 2: {line.format(2)}")
         (8.0, 7.0)
         >>> read_ratings(f"ANSWER 1: {line.format(6)}\nANSWER 2: {line.format(11)}")
-        >>> read_ratings("The first one is better.")
     """
     number = r"(\d{1,2}(?:\.\d+)?)"
     form = ",[ \t]*".join(rf"{aspect}[ \t]*=[ \t]*{number}" for aspect in ASPECTS)

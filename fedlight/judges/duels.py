@@ -85,13 +85,7 @@ def duels(
 
 
 def made_judge(spec: dict[str, Any]) -> Judge:
-    """Return the judge that a recipe names.
-
-    Args:
-        spec: ``class_path`` and, where needed, ``init_args``.
-
-    Raises:
-        ValueError: there is no such class, or it does not have these arguments.
+    """Return the judge of a recipe's ``class_path`` and ``init_args``; ValueError where either does not exist.
 
     Example:
         >>> made_judge({"class_path": "fedlight.FactJudge", "init_args": {"seed": 3}}).seed

@@ -148,13 +148,7 @@ class LocalJudge(Judge):
 
 
 def likeliest(log_probs: Sequence[float]) -> float:
-    """Return the verdict with the highest probability, a tie if two have it.
-
-    Args:
-        log_probs: log-probabilities of ``A``, ``B`` and ``tie``.
-
-    Returns:
-        1, 0 or 0.5 for answer A.
+    """Return the likeliest of the verdicts ``A`` (1), ``B`` (0) and ``tie`` (0.5) by log-probability; a tie if two tie.
 
     Example:
         >>> likeliest([-1.0, -2.0, -3.0]), likeliest([-2.0, -1.0, -1.5]), likeliest([-1.0, -1.0, -4.0])

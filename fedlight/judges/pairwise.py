@@ -42,22 +42,16 @@ WORDS = {"A": 1.0, "B": 0.0, "tie": 0.5}
 
 
 def pairwise_prompt(question: str, first: str, second: str, at_once: bool = False) -> str:
-    """Return the prompt for a judge; the texts are inserted unchanged.
+    """Return the prompt for a judge; the request and the answers A and B are inserted unchanged.
 
-    Args:
-        question: the request.
-        first: answer A.
-        second: answer B.
-        at_once: the next word is the verdict, for a judge whose likelihoods are compared; else the judge may think first.
+    With ``at_once`` the next word is the verdict, for a judge whose likelihoods are compared; else it may think first.
     """
     asked = QUESTION.format(question=question, first=first, second=second)
     return asked + (AT_ONCE if at_once else IN_WORDS)
 
 
 def read_verdict(reply: str) -> float | None:
-    r"""Return the verdict on the answer shown first, 1, 0.5 or 0; None if the reply does not state it as asked.
-
-    The last line, and no other, has to be a verdict and nothing else.
+    r"""Return the verdict on the answer shown first, 1, 0.5 or 0; None unless one line, the last, is a verdict alone.
 
     Example:
         >>> read_verdict("Both answer, the first in more detail.\nVERDICT: A\n"), read_verdict("verdict: TIE")

@@ -123,14 +123,7 @@ class LengthJudge(Judge):
 
 
 def share_right(text: str, right: str) -> float:
-    """Return the share of words that are right in their place, of the words of the longer text.
-
-    Args:
-        text: an answer.
-        right: the right one.
-
-    Returns:
-        In [0, 1]; 1 for the right answer alone.
+    """Return the share of words of the longer text that are right in their place; 1 for the right answer alone.
 
     Example:
         >>> share_right("kind 7", "kind 7"), share_right("kind 8", "kind 7"), share_right("kind 7 7 7", "kind 7")

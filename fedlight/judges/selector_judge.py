@@ -78,12 +78,7 @@ class SelectorJudge(Judge):
         return [Model(settings["model"])]
 
     def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
-        """Return a verdict on each pair; see `fedlight.evaluation.judge`.
-
-        Args:
-            fields: per prompt the texts of the template's slots.
-            ours: an answer to each.
-            theirs: another answer to each.
+        """Return a verdict on each pair; ``fields`` are texts of the template's slots; see `fedlight.evaluation.judge`.
 
         Raises:
             ValueError: a slot is not among the fields.

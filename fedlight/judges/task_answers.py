@@ -36,15 +36,12 @@ class TaskAnswer(NamedTuple):
 
 
 def read_answers(folder: str, task: str, moment: str | None = None) -> list[TaskAnswer]:
-    """Return the answers of one run to one task.
+    """Return the answers of one run to one task; ValueError where there are none.
 
     Args:
         folder: the run's ``default_root_dir``, or the folder of a recipe's stage.
         task: name of the task.
         moment: ``epoch_3``, ``test``, ``start``, ``validate`` or ``own``; None: see `last_moment`.
-
-    Raises:
-        ValueError: there are no such answers.
     """
     scores = Path(folder) / "tasks"
     file = scores / (moment or last_moment(scores, task)) / f"{task}.jsonl"
@@ -57,14 +54,9 @@ def read_answers(folder: str, task: str, moment: str | None = None) -> list[Task
 
 
 def last_moment(scores: Path, task: str) -> str:
-    """Return the moment whose answers represent a run.
+    """Return the moment whose answers represent a run, from the folder that ``TaskScores`` has written.
 
-    Args:
-        scores: folder that ``TaskScores`` has written.
-        task: name of the task.
-
-    Returns:
-        The first of ``own``, ``test``, the last ``epoch_N``, ``validate`` and ``start`` that has answers to the task.
+    It is the first of ``own``, ``test``, the last ``epoch_N``, ``validate`` and ``start`` that has answers to the task.
     """
     found = [file.parent.name for file in scores.glob(f"*/{task}.jsonl")]
     epochs = sorted(

@@ -92,15 +92,8 @@ def read_pairs(
 ) -> tuple[list[Pair], VoteCounts]:
     """Return each pair of answers once, whatever its order in a row, with its votes; and the counts.
 
-    The same answers to another prompt, or under another question or category, are another pair.
-
-    Args:
-        source: rows, one for each vote.
-        columns: see `fedlight.judges.judge_agreement.judge_agreement`.
-        choice_values: see the same function.
-        question: column whose value is the same for all pairs of one question; None: the slots' texts.
-        limit: number of pairs, drawn from all; None: all.
-        seed: seed of that draw.
+    The same answers to another prompt, or under another question or category, are another pair. Arguments as
+    `fedlight.judges.judge_agreement.judge_agreement`; ``source`` has one row for each vote.
 
     Raises:
         RowsError: a column is missing, a choice has an unknown value, a value means two things, or no row has two

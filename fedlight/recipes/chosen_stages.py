@@ -33,18 +33,12 @@ IN_A_PATH = re.compile(f"[^{re.escape(BEHIND_A_PATH)}]+")
 def chosen_stages(
     runs: Sequence[Sequence[Stage]], together: Sequence[Stage], only: Sequence[str]
 ) -> tuple[list[list[Stage]], list[Stage]]:
-    """Return the wanted stages and those that they read from, in their order.
+    """Return the wanted stages and those that they read from, in order: those of each seed, and those of all seeds.
 
     Args:
         runs: stages of each seed.
         together: stages that read the runs of all seeds.
-        only: names of the wanted stages.
-
-    Returns:
-        The chosen stages of each seed, and those of all seeds.
-
-    Raises:
-        ValueError: one of the names is no stage.
+        only: names of the wanted stages; ValueError for a name that is no stage.
     """
     known = dict.fromkeys(stage.name for stages in (*runs, together) for stage in stages)
     for name in only:

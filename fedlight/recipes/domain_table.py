@@ -1,7 +1,4 @@
-"""Table that compares augmentations by the tuned model's score and the coverage of the domain; a stage of recipes.
-
-It reads the folders of earlier stages.
-"""
+"""Table that compares augmentations by tuned models' scores and coverage of the domain; reads folders of earlier stages."""
 
 from pathlib import Path
 from typing import Any

@@ -28,13 +28,7 @@ KNOWN = {"until", "max_gen_toks", "max_new_tokens", "do_sample", "temperature", 
 
 
 class HarnessModel:
-    """Model interface of the harness, ``lm_eval.api.model.LM``, for a module of fedlight.
-
-    Args:
-        module: the module with its adapter.
-        batch_size: requests per batch.
-        seed: seed of drawn texts.
-    """
+    """Model interface of the harness, ``lm_eval.api.model.LM``, for a module of fedlight; ``seed``: of drawn texts."""
 
     def __init__(self, module: LanguageModule, batch_size: int = 16, seed: int = 0) -> None:
         super().__init__()
@@ -81,12 +75,9 @@ class HarnessModel:
 
 
 def windows_of(tokenizer: Any, text: str, max_length: int) -> list[Scored]:
-    """Return a text in as few windows as possible; each token is scored once, and the last window is filled with context.
+    """Return a text in as few windows as possible, of at most ``max_length`` tokens.
 
-    Args:
-        tokenizer: a fast tokenizer.
-        text: not empty.
-        max_length: most tokens of a window.
+    Each token is scored once, and the last window is filled with context. The text must not be empty.
     """
     from lm_eval.utils import get_rolling_token_windows
 
@@ -97,10 +88,7 @@ def windows_of(tokenizer: Any, text: str, max_length: int) -> list[Scored]:
 
 
 def options_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the harness's ``gen_kwargs`` as arguments of ``generate``.
-
-    Raises:
-        ValueError: ``generate`` has no such argument.
+    """Return the harness's ``gen_kwargs`` as arguments of ``generate``; ValueError where it has no such argument.
 
     Example:
         >>> options_of({"until": ["Q:"], "max_gen_toks": 32, "temperature": 0.7})

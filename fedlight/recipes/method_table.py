@@ -1,7 +1,4 @@
-"""Table that compares methods by accuracy on the clients' votes, win rates and bytes sent; a stage of recipes.
-
-It reads the folders of earlier stages.
-"""
+"""Table that compares methods by accuracy on clients' votes, win rates, bytes sent; reads folders of earlier stages."""
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
@@ -115,11 +112,7 @@ def _metrics(stages: Mapping[str, str]) -> dict[str, float]:
 
 
 def sent_bytes(folder: Path) -> float:
-    """Return the bytes sent down and up in a federated run: by its visits and its groupings.
-
-    Args:
-        folder: folder of the run, with ``visits.csv`` and the metrics of a ``CSVLogger``; 0 without visits.
-    """
+    """Return the bytes sent down and up by the visits and groupings of a run's folder; 0 without ``visits.csv``."""
     visits = folder / "visits.csv"
     if not visits.is_file():
         return 0.0

@@ -128,11 +128,8 @@ def merge_arguments(below: dict[str, Any] | None, above: dict[str, Any] | None) 
 def _not_replaced(below: Any, above: Any, joins: bool = False) -> Any:
     """Return the keys with dots, and their values, that ``above`` does not set, by another spelling or in a map around them.
 
-    Args:
-        below: the older settings.
-        above: the newer ones.
-        joins: ``above`` is of another recipe: a class of the same name keeps the older arguments that it does not set, and
-            references are not resolved yet.
+    With ``joins``, ``above`` is of another recipe: a class of the same name keeps the older arguments that it does not
+    set, and references are not resolved yet.
     """
     if not isinstance(below, dict) or not isinstance(above, dict):
         return below

@@ -241,11 +241,7 @@ def stages(recipe: Recipe, folder: Path, seed: int) -> list[Stage]:
 
 
 def stages_over_seeds(recipe: Recipe, output: Path, seeds: list[int]) -> list[Stage]:
-    """Return the stages that read the runs of all seeds, in order; their folder is named after the seeds.
-
-    Raises:
-        ValueError: a ``${...}`` or a ``like:`` that the recipe does not have.
-    """
+    """Return the stages that read the runs of all seeds, in order; their folder is named after the seeds."""
     if not recipe.get(OVER_SEEDS):
         return []
     folders = [output / f"seed{seed}" for seed in seeds]

@@ -126,11 +126,7 @@ class Stage:
             write_json(file, sealed({**self._settings(), CONTENTS: contents}))
 
     def refuse_other_settings(self) -> None:
-        """Check the settings and the content of files that the stage was done, or begun, with; write nothing.
-
-        Raises:
-            ValueError: they are not those of now, or they are not known.
-        """
+        """Raise ValueError if settings or files' contents are unknown or not those the stage was done, or begun, with."""
         file = self.folder / "settings.json"
         if not file.is_file():
             self._refuse_work_without_settings()

@@ -69,13 +69,7 @@ def _write_labels(
 
 
 def merge_adapter(model: str, adapter: str, output: str) -> None:
-    """Write base and adapter as one model, for stages that train a new adapter on it.
-
-    Args:
-        model: hub name or folder of the base.
-        adapter: PEFT folder of the adapter.
-        output: folder of the new model.
-    """
+    """Write base and adapter (a PEFT folder) as one model, for stages that train a new adapter on it."""
     from fedlight.modules.sft import SFTModule
 
     module = SFTModule(model, adapter=adapter)
