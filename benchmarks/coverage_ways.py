@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import lightning as L
 import numpy as np
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import DataLoader, StackDataset
 
 from fedlight.datamodules.federated.rounds import PooledSampler
-from fedlight.datamodules.instructions.embeddings import EmbeddingPairs
 from fedlight.datamodules.vectors.clusters import Clusters, cluster
 from fedlight.datamodules.vectors.retrieval import retrieve, retrieve_direct
 from fedlight.datamodules.vectors.selection import select_centers
@@ -178,7 +178,7 @@ def fit_projector(
         options: further arguments of `ProjectorModule`.
     """
     module = ProjectorModule(small.shape[1], large.shape[1], seed=seed, **options)
-    pairs = EmbeddingPairs(small, large)
+    pairs = StackDataset(small=torch.from_numpy(small), large=torch.from_numpy(large))
     loader = DataLoader(pairs, batch_sampler=PooledSampler(len(pairs), batch_size, seed))
     with tempfile.TemporaryDirectory() as folder:
         trainer = L.Trainer(

@@ -96,15 +96,7 @@ class AugmentationRecord:
         sources: Sequence[str],
         notes: Settings,
     ) -> None:
-        """Write all three files; call `make_folder` before.
-
-        Args:
-            settings: settings that the result depends on.
-            private: client -> its own training rows.
-            added: client -> its added rows.
-            sources: source of each public row.
-            notes: notes of the augmentation.
-        """
+        """Write all three files; call `make_folder` before. ``sources`` names the source of each public row."""
         own_lines = to_lines(
             {"client": client, "fields": dict(row)} for client, rows in private.items() for row in rows
         )
@@ -141,11 +133,7 @@ def digest_rows(rows: Iterable[Fields]) -> str:
 
 
 def compare_settings(saved: Settings, now: Settings) -> list[str]:
-    """Return the dotted names of nested settings that differ.
-
-    Args:
-        saved: settings as read from a JSON file.
-        now: settings of this run.
+    """Return the dotted names of nested settings that differ between a JSON file and this run.
 
     Example:
         >>> compare_settings({"seed": 0, "augmentation": {"number": 3}}, {"seed": 0, "augmentation": {"number": 4}})

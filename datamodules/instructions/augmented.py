@@ -8,7 +8,6 @@ public rows for each client once, before the first round.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -225,11 +224,8 @@ class AugmentedInstructionDataModule(InstructionDataModule):
         }
 
     def _record(self) -> AugmentationRecord | None:
-        if self.augmentation_folder is not None:
-            return AugmentationRecord(self.augmentation_folder)
-        if self.trainer is None:  # set up by hand, without a default folder
-            return None
-        return AugmentationRecord(Path(self.trainer.default_root_dir) / "augmentation")
+        folder = self._choose_folder(self.augmentation_folder, "augmentation")
+        return None if folder is None else AugmentationRecord(folder)
 
 
 def _expand(given: T | list[T], number: int, setting: str) -> list[T]:

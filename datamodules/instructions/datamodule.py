@@ -6,6 +6,7 @@ rows with an empty input. ``alpaca_joined`` uses the shorter form for all rows a
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -280,6 +281,12 @@ class InstructionDataModule(FederatedDataModule):
             raise RowsError(f"{source}: no example fits into max_tokens={self.max_tokens}: raise it")
         kept = [rows[example] for example in fits]
         return ResponseExamples(encoded, fits), kept, (len(rows) - len(fits), encoded.trimmed)
+
+    def _choose_folder(self, folder: str | None, name: str) -> Path | None:
+        """Return a folder for a record: the given one, or one in the run's folder; None without either."""
+        if folder is not None or self.trainer is None:
+            return None if folder is None else Path(folder)
+        return Path(self.trainer.default_root_dir) / name
 
     def _encode_rows(self, rows: Sequence[Fields]) -> Encoded:
         responses = [row["response"] for row in rows]

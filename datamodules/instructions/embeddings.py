@@ -11,8 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, StackDataset, default_collate
 
 from fedlight.datamodules.clients.splits import check_validation
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
@@ -22,29 +21,12 @@ from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.support.seeding import derive_seed
 
-Pair = dict[str, Tensor]
-
 
 @runtime_checkable
 class MapsDimensions(Protocol):
     """Projector, with the dimensions it maps from and to."""
 
     dimensions: tuple[int, int]
-
-
-class EmbeddingPairs(Dataset[Pair]):
-    """Vectors ``small`` and ``large`` of each text, ``(texts, dimension)`` float32 each."""
-
-    def __init__(self, small: np.ndarray, large: np.ndarray) -> None:
-        self.small, self.large = torch.from_numpy(small), torch.from_numpy(large)
-
-    def __len__(self) -> int:
-        """Return the number of texts."""
-        return len(self.small)
-
-    def __getitem__(self, index: int) -> Pair:
-        """Return both vectors of a text."""
-        return {"small": self.small[index], "large": self.large[index]}
 
 
 class EmbeddingDataModule(FederatedDataModule):
@@ -116,10 +98,10 @@ class EmbeddingDataModule(FederatedDataModule):
                 f"{len(texts)} texts with val_share={self.val_share} leave {len(texts) - held_out} for training and "
                 f"{held_out} for validation, each of which needs 2: give more rows, or val_share=0"
             )
-        small, large = self.small.encode(texts), self.large.encode(texts)
+        small, large = (torch.from_numpy(one.encode(texts)) for one in (self.small, self.large))
         self.ready = True
-        self.train_set = EmbeddingPairs(small[held_out:], large[held_out:])
-        self.val_set = EmbeddingPairs(small[:held_out], large[:held_out]) if held_out else None
+        self.train_set = StackDataset(small=small[held_out:], large=large[held_out:])
+        self.val_set = StackDataset(small=small[:held_out], large=large[:held_out]) if held_out else None
         self.client_indices = {"server": np.arange(len(texts) - held_out)}
 
     def collate(self, examples: list[Any]) -> Any:

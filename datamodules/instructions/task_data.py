@@ -78,12 +78,9 @@ class TaskDataModule(FederatedDataModule):
 
 
 def encode_answers(tokenizer: Any, pairs: Sequence[tuple[str, str]], max_tokens: int) -> Encoded:
-    """Return texts encoded as by :func:`~fedlight.datamodules.text.encoding.encode_responses`.
+    """Return pairs of a prompt and the prompt with its answer as `encode_responses` encodes rows.
 
-    Args:
-        tokenizer: a fast tokenizer.
-        pairs: a prompt, and the prompt followed by its answer.
-        max_tokens: most tokens of a text, the end token included.
+    ``max_tokens`` includes the end token.
     """
     leading, end = leading_ids(tokenizer), np.array([end_id(tokenizer)], dtype=np.int32)
     texts = [Parts(text, "", "") for _, text in pairs]

@@ -31,11 +31,14 @@ class ShownPairs(Dataset):
 
     Args:
         encoded: two sequences per pair.
-        rows: indices of sequences to show: 2p is pair p in its own order, 2p + 1 swapped.
+        pairs: indices of pairs to show.
+        orders: show every pair in both orders, or in its own alone.
     """
 
-    def __init__(self, encoded: Encoded, rows: np.ndarray) -> None:
+    def __init__(self, encoded: Encoded, pairs: np.ndarray, orders: Orders) -> None:
         self.encoded = encoded
+        # Sequence 2p is pair p in its own order, 2p + 1 swapped.
+        rows = 2 * pairs if orders == "one" else (2 * pairs[:, None] + [0, 1]).reshape(-1)
         self.rows = rows[np.argsort(encoded.table.lengths[rows], kind="stable")]
 
     def __len__(self) -> int:
@@ -123,8 +126,7 @@ class CompletionPairDataModule(FederatedDataModule):
             examples = PreferredExamples(encoded, fits, winner=np.zeros_like(fits), index=fits)
             self.predict_set = examples.take(np.argsort(examples.lengths, kind="stable"))
             return
-        rows = 2 * fits if self.orders == "one" else (2 * fits[:, None] + [0, 1]).reshape(-1)
-        self.predict_set = ShownPairs(encoded, rows)
+        self.predict_set = ShownPairs(encoded, fits, self.orders)
 
     def _encode(self, pairs: list[Comparison]) -> Encoded:
         if self.form == "choice":

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch.utils.data import Dataset
+from torch.utils.data import StackDataset
 
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.rows.columns import check_columns, text_at
@@ -16,27 +16,6 @@ from fedlight.datamodules.text.tokens import fit_texts, leading_ids
 from fedlight.support.hub import load_tokenizer
 from fedlight.support.needs import Need, RowSource
 from fedlight.support.types import Fields
-
-
-class Prompts(Dataset):
-    """Prompts in the order of the rows.
-
-    Args:
-        texts: rendered prompts.
-        fields: texts of each prompt's slots, not truncated.
-    """
-
-    def __init__(self, texts: list[str], fields: Sequence[Fields]) -> None:
-        self.texts = texts
-        self.fields = fields
-
-    def __len__(self) -> int:
-        """Return the number of prompts."""
-        return len(self.texts)
-
-    def __getitem__(self, item: int) -> dict[str, Any]:
-        """Return one prompt."""
-        return {"prompt": self.texts[item], "fields": self.fields[item], "index": item}
 
 
 class PromptDataModule(FederatedDataModule):
@@ -119,7 +98,8 @@ class PromptDataModule(FederatedDataModule):
         )
         if not kept:
             raise RowsError(f"{self.source}: no prompt fits into max_tokens={self.max_tokens}: raise it")
-        self.predict_set = Prompts([text for text, _ in kept], [slots for _, slots in kept])
+        texts, slots_of_texts = zip(*kept, strict=True)
+        self.predict_set = StackDataset(prompt=texts, fields=slots_of_texts, index=range(len(kept)))
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
         """Return a batch of prompts: ``prompt`` and ``fields`` as lists, ``index`` ``(batch,)``."""

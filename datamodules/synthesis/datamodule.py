@@ -19,7 +19,6 @@ model's own scores training collapsed. Under an algorithm that requests no candi
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -205,16 +204,13 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         return counts
 
     def _record(self) -> SynthesisRecord | None:
-        if self.synthesis_folder is not None:
-            return SynthesisRecord(self.synthesis_folder)
-        if self.trainer is None:  # set up by hand, without a default folder
-            return None
-        return SynthesisRecord(Path(self.trainer.default_root_dir) / "synthetic")
+        folder = self._choose_folder(self.synthesis_folder, "synthetic")
+        return None if folder is None else SynthesisRecord(folder)
 
     def _add_candidates(self, client_ids: Sequence[str]) -> None:
         """Add the candidates to the training set; select all of them if a client has no more than it keeps."""
         assert self._pool is not None
-        self._set_train_set(self._pool.examples)
+        self._set_train_set(self._pool)
         for client in client_ids:
             for split in (SYNTHETIC, MIXED):
                 self.plan.further.pop((client, split), None)
@@ -241,18 +237,10 @@ class SyntheticInstructionDataModule(InstructionDataModule):
 def score_candidates(
     score: Score, candidates: Sequence[Candidate], template: Template, model: AnswersPrompts, seed: int
 ) -> np.ndarray:
-    """Return a score for each candidate, by one call of the model.
+    """Return scores ``(candidates,)`` by one call of the model.
 
-    Args:
-        score: ``ifs`` and ``ifd`` use the loss of the response after the prompt and without it, ``ppl`` the loss after the
-            prompt, ``random`` no model.
-        candidates: candidates of one client.
-        template: prompt template; the response follows it as in training. The end token is not scored.
-        model: scoring model in its present state.
-        seed: seed of ``random``.
-
-    Returns:
-        Scores ``(candidates,)``.
+    ``ifs`` and ``ifd`` use the loss of the response after the prompt and without it, ``ppl`` the loss after the prompt,
+    ``random`` only the seed. The response follows the prompt as in training, without the end token.
     """
     if score == "random":
         return np.random.default_rng(seed).random(len(candidates))
@@ -267,13 +255,7 @@ def score_candidates(
 
 
 def _describe(round_idx: int, sizes: Mapping[str, int], counts: Counter[str], notes: Counter[str]) -> str:
-    """Return one line about the candidates of a round.
-
-    Args:
-        round_idx: round, from 0.
-        sizes: client -> number of its candidates.
-        counts: see `Synthesis`.
-        notes: see `Synthesis`.
+    """Return one line about the candidates of a round, with ``sizes``: client -> number of its candidates.
 
     Example:
         >>> counts = Counter(tried=4, survived=1, refusal=2, near_example=1)

@@ -29,12 +29,9 @@ REFUSALS = ("As a", "As an", "Sorry", "I'm sorry", "I am sorry", "I cannot", "I 
 
 
 def check_format(instruction: str, min_words: int, refusals: Iterable[str]) -> str | None:
-    """Return the fault of an instruction's format; None without a fault.
+    """Return the fault of a stripped instruction's format; None without a fault.
 
-    Args:
-        instruction: stripped of white space.
-        min_words: fewest words, separated by blanks.
-        refusals: whole words that it must not begin with, in upper or lower case.
+    Blanks separate words. The case of refusals, which are whole words, does not matter.
 
     Example:
         >>> [check_format(text, 3, ("As a",)) for text in ("", "1 + 2 =", "Say no.", "As a model, I ...")]

@@ -70,13 +70,7 @@ class BatchGenerator:
     keep_cut: bool
 
     def generate(self, prompts: Sequence[Prompt], seed: int, label: str) -> list[Reply]:
-        """Return an answer to each prompt.
-
-        Args:
-            prompts: prompts of all clients.
-            seed: seed of the draws, which depend on the prompts of a batch, too.
-            label: text beside the progress bar.
-        """
+        """Return an answer to each prompt; draws depend on the seed and on the prompts of a batch."""
         fitted = self._fit(prompts)
         texts = iter(self._generate([text for text, _ in fitted if text is not None], seed, label))
         answers = []

@@ -14,37 +14,8 @@ from fedlight.datamodules.text.tokens import encode, leading_ids
 from fedlight.evaluation.tasks.task import continuation
 
 
-class WithCandidates(Dataset):
-    """Clients' own examples, then the candidates, whose examples have a ``weight``.
-
-    Args:
-        own: examples of all clients.
-        candidates: examples of the candidates; None without any.
-        weights: weights of the candidates, ``(candidates,)``.
-    """
-
-    def __init__(
-        self, own: ResponseExamples, candidates: ResponseExamples | None, weights: np.ndarray
-    ) -> None:
-        self.own, self.candidates, self.weights = own, candidates, weights
-        parts = [own] if candidates is None else [own, candidates]
-        self.lengths = np.concatenate([part.lengths for part in parts])
-        self.labelled = np.concatenate([part.labelled for part in parts])
-
-    def __len__(self) -> int:
-        """Return the number of examples."""
-        return len(self.lengths)
-
-    def __getitem__(self, item: int) -> dict[str, Any]:
-        """Return one example."""
-        at = item - len(self.own)
-        if at < 0 or self.candidates is None:
-            return {**self.own[item]}
-        return {**self.candidates[at], "weight": float(self.weights[at])}
-
-
-class CandidatePool:
-    """All candidates of a round so far.
+class CandidatePool(Dataset):
+    """Clients' own examples, then all candidates of a round so far, whose examples have a ``weight``.
 
     Args:
         own: examples of all clients.
@@ -54,12 +25,14 @@ class CandidatePool:
 
     Attributes:
         candidates: client -> candidates that fit.
-        positions: client -> positions of these candidates in `examples`, ``(candidates,)``.
+        positions: client -> positions of these candidates in this dataset, ``(candidates,)``.
         too_long: client -> number of candidates that do not fit; a candidate is never truncated.
+        lengths: tokens of each example, ``(examples,)``.
+        labelled: labelled tokens of each example, ``(examples,)``.
     """
 
     def __init__(self, own: ResponseExamples, tokenizer: Any, template: Template, max_tokens: int) -> None:
-        self.own = own
+        self.own, self.lengths, self.labelled = own, own.lengths, own.labelled
         self.tokenizer, self.template, self.max_tokens = tokenizer, template, max_tokens
         self.candidates: dict[str, list[Candidate]] = {}
         self.positions: dict[str, np.ndarray] = {}
@@ -67,10 +40,16 @@ class CandidatePool:
         self._encoded: ResponseExamples | None = None
         self._weights = np.empty(0)
 
-    @property
-    def examples(self) -> WithCandidates:
-        """All examples, the clients' own first."""
-        return WithCandidates(self.own, self._encoded, self._weights)
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return len(self.lengths)
+
+    def __getitem__(self, item: int) -> dict[str, Any]:
+        """Return one example."""
+        at = item - len(self.own)
+        if at < 0 or self._encoded is None:
+            return {**self.own[item]}
+        return {**self._encoded[at], "weight": float(self._weights[at])}
 
     def put(self, made: Mapping[str, Sequence[Candidate]]) -> None:
         """Replace the candidates of some clients."""
@@ -90,6 +69,8 @@ class CandidatePool:
             more = ResponseExamples(encoded, np.arange(len(new)))
             self._encoded = more if self._encoded is None else join_examples(self._encoded, more)
             self._weights = np.concatenate([self._weights, [one.weight for one in new]])
+            self.lengths = np.concatenate([self.own.lengths, self._encoded.lengths])
+            self.labelled = np.concatenate([self.own.labelled, self._encoded.labelled])
 
     def _fit(self, candidates: Sequence[Candidate]) -> list[bool]:
         """Return whether each candidate fits as a whole, with the start and the end token."""

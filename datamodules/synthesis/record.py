@@ -151,15 +151,7 @@ def make_or_read(
 ) -> Part:
     """Return the candidates of some clients from the record, or generate and record them.
 
-    Args:
-        synthesis: generator of candidates.
-        rows: client -> its own rows.
-        template: prompt template, whose slots a candidate fills.
-        module: generating module in its present state.
-        seed: seed of the run.
-        round_idx: round, from 0.
-        record: record to read and write; None: none.
-        others: parts of other clients in this round, which share the file.
+    ``rows`` maps each client to its own rows; ``others`` are parts of other clients in this round, which share the file.
 
     Raises:
         TypeError: the module generates no text.

@@ -43,19 +43,12 @@ TRIES_PER_CANDIDATE = 4  # default of instruction_tries / number
 
 @dataclass
 class Draft:
-    """Unfinished candidate.
-
-    Attributes:
-        client: id of its client.
-        number: position among the client's drafts of this round, from 0.
-        row: ``instruction``, ``input`` and ``response``.
-        fault: reason for dropping it; None while there is none.
-    """
+    """Unfinished candidate."""
 
     client: str
-    number: int
-    row: dict[str, str]
-    fault: str | None = None
+    number: int  # position among the client's drafts of this round, from 0
+    row: dict[str, str]  # instruction, input and response
+    fault: str | None = None  # reason for dropping it
 
 
 class SelfGeneration(Synthesis):
@@ -114,9 +107,8 @@ class SelfGeneration(Synthesis):
     ) -> None:
         super().__init__()
         refuse_below(1, number=number, tries=tries, min_words=min_words, batch_size=batch_size)
-        refuse_below(
-            1, max_instruction_tokens=max_instruction_tokens, max_response_tokens=max_response_tokens
-        )
+        refuse_below(1, max_instruction_tokens=max_instruction_tokens)
+        refuse_below(1, max_response_tokens=max_response_tokens)
         refuse_below(0, instruction_demonstrations=instruction_demonstrations)
         refuse_below(0, response_demonstrations=response_demonstrations)
         if instruction_tries is not None and instruction_tries < number:

@@ -279,10 +279,7 @@ class SentenceEncoder(Encoder):
 
 
 def find_folder(model: str) -> Path:
-    """Return the folder of a sentence-transformers model; a model of the hub is downloaded once.
-
-    Args:
-        model: folder of ``SentenceTransformer.save``, or hub name such as ``sentence-transformers/all-MiniLM-L6-v2``.
+    """Return the folder of a model, given as a folder or as a hub name, which is downloaded once.
 
     Raises:
         FileNotFoundError: the path does not exist, or the folder holds no sentence-transformers model.

@@ -22,13 +22,9 @@ ABOUT, VECTORS, GRAPH = "index.json", "vectors.npy", "graph.hnsw"
 def write_index(
     folder: Path, vectors: np.ndarray, about: dict[str, Any], save_graph: Callable[[str], int] | None
 ) -> None:
-    """Write an index.
+    """Write an index, described by ``about``: kind, rows, dimension and digest.
 
-    Args:
-        folder: created if it is missing.
-        vectors: ``(rows, dimension)`` float32.
-        about: kind, rows, dimension and digest.
-        save_graph: writes the graph to a file and returns the size in bytes that the file must have; None without a graph.
+    ``save_graph`` writes the graph to a file and returns the size in bytes that the file must have.
 
     Raises:
         OSError: the folder cannot be written, or the disk is full.

@@ -76,12 +76,9 @@ def select_centers(
 
 
 def choose(similarities: np.ndarray, sizes: np.ndarray, dropped: int) -> int:
-    """Return the index of the largest cluster after the most similar ones are dropped.
+    """Return the index of the largest cluster after the ``dropped`` most similar ones are dropped; one always stays.
 
-    Args:
-        similarities: summed similarity of each centre to all selected ones, ``(clusters,)``.
-        sizes: ``(clusters,)``.
-        dropped: number of the most similar centres to drop, >= 0; one centre always stays.
+    ``similarities`` ``(clusters,)`` are each centre's, summed over all selected centres.
 
     Example:
         >>> choose(np.array([0.9, 0.1, 0.5]), np.array([50, 10, 40]), dropped=1)

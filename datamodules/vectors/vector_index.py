@@ -106,13 +106,9 @@ class VectorIndex:
 
     @classmethod
     def open(cls, folder: str | Path, vectors: np.ndarray, kind: Kind = "auto", threads: int = 1) -> Self:
-        """Load the index of these vectors from a folder, or build it and save it there.
+        """Load the index of these vectors from a folder, or :meth:`build` and save it there.
 
-        Args:
-            folder: folder of :meth:`save`; an index of other vectors or of another kind is replaced.
-            vectors: see :meth:`build`.
-            kind: see :meth:`build`.
-            threads: see :meth:`build`.
+        An index of other vectors or of another kind is replaced.
 
         Raises:
             ValueError: see :meth:`build`; or the saved index is damaged.
@@ -271,13 +267,8 @@ def exact_search(
 ) -> list[Hits]:
     """Return the same hits as :meth:`VectorIndex.search`, from a comparison with every row.
 
-    At most ``QUERIES_AT_ONCE x (ROWS_AT_ONCE + number)`` scores are held at once, so memory does not grow with the rows.
-
-    Args:
-        vectors: ``(rows, dimension)`` float32, unit length; may be a memory map.
-        queries: ``(queries, dimension)`` float32, unit length.
-        number: see :meth:`VectorIndex.search`.
-        below: see :meth:`VectorIndex.search`.
+    Vectors ``(rows, dimension)`` and queries ``(queries, dimension)`` are float32 of unit length. At most
+    ``QUERIES_AT_ONCE x (ROWS_AT_ONCE + number)`` scores are held at once, so memory does not grow with the rows.
 
     Example:
         >>> hits = exact_search(np.eye(3, dtype=np.float32), np.array([[0.6, 0.8, 0.0]], dtype=np.float32), 2)

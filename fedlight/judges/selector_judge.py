@@ -103,8 +103,7 @@ class SelectorJudge(Judge):
         encoded = encode_choice(self._tokenizer, self.template, pairs, self.max_tokens, self.choices)
         fits = np.flatnonzero(encoded.both_kept())
         self._count_too_long(len(pairs) - len(fits), len(pairs))
-        rows = 2 * fits if self.orders == "one" else (2 * fits[:, None] + [0, 1]).reshape(-1)
-        return gather(self._votes(selector, ShownPairs(encoded, rows)), len(pairs), self.orders)
+        return gather(self._votes(selector, ShownPairs(encoded, fits, self.orders)), len(pairs), self.orders)
 
     def _votes(self, selector: SelectorModule, shown: ShownPairs) -> Iterator[dict[str, Any]]:
         """Yield the selector's vote on each sequence, in the form of the rows that ``votes.yaml`` writes."""

@@ -37,7 +37,7 @@ def make(source, **options):
 def all_rows(data):
     data.setup("fit")
     sets = [part for part in (data.val_set, data.train_set) if part is not None]
-    return [np.concatenate([getattr(part, side).numpy() for part in sets]) for side in ("small", "large")]
+    return [np.concatenate([part.datasets[side].numpy() for part in sets]) for side in ("small", "large")]
 
 
 def test_every_distinct_text_is_there_once_with_both_vectors(rows):

@@ -200,7 +200,7 @@ def test_prompts_are_cut_left_out_and_limited(tmp_path, causal, caplog):
         module = PromptDataModule(source, template="POST: {prompt} ANSWER:", tokenizer=causal, **options)
         with caplog.at_level("INFO"):
             module.setup("predict")
-        return module.predict_set.texts
+        return list(module.predict_set.datasets["prompt"])
 
     assert prompts(max_tokens=5) == ["POST: w0 w1 ANSWER:", "POST: w4 ANSWER:", "POST: w5 ANSWER:"]
     assert "3 prompts; 0 too long, 1 cut" in caplog.text

@@ -48,7 +48,7 @@ def ready(source, tokenizer, **options):
 def test_prompts_that_other_rows_hold_are_left_out_and_counted(posts, excluded, causal, caplog):
     with caplog.at_level("INFO"):
         module = ready(posts, causal, exclude=excluded, limit=3)
-    assert [fields["post"] for fields in module.predict_set.fields] == [
+    assert [fields["post"] for fields in module.predict_set.datasets["fields"]] == [
         "w0",
         "w2",
         "w4",
@@ -64,7 +64,7 @@ def test_prompts_that_other_rows_hold_are_left_out_and_counted(posts, excluded, 
 
 def test_without_exclusion_nothing_is_left_out(posts, causal):
     module = ready(posts, causal)
-    assert [fields["post"] for fields in module.predict_set.fields] == [f"w{n}" for n in range(6)]
+    assert [fields["post"] for fields in module.predict_set.datasets["fields"]] == [f"w{n}" for n in range(6)]
     assert module.counts["excluded"] == 0
 
 
