@@ -98,7 +98,8 @@ class EmbeddingDataModule(FederatedDataModule):
                 f"{len(texts)} texts with val_share={self.val_share} leave {len(texts) - held_out} for training and "
                 f"{held_out} for validation, each of which needs 2: give more rows, or val_share=0"
             )
-        small, large = (torch.from_numpy(one.encode(texts)) for one in (self.small, self.large))
+        small: Any = torch.from_numpy(self.small.encode(texts))
+        large: Any = torch.from_numpy(self.large.encode(texts))
         self.ready = True
         self.train_set = StackDataset(small=small[held_out:], large=large[held_out:])
         self.val_set = StackDataset(small=small[:held_out], large=large[:held_out]) if held_out else None

@@ -98,8 +98,9 @@ class PromptDataModule(FederatedDataModule):
         )
         if not kept:
             raise RowsError(f"{self.source}: no prompt fits into max_tokens={self.max_tokens}: raise it")
-        texts, slots_of_texts = zip(*kept, strict=True)
-        self.predict_set = StackDataset(prompt=texts, fields=slots_of_texts, index=range(len(kept)))
+        texts, slots = zip(*kept, strict=True)
+        columns: dict[str, Any] = {"prompt": texts, "fields": slots, "index": range(len(kept))}
+        self.predict_set = StackDataset(**columns)
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
         """Return a batch of prompts: ``prompt`` and ``fields`` as lists, ``index`` ``(batch,)``."""
