@@ -92,7 +92,7 @@ def test_an_even_number_of_selectors_is_refused(rows, tmp_path):
     with pytest.raises(ValueError, match="odd"):
         steps.label_with_selectors(source, [rows("s", votes(1.0))] * 2, str(tmp_path / "out.jsonl"))
     three, one = rows("three", joined(*[votes(1.0)] * 3)), rows("one", votes(1.0))
-    with pytest.raises(ValueError, match=r"4 selectors vote: .* Use an odd number, for example 5"):
+    with pytest.raises(ValueError, match=r"4 selectors vote: .* use an odd number, for example 5"):
         steps.label_with_selectors(source, [three, one], str(tmp_path / "out.jsonl"))
 
 

@@ -212,7 +212,7 @@ def test_a_run_that_was_killed_goes_on(tiny_model, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"number": 0}, "Set number to 1 or more"),
+        ({"number": 0}, "number=0 must be at least 1"),
         ({"warmup_share": 0}, r"warmup_share=0 must be in \(0, 1\]"),
         ({"warmup_epochs": 0}, "warmup_epochs=0 must be at least 1"),
         ({"dimension": 0}, "dimension=0 must be at least 1"),

@@ -29,6 +29,7 @@ class FedProx(Algorithm):
             loss.
 
     Example:
+        >>> from fedlight import Client, Visit
         >>> prox, received = FedProx(mu=0.5), {"w": torch.tensor([1.0])}
         >>> visiting = prox.start_visit(Visit("a", 1), Client("a", 1, 1.0), received)
         >>> gradient = torch.tensor([10.0])

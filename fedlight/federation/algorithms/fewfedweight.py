@@ -41,6 +41,7 @@ class FewFedWeight(FedMIT):
 
     Example:
         >>> import torch
+        >>> from fedlight import Client, Visit, Work
         >>> algorithm, mean = FewFedWeight(), FewFedWeight().aggregation(num_clients=10)
         >>> for name, loss in (("a", 0.0), ("b", math.log(3))):
         ...     visiting = algorithm.start_visit(Visit(name, 1), Client(name, 5, 0.5), {})
