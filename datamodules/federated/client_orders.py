@@ -176,11 +176,9 @@ def make_order(sampler: Any, num_examples: int, seeds: tuple[int, ...]) -> Order
                 f"the training loader's DistributedSampler has num_replicas={sampler.num_replicas} and leaves out the "
                 "examples of other processes, but a federated run has one process: take it out, or set num_replicas=1"
             )
-        return (
-            RandomOrder(np.arange(num_examples), num_examples)
-            if sampler.shuffle
-            else SequentialOrder(num_examples)
-        )
+        if sampler.shuffle:
+            return RandomOrder(np.arange(num_examples), num_examples)
+        return SequentialOrder(num_examples)
     return SamplerOrder(sampler, seeds)
 
 

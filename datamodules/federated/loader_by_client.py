@@ -132,9 +132,8 @@ class LoaderByClient(_DataLoaderSource):
         """
         batches, workers = self._batches(visit, self._round_idx), self._loader.num_workers
         purpose = *self._reading.seeds, self._round_idx, visit.client_id, "read"
-        if (
-            workers == 0
-        ):  # read in the process that trains; the loop seeds its streams again for the visit itself
+        # Without workers the training process reads; the loop seeds its streams again for the visit itself.
+        if workers == 0:
             seed_streams(derive_seed(*purpose))
         for number, batch in enumerate(batches):
             seed = derive_seed(*purpose, number)

@@ -1,6 +1,7 @@
 """Batches of one round: lists of example indices for a list of visits."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -73,6 +74,7 @@ class VisitSampler(Sampler[list[int]]):
         return sum(visit.num_batches for visit in self.visits)
 
 
+@dataclass(eq=False)
 class RoundPlan:
     """Plan of a federated datamodule's rounds: its clients' examples, and the visits of the next round; see `draw_batches`.
 
@@ -80,22 +82,14 @@ class RoundPlan:
         further: client id and split -> examples of a visit that trains on other data than the client's own.
     """
 
-    def __init__(
-        self,
-        client_indices: ClientIndices,
-        batch_size: int,
-        seed: int,
-        lengths: np.ndarray | None = None,
-        together: int = 1,
-    ) -> None:
-        self.client_indices = client_indices
-        self.further: dict[tuple[str, str], np.ndarray] = {}
-        self.batch_size = batch_size
-        self.seed = seed
-        self.lengths = lengths
-        self.together = together
-        self.visits: Sequence[Visit] | None = None
-        self.round_idx = 0
+    client_indices: ClientIndices
+    batch_size: int
+    seed: int
+    lengths: np.ndarray | None = None
+    together: int = 1
+    further: dict[tuple[str, str], np.ndarray] = field(default_factory=dict, init=False)
+    visits: Sequence[Visit] | None = field(default=None, init=False)
+    round_idx: int = field(default=0, init=False)
 
     def set_visits(self, visits: Sequence[Visit], round_idx: int) -> None:
         """Set the visits of the next round."""
