@@ -96,9 +96,8 @@ def apportion(shares: list[float], total: int) -> list[int]:
 
     Shares are at least 0 and sum to 1. Of equal remainders the first is rounded up.
     """
-    quotas = [
-        round(share * total, 9) for share in shares
-    ]  # 0.1 + 0.2 is 0.3 plus a rounding error, which must not decide
+    # 0.1 + 0.2 is 0.3 plus a rounding error, which must not decide.
+    quotas = [round(share * total, 9) for share in shares]
     counts = [int(quota) for quota in quotas]
     by_remainder = sorted(range(len(shares)), key=lambda i: (counts[i] - quotas[i], i))
     for i in by_remainder[: total - sum(counts)]:

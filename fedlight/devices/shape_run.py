@@ -77,7 +77,10 @@ class ShapeRun(TorchDispatchMode):
         kwargs = kwargs or {}
         on_meta = [tensor.is_meta for tensor in _tensors(args, kwargs)]
         if True not in on_meta:
-            out, flops = self._with_values(func, args, kwargs)
+            if _loses_values(func, args, kwargs):
+                kwargs = {**kwargs, "device": args[0].device}
+            out = func(*args, **kwargs)
+            flops = _flops(func, args, kwargs, out)
         elif _writes(func):  # no values to write, and the layout stays
             out, flops = args[0], _flops(func, args, kwargs, args[0])
         elif _views(func):  # the tensor behind a view is not new
@@ -91,12 +94,6 @@ class ShapeRun(TorchDispatchMode):
         for tensor in _tensors((out,), {}):
             self._keep(tensor)
         return out
-
-    def _with_values(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, int]:
-        if _loses_values(func, args, kwargs):
-            kwargs = {**kwargs, "device": args[0].device}
-        out = func(*args, **kwargs)
-        return out, _flops(func, args, kwargs, out)
 
     def _without_values(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, int]:
         """Return a meta tensor of the operation's layout, and its FLOPs."""

@@ -36,7 +36,7 @@ def one_line_errors() -> Iterator[None]:
     except Exception as error:
         if os.environ.get("FEDLIGHT_TRACEBACK") or not _can_be_mended(error):
             raise
-        sys.exit(f"fedlight: {_said(error)}\n(FEDLIGHT_TRACEBACK=1 shows where)")
+        sys.exit(f"fedlight: {_message(error)}\n(FEDLIGHT_TRACEBACK=1 shows where)")
 
 
 @contextmanager
@@ -62,7 +62,7 @@ class OneLineArguments(argparse.ArgumentParser):
         sys.exit(2)
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     """Return an error's message in one line; for an error of the system about a file, with path and remedy."""
     if isinstance(error, OSError) and error.filename and str(error).startswith("[Errno"):
         return f"{error.filename}: {error.strerror}; check the path and who may read and write there, or give another"

@@ -25,8 +25,7 @@ class FedProx(Algorithm):
         weighting: of the clients, as for :class:`~fedlight.federation.algorithm.Algorithm`.
 
     Raises:
-        ValueError: ``mu`` is not a number of at least 0; in ``check``, for an optimizer that maximizes or searches along the
-            loss.
+        ValueError: ``mu`` is out of its range; in ``check``, for an optimizer that maximizes or searches along the loss.
 
     Example:
         >>> from fedlight import Client, Visit

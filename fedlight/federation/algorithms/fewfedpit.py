@@ -112,7 +112,7 @@ class FewFedPIT(Algorithm):
     # Which visits a client has
 
     def _splits_of(self, client: Client) -> list[str]:
-        """The client's visits: none that has no effect on what it sends."""
+        """Return the splits of the client's visits, without a visit that has no effect on what it sends."""
         left = self._candidates.left.get(client.id)
         if left is None:  # beta = 1; or the client is absent, or the plan is not trained
             return [PRIVATE]
@@ -127,7 +127,7 @@ class FewFedPIT(Algorithm):
 
 
 def mixed(private: State, public: State, beta: float) -> State:
-    """``beta * private + (1 - beta) * public`` in fp64, rounded to fp32 once; of beta = 0 nothing private is read.
+    """Return ``beta * private + (1 - beta) * public`` in fp64, rounded to fp32 once; with beta = 0 nothing private is read.
 
     Example:
         >>> import torch

@@ -168,7 +168,7 @@ def _keep_control(client: Client, changes: State) -> None:
 
 
 def _split(state: State) -> tuple[State, State]:
-    """The parameters, and the controls by the names of their parameters."""
+    """Return the parameters, and the controls by the names of their parameters."""
     controls = {n.removeprefix(PREFIX): value for n, value in state.items() if n.startswith(PREFIX)}
     return {n: value for n, value in state.items() if not n.startswith(PREFIX)}, controls
 
