@@ -80,13 +80,13 @@ def find_adapters(folder: str) -> list[str]:
         )
     several = [] if "default" in saved else [f"adapter{index}" for index in range(len(saved))]
     found = [str(Path(folder) / name) for name in several] or [folder]
-    for one in found:
+    for path in found:
         for name in (CONFIG, WEIGHTS):
-            if not (Path(one) / name).is_file():
+            if not (Path(path) / name).is_file():
                 raise FileNotFoundError(
-                    f"adapter={one!r} has no {name}: give a folder written by save_adapter"
+                    f"adapter={path!r} has no {name}: give a folder written by save_adapter"
                 )
-        _check_digests(Path(one))
+        _check_digests(Path(path))
     return found
 
 

@@ -7,7 +7,7 @@ is less than half a unit in the last place of most entries and would be rounded 
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedlight.modules.language.adapter_folders import find_adapters
 from fedlight.modules.language.streams import own_stream
 from fedlight.support.checks import check_choice
 from fedlight.support.seeding import derive_seed
+from fedlight.support.words import first_line
 
 
 def add_adapters(
@@ -29,74 +30,54 @@ def add_adapters(
     if options.merge_adapter:
         merged = load_adapters(network, options.adapter, task)
         network = merged.merge_and_unload().requires_grad_(False)
-    return create_adapters(
-        network,
-        names=names,
-        rank=options.lora_rank,
-        alpha=options.lora_alpha,
-        dropout=options.lora_dropout,
-        targets=options.lora_targets,
-        task=task,
-        new_weights=new_weights,
-        seed=derive_seed(options.seed, "adapter"),
-    )
+    lora = get_lora_settings(options, task)
+    return create_adapters(network, names, lora, new_weights, derive_seed(options.seed, "adapter"))
+
+
+def get_lora_settings(options: Any, task: str) -> dict[str, Any]:
+    """Return a module's settings as arguments of PEFT's ``LoraConfig``."""
+    lora = {"r": options.lora_rank, "lora_alpha": options.lora_alpha, "lora_dropout": options.lora_dropout}
+    return lora | {"target_modules": options.lora_targets, "task_type": task}
 
 
 def create_adapters(
-    network: Any,
-    *,
-    names: Sequence[str],
-    rank: int,
-    alpha: float,
-    dropout: float,
-    targets: str | list[str],
-    task: str,
-    new_weights: Sequence[str],
-    seed: int,
+    network: Any, names: Sequence[str], lora: Mapping[str, Any], new_weights: Sequence[str], seed: int
 ) -> Any:
     """Add equal LoRA adapters to a base; they change nothing until they are trained, as B is 0.
 
     Args:
         network: the base.
         names: names of the adapters; the first is active.
-        rank: r.
-        alpha: the adapter is scaled by ``alpha / rank``.
-        dropout: on the adapter's input, in training.
-        targets: ``"all-linear"`` (every linear layer but the head), a regular expression, or names of layers.
-        task: ``"CAUSAL_LM"`` or ``"SEQ_CLS"``.
+        lora: ``r``, ``lora_alpha``, ``lora_dropout``, ``task_type`` and ``target_modules`` of PEFT's ``LoraConfig``; targets
+            are ``"all-linear"`` (every linear layer but the head), a regular expression, or names of layers.
         new_weights: parameters of the base that no folder has; their modules are trained without LoRA and saved too.
         seed: seed of A.
 
     Raises:
-        ValueError: no layer has one of the names in ``targets``.
+        ValueError: no layer has one of the names in ``target_modules``.
     """
     from peft import LoraConfig, TaskType, get_peft_model
 
+    targets = lora["target_modules"]
     if not isinstance(targets, str):
         layers = sorted({name.rpartition(".")[2] for name, _ in network.named_modules()} - {""})
         for target in targets:
             check_choice("lora_targets", target.rpartition(".")[2], layers)
     whole = {name.rpartition(".")[0] for name in new_weights}
 
-    def config(layers: Any) -> Any:
-        return LoraConfig(
-            r=rank,
-            lora_alpha=alpha,
-            lora_dropout=dropout,
-            target_modules=layers,
-            task_type=TaskType(task),
-            # PEFT adds modules named classifier or score to this list itself.
-            modules_to_save=[
-                name for name in sorted(whole) if not {"classifier", "score"} & set(name.split("."))
-            ],
-        )
+    # PEFT adds modules named classifier or score to this list itself.
+    saved = [name for name in sorted(whole) if not {"classifier", "score"} & set(name.split("."))]
+
+    def make_config(layers: Any) -> Any:
+        settings = {**lora, "task_type": TaskType(lora["task_type"]), "target_modules": layers}
+        return LoraConfig(**settings, modules_to_save=list(saved))
 
     with _filter_peft_warnings(), own_stream(seed, network.device):
-        network = get_peft_model(network, config(targets), adapter_name=names[0])
+        network = get_peft_model(network, make_config(targets), adapter_name=names[0])
         # By now PEFT has found the layers; in a network with an adapter it would take more for "all-linear".
         layers = network.peft_config[names[0]].target_modules
         for name in names[1:]:
-            network.add_adapter(name, config(layers))
+            network.add_adapter(name, make_config(layers))
     weights = dict(network.named_parameters())
     with torch.no_grad():
         for parameter, weight in weights.items():
@@ -123,25 +104,24 @@ def load_adapters(network: Any, folder: str, task: str, names: Sequence[str] = (
 
     found = find_adapters(folder)
     folders = found * len(names) if len(found) == 1 else found
-    for one in found:
-        config = PeftConfig.from_pretrained(one)
+    for path in found:
+        config = PeftConfig.from_pretrained(path)
         if config.peft_type != "LORA" or config.task_type != task:
             kind = f"{config.peft_type.value} for {config.task_type}"
-            raise ValueError(f"adapter={one!r} is {kind}; needed is LORA for {task}")
+            raise ValueError(f"adapter={path!r} is {kind}; needed is LORA for {task}")
     (first, start), *others = zip(names, folders, strict=True)
     try:
         with _filter_peft_warnings():
             network = PeftModel.from_pretrained(network, start, adapter_name=first, is_trainable=True)
-            for name, one in others:
-                if network.load_adapter(one, adapter_name=name, is_trainable=True).missing_keys:
-                    raise ValueError(f"{one!r} lacks weights")
+            for name, path in others:
+                if network.load_adapter(path, adapter_name=name, is_trainable=True).missing_keys:
+                    raise ValueError(f"{path!r} lacks weights")
     except (RuntimeError, ValueError, UserWarning) as error:
-        reason = str(error).strip().splitlines()[0][:200]
-        raise ValueError(f"adapter={folder!r} does not fit this base: {reason}") from None
+        raise ValueError(f"adapter={folder!r} does not fit this base: {first_line(error)[:200]}") from None
     network = _train_in_fp32(network)
-    for name, one in zip(names, folders, strict=True):
+    for name, path in zip(names, folders, strict=True):
         # Once more in fp32: PEFT has rounded a head to the number type of the base.
-        set_peft_model_state_dict(network, load_peft_weights(one, device="cpu"), adapter_name=name)
+        set_peft_model_state_dict(network, load_peft_weights(path, device="cpu"), adapter_name=name)
     return network
 
 

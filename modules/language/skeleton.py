@@ -65,18 +65,18 @@ def _make_base(model: str, dtype: torch.dtype, trust_remote_code: bool, num_labe
 
 
 def _add_adapters(network: Any, module: Any) -> Any:
-    options, config = module.options, _find_adapter_config(module)
+    config, new_weights = _find_adapter_config(module), list[str]()
     if config is None:
-        names = name_adapters(options.num_adapters)
-        settings = {name: options[f"lora_{name}"] for name in ("rank", "alpha", "dropout", "targets")}
-        settings["new_weights"] = ()
+        names = name_adapters(module.options.num_adapters)
+        lora = adapters.get_lora_settings(module.options, module.task)
     else:
         names, targets = module.adapter_names, config.target_modules
-        settings = {"rank": config.r, "alpha": config.lora_alpha, "dropout": config.lora_dropout}
-        settings["targets"] = targets if isinstance(targets, str) else sorted(targets)
-        settings["new_weights"] = [f"{name}.weight" for name in config.modules_to_save or ()]
+        new_weights = [f"{name}.weight" for name in config.modules_to_save or ()]
+        lora = {name: getattr(config, name) for name in ("r", "lora_alpha", "lora_dropout")}
+        lora["target_modules"] = targets if isinstance(targets, str) else sorted(targets)
+        lora["task_type"] = module.task
     with torch.device("meta"):
-        return adapters.create_adapters(network, names=names, task=module.task, seed=0, **settings)
+        return adapters.create_adapters(network, names, lora, new_weights, seed=0)
 
 
 def _find_adapter_config(module: Any) -> Any:
