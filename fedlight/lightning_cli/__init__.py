@@ -1,8 +1,4 @@
-"""LightningCLI with the key ``federated:``, and what a command does around its run.
-
-Config files are checked before they are parsed, arguments go with their class, and errors take one line. A command locks its
-folder and records itself in ``run.json``.
-"""
+"""LightningCLI with the key ``federated:``; each command locks its folder and records itself in ``run.json``."""
 
 from fedlight.support.lazy import lazy_names
 

@@ -21,11 +21,7 @@ Dropped = dict[str, tuple[str, set[str]]]
 
 
 class DropArguments:
-    """Replacement of jsonargparse's function.
-
-    Args:
-        theirs: jsonargparse's function.
-    """
+    """Replacement of jsonargparse's function ``theirs``."""
 
     def __init__(self, theirs: Callable[[Any, Any, Any], None]) -> None:
         self.theirs = theirs

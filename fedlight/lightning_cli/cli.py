@@ -43,9 +43,6 @@ class OneLineParser(LightningArgumentParser):
         """Parse arguments; drop those of a class where another one is named, and keep ``null`` inside a class.
 
         jsonargparse 4.53 turns such a ``null`` into the text None.
-
-        Raises:
-            ValueError: a config cannot be read.
         """
         given = sys.argv[1:] if args is None else args
         args = [re.sub(r"^(--[^=]+)=None$", r"\1=null", argument) for argument in given]
@@ -61,9 +58,6 @@ class OneLineParser(LightningArgumentParser):
         """Make the objects; raise a constructor's exception, at any depth, as it is.
 
         The parser itself catches it, since another type might still take the value, and reports the refusals of all types.
-
-        Raises:
-            ValueError: no type takes a value.
         """
         refusals: list[Exception] = []
 
@@ -108,11 +102,7 @@ def import_public_classes() -> None:
 
 
 class FedlightCLI(LightningCLI):
-    """LightningCLI for any LightningModule and LightningDataModule, federated if ``federated:`` is given.
-
-    Args:
-        args: the command and its arguments.
-    """
+    """LightningCLI for any LightningModule and LightningDataModule, federated if ``federated:`` is given."""
 
     def __init__(self, args: list[str]) -> None:
         # Lightning's own call of a function that torch is about to rename.
@@ -179,10 +169,7 @@ class FedlightCLI(LightningCLI):
         super()._set_seed()
 
     def _parse_ckpt_path(self) -> None:
-        """Check the checkpoint before any work.
-
-        Lightning's own method would replace settings of the config by those in the checkpoint.
-        """
+        """Check the checkpoint before any work; Lightning's own method would replace settings by those in the checkpoint."""
         path = self.config[self.command].get("ckpt_path")
         if path and not ELSEWHERE.fullmatch(str(path)) and not Path(path).is_dir():  # a folder: a sharded one
             if self.command == "fit":
@@ -240,13 +227,10 @@ class ReadSettings(FedlightCLI):
 
 
 def lightning_cli(argv: list[str]) -> FedlightCLI:
-    """Parse and run one Lightning command.
+    """Parse and run one Lightning command; return its objects ``trainer``, ``model`` and ``datamodule``.
 
     Args:
         argv: the command and its arguments, such as ``["fit", "--config", "fedbis.yaml"]``.
-
-    Returns:
-        The command line's objects: ``trainer``, ``model`` and ``datamodule``.
     """
     return FedlightCLI(args=[find_config(argument) for argument in argv])
 

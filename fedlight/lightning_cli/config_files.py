@@ -12,14 +12,7 @@ OF_RECIPES = ("stages", "extends")
 
 
 def check_config(config: str) -> None:
-    """Check that a config is a YAML file with keys.
-
-    Args:
-        config: path of the file.
-
-    Raises:
-        ValueError: there is no such file, or it is a folder, empty, no YAML, no map of keys, a recipe, or has a key twice.
-    """
+    """Raise ValueError if a config is missing, a folder, empty, no YAML, no map of keys, a recipe, or has a key twice."""
     import yaml
 
     path = Path(config)

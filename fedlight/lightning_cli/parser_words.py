@@ -27,18 +27,16 @@ EXAMPLES = {int: "1", float: "1.0", bool: "true", str: "TEXT"}
 def one_line(
     message: str, keys: Iterable[str] = (), dropped: Mapping[str, tuple[str, set[str]]] | None = None
 ) -> str:
-    r"""Return the relevant part of a nested message of the parser in one line, with its key.
+    r"""Return the relevant part of a nested message of jsonargparse in one line, with its key.
 
     Args:
-        message: message of jsonargparse.
+        message: of the parser.
         keys: all keys of the command, among which a misspelt one is looked up.
         dropped: name of a new class -> name of the old class, and names of its dropped arguments.
 
     Example:
         >>> one_line('Parser key "federated": Parser key "algorithm": - Expected a dot import path string: FedAvgg')
         "federated.algorithm: there is no class 'FedAvgg'; give its name if fedlight has it, else package.module.Name"
-        >>> one_line('Parser key "trainer.max_epochs": - Expected a <class \'int\'> Given value: two')
-        'trainer.max_epochs: expected a whole number, given two'
     """
     key = ".".join(dict.fromkeys(re.findall(r'Parser key "([^"]+)"', message)))
     where = f"{key}: " if key else ""
@@ -77,11 +75,7 @@ def one_line(
 
 
 def one_line_reference(key: str | None, message: str) -> str:
-    r"""Return what is wrong with a reference ``${...}`` in a config, in one line.
-
-    Args:
-        key: key of the reference, after the command; None if it is not known.
-        message: message of OmegaConf.
+    r"""Return OmegaConf's message about a reference ``${...}`` in a config in one line, with the key after the command.
 
     Example:
         >>> one_line_reference("fit.model.seed", "Interpolation key 'nope' not found\n    full_key: fit.model.seed")
@@ -99,12 +93,7 @@ def one_line_reference(key: str | None, message: str) -> str:
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` if a known word is similar, else an empty text.
-
-    Example:
-        >>> near("fot", ["fit", "validate"]), near("abacus", ["fit"])
-        ("; did you mean 'fit'?", '')
-    """
+    """Return ``"; did you mean 'x'?"`` if a known word is similar, else an empty text."""
     names = list(known)
     matches = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     matches = matches or [name for name in names if name.lower().startswith(word.lower())]
@@ -213,12 +202,7 @@ def _expected(message: str) -> str:
 
 
 def _kinds(text: str) -> list[str]:
-    """Return the types that the parser expects, by their names for users.
-
-    Example:
-        >>> _kinds("Expected a <class 'float'> - Expected a typing.Literal['a', 'b'] - Expected a typing.Literal[3]")
-        ['a number', 'one of a, b, 3']
-    """
+    """Return the types that the parser expects by their names for users, such as ``a number`` or ``one of a, b, 3``."""
     types = re.findall(r"Expected an? <class ['\"](\w+)['\"]>", text)
     kinds = [KINDS.get(name, name) for name in dict.fromkeys(types) if name != "NoneType"]
     if "float" in types and "int" in types:

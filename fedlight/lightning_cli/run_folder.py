@@ -1,7 +1,4 @@
-"""Lock of a run's folder: one command at a time writes there, and a second one ends with the name of the first.
-
-The next command removes the unfinished files of killed ones.
-"""
+"""Lock of a run's folder: one command at a time writes there; the next one removes the unfinished files of killed ones."""
 
 import sys
 from collections.abc import Iterator
@@ -16,10 +13,10 @@ LOCK = "run.lock"
 
 @contextmanager
 def alone_in(folder: Path, setting: str) -> Iterator[None]:
-    """Keep other commands out of a folder while the block runs.
+    """Keep other commands out of a folder, which is created if missing, while the block runs.
 
     Args:
-        folder: folder of the run; it is created if missing.
+        folder: folder of the run.
         setting: setting that names the folder, for the message, such as ``--output``.
 
     Raises:

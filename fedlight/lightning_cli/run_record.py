@@ -26,14 +26,7 @@ NAME = "run.json"
 
 @contextmanager
 def recorded(folder: Path, command: str, argv: Sequence[str], seed: Any) -> Iterator[None]:
-    """Write an entry when the block begins, and its end when the block ends.
-
-    Args:
-        folder: folder of the results.
-        command: ``fit``, ``validate``, ``test`` or ``predict``.
-        argv: the command's arguments.
-        seed: value of ``seed_everything``.
-    """
+    """Write an entry for a Lightning command when the block begins, and its end when the block ends."""
     file = folder / NAME
     entry: dict[str, Any] = {
         "command": command,
@@ -65,12 +58,7 @@ def recorded(folder: Path, command: str, argv: Sequence[str], seed: Any) -> Iter
 
 
 def configs(argv: Sequence[str]) -> list[str]:
-    """Return the names of the config files among a command's arguments, in order.
-
-    Example:
-        >>> configs(["fit", "--config", "/home/me/fedbis.yaml", "--data=data/alpaca.yaml", "--model.lr=0.1"])
-        ['fedbis.yaml', 'alpaca.yaml']
-    """
+    """Return the names of the config files among a command's arguments, in order and without their folders."""
     values = [argument.rpartition("=")[2] for argument in argv]
     return [Path(value).name for value in values if value.endswith((".yaml", ".yml"))]
 

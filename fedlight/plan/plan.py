@@ -102,14 +102,11 @@ def make_plan(arguments: Sequence[str], shape: str | None = None, examples: int 
 
 
 def workload(config: Any, examples: int | None = None) -> tuple[FederatedLoop, Workload, dict[str, Any]]:
-    """Return the work of a visit, counted without weights.
+    """Return the loop, the work of a visit, counted without weights, and the settings that the work follows from.
 
     Args:
         config: parsed settings of ``fedlight fit``.
         examples: number of examples of a client, where a visit is one pass over its data.
-
-    Returns:
-        The loop; the work; the settings that it follows from.
 
     Raises:
         ValueError: a setting is missing, or the module is not derived from LanguageModule.

@@ -32,13 +32,7 @@ def _say(console: Console, line: str) -> None:
 
 
 def headline(settings: dict[str, Any]) -> str:
-    """Return the assumptions about a visit in one line.
-
-    Example:
-        >>> headline({"model": "toy", "module": "SFTModule", "frozen_parameters": 110e6, "trained_parameters": 2.2e5,
-        ...           "batches": 5, "batch_size": 32, "max_tokens": 128, "optimizer": "AdamW", "deadline_seconds": None})
-        'SFTModule on toy: 110 M weights frozen, 0.22 M trained by AdamW; a visit is 5 batches of 32 texts of 128 tokens'
-    """
+    """Return the assumptions about a visit in one line, such as ``a visit is 5 batches of 32 texts of 128 tokens``."""
     millions = [f"{three_digits(settings[f'{part}_parameters'] / 1e6)} M" for part in ("frozen", "trained")]
     deadline = settings["deadline_seconds"]
     return (
@@ -125,10 +119,7 @@ def _advice(plan: Plan, found: Forecast) -> str:
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """Return the whole plan in bytes and seconds; costs of a device that is out of memory are null.
-
-    Fields have the names of the log of visits.
-    """
+    """Return the whole plan in bytes and seconds, with the log's field names; costs of a device out of memory are null."""
     return {"settings": plan.settings, "devices": [_device(plan, found) for found in plan.forecasts]}
 
 

@@ -32,7 +32,7 @@ class Shape(NamedTuple):
 
 
 def read_shape(hub: Hub, name: str, config: str, split: str) -> tuple[Repository, Shape]:
-    """Look a data set up.
+    """Return a data set's repository and shape.
 
     Raises:
         ValueError: it does not exist, may not be fetched, or has no such configuration.
@@ -116,12 +116,7 @@ def _by_patterns(entry: Mapping[str, Any], readable: list[str]) -> dict[str, lis
 
 
 def _split_of(path: str) -> str:
-    """Return the split that a file's path names, as the package ``datasets`` reads it; ``train`` where it names none.
-
-    Example:
-        >>> [_split_of(path) for path in ("data/test-00000-of-00001.parquet", "askacademia/validation.json", "rows.json")]
-        ['test', 'validation', 'train']
-    """
+    """Return the split that a file's path names, as the package ``datasets`` reads it; ``train`` where it names none."""
     for split, words in {
         "test": "test|testing|eval|evaluation",
         "validation": "validation|valid|dev|val",

@@ -23,7 +23,6 @@ class ParsedStage(NamedTuple):
     """A stage and its settings.
 
     Attributes:
-        stage: the stage of a recipe.
         config: all settings, defaults included, as plain values; the arguments of a function; empty where they do not parse.
         namespace: the parser's form of the settings; None for a function.
     """
@@ -34,11 +33,7 @@ class ParsedStage(NamedTuple):
 
 
 def parse_stages(stages: Sequence[Stage]) -> tuple[list[ParsedStage], list[Finding]]:
-    """Parse every stage.
-
-    Returns:
-        Each stage with its settings; one finding for each that does not parse, or else one for all.
-    """
+    """Return each stage with its settings, and one finding for each that does not parse, or else one for all."""
     parsed, wrong = [], []
     for stage in stages:
         try:
@@ -140,12 +135,7 @@ def arguments_of(config: Any, kind: type) -> Iterator[dict[str, Any]]:
 
 
 def paths_of(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every text in settings with the key that it stands under.
-
-    Example:
-        >>> list(paths_of({"a": "x", "b": {"c": ["y", 1]}}))
-        [('a', 'x'), ('c', 'y')]
-    """
+    """Yield every text in settings with the key that it stands under, at any depth."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from paths_of(inner, str(name))

@@ -57,7 +57,7 @@ def check_disk(
 
     Args:
         stages: stages of one seed.
-        trainings: what is trained there.
+        trainings: trainings of these stages.
         folder: folder of the results.
         seeds: number of seeds.
         models: hub name of a model -> bytes to be fetched.
@@ -96,11 +96,7 @@ def check_disk(
 def written_bytes(
     stages: Sequence[ParsedStage], trainings: Sequence[Training], counts: RowCounts
 ) -> tuple[int, list[str]]:
-    """Return what the stages of one seed write: adapters with their checkpoints, merged models, answers.
-
-    Returns:
-        Bytes; names of stages whose answers are not counted, since the number of their rows is not known.
-    """
+    """Return the bytes that one seed writes, and names of stages whose answers do not count, as their rows are not known."""
     by_model = {training.model: training for training in trainings}
     largest = max((training.at_rest.adapter_bytes for training in trainings), default=0)
     moments = max((training.at_rest.moment_bytes for training in trainings), default=0)
@@ -123,15 +119,7 @@ def written_bytes(
 
 
 def answers_bytes(one: ParsedStage, rows: RowCounts) -> int | None:
-    """Return the bytes of the answers that a stage writes: completions of ``predict``, and those of ``TaskScores``.
-
-    Args:
-        one: a stage with its settings.
-        rows: number of rows by source and split.
-
-    Returns:
-        Bytes, 0 where it writes none; None where the number of rows is not known.
-    """
+    """Return the bytes of the answers of ``predict`` or ``TaskScores``; None where the number of rows is not known."""
     if one.stage.command == "call":
         return 0
     parts = [_scored_bytes(scorer, one, rows) for scorer in arguments_of(one.config, TaskScores)]

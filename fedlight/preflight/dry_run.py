@@ -35,9 +35,6 @@ def dry_run(
     """Check a recipe, print the findings, and return the exit code; arguments as for `fedlight.recipes.recipe.run`.
 
     Stages of the first seed are parsed, as those of the others differ in the seed alone.
-
-    Raises:
-        ValueError: there is no such recipe.
     """
     recipe = recipes.load(name, overrides, twin)
     folder = recipes.folder_of(name, output, twin)
@@ -48,13 +45,7 @@ def dry_run(
 
 
 def check(recipe: recipes.Recipe, folder: Path, seeds: Sequence[int]) -> list[Finding]:
-    """Run all checks of a recipe.
-
-    Args:
-        recipe: result of `fedlight.recipes.recipe.load`.
-        folder: folder of the results.
-        seeds: seeds of the runs.
-    """
+    """Run all checks of a recipe, whose results go to ``folder``."""
     # The log is for runs; the table has what matters here.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -23,7 +23,6 @@ class Finding(NamedTuple):
 
     Attributes:
         what: what was checked: a stage, a data set, a model, a folder.
-        state: outcome of the check.
         detail: what was found, or what is wrong and how to mend it, in one line.
     """
 
@@ -64,8 +63,6 @@ def verdict(findings: Sequence[Finding]) -> str:
     Example:
         >>> verdict([ok("a", ""), problem("b", ""), unknown("c", "")])
         '1 problem and 1 check that could not be made: mend the problem before the run'
-        >>> verdict([ok("a", "")])
-        'nothing is wrong: the run can start'
     """
     wrong, open_ = (
         sum(finding.state is state for finding in findings) for state in (State.PROBLEM, State.UNKNOWN)

@@ -1,7 +1,6 @@
 """Metadata of models and data sets at the Hugging Face hub: files and sizes, license, access, columns.
 
-Only small requests are made: a repository's list of files, its card, and parts of a file. A hub that cannot be reached is
-asked once and no more.
+Requests are small: a list of files, a card, parts of a file. A hub that cannot be reached is asked once and no more.
 """
 
 import json
@@ -28,7 +27,6 @@ class Repository(NamedTuple):
         card: YAML head of its README.
         license: license in its card, else empty.
         gated: whether its terms have to be accepted.
-        revision: revision of the files.
     """
 
     name: str
@@ -69,17 +67,12 @@ class Hub:
         return found
 
     def head(self, of: Repository, kind: str, path: str, size: int = HEAD_BYTES) -> bytes:
-        """Return the first bytes of a file.
-
-        Raises:
-            ValueError: the file cannot be read.
-            HubUnreachableError: the hub cannot be reached.
-        """
+        """Return the first bytes of a file; raise as `read` does."""
         # Streamed, with a block size of 0: a server may ignore ranges and send gigabytes.
         return self.read(of, kind, path, lambda file: file.read(size), block_size=0)
 
     def read(self, of: Repository, kind: str, path: str, read: Callable[[Any], T], **options: Any) -> T:
-        """Return the result of a function that reads a file; only the parts that it seeks are fetched.
+        """Return the result of a function of the open file; only the parts that it seeks are fetched.
 
         Args:
             of: repository of the file.

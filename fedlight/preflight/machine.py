@@ -42,10 +42,5 @@ def same_disk(folder: Path, other: Path) -> bool:
 
 
 def size_text(size: float) -> str:
-    """Return bytes as text, in GB or MB.
-
-    Example:
-        >>> size_text(16_060_556_376), size_text(1_340_616), size_text(900)
-        ('16.1 GB', '1.3 MB', '0.0 MB')
-    """
+    """Return bytes as text, in GB or MB, such as ``16.1 GB``."""
     return f"{size / GB:.1f} GB" if size >= GB else f"{size / 10**6:.1f} MB"

@@ -43,7 +43,6 @@ class Training:
     """A stage that trains a language model.
 
     Attributes:
-        name: name of the stage.
         model: hub name or folder of its model.
         base: ``plain``, ``int8`` or ``nf4``.
         work: a visit's work.

@@ -17,7 +17,6 @@ class ModelsReport(NamedTuple):
     """Result of the checks of all models.
 
     Attributes:
-        findings: one for each model.
         downloads: hub name -> bytes to be fetched.
         unasked: hub names that could not be looked up.
         configs: hub name -> its ``config.json``, fetched for the memory plan.
@@ -30,13 +29,7 @@ class ModelsReport(NamedTuple):
 
 
 def check_models(wanted: Mapping[Model, Sequence[str]], hub: Hub, output: Path) -> ModelsReport:
-    """Check each model once.
-
-    Args:
-        wanted: model -> names of the stages that load it.
-        hub: is asked about names that are no folder here.
-        output: folder of the run; a model in it is written by a stage.
-    """
+    """Check each model once, given the names of the stages that load it; a model in ``output`` is written by a stage."""
     report = ModelsReport([], {}, [], {})
     for model in wanted:
         if Path(model.name).is_relative_to(output):

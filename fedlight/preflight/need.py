@@ -1,4 +1,4 @@
-"""Needs of a recipe's stages: rows follow from their settings, everything else is said by the classes."""
+"""Needs of a recipe's stages: rows follow from their settings, classes name everything else."""
 
 import inspect
 from collections.abc import Iterator, Sequence

@@ -31,14 +31,11 @@ class Written(NamedTuple):
 
 
 def check_references(stages: Sequence[ParsedStage], folders: Sequence[Path]) -> list[Finding]:
-    """Check the stages of one seed in their order.
+    """Return a finding for each path of one seed's stages that nothing writes, or else one for all.
 
     Args:
-        stages: all stages with their settings.
+        stages: all stages with their settings, in order.
         folders: folders of the seed's runs; paths elsewhere are not checked.
-
-    Returns:
-        A finding for each path that nothing writes, or else one for all.
     """
     known: dict[str, Written] = {}
     outputs: set[Path] = set()

@@ -16,7 +16,6 @@ class RowsReport(NamedTuple):
     """Result of the checks of all data sets.
 
     Attributes:
-        findings: one for each data set.
         downloads: hub data set -> bytes to be fetched, as far as they are known.
         unasked: hub names that could not be looked up.
         counts: (source, split) -> number of rows, as far as it is known.
@@ -29,13 +28,7 @@ class RowsReport(NamedTuple):
 
 
 def check_rows(wanted: Mapping[RowSource, Sequence[str]], hub: Hub, output: Path) -> RowsReport:
-    """Check each source once for each split and set of columns.
-
-    Args:
-        wanted: rows -> names of the stages that read them.
-        hub: is asked about sources that are no file here.
-        output: folder of the run; a file in it is written by a stage.
-    """
+    """Check each source once for each split and set of columns; files in ``output`` are not read, as stages write them."""
     report = RowsReport([], {}, [], {})
     for rows in wanted:
         if Path(rows.source).is_relative_to(output):
