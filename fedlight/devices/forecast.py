@@ -16,17 +16,7 @@ SHORTEST_TEXT = 16
 
 @dataclass(frozen=True)
 class Workload:
-    """Work of a visit: ``num_batches`` equal batches of the longest texts.
-
-    Attributes:
-        meter: meter of the trained module.
-        trained: names of the parameters that a visit trains.
-        moment_bytes_per_weight: bytes of the optimizer's state.
-        shape: shape of each batch.
-        num_batches: batches of a visit.
-        bytes_down: bytes from the server.
-        bytes_up: bytes to the server.
-    """
+    """Work of a visit: equal batches of the longest texts, in which the parameters named by ``trained`` learn."""
 
     meter: CostMeter
     trained: Collection[str]

@@ -61,8 +61,8 @@ class Fit:
     Args:
         micro_batch: most examples that are computed at a time; those of the largest batch where it fits as a whole.
         checkpointing: whether activations are recomputed instead of kept.
-        footprint: memory at the peak of the visit.
-        fits: whether that is within the budget; if not, this is the smallest footprint there is.
+        footprint: memory at the peak of the visit; the smallest there is if none fits.
+        fits: whether that is within the budget.
     """
 
     micro_batch: int

@@ -33,14 +33,9 @@ FLOPS: dict[Any, Callable[..., int]] = {
 
 
 class ShapeRun(TorchDispatchMode):
-    """Counter of the FLOPs of what runs inside it, and of the bytes that live at the same time.
+    """Counter of FLOPs so far, and of the most bytes alive at once, of what is made inside it.
 
-    Args:
-        known: tensors that existed before, such as weights and the batch: they and their views are not counted.
-
-    Attributes:
-        flops: FLOPs of all operations so far.
-        peak_bytes: most bytes alive at once, of tensors that were made inside.
+    ``known`` are tensors that existed before, such as weights and the batch: they and their views are not counted.
 
     Example:
         >>> weight, x = torch.ones(4, 3, device="meta"), torch.ones(2, 4, device="meta")

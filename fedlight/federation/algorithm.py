@@ -143,13 +143,7 @@ class Algorithm:
 
 @dataclass(frozen=True)
 class Payloads:
-    """Names and shapes of one visit, known before its round has started; tensors are on the meta device.
-
-    Attributes:
-        down: what the client will receive, empty for nothing.
-        up: what it will send back, empty for nothing.
-        start: the parameters that it will train.
-    """
+    """Meta tensors of one visit, known before its round has started; what goes down or up is empty for nothing."""
 
     down: State
     up: State

@@ -192,15 +192,11 @@ def gaussian_epsilon(noise_multiplier: float, delta: float, times: int) -> float
     """Return the exact epsilon at ``delta`` of a client whose clipped movement was summed with noise ``times`` times.
 
     Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018, https://arxiv.org/abs/1805.06530;
-    several sums equal one with the noise over the square root of their number.
-
-    Args:
-        noise_multiplier: standard deviation of the noise over the clipping norm, at least 0.
-        delta: chance that epsilon does not hold, in (0, 1).
-        times: number of sums, at least 0.
+    several sums equal one with the noise over the square root of their number. The ``noise_multiplier`` is the standard
+    deviation of the noise over the clipping norm, at least 0.
 
     Raises:
-        ValueError: ``delta`` is out of its range.
+        ValueError: ``delta`` is not in (0, 1).
         ModuleNotFoundError: dp-accounting is missing.
     """
     _check_delta(delta)
@@ -214,15 +210,11 @@ def gaussian_epsilon(noise_multiplier: float, delta: float, times: int) -> float
 
 
 def sampled_epsilon(noise_multiplier: float, delta: float, rounds: Sequence[tuple[int, int]]) -> float:
-    """Return a bound of epsilon when clients are sampled uniformly, without replacement and in secret.
+    """Return a bound of epsilon at ``delta`` when clients are sampled uniformly, without replacement and in secret.
 
     Wang et al., "Subsampled Renyi Differential Privacy and Analytical Moments Accountant", AISTATS 2019,
-    https://arxiv.org/abs/1808.00087, theorem 27, as computed by dp-accounting; never more than without the secret.
-
-    Args:
-        noise_multiplier: standard deviation of the noise in the sum over the clipping norm, at least 0.
-        delta: chance that epsilon does not hold, in (0, 1).
-        rounds: (clients sampled, clients) of each round, with sampled clients that dropped out.
+    https://arxiv.org/abs/1808.00087, theorem 27, as computed by dp-accounting; never more than :func:`gaussian_epsilon`.
+    Each of the ``rounds`` is (clients sampled, clients), with sampled clients that dropped out.
 
     Raises:
         ValueError: ``delta`` is out of its range, or more clients are sampled than there are.

@@ -32,10 +32,9 @@ _own: set[Path] = set()
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Checkpoint that is about to be written.
+    """Checkpoint that is about to be written, at an absolute path or an address.
 
     Attributes:
-        path: absolute path, or an address.
         mark: text that is in this checkpoint and in no other.
         named: files that it names.
         obsolete: files that are removed when it is written.
@@ -86,11 +85,9 @@ class Checkpoint:
 
 
 class UnsavedFiles:
-    """Note of one process; the file exists while there is something to note.
+    """Note of one process, whose files' names have its ``mark``; the note exists while there is something to note.
 
-    Args:
-        folder: folder of the files; it must exist when the first name is noted.
-        mark: mark of the process, a part of its files' names.
+    The ``folder`` of the files must exist when the first name is noted.
     """
 
     def __init__(self, folder: Path, mark: str) -> None:

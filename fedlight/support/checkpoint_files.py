@@ -80,9 +80,7 @@ def damage_named(path: str | Path) -> Iterator[None]:
 def check_sums(path: str | Path) -> bool:
     """Check the checksums of a file's parts, and return whether it has any.
 
-    Raises:
-        ValueError: a part is damaged.
-        zipfile.BadZipFile: the directory of the parts is damaged.
+    Raises ValueError if a part is damaged, zipfile.BadZipFile if the directory of the parts is.
     """
     if not zipfile.is_zipfile(path):
         return False

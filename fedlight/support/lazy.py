@@ -7,13 +7,9 @@ from typing import Any
 
 
 def lazy_names(package: str, files: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package that imports the file of a public name on first use.
+    """Return the ``__getattr__`` of a package that imports on first use; ``files`` is public name -> module in the package.
 
     So ``import fedlight`` loads neither torch nor Lightning, and rooms do not import each other through their packages.
-
-    Args:
-        package: the package's ``__name__``.
-        files: public name -> module that defines it, relative to the package.
     """
 
     def __getattr__(name: str) -> Any:
