@@ -34,6 +34,14 @@ def value_at(row: Any, path: str) -> Any:
     return row
 
 
+def find_value(row: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a dotted path; None where the path does not exist."""
+    try:
+        return value_at(row, path)
+    except (KeyError, IndexError, TypeError, ValueError):
+        return None
+
+
 def check_columns(rows: Rows, columns: Columns, source: str, setting: str = "columns") -> None:
     """Raise RowsError unless the first row has every mapped column; later rows may lack it and are counted as missing.
 
@@ -56,10 +64,7 @@ def check_columns(rows: Rows, columns: Columns, source: str, setting: str = "col
 
 def text_at(row: Mapping[str, Any], path: str) -> str:
     """Return the stripped text at a path, "" where there is none; the turns of a conversation are joined by blank lines."""
-    try:
-        value = value_at(row, path)
-    except (KeyError, IndexError, TypeError, ValueError):
-        return ""
+    value = find_value(row, path)
     if isinstance(value, Sequence) and not isinstance(value, str):
         return replace_surrogates("\n\n".join(str(part).strip() for part in value))
     return "" if value is None else replace_surrogates(str(value).strip())

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.datamodules.rows.columns import check_columns, value_at
+from fedlight.datamodules.rows.columns import check_columns, find_value
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.text.templates import Template
 
@@ -56,11 +56,11 @@ class TaskRows:
         columns = {name: self.columns.get(name, name) for name in names}
         check_columns(rows, {**columns, **{column: column for column in self.where}}, self.source)
         kept = [
-            row for row in rows if all(str(_find_value(row, c)) in wanted for c, wanted in self.where.items())
+            row for row in rows if all(str(find_value(row, c)) in wanted for c, wanted in self.where.items())
         ]
         if not kept:
             raise RowsError(f"{self.source}: no row has {self.where}. Check where.")
-        return [{name: _find_value(row, path) for name, path in columns.items()} for row in kept]
+        return [{name: find_value(row, path) for name, path in columns.items()} for row in kept]
 
     def prompt(self, fields: Mapping[str, str]) -> str:
         """Return the prompt with these fields; ValueError where the task has no text for a slot of the template."""
@@ -80,10 +80,3 @@ def draw_test_rows(number: int, share: float, seed: int) -> list[int]:
     """
     order = np.random.default_rng(seed).permutation(number)
     return order[: math.ceil(share * number)].tolist()
-
-
-def _find_value(row: Mapping[str, Any], path: str) -> Any:
-    try:
-        return value_at(row, path)
-    except (KeyError, IndexError, TypeError, ValueError):
-        return None

@@ -120,26 +120,13 @@ def _fit(vectors: np.ndarray, num_clusters: int, seed: int) -> tuple[np.ndarray,
         raise ValueError(
             f"k-means needs vectors of shape (rows, dimension) and at least one row, not {vectors.shape}"
         )
-    k_means = KMeans(
-        n_clusters=_count_distinct(vectors, num_clusters),
-        n_init=STARTS,
-        random_state=derive_seed(seed, "k-means"),
-    )
+    distinct = len({row.tobytes() for row in vectors + 0.0})  # + 0.0: -0.0 equals 0.0
+    k_means = KMeans(min(num_clusters, distinct), n_init=STARTS, random_state=derive_seed(seed, "k-means"))
     with warnings.catch_warnings():
         # Vectors that differ only in their last bits may share a cluster; `cluster` leaves empty ones out.
         warnings.simplefilter("ignore", ConvergenceWarning)
         k_means.fit(vectors)
     return k_means.labels_.astype(np.int64), k_means.cluster_centers_
-
-
-def _count_distinct(vectors: np.ndarray, enough: int) -> int:
-    """Return the number of different rows, counted up to ``enough``."""
-    seen: set[bytes] = set()
-    for row in vectors:
-        seen.add((row + 0.0).tobytes())  # -0.0 equals 0.0
-        if len(seen) == enough:
-            break
-    return len(seen)
 
 
 def _unit_mean(members: np.ndarray) -> np.ndarray:

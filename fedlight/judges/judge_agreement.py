@@ -16,7 +16,7 @@ from fedlight.evaluation.human_agreement import Agreement, Judged, agreement
 from fedlight.evaluation.judge import BothPositions
 from fedlight.evaluation.win_rate import outcomes, win_tie_lose
 from fedlight.judges.duels import known, made_judge
-from fedlight.judges.voted_pairs import Pair, VoteCounts, read_pairs
+from fedlight.judges.voted_pairs import Pair, read_pairs
 from fedlight.support.files import write_json
 from fedlight.support.results import rich_text
 
@@ -73,12 +73,13 @@ def judge_agreement(
     shown = [pair.fields for pair in pairs], [pair.first for pair in pairs], [pair.second for pair in pairs]
     for judge in made.values():
         judge.announce(*shown)
+    numbers = {"pairs": counts.pairs, "votes": counts.votes, "votes_left_out": counts.rows - counts.votes}
     rows, lines, records = [], [], []
     for name, judge in made.items():
         verdicts = judge.verdicts(*shown)
         own = _by_category(pairs, verdicts, seed)
         lines += [{"judge": name, **line} for line in own]
-        rows.append({"method": name, **{key: own[0][key] for key in SHARES}, **_numbers(counts)})
+        rows.append({"method": name, **{key: own[0][key] for key in SHARES}, **numbers})
         records += [_record(name, *one) for one in zip(pairs, *verdicts, strict=True)]
     write_rows(records, Path(output) / "verdicts.jsonl")
     _write_table(lines, Path(output) / "agreement.csv")
@@ -88,10 +89,6 @@ def judge_agreement(
         "report": f"{counts}\n{report(lines)}",
         "counts": asdict(counts),
     }
-
-
-def _numbers(counts: VoteCounts) -> dict[str, int]:
-    return {"pairs": counts.pairs, "votes": counts.votes, "votes_left_out": counts.rows - counts.votes}
 
 
 def report(lines: Sequence[Mapping[str, Any]]) -> str:

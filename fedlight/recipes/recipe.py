@@ -77,7 +77,7 @@ def load(name: str, overrides: list[str] | None = None, twin: bool = False) -> R
         except OmegaConfBaseException as error:
             what = str(error).partition("\n")[0]
             raise ValueError(f"{item!r}: {what}; a reference is written as ${{seed}}") from None
-        recipe = merge_recipes(recipe, _plain(change))
+        recipe = merge_recipes(recipe, OmegaConf.to_container(change))
     return recipe
 
 
@@ -140,11 +140,6 @@ def _extended(recipe: Recipe, file: Path) -> Recipe:
     extended = recipe.pop("extends", [])
     names = [extended] if isinstance(extended, str) else extended
     return functools.reduce(merge_recipes, [*(_load_file(str(file.parent / name)) for name in names), recipe])
-
-
-def _plain(config: Any) -> Recipe:
-    recipe: Any = OmegaConf.to_container(config)
-    return recipe
 
 
 def folder_of(name: str, output: Path | None = None, twin: bool = False) -> Path:
