@@ -46,15 +46,7 @@ def share_out(
 ) -> Split:
     """Partition examples and split off the validation examples of each client; see `Partition.split` and `hold_out`.
 
-    Args:
-        partition: settings of the partition.
-        owners: client key of each example; empty where the data have none.
-        categories: category of each example; empty where the data have none.
-        prompts: prompt number of each example.
-        keys: key of each example, which must not be on both sides of the validation split.
-        share: share of the validation, in [0, 1); 0: no validation.
-        at_most: most keys of a client in validation.
-        seed: seed of every draw.
+    ``owners`` and ``categories`` are empty where the data have none; with ``share`` 0 there is no validation.
     """
     clients = partition.split(owners, categories, prompts, seed)
     train, val = hold_out(clients, keys, share, at_most, seed) if share else (clients, None)
@@ -108,10 +100,8 @@ def hold_out(
 def pool(clients: Clients, lengths: np.ndarray | None = None) -> tuple[np.ndarray, Clients]:
     """Return the indices that make up one pooled set, in its order, and each client's positions in it.
 
-    Args:
-        clients: indices of each client's examples in a larger set.
-        lengths: length of each example of the larger set; sorts the pooled set, so that batches cut from it in order are
-            padded little. None: clients follow each other.
+    With ``lengths`` of the examples of the larger set, the pooled set is sorted by length, so that batches cut from it in
+    order are padded little; else clients follow each other.
 
     Example:
         >>> order, positions = pool({"u": np.array([0, 2]), "v": np.array([1])}, lengths=np.array([3, 2, 1]))
@@ -164,10 +154,7 @@ def count_labels(
 ) -> list[ClientCount]:
     """Count the examples of one set by client, in their order, and by label, in alphabetical order.
 
-    Args:
-        split: ``train`` or ``val``.
-        clients: client id -> indices of its examples.
-        labels: category of every example; None where the data have none.
+    ``split`` is ``train`` or ``val``; ``labels`` has the category of every example, or is None where the data have none.
 
     Example:
         >>> clients = {"u": np.array([0, 2, 3]), "v": np.array([1])}

@@ -45,11 +45,7 @@ def find_value(row: Mapping[str, Any], path: str) -> Any:
 def check_columns(rows: Rows, columns: Columns, source: str, setting: str = "columns") -> None:
     """Raise RowsError unless the first row has every mapped column; later rows may lack it and are counted as missing.
 
-    Args:
-        rows: at least one row.
-        columns: column map.
-        source: name of the rows in the message.
-        setting: setting that gave the column map, for the message.
+    There is at least one row; ``source`` names the rows in the message, ``setting`` the setting that gave the column map.
     """
     for name, path in columns.items():
         try:

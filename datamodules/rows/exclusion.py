@@ -110,15 +110,9 @@ def normalize_text(text: str) -> str:
 def exclude_prompts(
     prompts: Sequence[Fields], exclude: Mapping[str, Excluded | None]
 ) -> tuple[list[Fields], dict[str, int]]:
-    """Leave out prompts that other rows hold.
+    """Return the prompts that no other rows hold, in order, and for each name the number of prompts that its rows hold.
 
-    Args:
-        prompts: text of each slot, for each prompt.
-        exclude: name -> rows; None excludes nothing.
-
-    Returns:
-        The other prompts in their order, and for each name the number of prompts that its rows hold. A prompt that several
-        hold is counted for each.
+    A prompt that several hold is counted for each. In ``exclude`` None excludes nothing.
     """
     held: set[int] = set()
     counts = {}

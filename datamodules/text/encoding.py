@@ -73,12 +73,7 @@ def encode_choice(
 ) -> Encoded:
     """Encode comparisons for a causal model: sequences 2c and 2c + 1 are comparison c in its own and in the swapped order.
 
-    Args:
-        tokenizer: a fast tokenizer.
-        template: with slots for both answers.
-        comparisons: comparisons to encode.
-        max_tokens: most tokens of a sequence.
-        choices: words of the two choices.
+    The tokenizer is a fast one; the template has slots for both answers, and ``choices`` are the words of the two choices.
 
     Raises:
         ValueError: a choice is not one token, or not the last.
@@ -111,15 +106,8 @@ def encode_responses(
 ) -> Encoded:
     """Encode prompt, blank, response and end token; ``marks`` are the lengths of the prompts in tokens.
 
-    The response is never cut.
-
-    Args:
-        tokenizer: a fast tokenizer.
-        template: template that ends where the response begins.
-        fields: fields of each sequence.
-        responses: response of each sequence.
-        max_tokens: most tokens of a sequence, including the end token.
-        pairs: whether sequences 2c and 2c + 1 answer the same prompt; a long prompt is then cut equally for both.
+    The response is never cut. The tokenizer is a fast one; the template ends where the response begins, and ``max_tokens``
+    includes the end token. With ``pairs``, sequences 2c and 2c + 1 answer the same prompt, and a long one is cut equally.
     """
     leading, end = leading_ids(tokenizer), np.array([end_id(tokenizer)], dtype=np.int32)
     blank = "" if template.text[-1:].isspace() else " "
@@ -152,13 +140,7 @@ def encode_pair(
 
     The prompt is cut first, if necessary to zero tokens. If that is not enough, the comparison does not fit, unless
     ``truncate_answers`` is set: then the longer answer loses its end until both are equally long, then both do.
-
-    Args:
-        tokenizer: a fast tokenizer with a separator (or end) token.
-        template: template of the prompt; an empty text leaves the prompt out.
-        comparisons: comparisons to encode.
-        max_tokens: most tokens of a sequence.
-        truncate_answers: whether answers may be cut.
+    The tokenizer is a fast one with a separator (or end) token; an empty template leaves the prompt out.
     """
     opening, separator = _find_separators(tokenizer)
     prompts = _encode_once(tokenizer, [template.render(comparison.fields).text for comparison in comparisons])
