@@ -1,7 +1,7 @@
-"""Generators of text: whatever answers a prompt for Self-Instruct or a judge.
+"""Generators of text, which answer prompts for Self-Instruct or a judge; the interface is `endpoint.TextGenerator`.
 
-The interface is `endpoint.TextGenerator`. `endpoint` asks a server through the ``openai`` package and keeps its answers
-(`answer_cache`) within limits (`request_costs`); `local_generator` asks a model of this machine, `toy_teacher` none.
+`endpoint` asks a server through the ``openai`` package and keeps its answers (`answer_cache`) within limits
+(`request_costs`); `local_generator` asks a model of this machine, `toy_teacher` none.
 """
 
 from fedlight.support.lazy import lazy_names

@@ -1,7 +1,6 @@
 """Cache of an endpoint's answers on disk, one small file each under a hash of its request.
 
-A file has the answer and what it cost, neither prompt nor key. It is written whole or not at all, with a digest;
-one that is damaged is asked for again.
+A file has the answer and its costs, neither prompt nor key. It is written whole, with a digest; a damaged one is replaced.
 """
 
 import hashlib
@@ -15,23 +14,14 @@ from fedlight.support.files import read_json, sealed, whole_file
 
 
 class AnswerCache:
-    """Folder of answers that several processes may share.
-
-    Args:
-        folder: where, readable by its owner alone; None keeps nothing.
-    """
+    """Folder of answers, readable by its owner alone, that several processes may share; None keeps nothing."""
 
     def __init__(self, folder: str | None) -> None:
         self.folder = Path(folder).expanduser() if folder else None
 
     @staticmethod
     def key(base_url: str, body: Mapping[str, Any], which: str) -> str:
-        """Return thirty-two hex digits for a request.
-
-        Args:
-            base_url: of the server.
-            body: what it is sent.
-            which: draw of the same request.
+        """Return thirty-two hex digits for a request's body to a server; ``which`` numbers draws of the same request.
 
         Example:
             >>> AnswerCache.key("http://a", {"model": "m"}, "0.0") == AnswerCache.key("http://a", {"model": "m"}, "0.1")

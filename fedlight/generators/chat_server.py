@@ -26,31 +26,18 @@ MISSING = "an endpoint is asked through the openai package: pip install 'fedligh
 
 
 class Answer(NamedTuple):
-    """Answer to one prompt.
+    """Answer to one prompt; tokens are counted by the server."""
 
-    Attributes:
-        text: empty where there is none.
-        cut: it reached the most tokens that were asked for.
-        too_long: there is none, as the prompt does not fit into the model.
-        prompt_tokens: of the prompt, by the server's count.
-        completion_tokens: of the answer, likewise.
-        retries: failed tries before it.
-    """
-
-    text: str
-    cut: bool = False
-    too_long: bool = False
+    text: str  # empty where there is none
+    cut: bool = False  # whether it reached the most tokens that were asked for
+    too_long: bool = False  # whether there is none, as the prompt does not fit into the model
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    retries: int = 0
+    retries: int = 0  # failed tries before it
 
 
 class TransientError(Exception):
-    """Failure that may pass.
-
-    Attributes:
-        seconds: the server asks not to be asked again for so long; None where it does not say.
-    """
+    """Failure that may pass; ``seconds`` is how long the server asks to be left alone, None where it does not say."""
 
     def __init__(self, reason: str, seconds: float | None = None) -> None:
         super().__init__(reason)
@@ -58,17 +45,14 @@ class TransientError(Exception):
 
 
 class ChatServer:
-    """One server, and how patiently it is asked.
+    """Client of one server; ``outside`` is the server's host, None where it is this machine.
 
     Args:
         base_url: what ``/chat/completions`` is put behind.
-        api_key_variable: the environment variable that holds the key; None: no key is sent.
+        api_key_variable: environment variable that holds the key; None: no key is sent.
         timeout_seconds: longest wait for one answer, above 0.
         retries: most further tries of one request, >= 0.
-        wait_seconds: the first wait between two tries, >= 0; each further one is twice as long.
-
-    Attributes:
-        outside: the server's host, None where it is this machine.
+        wait_seconds: first wait between two tries, >= 0; each further one is twice as long.
 
     Raises:
         ValueError: a setting is out of range, or ``base_url`` is no address of a server.
@@ -101,12 +85,7 @@ class ChatServer:
         self._has_answered = False
 
     def check(self) -> None:
-        """Check that the package is installed and that the environment has the key.
-
-        Raises:
-            ModuleNotFoundError: there is no ``openai``.
-            ValueError: there is no key.
-        """
+        """Raise ModuleNotFoundError without the package ``openai``, ValueError if the environment has no key."""
         try:
             import openai  # noqa: F401
         except ImportError:
@@ -116,17 +95,12 @@ class ChatServer:
     def ask(
         self, requests: Mapping[str, Mapping[str, Any]], at_once: int, keep: Callable[[str, Answer], None]
     ) -> None:
-        """Send requests side by side; the first failure ends all of them.
+        """Send requests (name -> JSON body) side by side, at most ``at_once`` at a time; the first failure ends all of them.
 
-        Args:
-            requests: name -> body, as JSON takes it.
-            at_once: most requests under way at the same time.
-            keep: is called with each name and answer as they come, in another thread, one call after the other.
+        ``keep`` is called with each name and answer as they come, in another thread, one call after the other.
 
         Raises:
-            ModuleNotFoundError: there is no ``openai``.
             OSError: the server cannot be reached, refuses, or failed ``retries + 1`` times.
-            ValueError: the environment has no key.
         """
         self.check()
         _in_own_loop(self._ask_all(requests, at_once, keep))
@@ -289,15 +263,7 @@ def _in_own_loop(work: Coroutine[Any, Any, None]) -> None:
 
 
 def read_answer(content: bytes) -> Answer:
-    """Return the answer in a reply of the server.
-
-    Raises:
-        TransientError: the reply is no chat completion.
-
-    Example:
-        >>> read_answer(b'{"choices": [{"message": {"content": "Hi."}, "finish_reason": "length"}]}').cut
-        True
-    """
+    """Return the answer in a reply of the server; raise TransientError for a reply that is no chat completion."""
     try:
         reply = json.loads(content)
         choice = reply["choices"][0]
@@ -316,22 +282,13 @@ def waiting_time(tries: int, first: float, asked: float | None) -> float:
     """Return the seconds until the next try: twice as long each time, at most a minute, not less than the server asks for.
 
     Up to a quarter more is drawn on top, so that many clients do not come back at the same moment.
-
-    Example:
-        >>> [round(waiting_time(tries, 1.0, None) // 1) for tries in (0, 1)], waiting_time(0, 1.0, 30) >= 30
-        ([1, 2], True)
     """
     own = min(first * 2**tries, 60.0)
     return max(own, asked or 0.0) + random.uniform(0, 0.25) * own
 
 
 def seconds_asked(retry_after: str | None) -> float | None:
-    """Return the seconds of a ``Retry-After`` header, a number or a date; None without one or where it is neither.
-
-    Example:
-        >>> seconds_asked("7"), seconds_asked("Thu, 01 Jan 1970 00:00:00 GMT"), seconds_asked("soon")
-        (7.0, 0.0, None)
-    """
+    """Return the seconds of a ``Retry-After`` header, a number or a date; None without one or where it is neither."""
     if retry_after is None:
         return None
     try:
@@ -345,15 +302,7 @@ def seconds_asked(retry_after: str | None) -> float | None:
 
 
 def host_of(base_url: str) -> str:
-    """Return the host of a server's address.
-
-    Raises:
-        ValueError: it is no address of a server, or has a password or a query in it.
-
-    Example:
-        >>> host_of("https://api.openai.com/v1")
-        'api.openai.com'
-    """
+    """Return the host of a server's address; raise ValueError for another text and for one with a password or a query."""
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"base_url={base_url!r} is no address: give one such as http://localhost:8000/v1")
@@ -366,12 +315,7 @@ def host_of(base_url: str) -> str:
 
 
 def is_this_machine(host: str) -> bool:
-    """Tell whether a host is this machine, so that nothing sent to it leaves.
-
-    Example:
-        >>> is_this_machine("localhost"), is_this_machine("127.0.0.1"), is_this_machine("10.0.0.7")
-        (True, True, False)
-    """
+    """Tell whether a host is this machine, so that nothing sent to it leaves."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,7 +1,6 @@
 """Text generators: the interface that Self-Instruct and judges ask, and the endpoint behind it.
 
-An endpoint speaks OpenAI's chat-completions
-format (https://platform.openai.com/docs/api-reference/chat), as do vLLM, llama.cpp, Ollama and most services.
+An endpoint speaks OpenAI's chat-completions format, as do vLLM, llama.cpp, Ollama and most services.
 """
 
 from abc import ABC, abstractmethod
@@ -29,22 +28,15 @@ class TextGenerator(ABC):
 
     @abstractmethod
     def complete(self, prompts: Sequence[str], draw: int = 0) -> list[str]:
-        """Return an answer to each prompt.
+        """Return one answer per prompt, in the order of the prompts; empty where there is none.
 
         Args:
-            prompts: texts; the same prompt may come several times, and is then drawn as often, if answers are drawn.
+            prompts: texts; a repeated prompt is drawn as often as it comes, if answers are drawn.
             draw: another number gives other answers to the same prompts, if answers are drawn.
-
-        Returns:
-            One answer per prompt, in the order of the prompts; empty where there is none.
         """
 
     def costs(self, prompts: Sequence[str], draw: int = 0) -> Costs | None:
-        """Return the costs of `complete` with the same arguments; None where answers cost nothing.
-
-        Raises:
-            ValueError: it would pass a limit.
-        """
+        """Return the costs of `complete`, None where answers cost nothing; raise ValueError if they would pass a limit."""
         return None
 
     def settings(self) -> dict[str, object]:
@@ -83,25 +75,23 @@ class ChatEndpoint(TextGenerator):
     """Text generator that asks a server in OpenAI's chat-completions format; needs the extra ``chat``.
 
     An absent host, a wrong key or an unknown model raises at once. Too many requests, faults of the server, timeouts,
-    broken connections and replies that are no chat completion are tried again, after waits that double or that the
-    server asks for. Every answer is kept on disk as it comes, under a hash of its request, so that a killed or repeated
-    run pays for nothing twice; prompts and the key are not kept.
+    broken connections and replies that are no chat completion are tried again, after waits that double or that the server
+    asks for. Every answer is kept on disk under a hash of its request, so that a killed or repeated run pays for nothing
+    twice; prompts and the key are not kept.
 
     The prompts leave this machine unless the server is on it: with Self-Instruct they contain clients' private rows.
 
     Args:
         base_url: such as ``https://api.openai.com/v1`` or ``http://localhost:8000/v1``.
         model: its name at the server.
-        api_key_variable: the environment variable that holds the key, read at the first request and never kept, logged
-            or saved; None: the server wants no key.
+        api_key_variable: environment variable of the key, which is never kept, logged or saved; None: no key is sent.
         system: a system message before each prompt, if any.
         temperature: 0 or more; at 0 a prompt that comes several times is asked once.
         top_p: share of the probability to draw from, in (0, 1].
         max_tokens: most tokens of an answer.
         stop: an answer ends before any of these texts.
         seed: where it is given, a seed that follows from it is sent along; another asks anew.
-        extra: further fields of each request; null takes a field away, as in
-            ``{max_tokens: null, max_completion_tokens: 512}``.
+        extra: more fields of a request; null removes one: ``{max_tokens: null, max_completion_tokens: 512}``.
         keep_cut: return what was cut off at ``max_tokens``, too; else it counts as no answer.
         timeout_seconds: longest wait for one answer.
         retries: most further tries of one request.
@@ -109,7 +99,7 @@ class ChatEndpoint(TextGenerator):
         concurrent: requests under way at the same time.
         prompt_price: of a million tokens of prompts, in any currency.
         answer_price: of a million tokens of answers.
-        max_requests: most that this process sends; what would be more is refused before the first. None: no limit.
+        max_requests: most that this process sends; more are refused before the first is sent. None: no limit.
         max_cost: most that it may spend, by these prices; likewise.
         cache: folder of the answers; None keeps none.
 

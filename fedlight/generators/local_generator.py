@@ -31,13 +31,12 @@ class LocalGenerator(TextGenerator):
         model: hub name, folder, or ``"toy"``.
         adapter: folder of an adapter on it, if any.
         base: ``plain``, ``int8`` or ``nf4``: the number form of its weights.
-        template: what the prompt is put into: a name or a text with one slot, such as ``alpaca_no_input``; ``chat``: the
-            tokenizer's own chat template; None: nothing, as a base model without instruction tuning wants it.
+        template: name or text with one slot, such as ``alpaca_no_input``; ``chat``: the tokenizer's own chat template;
+            None: the bare prompt, for a base model without instruction tuning.
         temperature: 0 for greedy decoding.
         top_p: share of the probability to draw from, in (0, 1].
         max_new_tokens: most tokens of an answer.
-        stop: an answer ends before any of these texts. None: what a base model goes on with after an answer to
-            Self-Instruct's prompts.
+        stop: an answer ends before any of these texts. None: what a base model adds after answering Self-Instruct's prompts.
         keep_cut: return what was cut off at ``max_new_tokens``, too; else it counts as no answer.
         batch_size: prompts at once.
         dtype: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
@@ -185,12 +184,7 @@ class LocalGenerator(TextGenerator):
 
 
 def make_ready(module: LanguageModule, device: str) -> None:
-    """Load a module's model for inference.
-
-    Args:
-        module: whose model is not loaded yet.
-        device: ``auto`` is the GPU where there is one.
-    """
+    """Load a module's model for inference; device ``auto`` is the GPU where there is one."""
     with hardware.choose_device(device):  # decides the number type, too
         module.configure_model()
     module.eval()

@@ -14,11 +14,7 @@ TOKENS_PER_MESSAGE = 4
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices of a million tokens, in any currency; None: not known.
-
-    Raises:
-        ValueError: one of both alone is given, or one is negative.
-    """
+    """Prices of a million tokens, in any currency, both or none; ValueError for one alone or a negative one."""
 
     prompt: float | None = None
     answer: float | None = None
@@ -47,23 +43,16 @@ class Prices:
 class Costs:
     """Costs of requests that have to be sent; ``str`` gives one line.
 
-    Attributes:
-        requests: without a saved answer.
-        saved: prompts whose answers are on disk already.
-        prompt_tokens: estimated, of the requests.
-        most_answer_tokens: no more than these come back.
-        most: their price, estimated for prompts and at most for answers; None without prices.
-
     Example:
         >>> print(Costs(requests=120, saved=80, prompt_tokens=48_000, most_answer_tokens=61_440, most=0.587))
         120 requests (80 answers are saved already), some 48,000 tokens to read, at most 61,440 to write, 0.59 at most
     """
 
-    requests: int
-    saved: int
-    prompt_tokens: int
+    requests: int  # without a saved answer
+    saved: int  # prompts whose answers are on disk already
+    prompt_tokens: int  # estimated, of the requests
     most_answer_tokens: int
-    most: float | None
+    most: float | None  # their price, estimated for prompts and at most for answers; None without prices
 
     def __str__(self) -> str:
         return (
@@ -75,11 +64,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on the requests and the money of a process; None: no limit.
-
-    Raises:
-        ValueError: a limit is below 0, or ``max_cost`` has no prices.
-    """
+    """Limits on a process's requests and money, None for none; ValueError for one below 0, or ``max_cost`` without prices."""
 
     max_requests: int | None = None
     max_cost: float | None = None
@@ -98,17 +83,7 @@ class Limits:
             )
 
     def check(self, costs: Costs, requests: int, prompt_tokens: int, answer_tokens: int) -> None:
-        """Raise ValueError for requests that would pass a limit.
-
-        Args:
-            costs: of what is to be asked.
-            requests: that this process has sent.
-            prompt_tokens: that they had.
-            answer_tokens: that came back.
-
-        Raises:
-            ValueError: a limit would be passed.
-        """
+        """Raise ValueError if ``costs``, on top of what this process has sent and received so far, would pass a limit."""
         total = requests + costs.requests
         if self.max_requests is not None and total > self.max_requests:
             raise ValueError(
@@ -124,13 +99,7 @@ class Limits:
 
 
 def costs_of(bodies: Iterable[Mapping[str, Any]], saved: int, max_tokens: int, prices: Prices) -> Costs:
-    """Return the costs of requests.
-
-    Args:
-        bodies: as they would be sent, each once.
-        saved: see `Costs`.
-        max_tokens: most tokens of an answer.
-        prices: of a million tokens.
+    """Return the costs of requests to be sent, each once, beside ``saved`` ones; ``max_tokens`` bounds an answer.
 
     Example:
         >>> body = {"messages": [{"content": "Be brief."}, {"content": "Which one is better?"}]}
@@ -143,10 +112,5 @@ def costs_of(bodies: Iterable[Mapping[str, Any]], saved: int, max_tokens: int, p
 
 
 def tokens_of(text: str) -> int:
-    """Estimate the tokens of a message from its bytes.
-
-    Example:
-        >>> tokens_of("Which one is better?"), tokens_of("")
-        (9, 4)
-    """
+    """Estimate the tokens of a message from its bytes."""
     return math.ceil(len(text.encode()) / BYTES_PER_TOKEN) + TOKENS_PER_MESSAGE

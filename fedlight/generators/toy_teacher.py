@@ -1,8 +1,7 @@
 """Teacher of the toy world, a text generator in place of the paper's GPT-3.5, without model or network.
 
-It writes questions like its examples and answers them. It knows all facts but a few, and stays near its examples: most of
-its questions are about another person in an area of one of them, some about any topic of the domain. None of its texts is
-in the test rows.
+It writes questions like its examples, most about another person in an area of one of them, some about any topic of the
+domain, and answers them with all facts but a few. None of its texts is in the test rows.
 """
 
 import random
@@ -52,13 +51,7 @@ class ToyTeacher(TextGenerator):
         return {"answers": self._answers}
 
     def instruction(self, first: str, second: str, draw: int) -> str:
-        """Return a new question like the two examples, in one line; empty where these are no questions of the world.
-
-        Args:
-            first: an example, instruction and input.
-            second: another.
-            draw: another number gives another question.
-        """
+        """Return a new question in one line, like two examples, by ``draw``; empty where these are none of the world."""
         rng = random.Random(derive_seed(self.seed, "toy", "teacher asks", draw, first, second))
         shown = topic_of(rng.choice((first, second))) or topic_of(first) or topic_of(second)
         if shown is None:

@@ -1,4 +1,4 @@
-"""Report: what runs have left behind, as one HTML page, with every figure as PNG and CSV beside it.
+"""Report of runs as one HTML page, with every figure as PNG and CSV beside it.
 
 `runs` reads folders of finished, running or damaged runs; `sections` makes the page's headings from them; `figures` draws,
 for the page and for stages of recipes; `page` writes the file. Nothing here trains, and no file is trusted.

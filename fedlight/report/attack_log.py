@@ -16,18 +16,12 @@ Leakage = dict[int, dict[str, float]]
 
 
 def read_attacks(folder: str, target: str = GLOBAL, needed: bool = True) -> Leakage:
-    """Return what attacks found in the global model, or in the clients' uploads.
+    """Return what attacks found in the global model, or in clients' uploads, by round, in order.
 
     Args:
         folder: of a run with attack callbacks.
-        target: ``global``, a client's id, or ``uploads``: all clients' together, the mean of those of a round.
-        needed: refuse a run without the target; else it has nothing.
-
-    Returns:
-        By round, in order.
-
-    Raises:
-        ValueError: there is no such file, or nothing of a needed target in it.
+        target: ``global``, a client's id, or ``uploads``: the mean over all clients' uploads of a round.
+        needed: raise ValueError for a run without the target, instead of returning nothing.
     """
     file = Path(folder) / "attacks" / "attacks.csv"
     rows = read_rows(file, KEYS)
@@ -47,11 +41,7 @@ def read_attacks(folder: str, target: str = GLOBAL, needed: bool = True) -> Leak
 
 
 def metric_of(leakage: Leakage, metric: str, folder: str) -> dict[int, float]:
-    """Return one metric by round.
-
-    Raises:
-        ValueError: it was never measured.
-    """
+    """Return one metric by round; raise ValueError for one that was never measured."""
     values = {number: metrics[metric] for number, metrics in leakage.items() if metric in metrics}
     if not values:
         known = ", ".join(sorted({name for metrics in leakage.values() for name in metrics})) or "none"

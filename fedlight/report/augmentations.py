@@ -16,21 +16,13 @@ from fedlight.report.runs import Run
 
 
 class Addition(NamedTuple):
-    """Rows that one augmentation added.
+    """Rows that one augmentation added."""
 
-    Attributes:
-        added: client -> its rows, best first.
-        own: texts of the clients' own rows, each once.
-        encoder: identity of the encoder that chose the rows; empty where none did.
-        cache: folder with that encoder's vectors, None where there is none.
-        alpha: rows as similar as this to a client's centre were passed over; None where there is no such bound.
-    """
-
-    added: dict[str, list[Added]]
-    own: list[str]
-    encoder: str
-    cache: str | None
-    alpha: float | None
+    added: dict[str, list[Added]]  # client -> its rows, best first
+    own: list[str]  # texts of the clients' own rows, each once
+    encoder: str  # identity of the encoder that chose the rows; empty where none did
+    cache: str | None  # folder with that encoder's vectors, if any
+    alpha: float | None  # rows as similar as this to a client's centre were passed over; None: no bound
 
 
 def additions_of(runs: Sequence[Run]) -> tuple[dict[str, Addition], list[str]]:
@@ -64,11 +56,7 @@ def additions_of(runs: Sequence[Run]) -> tuple[dict[str, Addition], list[str]]:
 
 
 def read_added(folder: str | Path) -> dict[str, list[Added]]:
-    """Return what an augmentation added, client by client.
-
-    Raises:
-        ValueError: the folder has no record, or a damaged one.
-    """
+    """Return what an augmentation added, client by client; raise ValueError for a folder without a whole record."""
     record = AugmentationRecord(folder)
     if not record.added.is_file():
         raise ValueError(f"{record.added}: there is no such file: give the augmentation_folder of a run")
@@ -94,12 +82,7 @@ def folder_of(run: Run) -> Path | None:
 
 
 def vectors_of(texts: Sequence[str], additions: Mapping[str, Addition]) -> tuple[np.ndarray, str]:
-    """Return vectors ``(texts, dimension)`` from an encoder's cache, else of hashed words, and which of both they are.
-
-    Args:
-        texts: each once.
-        additions: whose encoders are tried.
-    """
+    """Return vectors ``(texts, dimension)`` from an encoder's cache, else of hashed words, and which of both they are."""
     for identity, cache in dict.fromkeys((each.encoder, each.cache) for each in additions.values()):
         found = EmbeddingCache(cache, identity).find(texts) if identity and cache else None
         if found is not None and found[1].all():
@@ -136,11 +119,7 @@ def _read(folder: Path, run: Run) -> Addition:
 
 
 def _settings(record: AugmentationRecord) -> dict[str, Any]:
-    """Return the augmentation's settings; a record without ``settings.json`` was not finished.
-
-    Raises:
-        KeyError: there are none.
-    """
+    """Return the augmentation's settings; raise KeyError for a record without any, which was not finished."""
     settings = json.loads(record.settings.read_text(encoding="utf-8"))["settings"]["augmentation"]
     return settings if isinstance(settings, dict) else {}
 

@@ -65,10 +65,7 @@ def data(run: Run) -> str:
 
 
 def rounds(run: Run) -> tuple[int, int | None]:
-    """Return the rounds or epochs that are done, and the number wanted, None where the config does not have it.
-
-    Of a run that has logged nothing, but came to its end, all count as done.
-    """
+    """Return the rounds or epochs done (of a finished run without logs: all) and the number wanted, None if unknown."""
     done = [place + 1 for row in run.metrics() if (place := number(row.get("epoch"))) is not None]
     done += [
         place + 1 for row in run.csv("visits.csv")[-1:] if (place := number(row.get("round"))) is not None

@@ -58,16 +58,13 @@ class Drawn(NamedTuple):
 def write_report(
     folders: Sequence[str | Path], output: str | Path | None = None, private: bool = False
 ) -> Path:
-    """Write the page about all runs in the given folders.
+    """Write the page about all runs in the given folders, and return its path.
 
     Args:
         folders: of Lightning commands or recipes, finished or not.
         output: the page, ``.html``; None: ``report.html`` in the folder, or here where there are several. Beside it
             ``NAME_files/`` gets a PNG and a CSV file for each figure; those of an earlier page go.
         private: whether clients' own rows may be shown.
-
-    Returns:
-        The page's path.
 
     Raises:
         ValueError: a folder holds no run; the output is no HTML file, or is in the way.
@@ -209,12 +206,7 @@ def listed(folder: Path) -> set[str]:
 
 
 def keep_only(folder: Path, figures: Iterable[str]) -> None:
-    """Remove figures that an earlier report has listed and this one does not have, and list those that it has.
-
-    Args:
-        folder: with the figures of the page.
-        figures: the names of all files that the page now has there.
-    """
+    """Remove figures that an earlier report has listed and this one does not have, and list those that it has."""
     wanted = sorted(figures)
     for name in listed(folder) - set(wanted):
         if (file := folder / name).is_file():

@@ -1,8 +1,7 @@
 """Runs as a report reads them: folders of Lightning commands and of recipes' stages, finished or not.
 
-Nothing here raises for what a file holds: a half row, a half file or none are what a run that was killed, or still goes
-on, leaves. What could not be read is counted in `Run.faults`, and so is what has changed since a finished run wrote it: no
-number on the page is of such a file.
+Nothing here raises for half a row, half a file or none, as a killed or running command leaves them. What could not be read,
+or has changed since a finished run wrote it, is counted in `Run.faults`: no number on the page is of such a file.
 """
 
 import csv
@@ -23,7 +22,7 @@ class Run:
 
     Args:
         folder: where they are.
-        method: what it has in common with the runs of other seeds: a stage's name.
+        method: a stage's name, which runs of other seeds share.
         label: tells it from all runs on the page.
         home: the folder that the user gave, in which it was found.
         private: whether clients' own rows may be shown.
@@ -198,11 +197,7 @@ class Run:
 
 
 def read_runs(folders: Sequence[str | Path], private: bool = False) -> list[Run]:
-    """Return all runs in the given folders, in the order in which they were begun.
-
-    Args:
-        folders: of Lightning commands, or of recipes, which hold those of their seeds and stages.
-        private: whether clients' own rows may be shown.
+    """Return all runs in the given folders, of commands or recipes, in the order in which they were begun.
 
     Raises:
         ValueError: a folder is not there, or holds no run.

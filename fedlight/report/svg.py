@@ -1,8 +1,8 @@
 """Matplotlib figures as SVG inside an HTML page, in the colours of the page's theme.
 
-Matplotlib writes colours as hex numbers, ids that repeat from figure to figure, and a style sheet that would hold for the
-whole page. Here colours of `fedlight.report.figures.style` become CSS variables, greys become mixtures of ink and
-paper, ids get a prefix, and an artist whose gid is ``series:NAME`` can be picked out by the page's script.
+Matplotlib writes hex colours, ids that repeat from figure to figure, and a style sheet that would hold for the whole page.
+Here colours of `fedlight.report.figures.style` become CSS variables, greys mixtures of ink and paper, ids get a prefix,
+and the page's script can pick out an artist whose gid is ``series:NAME``.
 """
 
 import io
@@ -24,13 +24,7 @@ VARIABLES = {color.lower(): f"var(--series-{place})" for place, color in enumera
 
 
 def inlined(figure: Figure, name: str, alt: str) -> str:
-    """Return the ``<svg>`` element of a figure.
-
-    Args:
-        figure: of any size; it is shown as wide as the page allows.
-        name: prefix of its ids, once on a page.
-        alt: the figure in words.
-    """
+    """Return the ``<svg>`` element of a figure, as wide as the page allows; ``name``, once on a page, prefixes its ids."""
     see_through(figure)
     text = io.StringIO()
     with matplotlib.rc_context({**STYLE, "svg.fonttype": "none"}):

@@ -13,12 +13,12 @@ Rows = list[dict[str, str]]
 def merged(versions: Sequence[Rows]) -> Rows:
     """Merge the rows of a run that was begun several times: a later version replaces each column from where it began.
 
+    What was logged without a step, by a validation of the finished run, replaces nothing.
+
     Example:
         >>> first = [{"epoch": "0", "x": "1"}, {"epoch": "1", "x": "2"}]
         >>> merged([first, [{"epoch": "1", "x": "3"}]])
         [{'epoch': '0', 'x': '1'}, {'epoch': '1', 'x': '3'}]
-
-    What was logged without a step, by a validation of the finished run, replaces nothing.
     """
     versions = [
         rows if _has_steps(rows) or not place else _new_to(versions[:place], rows)
@@ -147,16 +147,13 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def points_of(tables: str | Sequence[str], x: str, y: str, label: str = "method") -> dict[str, Any]:
-    """Return two columns of the rows that stages have returned, by the name of the row.
+    """Return two columns of the rows that stages have returned: name -> ``x`` and ``y``, lists, without rows that lack one.
 
     Args:
         tables: folders of stages whose result has ``rows``, one or several (one for each seed).
         x: a column.
         y: another.
         label: column with the names.
-
-    Returns:
-        Name -> ``x`` and ``y``, lists. Rows without one of both are left out.
 
     Raises:
         ValueError: a folder has no result, or no row has both columns.

@@ -1,7 +1,6 @@
 """Visits of a run as columns: costs of rounds, participation, and memory by device.
 
-Rows are those of ``visits.csv`` (`fedlight.callbacks.logs.visit_log`); hundreds of thousands are summed up in a second.
-A client with several visits in a round takes part once.
+Rows are those of ``visits.csv`` (`fedlight.callbacks.logs.visit_log`); a client with several in a round takes part once.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,25 +21,15 @@ PARTS = ("base", "adapter", "gradient", "moment", "activation")
 
 @dataclass(frozen=True)
 class Visits:
-    """Columns of a run's visits, ``(visits,)`` each.
+    """Columns of a run's visits, ``(visits,)`` each."""
 
-    Attributes:
-        rows: as they were read.
-        rounds: counted from 0.
-        clients: as positions in ``client_names``.
-        client_names: each once.
-        devices: as positions in ``device_names``.
-        device_names: each once; empty for a run without a fleet.
-        outcomes: as positions in `OUTCOMES`.
-    """
-
-    rows: Rows
-    rounds: np.ndarray
-    clients: np.ndarray
-    client_names: list[str]
-    devices: np.ndarray
-    device_names: list[str]
-    outcomes: np.ndarray
+    rows: Rows  # as they were read
+    rounds: np.ndarray  # counted from 0
+    clients: np.ndarray  # as positions in ``client_names``
+    client_names: list[str]  # each once
+    devices: np.ndarray  # as positions in ``device_names``
+    device_names: list[str]  # each once; empty for a run without a fleet
+    outcomes: np.ndarray  # as positions in `OUTCOMES`
     _columns: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
@@ -89,14 +78,7 @@ class Visits:
 
 
 def visits_of(rows: Rows) -> Visits | None:
-    """Return the columns of ``visits.csv``, without rows that have no round; None where there is no visit.
-
-    Example:
-        >>> rows = [{"round": "0", "client": "a", "bytes_up": "3"}, {"round": "2", "client": "a", "bytes_up": "4"}]
-        >>> visits = visits_of(rows)
-        >>> visits.num_rounds, visits.per_round("bytes_up").tolist(), visits.times_taken_part()
-        (3, [3.0, 0.0, 4.0], {'a': 2})
-    """
+    """Return the columns of ``visits.csv``, without rows that have no round; None where there is no visit."""
     rounds = [number(row.get("round")) for row in rows]
     whole = [row for row, own in zip(rows, rounds, strict=True) if own is not None and own >= 0]
     if not whole:
@@ -121,19 +103,12 @@ def _codes(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
 
 
 class Peak(NamedTuple):
-    """Largest visit of a kind of device.
-
-    Attributes:
-        device: its name.
-        weight_bits: of the base on it.
-        parts: bytes of each of `PARTS`.
-        budget: bytes that the device has for training.
-    """
+    """Largest visit of a kind of device."""
 
     device: str
-    weight_bits: int
-    parts: tuple[float, ...]
-    budget: float
+    weight_bits: int  # of the base on it
+    parts: tuple[float, ...]  # bytes of each of `PARTS`
+    budget: float  # bytes that the device has for training
 
 
 def peaks(visits: Visits) -> list[Peak]:
