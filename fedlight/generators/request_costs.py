@@ -64,7 +64,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on a process's requests and money, None for none; ValueError for one below 0, or ``max_cost`` without prices."""
+    """Limits on a process's requests and money, None for none; ValueError below 0, or for ``max_cost`` without prices."""
 
     max_requests: int | None = None
     max_cost: float | None = None

@@ -1,7 +1,7 @@
 """Bubble plot of rows by client (columns) and label (rows), with areas in proportion to the number of rows.
 
 After Figure 3 of FedBiscuit (Wu et al., ICLR 2025, https://arxiv.org/abs/2407.03038) and Figure 4 of FedDCA (Wang et al.,
-2024, https://arxiv.org/abs/2409.20135). Many clients and labels would be specks: the largest are drawn, the rest together.
+2024, https://arxiv.org/abs/2409.20135). Only the largest clients and labels are drawn, the others together: no specks.
 """
 
 from collections import Counter
@@ -26,30 +26,17 @@ LONGEST = 24  # characters of a label
 
 
 class Bubbles(NamedTuple):
-    """Table of the bubbles.
+    """Table of the bubbles."""
 
-    Attributes:
-        clients: the columns; the last is ``other clients`` where there are more.
-        labels: the rows; the last is ``other labels`` where there are more.
-        rows: of each, ``(labels, clients)``; of the other clients the mean.
-        other_clients: how many the last column stands for.
-        other_labels: how many the last row stands for.
-    """
-
-    clients: list[str]
-    labels: list[str]
-    rows: np.ndarray
-    other_clients: int
-    other_labels: int
+    clients: list[str]  # the columns; the last is ``other clients`` where there are more
+    labels: list[str]  # the rows; the last is ``other labels`` where there are more
+    rows: np.ndarray  # of each, ``(labels, clients)``; of the other clients the mean
+    other_clients: int  # how many the last column stands for
+    other_labels: int  # how many the last row stands for
 
 
 def bubbles(counts: Counts, clients: int = CLIENTS, labels: int = LABELS) -> Bubbles:
-    """Return the largest clients and the most frequent labels; clients with the same top label are neighbours.
-
-    Args:
-        counts: of at least one client.
-        clients: most columns before the rest are one.
-        labels: most rows before the rest are one.
+    """Return at most so many of the largest clients and most frequent labels, clients with the same top label side by side.
 
     Example:
         >>> counts = {"a": {"tea": 1, "jam": 5}, "b": {"tea": 3}, "c": {"rice": 1}, "d": {"tea": 2}}

@@ -1,8 +1,8 @@
 """Figures of FedDCA as stages of a recipe: labels of clients, similarities of retrieved rows, coverage and score.
 
 Z. Wang et al., "Federated Instruction Tuning of LLMs with Domain Coverage Augmentation" (FedDCA), 2024,
-https://arxiv.org/abs/2409.20135, Figures 4 and 11 and what Table 3 is said to explain. Each function reads what runs have
-left, writes one SVG or PNG (by the ending of ``output``) and returns where it is and what it shows.
+https://arxiv.org/abs/2409.20135, Figures 4 and 11 and what Table 3 is said to explain. Each function reads runs' files,
+writes one SVG or PNG (by the ending of ``output``) and returns its path and what it shows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -83,10 +83,7 @@ def similarities(records: dict[str, str], output: str, alpha: float | None = Non
 
 
 def similarity_table(scores: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, Any]:
-    """Return the ``table`` of `similarities`.
-
-    Args:
-        scores: label -> client -> of its rows, ``(rows,)``, at least one.
+    """Return the ``table`` of `similarities` from scores: label -> client -> ``(rows,)``, at least one.
 
     Example:
         >>> table = similarity_table({"a": {"u": np.array([0.0, 1.0, 1.0])}})
@@ -111,13 +108,7 @@ def draw_similarities(
     alpha: float | None = None,
     name: str = "cosine to the client's centre",
 ) -> Figure:
-    """Draw the ``table`` of `similarities`; lines are shares of a client's rows.
-
-    Args:
-        table: by label.
-        alpha: where a line is drawn.
-        name: what a score is.
-    """
+    """Draw shares of a client's rows by score, called ``name``, from `similarities`' ``table``, with a line at ``alpha``."""
     figure, panels = new_panels(len(table))
     letters = LETTERS // len(table)
     for axes, (label, histograms) in zip(panels, table.items(), strict=True):

@@ -29,11 +29,7 @@ def outcome_in_words(outcome: str) -> str:
 
 @matplotlib.rc_context(STYLE)
 def draw_participation_by_device(table: Mapping[str, tuple[list[str], np.ndarray]]) -> Figure:
-    """Draw bars of clients and rounds by outcome, one for each device.
-
-    Args:
-        table: run -> names of devices, and counts ``(outcomes, devices)``.
-    """
+    """Draw bars of clients and rounds by outcome for each device: run -> devices' names, counts ``(outcomes, devices)``."""
     figure, panels = _stacked([len(names) for names, _ in table.values()])
     for axes, (run, (names, counts)) in zip(panels, table.items(), strict=True):
         _bars(axes, [name.replace("_", " ") for name in names], counts, SHADES)
@@ -45,11 +41,7 @@ def draw_participation_by_device(table: Mapping[str, tuple[list[str], np.ndarray
 
 @matplotlib.rc_context(STYLE)
 def draw_participation_by_round(table: Mapping[str, np.ndarray]) -> Figure:
-    """Draw the clients of each round by outcome, as stacked areas.
-
-    Args:
-        table: run -> counts ``(outcomes, rounds)``.
-    """
+    """Draw the clients of each round by outcome as stacked areas: run -> counts ``(outcomes, rounds)``."""
     figure, panels = _stacked([5] * len(table), share_x=True)
     for axes, (run, counts) in zip(panels, table.items(), strict=True):
         shown = binned(counts, POINTS)
@@ -98,14 +90,7 @@ def draw_memory(table: Mapping[str, Sequence[Peak]]) -> Figure:
 
 @matplotlib.rc_context(STYLE)
 def draw_costs(rounds: Mapping[str, Line], totals: Mapping[str, Line], name: str, styles: Styles) -> Figure:
-    """Draw the costs of each round, and below them the costs of all rounds until then.
-
-    Args:
-        rounds: run -> values of each round, in the unit that ``name`` says.
-        totals: the same, of all rounds until then.
-        name: of the upward axes.
-        styles: the look of each run.
-    """
+    """Draw each run's costs by round, and below them the totals until then; ``name`` labels the axes, with the unit."""
     figure = Figure(figsize=(HALF_A_PAGE[0], 4.6), layout="constrained")
     panels = [*figure.subplots(2, 1, sharex=True)]
     for axes, lines, which in zip(panels, (rounds, totals), ("in a round", "so far"), strict=True):

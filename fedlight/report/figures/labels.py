@@ -17,20 +17,11 @@ PADDING = 5
 
 
 def spread_out(heights: Sequence[float], gap: float) -> list[float]:
-    """Move heights apart as little as possible, so that neighbours keep their order and are ``gap`` apart.
-
-    Args:
-        heights: where names belong, in any order.
-        gap: least distance of two.
-
-    Returns:
-        New heights in the order of the old ones.
+    """Move heights apart as little as possible, so that neighbours keep their order and are at least ``gap`` apart.
 
     Example:
-        >>> spread_out([0.0, 5.0, 5.0, 9.0], 2.0)
-        [0.0, 4.0, 6.0, 9.0]
-        >>> spread_out([1.0, 0.0], 2.0)
-        [1.5, -0.5]
+        >>> spread_out([0.0, 5.0, 5.0, 9.0], 2.0), spread_out([1.0, 0.0], 2.0)
+        ([0.0, 4.0, 6.0, 9.0], [1.5, -0.5])
     """
     order = sorted(range(len(heights)), key=lambda index: heights[index])
     blocks: list[list[float]] = []  # each the sum of what its first name wants, and how many names it has
@@ -49,12 +40,7 @@ def _start(block: Sequence[float]) -> float:
 
 
 def name_lines(axes: Axes, ends: Sequence[tuple[str, str, float]]) -> None:
-    """Write names at the right of the axes, near the height of each line's end, where no other name stands.
-
-    Args:
-        axes: after everything is drawn and its limits are set.
-        ends: name, colour and the line's last value.
-    """
+    """Write names (``ends``: name, colour, last value) beside the lines' ends, without overlap, once limits are set."""
     renderer = _renderer(axes)
     height = axes.get_window_extent(renderer).height
     low, high = axes.get_ylim()

@@ -10,21 +10,13 @@ MOST_POINTS = 300
 
 
 class Line(NamedTuple):
-    """Line with its spread over seeds.
+    """Line with its spread over seeds; arrays are ``(points,)``."""
 
-    Attributes:
-        x: positions, ascending, ``(points,)``.
-        middle: ``(points,)``.
-        low: lower end of the band, ``(points,)``.
-        high: upper end of the band, ``(points,)``.
-        seeds: how many runs it sums up.
-    """
-
-    x: np.ndarray
+    x: np.ndarray  # positions, ascending
     middle: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    seeds: int
+    low: np.ndarray  # lower end of the band
+    high: np.ndarray  # upper end of the band
+    seeds: int  # how many runs it sums up
 
 
 def draw_lines(axes: Axes, lines: Mapping[str, Line], styles: Mapping[str, Mapping[str, Any]]) -> None:
@@ -41,10 +33,7 @@ def draw_lines(axes: Axes, lines: Mapping[str, Line], styles: Mapping[str, Mappi
 
 
 def over_seeds(series: Sequence[Mapping[float, float]]) -> Line:
-    """Return the mean over runs at each position that any run has, with a band from the lowest to the highest.
-
-    Args:
-        series: of each run, position -> value.
+    """Return the mean of runs (position -> value) at each position of any run, with a band from the lowest to the highest.
 
     Example:
         >>> line = over_seeds([{1: 0.0, 2: 1.0}, {1: 1.0}])

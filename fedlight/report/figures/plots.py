@@ -1,7 +1,6 @@
 """Figures as stages of a recipe: over-optimized selectors, accuracy by client, groups of clients.
 
-Each function reads the CSV files that a run has left, writes one SVG or PNG (by the ending of ``output``) and returns where
-it is and what it shows.
+Each function reads CSV files of a run, writes one SVG or PNG (by the ending of ``output``), returns its path and content.
 """
 
 import math
@@ -33,8 +32,8 @@ def reward_hacking(runs: dict[str, str], output: str) -> dict[str, Any]:
     """Draw the win rate over the raw model during tuning, by the oracle and by the selector that gave the labels.
 
     Args:
-        runs: label -> folder of a run with the callback ``WinRate``, whose judges are called ``oracle`` and
-            ``selector``, and with a CSVLogger; a resumed run has several ``metrics/version_*`` in it.
+        runs: label -> folder of a run with a CSVLogger and with the callback ``WinRate``, whose judges are called ``oracle``
+            and ``selector``; a resumed run has several ``metrics/version_*`` in it.
         output: the figure.
 
     Returns:
@@ -135,10 +134,7 @@ def groups(file: str, output: str) -> dict[str, Any]:
 
 
 def groups_of(rows: Sequence[Mapping[str, str]]) -> dict[str, list[Any]]:
-    """Return the ``table`` of `groups`.
-
-    Args:
-        rows: of ``groups.csv``.
+    """Return the ``table`` of `groups` from the rows of ``groups.csv``.
 
     Example:
         >>> groups_of([{"round": "3", "client": "a", "selector": "1"}, {"round": "6", "client": "b", "selector": "0"}])

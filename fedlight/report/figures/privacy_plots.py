@@ -1,9 +1,9 @@
 """Figures of privacy and utility as stages of a recipe: the trade-off, and leakage over the rounds.
 
 Z. Zhang et al., "FewFedPIT: Towards Privacy-preserving and Few-shot Federated Instruction Tuning",
-https://arxiv.org/abs/2403.06131, Figure 3; leakage over rounds also in Z. Wang et al., "Federated Instruction Tuning of LLMs
-with Domain Coverage Augmentation" (FedDCA), https://arxiv.org/abs/2409.20135, Figure 3. Each function reads what runs have
-left, writes one SVG or PNG (by the ending of ``output``) and returns where it is and what it shows.
+https://arxiv.org/abs/2403.06131, Figure 3; leakage over rounds also in FedDCA (Z. Wang et al.,
+https://arxiv.org/abs/2409.20135), Figure 3. Each function reads runs' files, writes one SVG or PNG (by the ending of
+``output``) and returns its path and what it shows.
 """
 
 import math
@@ -37,8 +37,7 @@ def trade_off(
     """Draw a point for each method, leakage against utility: better is further up and to the left.
 
     Args:
-        tables: folders of stages that called `fedlight.report.figures.privacy_table.privacy_table`,
-            one for each seed.
+        tables: folders of stages that called `fedlight.report.figures.privacy_table.privacy_table`, one for each seed.
         x: column across: an attack's.
         output: the figure.
         y: column upwards.

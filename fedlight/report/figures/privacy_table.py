@@ -1,7 +1,4 @@
-"""Table of privacy and utility: the score of each method's model, and what attacks find in it.
-
-A stage of recipes; it reads what earlier stages have left in their folders.
-"""
+"""Table of privacy and utility, as a stage of recipes: the score of each method's model, and what attacks find in it."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -71,11 +68,7 @@ def _row(method: str, folder: str, task: str, shares: Mapping[str, Mapping[str, 
 
 
 def utility(folder: str, task: str) -> float:
-    """Return the score of a finished stage: the mean over its clients' own models, or that of its one model.
-
-    Raises:
-        ValueError: the stage is not done, or has not scored the task.
-    """
+    """Return a finished stage's score, the mean over clients' own models if scored; raise ValueError without a score."""
     metrics: dict[str, float] = result_of(folder).get("metrics", {})
     names = (f"own/{task}/client_mean", f"score/{task}")
     found = [metrics[name] for name in names if name in metrics]

@@ -2,7 +2,7 @@
 
 Z. Wang et al. (FedDCA), 2024, https://arxiv.org/abs/2409.20135, appendix A.10: t-SNE (van der Maaten and Hinton, JMLR
 2008) of 10,000 texts of the domain, and of 5,000 that each way retrieved. Deviations: a panel for each way, since points
-that lie over each other hide each other, and rows from outside of the domain have a colour of their own.
+would hide each other, and a colour of their own for rows from outside of the domain.
 """
 
 from collections.abc import Collection, Mapping
@@ -80,12 +80,9 @@ def retrieval_map(
 
 
 def flatten(vectors: np.ndarray, seed: int, steps: int = 1000) -> np.ndarray:
-    """Return the t-SNE of unit vectors, ``(rows, dimension)`` -> ``(rows, 2)``; the same for the same seed.
+    """Return the t-SNE of unit vectors, ``(rows, dimension)`` -> ``(rows, 2)``, at least two; the same for the same seed.
 
-    Args:
-        vectors: at least two.
-        seed: of its start.
-        steps: of its optimization, at least 250; half of the usual thousand look much alike.
+    ``steps``, at least 250, are those of its optimization; half of the usual thousand look much alike.
     """
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
@@ -115,13 +112,7 @@ def draw_map(ground: np.ndarray, panels: Mapping[str, Panel]) -> Figure:
 def draw_groups_of_points(
     ground: np.ndarray, panels: Mapping[str, Mapping[str, np.ndarray]], ground_name: str
 ) -> Figure:
-    """Draw a panel for each title, with groups of points over the same grey ones.
-
-    Args:
-        ground: the grey points, ``(points, 2)``.
-        panels: title -> name of a group -> its points ``(points, 2)``; a name has one colour in all panels.
-        ground_name: what the grey points are.
-    """
+    """Draw a panel for each title, with groups of points ``(points, 2)`` over the same grey ones; a name has one colour."""
     across = min(ACROSS, len(panels))
     down = -(-len(panels) // across)
     figure = Figure(figsize=(max(2.6 * across, 4), 2.7 * down + 0.4), layout="constrained")

@@ -1,7 +1,6 @@
-"""Look of all figures, their colours, and the CSV files that they are drawn from.
+"""Look of all figures, their colours, and the CSV files that they are drawn from; an SVG depends on the numbers alone.
 
-Colours are those of Okabe and Ito, "Color Universal Design", https://jfly.uni-koeln.de/color/, which colour-blind people
-tell apart. An SVG's bytes depend on nothing but the numbers.
+Colours are those of Okabe and Ito, "Color Universal Design", https://jfly.uni-koeln.de/color/: fit for colour-blind people.
 """
 
 import csv
@@ -47,11 +46,7 @@ def read_rows(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def colors(number: int, what: str) -> list[str]:
-    """Return a colour for each of ``number`` things.
-
-    Raises:
-        ValueError: they are too many to be told apart.
-    """
+    """Return a colour for each of ``number`` things; raise ValueError for too many to be told apart."""
     if not 1 <= number <= len(COLORS):
         raise ValueError(
             f"{number} {what}: between 1 and {len(COLORS)} can be told apart in one figure: draw several"
@@ -117,14 +112,7 @@ def key(figure: Figure, axes: Axes) -> None:
 
 @matplotlib.rc_context(STYLE)
 def save(figure: Figure, output: str) -> str:
-    """Write the figure, and make its folder.
-
-    Returns:
-        ``output``.
-
-    Raises:
-        ValueError: the file is neither .svg nor .png.
-    """
+    """Write the figure, make its folder, return ``output``; raise ValueError for a file other than .svg or .png."""
     if Path(output).suffix not in (".svg", ".png"):
         raise ValueError(f"output={output} must end with .svg or .png")
     Path(output).parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,6 @@
 """Sample answers: the same prompts before several methods, side by side.
 
-Only answers to the server's prompts and to tasks' rows are read. A prediction over rows that belong to clients is left out
-unless private rows were asked for.
+Predictions over clients' own rows are left out unless private rows were asked for.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,12 +20,7 @@ LONGEST = 3000  # characters of a text on the page
 
 
 class Asked(NamedTuple):
-    """Set of prompts with the answers of several methods.
-
-    Attributes:
-        title: which prompts.
-        by_prompt: prompt -> method -> answer.
-    """
+    """Set of prompts with a title and the answers of several methods: prompt -> method -> answer."""
 
     title: str
     by_prompt: dict[str, Answers]
@@ -120,11 +114,7 @@ def has_hidden(runs: Sequence[Run]) -> bool:
 
 
 def completions(run: Run) -> dict[str, Answers]:
-    """Return the single completion of each prompt; several completions await labels and are no method's answer.
-
-    Returns:
-        Prompt -> the run's method -> answer.
-    """
+    """Return prompt -> the run's method -> its single completion; several completions await labels and are no answer."""
     found: dict[str, Answers] = {}
     for row in run.jsonl("completions.jsonl"):
         texts = row.get("completions")

@@ -20,19 +20,12 @@ Counts = dict[str, dict[str, int]]
 
 
 class Distribution(NamedTuple):
-    """Data that one run or several have.
+    """Data that one run or several have."""
 
-    Attributes:
-        counts: client -> label -> rows.
-        source: the file that says so.
-        by_group: whether labels are the known groups of clients, as the rows have none.
-        runs: that have exactly these.
-    """
-
-    counts: Counts
-    source: str
-    by_group: bool
-    runs: list[Run]
+    counts: Counts  # client -> label -> rows
+    source: str  # the file that says so
+    by_group: bool  # whether labels are the known groups of clients, as the rows have none
+    runs: list[Run]  # that have exactly these
 
 
 def section(runs: Sequence[Run]) -> Section | None:

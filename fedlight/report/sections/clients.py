@@ -102,10 +102,7 @@ def _table(table: dict[str, dict[str, Any]]) -> Table:
 
 
 def spread_over_rounds(runs: Sequence[Run]) -> dict[tuple[str, str], dict[str, np.ndarray]]:
-    """Return (run, measure) -> quantiles by round of validated accuracies, else of the losses of visits.
-
-    One run of each method: the first seed's.
-    """
+    """Return (run, measure) -> quantiles by round of accuracies, else of visits' losses, for each method's first seed."""
     found: dict[tuple[str, str], dict[str, np.ndarray]] = {}
     methods: set[str] = set()
     for run in runs:

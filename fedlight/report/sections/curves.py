@@ -53,15 +53,10 @@ Lines = dict[str, Line]
 
 
 class Curves(NamedTuple):
-    """Curves of one run.
+    """Curves of one run."""
 
-    Attributes:
-        axis: ``round``, counted by rounds that are done, ``epoch``, or ``optimizer step``.
-        metrics: name -> position -> value.
-    """
-
-    axis: str
-    metrics: dict[str, Curve]
+    axis: str  # ``round``, counted by rounds that are done, ``epoch``, or ``optimizer step``
+    metrics: dict[str, Curve]  # name -> position -> value
 
 
 def section(runs: Sequence[Run]) -> Section | None:

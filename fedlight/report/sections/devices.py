@@ -1,7 +1,4 @@
-"""Devices and the wire: participation and dropouts, memory, and costs of rounds.
-
-Without a fleet there is what the wire carried and how often clients took part.
-"""
+"""Devices and the wire: participation, dropouts, memory, costs of rounds; without a fleet, the wire and participation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

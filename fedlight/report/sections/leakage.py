@@ -1,7 +1,6 @@
 """Leakage of the clients' rows over the rounds, and against utility.
 
-Leakage over rounds as Figure 3 of FedDCA (https://arxiv.org/abs/2409.20135), the trade-off as Figure 3 of FewFedPIT
-(https://arxiv.org/abs/2403.06131).
+After Figure 3 of FedDCA (https://arxiv.org/abs/2409.20135) and Figure 3 of FewFedPIT (https://arxiv.org/abs/2403.06131).
 """
 
 from collections.abc import Mapping, Sequence
@@ -141,12 +140,7 @@ def _chart(attack: str, target: str, found: Found, styles: Styles) -> Chart:
 def draw_leakage_panels(
     series: Mapping[str, tuple[Mapping[str, Line], float | None]], styles: Styles
 ) -> Figure:
-    """Draw a panel for each metric, with the same look of a method in all of them.
-
-    Args:
-        series: metric -> lines of the methods, and the level before training.
-        styles: the look of each method; of those that have lines, the first are drawn.
-    """
+    """Draw a panel for each metric: lines of the first methods in ``styles``, and the level before training."""
     there = {method for lines, _ in series.values() for method in lines}
     styles = dict([(method, look) for method, look in styles.items() if method in there][:MOST_LINES])
     across = min(2, len(series))
@@ -176,10 +170,7 @@ def draw_leakage_panels(
 
 
 def utilities(runs: Sequence[Run]) -> tuple[str, dict[str, list[float]]]:
-    """Return the task that most attacked methods have scored, and each method's scores on it, seed by seed.
-
-    Where the clients' own models were scored, a method's score is their mean.
-    """
+    """Return the task most attacked methods have scored, and their scores by seed: means of clients' models, if scored."""
     scores: dict[str, dict[str, list[float]]] = {}
     for run in runs:
         metrics = run.done().get("metrics", {})
