@@ -1,8 +1,8 @@
-"""The federated loop: a Lightning epoch becomes a communication round.
+"""Federated loop: a Lightning epoch becomes a communication round.
 
-`federated_loop` is the callback; `plan` chooses clients and batches, `visit` is what happens at one client, `run` what an
-algorithm sees of the run, `optimizers` and `buffers` what a visit starts with, `checkpoint` what a stop leaves, `guard` what
-is refused, and `devices` with `fitted_step` how visits run on emulated devices.
+`federated_loop` is the callback; `plan` chooses clients and batches, `visit` holds the work at one client, `run` the view of
+the run for an algorithm, `optimizers` and `buffers` the start of a visit, `checkpoint` the state after a stop, `guard` the
+checks, and `devices` with `fitted_step` the visits on emulated devices.
 """
 
 from fedlight.support.lazy import lazy_names

@@ -1,11 +1,11 @@
-"""Checkpoints of a federated run: each holds a round that is over, whenever it is written.
+"""Checkpoints of a federated run: each holds a finished round, whenever it is written.
 
-Inside a round the module has one client's weights, and Lightning saves there unasked: ``max_time``, ``should_stop``,
-``save_on_exception``, ``every_n_train_steps``, a requeue by SLURM. A run cannot go on from the middle of a round, so such a
-checkpoint holds what an ordinary one held when the round had not begun, and the round is done again, bit for bit.
+Inside a round the module has one client's weights, and Lightning may save there: ``max_time``, ``should_stop``,
+``save_on_exception``, ``every_n_train_steps``, a requeue by SLURM. A run cannot resume from the middle of a round, so such a
+checkpoint holds the state from before the round, which is then trained again, bit for bit.
 
-A round is over when Lightning has validated it, or has come to its end where nothing is validated. A checkpoint of its last
-batch still holds the state from before it: whoever went on from the middle of a validation would have another metric.
+A round is over when Lightning has validated it, or at its end without validation. A checkpoint at its last batch still
+holds the state from before it: a run resumed from the middle of a validation would have another metric.
 """
 
 import copy
@@ -22,20 +22,19 @@ from fedlight.federation.client_state import ClientMemories
 from fedlight.support.checkpoint_files import damage_named
 
 COPIED_MIB = 256
-"""Tensors that may be held by reference are copied up to so many MiB together; a copy of these takes about 0.1 s."""
+"""Largest total size of tensors that are copied although they may be held by reference; a copy takes about 0.1 s."""
 
 
 class HeldState:
     """Copy of a nested state of dicts, lists, tuples, tensors and plain values.
 
-    Tensors are copied to the CPU. Those for which ``may_refer`` answers true are held by reference where all of them
-    together are above ``copied_mib``: frozen weights, and moments of a server optimizer that gives new tensors in each
-    round. A change in place of such a tensor raises its version counter and is refused in :meth:`value`.
+    Tensors are copied to the CPU. Tensors accepted by ``may_refer`` are held by reference if they take more than
+    ``copied_mib`` together: frozen weights, and moments of a server optimizer that gives new tensors in each round. A change
+    in place raises the tensor's version counter and is refused in :meth:`value`.
 
     Args:
-        state: what is held.
-        may_refer: whether nothing is expected to change this tensor in place; asked for each tensor.
-        copied_mib: up to which they are copied anyway.
+        may_refer: whether nothing is expected to change this tensor in place; called for each tensor.
+        copied_mib: size in MiB up to which these tensors are copied anyway.
 
     Example:
         >>> import torch
@@ -57,11 +56,7 @@ class HeldState:
         self._state = self._hold(state, "")
 
     def value(self) -> Any:
-        """Return the state; its containers are the caller's own.
-
-        Raises:
-            ValueError: a tensor that is held by reference was changed in place.
-        """
+        """Return the state in new containers; raise ValueError if a tensor held by reference was changed in place."""
         for where, tensor, version in self._references:
             if tensor._version != version:
                 raise ValueError(
@@ -71,7 +66,7 @@ class HeldState:
         return _containers(self._state)
 
     def copy_those(self, changes: Callable[[Tensor], bool]) -> None:
-        """Copy tensors that are held by reference and will now change, before they do."""
+        """Copy tensors that are held by reference before they change."""
         stays = self._may_refer
         self._may_refer = lambda tensor: stays(tensor) and not changes(tensor)
         self._references = []
@@ -112,12 +107,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 class ResumableLoop(Protocol):
-    """Federated loop as :class:`RoundStart` needs it.
-
-    Attributes:
-        rounds_done: rounds whose server step is done.
-        memory: of the clients.
-    """
+    """Federated loop as :class:`RoundStart` needs it."""
 
     rounds_done: int
     memory: ClientMemories
@@ -127,13 +117,13 @@ class ResumableLoop(Protocol):
         """The loop's name in a checkpoint."""
 
     def remembered(self) -> dict[str, Any]:
-        """Return what the loop has to remember now, but for the clients' memories."""
+        """Return the loop's present state, except the clients' memories."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loop's part of a checkpoint; inside a round, that from before it."""
+        """Return the loop's part of a checkpoint; inside a round, the state from before it."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what ``state_dict`` gave."""
+        """Restore the result of ``state_dict``."""
 
     def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch_idx: int) -> None:
         """Open the visit that begins with this batch, if one does."""
@@ -149,14 +139,11 @@ class ResumableLoop(Protocol):
 
 
 class RoundStart(L.Callback):
-    """Callback that holds the checkpoint from before a round until the round is over, and has the trainer save that one.
+    """Callback that holds the checkpoint from before a round until the round is over, and makes the trainer save that one.
 
-    It stands in front of all other callbacks, which may change the module and themselves when an epoch starts. What costs
-    time is one copy of what is trained, of buffers and of the callbacks' states for each round; what is large and stays as
-    it is during a round is held by reference (:class:`~fedlight.callbacks.loop.checkpoint.HeldState`).
-
-    Args:
-        loop: the federated loop.
+    It comes before all other callbacks, which may change the module and themselves when an epoch starts. Each round costs
+    one copy of trained parameters, buffers and the callbacks' states; large tensors that stay as they are during a round are
+    held by reference (:class:`~fedlight.callbacks.loop.checkpoint.HeldState`).
     """
 
     def __init__(self, loop: ResumableLoop) -> None:
@@ -171,7 +158,7 @@ class RoundStart(L.Callback):
         self._reloads: int | None = None
 
     def reload_in_each_round(self, trainer: Any) -> None:
-        """Make the trainer ask for its loaders in every round, as each has its own batches, until the run is over."""
+        """Make the trainer ask for its loaders in every round, since each has its own batches, until the run is over."""
         self._reloads = trainer.reload_dataloaders_every_n_epochs
         trainer.reload_dataloaders_every_n_epochs = 1
 
@@ -180,7 +167,7 @@ class RoundStart(L.Callback):
             trainer.reload_dataloaders_every_n_epochs, self._reloads = self._reloads, None
 
     def watch(self, trainer: Any) -> None:
-        """Become the first of the trainer's callbacks, and the maker of all its checkpoints."""
+        """Become the first of the trainer's callbacks, and write all its checkpoints."""
         if self.is_open:  # the same objects go on after an error: what was done of the round does not count
             self.loop.load_state_dict(self.loop.state_dict())
         self._release()
@@ -195,12 +182,12 @@ class RoundStart(L.Callback):
         return self._own is not None
 
     def remembered(self) -> dict[str, Any]:
-        """Return what the loop remembers; inside a round, what it remembered before it."""
+        """Return the loop's state; inside a round, the state from before it."""
         held: dict[str, Any] = self._own.value() if self._own else self.loop.remembered()
         return held
 
     def dump(self, weights_only: bool | None = None) -> dict[str, Any]:
-        """Return a checkpoint; called in the place of Lightning's method."""
+        """Return a checkpoint; replaces Lightning's method."""
         goes_on_from = self._trainer._checkpoint_connector._loaded_checkpoint
         if self._checkpoint is not None and not (weights_only and self._is_aggregated()):
             held = self._before_round(self._checkpoint)
@@ -212,7 +199,7 @@ class RoundStart(L.Callback):
 
     def _before_round(self, held: HeldState) -> dict[str, Any]:
         checkpoint: dict[str, Any] = held.value() | self._settings
-        # Which files there are is no matter of the round.
+        # The list of written files does not depend on the round.
         files = (one for one in self._trainer.callbacks if isinstance(one, ModelCheckpoint))
         checkpoint["callbacks"].update((one.state_key, one.state_dict()) for one in files)
         checkpoint["callbacks"][self.loop.state_key] = self.loop.state_dict()
@@ -228,7 +215,7 @@ class RoundStart(L.Callback):
         self._data = self._data_state()
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Hold the checkpoint of this moment, as if the epoch had not begun."""
+        """Hold the present checkpoint, as if the epoch had not begun."""
         if self.is_open:  # the round was cut short, and the loop will refuse the next one
             return
         self.loop.memory.begin_round()
@@ -238,7 +225,7 @@ class RoundStart(L.Callback):
             checkpoint = self._live(False)
         finally:
             self._trainer.callbacks = everyone
-        if self.loop.rounds_done == 0:  # others may take any state for a sign that an epoch is behind them
+        if self.loop.rounds_done == 0:  # other callbacks may take any state as a sign of a finished epoch
             checkpoint["callbacks"] = {}
         fit_loop = checkpoint["loops"]["fit_loop"]
         for progress in fit_loop["epoch_progress"].values():
@@ -256,7 +243,7 @@ class RoundStart(L.Callback):
         self._checkpoint = HeldState(checkpoint, lambda tensor: _storage(tensor) in frozen)
 
     def also_trained(self, parameters: Iterable[Tensor]) -> None:
-        """Copy frozen parameters that callbacks have given to the optimizers by the first visit of the round."""
+        """Copy frozen parameters that callbacks have added to the optimizers before the first visit of the round."""
         joined = self._frozen & {_storage(parameter) for parameter in parameters}
         if joined and self._checkpoint is not None:
             self._checkpoint.copy_those(lambda tensor: _storage(tensor) in joined)
@@ -264,18 +251,18 @@ class RoundStart(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Begin the visit: what callbacks do with its first batch, such as setting rates, is within it."""
+        """Begin the visit, so that callbacks' work with its first batch, such as setting rates, is within it."""
         self.loop.begin_batch(trainer, pl_module, batch_idx)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Begin the visit of a batch that is None, which has an end only."""
+        """Begin the visit of a batch that is None, for which Lightning calls only this hook."""
         if batch is None:
             self.loop.begin_batch(trainer, pl_module, batch_idx)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Have the global model validated, and no client's, where the run is stopped inside a round."""
+        """Put the global model in place of a client's for validation, where the run is stopped inside a round."""
         self.loop.refuse_changed()
         if self.is_open and not self._is_aggregated():
             self._aside.enter_context(self.loop.before_round())
@@ -331,7 +318,7 @@ def _frozen(trainer: Any, module: L.LightningModule) -> set[int]:
 
 
 def _names_of_settings(of: Any) -> set[str]:
-    """Return the names under which a checkpoint has hyperparameters, which are kept as they are."""
+    """Return the names of the hyperparameters in a checkpoint, which are kept as they are."""
     return {of.CHECKPOINT_HYPER_PARAMS_NAME, of.CHECKPOINT_HYPER_PARAMS_KEY, of.CHECKPOINT_HYPER_PARAMS_TYPE}
 
 
@@ -340,9 +327,9 @@ def _storage(tensor: Tensor) -> int:
 
 
 def check_what_is_loaded(trainer: Any) -> None:
-    """Make the trainer refuse a damaged checkpoint by name: torch does not compare the checksums in the file.
+    """Make the trainer name a damaged checkpoint and refuse it: torch does not compare the checksums in the file.
 
-    That reads the file once more: a third of a second for each GB that the system has in RAM.
+    This reads the file once more: a third of a second for each GB that the system has in RAM.
     """
     connector = trainer._checkpoint_connector
 
@@ -357,13 +344,7 @@ def check_what_is_loaded(trainer: Any) -> None:
 
 
 def follow_what_is_saved(trainer: Any, memory: ClientMemories, state_key: str) -> None:
-    """Tell the clients' memories when a checkpoint is on the disk: until then the one before it needs its files.
-
-    Args:
-        trainer: that saves.
-        memory: of the clients.
-        state_key: of the federated loop, under which a checkpoint has the memories.
-    """
+    """Notify the clients' memories when a checkpoint is on the disk; until then the last one needs its files."""
     strategy = trainer.strategy
 
     def save_checkpoint(

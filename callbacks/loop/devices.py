@@ -1,7 +1,7 @@
 """Emulated devices in the federated loop: which clients get through a round, on which base, at what cost.
 
-All of it is decided before a round is trained, from counted operations and bytes and from the devices' hours, so that
-nobody trains in vain and nothing depends on the speed of this machine.
+This is decided before a round is trained, from counted operations and bytes and from the devices' hours: no client trains
+in vain, and nothing depends on the speed of this machine.
 """
 
 import logging
@@ -40,20 +40,12 @@ from fedlight.federation.protocols import KnowsBaseBits
 from fedlight.federation.state import State
 
 Sizes = tuple[frozenset[str], int, int]
-"""Of a visit: names of the parameters that it trains, bytes down, bytes up."""
+"""Names of the parameters that a visit trains, bytes down, bytes up."""
 
 
 @dataclass(frozen=True)
 class PayloadSizes:
-    """Bytes that visits send, from the hooks of the algorithm by names and shapes alone.
-
-    Attributes:
-        algorithm: says what goes down and comes back.
-        channel: says how many bytes that takes.
-        memory: of the clients, on which it may depend.
-        clients: all clients by id.
-        buffers: which of the parameters stay with a client, and what goes with those that are sent.
-    """
+    """Bytes that visits send, computed from names and shapes with the algorithm's hooks."""
 
     algorithm: Algorithm
     channel: Channel
@@ -62,15 +54,9 @@ class PayloadSizes:
     buffers: BufferPolicy
 
     def of(self, client_id: str, visits: Sequence[Visit], state: State) -> dict[Visit, Sizes]:
-        """Return names of the trained parameters, bytes down and bytes up of each visit to a client in one round.
+        """Return the names of the trained parameters, bytes down and bytes up of each visit to a client in one round.
 
-        Args:
-            client_id: the client.
-            visits: in their order.
-            state: the global state, of which names and shapes count alone.
-
-        Raises:
-            ValueError: the algorithm's hooks look at values.
+        Only names and shapes of ``state`` count. Raises ValueError if the algorithm's hooks look at values.
         """
         client = replace(self.clients[client_id], memory=self.memory.load(client_id))
         shared, also = self.buffers.shared(state), self.buffers.num_bytes
@@ -93,22 +79,19 @@ class KnowsBatchShapes(Protocol):
     """Datamodule that knows the size of its batches before they are read."""
 
     def batch_shapes(self, visit: Visit, round_idx: int) -> list[BatchShape]:
-        """Return the size of each batch of a visit, before it is read."""
+        """Return the size of each batch of a visit."""
 
     def example_batch(self, examples: int) -> Any:
-        """Return a batch of so many examples."""
+        """Return a batch of ``examples`` examples."""
 
 
 class DeviceEmulation(NoDevices):
     """Emulated devices of a federated run.
 
     Args:
-        fleet: who has which device.
-        deadline_seconds: how long the server waits for a round, in virtual time; None waits for all.
-        wanted: clients that a round needs; of more that are asked, the fastest count.
-        seed: of what is drawn in a round, such as who is there.
-        payloads: how much visits send.
-        run: what is trained, and on what.
+        deadline_seconds: virtual seconds that the server waits for a round; None waits for all clients.
+        wanted: number of clients that a round needs; if more are asked, the fastest count.
+        seed: seed of the draws in a round, such as which clients are available.
 
     Raises:
         ValueError: the datamodule does not know the size of its batches, or the base cannot serve a device.
@@ -147,7 +130,7 @@ class DeviceEmulation(NoDevices):
         self._resting: dict[tuple[int, frozenset[str]], Footprint] = {}
 
     def _example_batch(self, examples: int) -> Any:
-        """Return a batch as a training step receives it, on the CPU, where it is counted."""
+        """Return a batch as a training step receives it, on the CPU, where its operations are counted."""
         return ready(self._module, self._data.example_batch(examples), torch.device("cpu"))
 
     def device_name(self, client_id: str) -> str:
@@ -183,7 +166,7 @@ class DeviceEmulation(NoDevices):
     def admit(
         self, round_idx: int, now_seconds: float, visits: Sequence[Visit], parameters: Mapping[str, Tensor]
     ) -> list[Visit]:
-        """Return the visits of the clients that get through, ordered so that bases are swapped seldom."""
+        """Return the visits of the clients that get through, ordered so that the base is swapped as rarely as possible."""
         self._planned_for = parameters.keys()
         state = {name: torch.empty(p.shape, device="meta") for name, p in parameters.items()}
         self._asked: dict[str, list[Visit]] = {}
@@ -327,7 +310,7 @@ def _spent(outcome: Outcome) -> dict[str, float]:
 
 
 def check_device_settings(fleet: Fleet | None, deadline_seconds: float | None, over_selection: float) -> None:
-    """Raise ``ValueError`` for settings of the loop that are out of range, or mean nothing without a fleet."""
+    """Raise ValueError for settings that are out of range or need a fleet."""
     if deadline_seconds is not None and not deadline_seconds > 0:
         raise ValueError(
             f"federated.deadline_seconds={deadline_seconds} must be above 0, or null to wait for all"

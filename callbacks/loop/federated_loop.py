@@ -1,9 +1,9 @@
-"""Federated loop: a Lightning epoch becomes one communication round.
+"""Federated loop: a Lightning epoch becomes a communication round.
 
-A round is a list of visits, a visit is one run of local training batches at one client. The datamodule streams the
-round's batches client after client; this callback notices where visits begin and end, swaps parameters there, calls
-the algorithm and, at the round's last batch, lets the server step. The module and the trainer never hear of it:
-``max_epochs`` counts rounds, and checkpoints, schedulers, early stopping and loggers keep their meaning.
+A round is a list of visits; a visit is one run of local training batches at one client. The datamodule streams the round's
+batches client after client. This callback finds where visits begin and end, swaps parameters there, calls the algorithm and
+lets the server step at the round's last batch. ``max_epochs`` counts rounds; checkpoints, schedulers, early stopping and
+loggers keep their meaning.
 """
 
 from contextlib import AbstractContextManager
@@ -75,12 +75,10 @@ class OpenRound:
     """Round under way as the loop keeps it.
 
     Attributes:
-        opened: the federated parameters before the round.
-        state: the same as the first visit finds them, which callbacks may have changed when the epoch started.
-        exchange: what goes between server and clients.
-        contributions: what the clients contribute.
+        opened: federated parameters before the round.
+        state: federated parameters at the first visit; callbacks may have changed them when the epoch started.
         last: client id -> its last visit so far, of clients that have more visits in the round.
-        memories: of these clients as they were before the round.
+        memories: client id -> its memory before the round, of clients with several visits.
     """
 
     opened: State
@@ -94,32 +92,32 @@ class OpenRound:
 class FederatedLoop(L.Callback):
     """Lightning callback that turns an epoch into a communication round over the clients that the data know.
 
-    Federated are the parameters that the optimizer holds when a round begins. ``Trainer(max_epochs=R)`` trains R rounds.
+    The federated parameters are those that the optimizer holds when a round begins. ``Trainer(max_epochs=R)`` trains R
+    rounds.
 
     Args:
         algorithm: what clients and server do; FedAvg (unbiased) if not given.
-        server: the server's optimizer; plain averaging if not given.
+        server: server optimizer; plain averaging if not given.
         clients_per_round: clients sampled in a round, at most the number of clients.
         local_steps: optimizer steps of a visit; None is one pass over the client's data.
-        channel: what the wire does to what is sent; lossless fp32 if not given.
-        aggregation: a robust way to combine movements, such as the coordinate-wise median, or a private one; the
-            algorithm's own, with its weighting, if not given.
-        memory: where clients' memories lie between rounds; in RAM up to 256 MiB, then on disk, if not given.
-        seed: of the sampling of clients and of everything random inside a visit.
-        fleet: the clients' devices, which are emulated; without one every client trains as this machine does.
-        deadline_seconds: of a round, on the devices' virtual clock; who has not finished by then is left out.
-        over_selection: so many times ``clients_per_round`` are asked, and the fastest ``clients_per_round`` count.
-        buffers: what is done about buffers that training changes, such as running statistics of a batch norm: ``refuse``,
+        channel: compression of what is sent; lossless fp32 if not given.
+        aggregation: robust (such as coordinate-wise median) or private combination of updates; None: the algorithm's own.
+        memory: store of the clients' memories between rounds; if not given, in RAM up to 256 MiB, then on disk.
+        seed: seed of the sampling of clients and of everything random inside a visit.
+        fleet: emulated devices of the clients; without a fleet every client trains as this machine does.
+        deadline_seconds: end of a round on the devices' virtual clock; clients that finish later are left out.
+        over_selection: factor on ``clients_per_round``: so many are asked, and the fastest ``clients_per_round`` count.
+        buffers: treatment of buffers that training changes, such as running statistics of a batch norm: ``refuse``,
             ``average`` over the clients of a round, or ``local`` (FedBN); see :mod:`fedlight.callbacks.loop.buffers`.
-        step_schedule: of learning-rate schedules that step within a round. Every visit starts them where the round began;
-            the next round begins where the visit that came furthest left them (``continue``), or where this one began
+        step_schedule: treatment of learning-rate schedules that step within a round. Every visit starts them where the round
+            began; the next round begins where the furthest visit left them (``continue``), or where this one began
             (``restart``); see :mod:`fedlight.callbacks.loop.optimizers`.
 
     Attributes:
-        rounds_done: rounds whose server step is done.
-        visit_records: one row for each finished visit of the current round, and for each client that dropped out of it.
-        visits: visits under way, one at a time; one that has ended stays until the next begins or the round is over.
-        virtual_seconds: what the rounds have taken on the devices' clock; 0 without a fleet.
+        rounds_done: number of rounds with a finished server step.
+        visit_records: a row for each finished visit of the current round, and for each client that dropped out of it.
+        visits: visits under way, at most one; an ended visit stays until the next begins or the round is over.
+        virtual_seconds: duration of the rounds on the devices' clock; 0 without a fleet.
 
     Raises:
         ValueError: in ``setup``, before any work, for settings that would cut a round or clients that do not fit.
@@ -307,7 +305,7 @@ class FederatedLoop(L.Callback):
             self._left = ParametersLeft(self._parameters, ended[-1].visiting.visit.client_id)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Close the epoch; once it is saved, the next round is planned."""
+        """Close the epoch; the next round is planned once this one is saved."""
         plan.train_batches_again(pl_module)
         if self._round is not None:
             guard.refuse_cut_short(trainer, self.rounds_done, self._rounds.schedule.num_batches)
@@ -488,7 +486,7 @@ class FederatedLoop(L.Callback):
         return self.holding(self._under_way.opened | buffers)
 
     def remembered(self) -> dict[str, Any]:
-        """Return rounds done, and the states of algorithm and server; their tensors are replaced, never changed in place."""
+        """Return rounds done and the states of algorithm and server, whose tensors are replaced, never changed in place."""
         return {
             "federation": self._federation.settings,
             "rounds_done": self.rounds_done,
@@ -500,7 +498,7 @@ class FederatedLoop(L.Callback):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return rounds done, and the states of algorithm, server and clients; inside a round, those from before it."""
+        """Return rounds done and the states of algorithm, server and clients; inside a round, the states from before it."""
         own = self._start.remembered()
         return {**own, "memory": self.memory.state_dict(own["rounds_done"])}
 

@@ -25,10 +25,7 @@ from fedlight.support.settings_record import (
 
 
 def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
-    """Raise ``ValueError`` for trainer settings under which a round would end early or mix clients.
-
-    And where a trainer starts anew with a loop that has done rounds already.
-    """
+    """Raise ValueError for trainer settings that would end a round early or mix clients, or for a used loop."""
     if trainer.current_epoch == 0 and rounds_done > 0:
         raise ValueError(
             f"this FederatedLoop has done {rounds_done} rounds already: make a new one for a new run, "
@@ -72,12 +69,7 @@ def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
 
 
 def refuse_other_data(trainer: Any, read_once: bool) -> None:
-    """Raise ``ValueError`` for a project that gives other training data in later epochs to a loader read by client.
-
-    Args:
-        trainer: whose setting says so.
-        read_once: whether the project's loader is asked for once.
-    """
+    """Raise ValueError for a trainer that reloads the training loader where the project's loader is read by client, once."""
     every = trainer.reload_dataloaders_every_n_epochs
     if every and read_once:
         raise ValueError(
@@ -88,7 +80,7 @@ def refuse_other_data(trainer: Any, read_once: bool) -> None:
 
 
 def refuse_parallel(setting: str, part: object) -> NoReturn:
-    """Raise ``ValueError`` for a part that spreads batches or parameters over processes, also over one."""
+    """Raise ValueError for a part that spreads batches or parameters over processes, even over one."""
     raise ValueError(
         f"trainer.{setting}={type(part).__name__} spreads batches or parameters over processes, but a client's visit is "
         f"one's work: leave trainer.{setting} out and set devices=1"
@@ -114,7 +106,7 @@ def refuse_cut_short(trainer: L.Trainer, round_idx: int, num_batches: int) -> No
 
 
 def refuse_middle_of_epoch(epoch: int, batch_idx: int) -> NoReturn:
-    """Raise ``ValueError``: Lightning goes on inside an epoch, as after no checkpoint of a federated run."""
+    """Raise ValueError: Lightning resumes inside an epoch, which no checkpoint of a federated run does."""
     raise ValueError(
         f"the trainer goes on at batch {batch_idx} of epoch {epoch}, but a round is trained as a whole: the checkpoint that "
         "was resumed is not of a federated run. Load its weights into the module, and fit without ckpt_path"
@@ -151,11 +143,7 @@ LEAST = {
 
 
 def refuse_senseless(trainer: L.Trainer) -> None:
-    """Check that values of the trainer have a meaning.
-
-    Raises:
-        ValueError: a setting is below its least value.
-    """
+    """Raise ValueError for a setting of the trainer below its least value."""
     for setting, (least, meaning) in LEAST.items():
         value = getattr(trainer, setting)
         if value is not None and not value >= least:
@@ -163,7 +151,7 @@ def refuse_senseless(trainer: L.Trainer) -> None:
 
 
 MAY_CHANGE = ("memory",)
-"""Arguments of the loop on which no result depends: where memories lie."""
+"""Arguments of the loop on which no result depends: the store of memories."""
 
 
 @runtime_checkable
@@ -171,22 +159,22 @@ class TellsExamples(Protocol):
     """Data that know the examples of their clients without reading them."""
 
     def examples_digest(self) -> str:
-        """Return a digest, the same for the same examples of the same clients."""
+        """Return a digest that is equal for equal examples of the same clients."""
 
 
 class SameFederation:
-    """Description of a federation for its checkpoints, which refuses to go on with another one.
+    """Description of a federation for its checkpoints, which refuses to resume another federation.
 
-    May change from one run to the next: ``max_epochs``, everything about logging, evaluation and folders, where clients'
-    memories lie, loader processes. The settings of the optimizer are the module's matter
+    May change between runs: ``max_epochs``, everything about logging, evaluation and folders, the store of the clients'
+    memories, loader processes. Optimizer settings are checked by the module
     (:func:`fedlight.modules.language.checkpoints.check_optimizer_settings`).
 
     Args:
         loop: the federated loop, which has each argument of its constructor as an attribute.
 
     Attributes:
-        settings: name -> plain values, as they were when the loop was made; with those of the data, once they are known.
-        trains: whether the run trains; evaluation does not ask how a checkpoint was trained.
+        settings: name -> plain value when the loop was made, and those of the data once they are known.
+        trains: whether the run trains; evaluation does not compare settings.
     """
 
     def __init__(self, loop: object) -> None:
@@ -198,10 +186,10 @@ class SameFederation:
         self._saved: Mapping[str, Any] = {}
 
     def restore(self, saved: Mapping[str, Any] | None) -> None:
-        """Compare the settings of a checkpoint; one from before they were recorded is accepted, with a message.
+        """Compare the settings of a checkpoint; accept a checkpoint from before they were recorded, with a message.
 
         Raises:
-            ValueError: the loop has others.
+            ValueError: the loop has other settings.
         """
         if saved is None:
             rank_zero_info(
@@ -211,11 +199,7 @@ class SameFederation:
         self._refuse_others()
 
     def meet(self, trainer: L.Trainer, data: FederatedData) -> None:
-        """Add the data once they are known, before anything is trained.
-
-        Raises:
-            ValueError: those of the checkpoint are others.
-        """
+        """Add the data's settings before training; raise ValueError if the checkpoint has others."""
         sizes = dict(sorted(data.client_sizes().items()))
         self.settings |= {
             "data.clients": len(sizes),

@@ -23,16 +23,12 @@ from fedlight.support.seeding import derive_seed
 def uniform_cohort(
     clients: Sequence[Client], clients_per_round: int, seed: int, round_idx: int
 ) -> list[Client]:
-    """Return ``clients_per_round`` clients, drawn uniformly without replacement, in the order of ``clients``.
-
-    The draw is a function of the seed and the round.
+    """Return ``clients_per_round`` clients in their order, drawn uniformly without replacement by seed and round.
 
     Example:
         >>> clients = [Client(name, 1, 0.25) for name in "abcd"]
         >>> [c.id for c in uniform_cohort(clients, 2, seed=0, round_idx=0)]
         ['c', 'd']
-        >>> [c.id for c in uniform_cohort(clients, 4, seed=0, round_idx=0)]
-        ['a', 'b', 'c', 'd']
     """
     generator = np.random.default_rng(derive_seed(seed, "cohort", round_idx))
     chosen = generator.choice(len(clients), size=clients_per_round, replace=False)
@@ -40,17 +36,16 @@ def uniform_cohort(
 
 
 class RoundSchedule:
-    """Visits of one round, one after the other, by the numbers of their batches.
+    """Visits of one round in sequence, by the numbers of their batches.
 
     Args:
         visits: in the order in which they are trained.
         accumulation: batches of an optimizer step.
 
     Attributes:
-        accumulation: batches of an optimizer step.
         begins: number of its first batch -> visit.
         ends: numbers of the batches before which a visit has ended.
-        num_batches: of the whole round; those of one optimizer step where there is no visit, as Lightning needs some.
+        num_batches: batches of the round; of one optimizer step without visits, since Lightning needs some.
 
     Raises:
         ValueError: a visit ends inside an optimizer step.
@@ -86,7 +81,7 @@ class RoundSchedule:
 
 
 def batches_per_step(trainer: L.Trainer, round_idx: int) -> int:
-    """Return the batches of an optimizer step in a round, by a ``GradientAccumulationScheduler`` if there is one."""
+    """Return the batches of an optimizer step in a round, from a ``GradientAccumulationScheduler`` if there is one."""
     number = trainer.accumulate_grad_batches
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, GradientAccumulationScheduler):
@@ -100,7 +95,7 @@ def visit_lengths(local_steps: int | None, accumulation: int, one_pass: NumBatch
     Args:
         local_steps: optimizer steps; None for one pass over the client's data, cut to whole steps.
         accumulation: batches of an optimizer step.
-        one_pass: batches of a pass, by the same.
+        one_pass: function from client id and split to the batches of one pass.
 
     Example:
         >>> visit_lengths(None, 2, lambda client_id, split="train": 5)("a")
@@ -115,7 +110,7 @@ def visit_lengths(local_steps: int | None, accumulation: int, one_pass: NumBatch
 
 
 def number_asked(wanted: int, over_selection: float) -> int:
-    """Return the number of clients that are asked so that ``wanted`` of them are left.
+    """Return the number of clients to ask so that ``wanted`` of them remain.
 
     Example:
         >>> number_asked(100, 1.1), number_asked(8, 1.3)
@@ -125,16 +120,16 @@ def number_asked(wanted: int, over_selection: float) -> int:
 
 
 def takes_place(trainer: L.Trainer, round_idx: int) -> bool:
-    """Return whether the round will be trained: it is not after the last, and the trainer was not told to stop."""
+    """Return whether the round will be trained: it is not after the last, and the trainer is not asked to stop."""
     stops = trainer.should_stop and trainer.fit_loop._can_stop_early
     return round_idx < (trainer.max_epochs or 0) and not stops
 
 
 def skip_batches(module: L.LightningModule, round_idx: int) -> None:
-    """Make the module train nothing, until :func:`train_batches_again`, and log it.
+    """Make the module train nothing until :func:`train_batches_again`, and log it.
 
-    Lightning stops the whole run at an epoch without batches. So a round without visits has some, which are passed over; the
-    round is validated, logged and counted like any other.
+    Lightning stops the run at an epoch without batches, so a round without visits has some that are skipped. The round is
+    validated, logged and counted like any other.
     """
     rank_zero_info(f"round {round_idx + 1}: nobody is left of those asked, so the model stays as it is")
     warnings.filterwarnings("ignore", "`training_step` returned `None`")
@@ -152,32 +147,29 @@ def _skip(*_: object) -> None:
 
 
 def close_epoch(trainer: L.Trainer) -> None:
-    """Make Lightning go on behind the batches of an epoch whose checkpoint was taken after validation.
+    """Make Lightning go on after the batches of an epoch whose checkpoint was taken after validation.
 
-    It compares how many it had done with how many the next epoch has, and so would train a part of a longer round.
+    Lightning compares the batches done with those of the next epoch, and so would train a part of a longer round.
     """
     done: Any = trainer.fit_loop.epoch_loop.batch_progress.current
     done.ready = done.started = done.processed = done.completed = int(trainer.num_training_batches)
 
 
 class RoundPlanner:
-    """Planner of one round after the other, whose visits the datamodule streams.
+    """Planner of the rounds, whose visits the datamodule streams.
 
     Args:
-        algorithm: whose visits they are.
-        data: of the clients; it is told the visits.
-        clients: all clients by id.
-        clients_per_round: clients whose work is wanted.
-        over_selection: so many times as many are asked.
+        clients_per_round: number of clients whose work is wanted.
+        over_selection: factor on ``clients_per_round`` that gives the number of clients asked.
         local_steps: optimizer steps of a visit; None for one pass over the data.
-        accumulation: batches of an optimizer step in a round, by its number.
-        seed: of the sampling, and of what the algorithm draws when it prepares a round.
+        accumulation: function from a round to its batches per optimizer step.
+        seed: seed of the sampling, and of the algorithm's draws when it prepares a round.
 
     Attributes:
-        num_asked: clients that are asked in a round.
-        cohort: those who take part in the round that was planned last.
-        schedule: of its visits.
-        planned: that round; None before the first.
+        num_asked: number of clients asked in a round.
+        cohort: clients that take part in the last planned round.
+        schedule: visits of the last planned round.
+        planned: last planned round; None before the first.
     """
 
     cohort: list[Client]
@@ -204,15 +196,10 @@ class RoundPlanner:
         self.planned: int | None = None
 
     def outline(self, round_idx: int, accumulation: int) -> None:
-        """Give the data a plan of one visit, as long as the longest of all clients.
+        """Give the data a plan of one visit, as long as the longest of all clients, before the first round is planned.
 
-        Lightning may ask for a loader before the first round is planned, to work out ``trainer.estimated_stepping_batches``.
-        That is then how many steps a schedule makes that goes on from round to round, or a few more where visits differ in
-        length.
-
-        Args:
-            round_idx: of the round that will be planned first.
-            accumulation: batches of an optimizer step.
+        Lightning may ask for a loader by then to work out ``trainer.estimated_stepping_batches``. The result is the number
+        of steps of a schedule that continues from round to round, or slightly more where visits differ in length.
         """
         num_batches = visit_lengths(self.local_steps, accumulation, self.data.num_batches)
         visits = self.algorithm.plan(round_idx, [*self.clients.values()], num_batches)
@@ -226,14 +213,7 @@ class RoundPlanner:
         parameters: Mapping[str, Tensor],
         now_seconds: float,
     ) -> None:
-        """Plan the visits of a round and give them to the data.
-
-        Args:
-            round_idx: the round.
-            run: whose module holds the global state.
-            parameters: that are federated.
-            now_seconds: virtual time at which the round starts.
-        """
+        """Plan the visits of a round that starts at ``now_seconds`` (virtual time), and give them to the data."""
         if self.planned != round_idx:
             self._prepare(round_idx, now_seconds, run)
             self.planned = round_idx
@@ -248,7 +228,7 @@ class RoundPlanner:
         self.data.set_visits(visits or [Visit(first, accumulation)], round_idx)
 
     def _prepare(self, round_idx: int, now_seconds: float, run: Run) -> None:
-        """Let the algorithm prepare the round for the clients that are present; every random stream stays as it was."""
+        """Let the algorithm prepare the round for the clients that are present; keep every random stream as it was."""
         with isolate_rng():
             seed_all(self.seed, "prepare", round_idx)
             there = run.devices.present(round_idx, now_seconds, self._asked(round_idx))
@@ -259,7 +239,7 @@ class RoundPlanner:
 
 
 def refuse_other_epoch(epoch: int, rounds_done: int, planned: int | None) -> None:
-    """Raise ``ValueError`` if trainer and loop do not count alike, or the round is not the one that was planned."""
+    """Raise ValueError if trainer and loop count differently, or another round was planned."""
     if epoch != rounds_done:
         raise ValueError(
             f"the trainer has counted {epoch} epochs, but {rounds_done} rounds are done. If it goes on from a checkpoint, "
@@ -283,14 +263,11 @@ def refuse_other_accumulation(now: int, planned: int) -> None:
 
 
 class NextRound(Checkpoint):
-    """Callback that plans the next round once the round before is saved.
+    """Callback that plans the next round once the last one is saved.
 
-    A plan may take minutes, where clients make training data for themselves: who stops the run in them has lost nothing, and
-    early stopping has spoken before. Lightning calls checkpoints and early stopping behind all other callbacks, and this is
-    the last of them.
-
-    Args:
-        plan: what is to be done.
+    A plan may take minutes if clients generate training data: a run that is stopped meanwhile loses nothing, and early
+    stopping has decided before. Lightning calls checkpoints and early stopping after all other callbacks; this one is the
+    last of them.
     """
 
     def __init__(self, plan: Callable[[L.Trainer], None]) -> None:
@@ -311,5 +288,5 @@ def plan_behind_checkpoints(trainer: L.Trainer, plan: Callable[[L.Trainer], None
 
 
 def others(trainer: L.Trainer) -> list[L.Callback]:
-    """Return the trainer's callbacks but for :class:`NextRound`."""
+    """Return the trainer's callbacks except :class:`NextRound`."""
     return [one for one in trainer.callbacks if not isinstance(one, NextRound)]  # type: ignore[attr-defined]

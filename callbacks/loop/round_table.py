@@ -1,7 +1,7 @@
-"""CSV file that grows by the rows of a round: a killed and resumed run leaves the file of an uninterrupted one.
+"""CSV file with rows by round: a killed and resumed run leaves the file of an uninterrupted one.
 
-Rows of rounds that will be trained again are dropped when training starts, and so is the half row that a kill leaves;
-a round's rows are added once, however often Lightning ends its epoch.
+Rows of rounds that will be trained again, and a half row left by a kill, are dropped when training starts. The rows of a
+round are added once, however often Lightning ends its epoch.
 """
 
 import csv
@@ -17,13 +17,13 @@ Record = dict[str, int | float | str]
 
 
 class RoundTable:
-    """Rows of one file, the same columns in each and ``round`` among them, which is empty for a row of no round.
+    """Rows of one file with equal columns, among them ``round``, which is empty for a row of no round.
 
     Args:
-        file: where they are; the folder is made with the first row.
+        file: path of the file; its folder is made with the first row.
 
     Attributes:
-        last_round: the last round whose rows are in the file, -1 before the first; what a checkpoint has to hold.
+        last_round: last round with rows in the file, -1 before the first; a checkpoint has to hold it.
     """
 
     def __init__(self, file: Path) -> None:
@@ -34,18 +34,18 @@ class RoundTable:
         """Keep rows up to ``last_round``; drop later ones and those of no round; -1 drops all.
 
         Args:
-            last_round: the last round that is not trained again.
-            before: :meth:`digest` of its rows and those before it when the checkpoint was written; None for no question.
+            last_round: last round that is not trained again.
+            before: :meth:`digest` of the kept rows when the checkpoint was written; None: not compared.
 
         Raises:
-            ValueError: they are others now.
+            ValueError: the digest has changed.
         """
         self.refuse_changed_rows(last_round, before)
         self.last_round = last_round
         self._rewrite([row for row in self.rows() if _is_of(row, last_round)])
 
     def refuse_changed_rows(self, last_round: int, before: str | None) -> None:
-        """Refuse rows up to ``last_round`` of another digest than ``before``; see :meth:`restart`."""
+        """Raise ValueError for rows up to ``last_round`` with another digest than ``before``; see :meth:`restart`."""
         if None not in (before, found := self.digest(last_round)) and found != before:
             raise ValueError(
                 f"{self.file} is damaged or of another run: its rows up to round {last_round + 1} are not those that "
@@ -74,7 +74,7 @@ class RoundTable:
             return [row for row in csv.DictReader(file) if None not in row and None not in row.values()]
 
     def digest(self, last_round: int) -> str | None:
-        """Return a digest of the rows up to ``last_round``, by which a change is noticed; None without a file."""
+        """Return a digest of the rows up to ``last_round``, by which changes are found; None without a file."""
         if not self.file.exists():
             return None
         known = [row for row in self.rows() if _is_of(row, last_round)]

@@ -1,10 +1,10 @@
 """One visit in the federated loop: download, local training, upload, contribution to the round.
 
-Steps are counted at torch's optimizers: there a step is one step, however often it evaluates its closure (LBFGS does so many
-times), and none is counted that 16-bit scaling leaves out.
+Steps are counted at torch's optimizers: a step is one step, however often it evaluates its closure (LBFGS does so many
+times), and a step that 16-bit scaling leaves out does not count.
 
-A client with several visits in a round contributes when the last of them is done: if one of them diverges, nothing of the
-client has been added up. A client sees NaN and Inf before it sends, so nothing goes up.
+A client with several visits in a round contributes after the last one: if a visit diverges, nothing of the client has been
+aggregated. A client checks for NaN and Inf before it sends.
 """
 
 import logging
@@ -32,20 +32,20 @@ from fedlight.federation.server import ServerOptimizer
 from fedlight.federation.state import Diverged, State, moved, refuse_not_finite
 
 SET_BY_HAND = ("lr", "momentum", "betas", "weight_decay")
-"""Settings of an optimizer's group that projects change from step to step."""
+"""Settings of an optimizer's group that projects may change from step to step."""
 StepSettings = tuple[dict[str, Any], ...]
-"""These of each group in one step; numbers, or tuples of them."""
+"""Settings ``SET_BY_HAND`` of each group in one step: numbers, or tuples of numbers."""
 
 
 class LocalWork:
     """Counters of the steps, losses and learning rates of a visit, which run until :meth:`done` or :meth:`leave`.
 
     Args:
-        optimizers: of the module; none before the first visit.
-        changes_gradients: the name of an algorithm that has to see gradients before each step; None if it need not.
+        optimizers: the module's optimizers; none before the first visit.
+        changes_gradients: name of an algorithm that has to see gradients before each step; None if it need not.
 
     Attributes:
-        settings: number of an optimizer -> for each of its steps so far the settings of its groups, ``SET_BY_HAND``.
+        settings: index of an optimizer -> for each of its steps so far the settings of its groups, ``SET_BY_HAND``.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], changes_gradients: str | None = None) -> None:
@@ -67,9 +67,9 @@ class LocalWork:
             self._hooks.append(optimizer.register_step_post_hook(self._stepped))
 
     def announce(self, optimizer: Optimizer) -> None:
-        """Note that Lightning is about to step this optimizer; it says so at each evaluation of the closure.
+        """Note that Lightning is about to step this optimizer; called at each evaluation of the closure.
 
-        A loss scale may leave the step out even so: then its gradients were of no use, and nobody waits for them.
+        A loss scale may still leave the step out; its gradients are then discarded, not unused.
         """
         self._backward_since_step = False
         self._announced.add(id(optimizer))
@@ -106,7 +106,7 @@ class LocalWork:
         self._backward_since_step = True
 
     def refuse_unused_gradients(self, visit: Visit) -> None:
-        """Raise ``ValueError`` for a visit that ended between a backward pass and the step that was to use it."""
+        """Raise ValueError for a visit that ended between a backward pass and the step that uses its gradients."""
         if self._backward_since_step:
             raise ValueError(
                 f"the visit to client {visit.client_id} ended after {visit.num_batches} batches with gradients that no "
@@ -136,7 +136,7 @@ class LocalWork:
 
 
 def learning_rate(group: Mapping[str, Any]) -> float:
-    """Return the learning rate of an optimizer's group; 0 for one that finds its own."""
+    """Return the learning rate of an optimizer's group; 0 for an optimizer that finds its own."""
     return float(group.get("lr") or 0.0)
 
 
@@ -161,11 +161,9 @@ def _check_hooks(optimizer: Optimizer) -> None:
 
 
 def step_loss(trainer: L.Trainer, outputs: Any) -> Tensor | None:
-    """Return the loss that ``training_step`` returned; None without one, as may be under manual optimization.
+    """Return the loss from ``on_train_batch_end``'s ``outputs``, without the division by ``accumulate_grad_batches``.
 
-    Args:
-        trainer: that has divided it by its ``accumulate_grad_batches``, which is taken back here.
-        outputs: of ``on_train_batch_end``.
+    None without a loss, as may be under manual optimization.
     """
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     return loss.detach() * trainer.accumulate_grad_batches if isinstance(loss, Tensor) else None
@@ -176,11 +174,9 @@ class OpenVisit:
     """Visit under way as the loop keeps it.
 
     Attributes:
-        visiting: what the algorithm keeps of it.
-        parameters: the module's parameters that the client trains, by name.
-        bytes_down: received by the client.
-        work: what has been done so far.
-        bytes_up: sent back by the client; 0 until then.
+        parameters: name -> the module's parameter, of those that the client trains.
+        bytes_down: bytes received by the client.
+        bytes_up: bytes sent back by the client; 0 until then.
     """
 
     visiting: Visiting
@@ -194,12 +190,9 @@ class Exchange:
     """Messages between the server and the clients in the visits of one round.
 
     Args:
-        algorithm: says what is sent.
-        channel: the way to the clients and back.
-        seed: of what the wire draws.
-        round_idx: the round.
-        state: the parameters that are shared, as the server has them.
-        buffer_bytes: of the buffers that go with what is sent, one way.
+        seed: seed of random draws in the channel.
+        state: shared parameters of the server.
+        buffer_bytes: bytes of the buffers that are sent along, one way.
     """
 
     def __init__(
@@ -221,15 +214,9 @@ class Exchange:
         self._upload: Upload | None = None
 
     def down(self, visit: Visit, client: Client, before: Visiting | None) -> tuple[Visiting, int]:
-        """Send the algorithm's message to the client at the start of a visit.
+        """Send the algorithm's message at the start of a visit; return the visit under way and the bytes down.
 
-        Args:
-            visit: that starts.
-            client: with its memory.
-            before: the client's visit before this one in the round.
-
-        Returns:
-            The visit under way, and the bytes that went down.
+        ``before`` is the client's previous visit in the round.
         """
         sent, num_bytes = self.algorithm.send(visit, client, self.state), 0
         received: State = before.received if before else {}
@@ -241,13 +228,10 @@ class Exchange:
         return visiting, num_bytes
 
     def up(self, visiting: Visiting, trained: State, work: Work) -> tuple[Update | None, int]:
-        """Send the client's reply to the server at the end of a visit.
-
-        Returns:
-            What the algorithm makes of it for the aggregation, if anything, and the bytes that went up.
+        """Send the client's reply to the server at the end of a visit; return its update, if it gives one, and the bytes up.
 
         Raises:
-            Diverged: something of it is not finite; then nothing is sent.
+            Diverged: something is not finite; then nothing is sent.
         """
         refuse_not_finite(trained, "trained")
         reply = self.algorithm.reply(visiting, trained, work)
@@ -269,7 +253,7 @@ class Exchange:
     def upload(self) -> Upload | None:
         """Parameters that the server received in the last visit that gave an update; None in a round before the first.
 
-        Only the parameters: what an algorithm sends beside them, such as control variates, is left out.
+        Other values that an algorithm sends, such as control variates, are left out.
         """
         if self._arrived is not None:  # put together once, and only where somebody looks
             client_id, received, movement = self._arrived
@@ -282,13 +266,7 @@ logger = logging.getLogger("fedlight")
 
 
 def refuse_lost_model(state: State, round_idx: int, server: ServerOptimizer) -> None:
-    """Raise ``ValueError`` if the server's step has made a global model that is not finite of movements that are.
-
-    Args:
-        state: the new global state.
-        round_idx: the round.
-        server: whose step it was.
-    """
+    """Raise ValueError if the server's step has made a non-finite global model out of finite updates."""
     for name, value in state.items():
         if not value.isfinite().all():
             raise ValueError(
@@ -301,14 +279,8 @@ def refuse_lost_model(state: State, round_idx: int, server: ServerOptimizer) -> 
 class Contributions:
     """Contributions of the clients of one round, each as a whole, and the clients that are left out.
 
-    Args:
-        round_idx: the round.
-        aggregation: of the movements.
-        buffers: of the module.
-        schedule: of the round's visits.
-
     Attributes:
-        diverged: client id -> what was not finite, of those who are left out.
+        diverged: id of a client that is left out -> what was not finite.
     """
 
     def __init__(
@@ -322,7 +294,7 @@ class Contributions:
         self._waiting: dict[str, list[tuple[Update, Buffers, int]]] = {}
 
     def refuse_left_out(self, client_id: str) -> None:
-        """Raise :class:`Diverged` for a client of which an earlier visit of the round diverged."""
+        """Raise :class:`Diverged` for a client with an earlier visit in the round that diverged."""
         if client_id in self.diverged:
             raise Diverged(self.diverged[client_id])
 
@@ -336,15 +308,12 @@ class Contributions:
                 self._buffers.add(changed, examples)
 
     def leave_out(self, client_id: str, why: Diverged) -> None:
-        """Leave a client out of the round, with all that its visits have given."""
+        """Leave a client out of the round, with the updates of all its visits."""
         self.diverged.setdefault(client_id, str(why))
         self._waiting.pop(client_id, None)
 
     def result(self, hints: Mapping[str, object]) -> State:
-        """Return the combined movement of the clients that are left; name the others in a warning.
-
-        Args:
-            hints: settings by name, on which it depends whether training diverges.
+        """Return the combined update of the remaining clients; name the others and the settings in ``hints`` in a warning.
 
         Raises:
             ValueError: all have diverged.
@@ -381,7 +350,7 @@ class TakesVisitStart(Protocol):
     """LightningModule or callback of the trainer that is called when a client's visit begins."""
 
     def on_visit_start(self, client_id: str) -> None:
-        """Start a visit: the parameters are those from which the client starts, and no step is done."""
+        """Start a visit: the module holds the client's initial parameters, and no step is done."""
 
 
 def call_on_visit_start(trainer: L.Trainer, module: L.LightningModule, client_id: str) -> None:
@@ -397,7 +366,7 @@ HOOK = "on_train_batch_end"
 def call_modules_own(
     trainer: L.Trainer, module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
 ) -> None:
-    """Call the module's ``on_train_batch_end`` now; Lightning's call behind the callbacks does nothing this once."""
+    """Call the module's ``on_train_batch_end`` now; Lightning's next call, behind the callbacks, does nothing."""
     call._call_lightning_module_hook(trainer, HOOK, outputs, batch, batch_idx)
     vars(module)[HOOK] = _Called(module, vars(module).get(HOOK))
 
@@ -423,12 +392,7 @@ class _Called:
 
 
 class ParametersLeft:
-    """Copy of the parameters at the end of a visit or a round, compared at the next hook.
-
-    Args:
-        parameters: the federated ones.
-        client_id: whose visit it was.
-    """
+    """Copy of the federated parameters at the end of a visit or a round, compared at the next hook."""
 
     def __init__(self, parameters: Mapping[str, Tensor], client_id: str) -> None:
         self._parameters, self._client_id = parameters, client_id
