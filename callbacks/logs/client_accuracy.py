@@ -40,7 +40,6 @@ class OwnTestExamples(Protocol):
     Attributes:
         test_set: test examples, ready after ``setup("test")``.
         test_client_indices: client id -> indices of its examples in ``test_set``.
-        eval_batch_size: number of examples per batch.
     """
 
     test_set: Any
@@ -58,19 +57,18 @@ class ClientAccuracy(L.Callback):
     """Lightning callback that logs and writes the accuracy on each client's validation and test examples.
 
     Logs ``val/client_mean``, ``val/client_worst_tenth`` (mean of the worst tenth of the clients, rounded up) and
-    ``val/client_std`` (over the clients), and the same under ``test/``. Where clients are grouped, the metrics of each
-    client's own selector follow as ``own_client_mean`` and so on. Writes ``clients.csv``: stage, round (in fit), client,
-    examples, known group, selector, accuracy of the vote, and own_accuracy, the accuracy of the client's own selector;
-    unknown values are empty. Of an epoch that validates several times the first pass is written. A killed and resumed run
-    leaves the same file as an uninterrupted one. Without ``correct`` from the module, or without the clients of examples
-    from the datamodule, the callback says so once and does nothing.
+    ``val/client_std`` (over the clients), and the same under ``test/``. Where clients are grouped, ``own_client_mean`` and
+    so on are the metrics of each client's own selector. Writes ``clients.csv``: stage, round (in fit), client, examples,
+    known group, selector, accuracy of the vote, and own_accuracy, of the client's own selector; unknown values are empty. If
+    an epoch validates several times, the first pass is written. A killed and resumed run leaves the same file as an
+    uninterrupted one. Without ``correct`` from the module, or clients of examples from the datamodule, the callback reports
+    it once and does nothing.
 
     Args:
         path: the file; None: ``clients.csv`` in the trainer's ``default_root_dir``.
         groups: ``groups.csv`` of a federated run, whose last round gives the clients' selectors in ``test`` and
             ``validate``. A grouping algorithm in the run itself comes first.
-        worst: share of clients that count as the worst, in (0, 1]. Any other share than a tenth is part of the metric's
-            name: ``client_worst_0.25``.
+        worst: share of clients that count as the worst, in (0, 1]; if not a tenth, part of the name: ``client_worst_0.25``.
         own_models: at the end of fit, test each client's own model (the one with which it would train on alone, as in
             local-only training) on its own test examples: ``own/client_mean`` and so on, and ``own/accuracy``, pooled over
             the examples.
@@ -247,11 +245,6 @@ def client_row(
 
     ``shares`` are those of right examples, in [0, 1], for the vote and each of U selectors, ``(1 + U,)``; ``selector`` is
     the client's own, None where clients are not grouped.
-
-    Example:
-        >>> row = client_row("c1", 4, np.array([0.5, 0.25, 1.0]), selector=1, known={})
-        >>> row["accuracy"], row["own_accuracy"]
-        (0.5, 1.0)
     """
     own = 0 if len(shares) == 2 else selector  # a single selector is everybody's
     return {
@@ -296,8 +289,8 @@ def outputs_of_own_models(
 ) -> Iterator[tuple[str, list[Any]]]:
     """Yield each client's id and the outputs of ``test_step``, one per batch, with its own parameters in the module.
 
-    The module is in evaluation mode, without gradients, and logs nothing. After each client its parameters are equal to
-    those before, bit for bit.
+    The module is in evaluation mode, without gradients, logs nothing, and has its parameters back bit for bit after each
+    client.
     """
     assert data.test_client_indices is not None
     for client_id, indices in data.test_client_indices.items():

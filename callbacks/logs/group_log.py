@@ -1,4 +1,4 @@
-"""Table of the groups that an algorithm finds: which client trains which selector, at every grouping of a run.
+"""Table of the groups that an algorithm finds: each client's selector at every grouping of a run.
 
 For algorithms that group clients, such as FedBiscuit (Wu et al., "Towards Federated RLHF with Aggregated Client
 Preference for LLMs", ICLR 2025, https://arxiv.org/abs/2407.03038).
@@ -127,11 +127,7 @@ def known_groups(trainer: L.Trainer) -> Mapping[str, str]:
 
 
 def read_selectors(file: Path) -> dict[str, int]:
-    """Return client id -> selector of the last round in a ``groups.csv``.
-
-    Raises:
-        ValueError: the file is missing, has no row, or lacks a column of round, client and selector.
-    """
+    """Return client id -> selector of the last round in a ``groups.csv``; raise ValueError for another file."""
     try:
         with file.open(newline="", encoding="utf-8") as lines:
             rows = list(csv.DictReader(lines))

@@ -12,12 +12,7 @@ from fedlight.federation.state import State
 
 @runtime_checkable
 class KeepsOwnModels(Protocol):
-    """Federated loop that knows its clients' own models.
-
-    Attributes:
-        clients: client id -> client.
-        visit_records: a row for each visit of the round.
-    """
+    """Federated loop that knows its clients' own models, with a row in ``visit_records`` for each visit of the round."""
 
     clients: Mapping[str, Any]
     visit_records: list[Record]
@@ -41,13 +36,9 @@ def find_own_models(trainer: L.Trainer, owner: str) -> KeepsOwnModels:
 
 
 def log_now(trainer: L.Trainer, metrics: Mapping[str, float]) -> None:
-    """Log metrics that are not computed from batches, at the number of optimizer steps made so far.
+    """Log metrics that are not computed from batches, to loggers and ``callback_metrics``, at the present optimizer step.
 
     ``self.log`` would put the end of an epoch one step too early, and cannot be called before or after training.
-
-    Args:
-        trainer: passes the metrics to its loggers and keeps them in ``callback_metrics``.
-        metrics: name -> value.
     """
     trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
     for logger in trainer.loggers:

@@ -1,7 +1,8 @@
-"""State of the module that is no parameter: running statistics, power iterations, queues, averages of weights.
+"""State of the module outside its parameters: running statistics, power iterations, queues, averages of weights.
 
-An optimizer does not hold it, so it would pass from one client of a round to the next. Buffers are compared before and after
-a visit, by content, which finds those that training really changes: a batch norm in ``eval()`` is none of them.
+An optimizer does not hold it, so it would pass from one client of a round to the next. Buffers are compared by content
+before and after a visit, which finds the buffers that training really changes: those of a batch norm in ``eval()`` are not
+among them.
 
 =============  ==================================================================================================
 ``refuse``     a buffer that training changes ends the run, by name
@@ -65,7 +66,7 @@ def changed(module: nn.Module, before: Mapping[str, Tensor | None]) -> list[str]
 
 
 def copies(module: nn.Module, names: Iterable[str]) -> Buffers:
-    """Return a copy of these buffers as they are now; None for one that is gone."""
+    """Return a copy of these buffers as they are now; None for a removed one."""
     now = {name: value for name, _, _, value in _named(module)}
     found = {name: now.get(name) for name in names}
     return {name: None if value is None else value.detach().clone() for name, value in found.items()}
@@ -73,11 +74,7 @@ def copies(module: nn.Module, names: Iterable[str]) -> Buffers:
 
 @torch.no_grad()
 def put(module: nn.Module, values: Mapping[str, Tensor | None]) -> None:
-    """Copy values into these buffers by dotted name, in place where size and type allow it; other buffers stay.
-
-    Raises:
-        AttributeError: the module has no submodule of such a name.
-    """
+    """Copy values into buffers by dotted name, in place where size and type allow it; other buffers stay."""
     for name, value in values.items():
         held, key = _holder(module, name)
         own = held.get(key)
@@ -104,9 +101,7 @@ def persistent(module: nn.Module) -> list[str]:
 
 
 def normalization_parameters(module: nn.Module) -> frozenset[str]:
-    """Return names of the weights and biases of layers that own running statistics, such as batch norm.
-
-    These are all submodules with buffers ``running_mean`` and ``running_var`` of their own.
+    """Return names of weights and biases of layers with own ``running_mean`` and ``running_var``, as batch norm.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.LayerNorm(2))
@@ -155,22 +150,17 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 VALUES = 32
-"""Of a large parameter, evenly spread."""
+"""Number of compared values of a large parameter, evenly spread."""
 WHOLE = 2**16
-"""Up to so many values a parameter is kept whole: of a code book, a batch moves a few rows."""
+"""Largest parameter that is compared whole: a batch moves a few rows of a code book."""
 
 
 class FrozenParameters:
-    """Check of parameters that no optimizer holds, which training must not change.
-
-    Args:
-        module: whose parameters they are.
-        federated: those that the optimizers hold, by name.
+    """Check that training does not change parameters that no optimizer holds; ``federated`` are those that optimizers hold.
 
     Example:
         >>> layer = nn.Linear(2, 2)
         >>> frozen = FrozenParameters(layer, {"weight": layer.weight})
-        >>> frozen.refuse_moved()
         >>> _ = layer.bias.data.add_(1)
         >>> frozen.refuse_moved()
         Traceback (most recent call last):
@@ -184,7 +174,7 @@ class FrozenParameters:
         self._before = {name: _some(p) for name, p in self._parameters.items()}
 
     def refuse_moved(self) -> None:
-        """Raise ``ValueError`` if one of them has changed."""
+        """Raise ValueError if a parameter has changed."""
         moved = [
             name for name, p in self._parameters.items() if not torch.equal(_some(p), self._before[name])
         ]
@@ -206,7 +196,7 @@ def _some(parameter: Tensor) -> Tensor:
 
 Policy = Literal["refuse", "average", "local"]
 LOCAL = "local_layers"
-"""In a client's memory: the parameters and buffers that stay with it."""
+"""Key of a client's memory for the parameters and buffers that stay with it."""
 MOST_NAMES = 6
 
 
@@ -214,10 +204,10 @@ class BufferPolicy:
     """Policy that refuses buffers that training changes, and base of the other policies.
 
     Attributes:
-        name: of the policy, the value of ``federated.buffers``.
-        round_start: the module's buffers as they were before the first visit of the round under way, by name; a
-            checkpoint that is written inside the round takes them from here. Empty outside of a round's visits.
-        num_bytes: of the buffers that go with the parameters, one way; they are the same each time.
+        name: value of ``federated.buffers``.
+        round_start: name -> buffer before the first visit of the round under way, for a checkpoint that is written inside
+            the round; empty outside of a round's visits.
+        num_bytes: bytes of the buffers that are sent with the parameters, one way; always the same.
     """
 
     name: Policy = "refuse"
@@ -229,15 +219,12 @@ class BufferPolicy:
         self._looked = False
 
     def check(self, algorithm: Algorithm, aggregation: Aggregation | None, is_private: bool) -> None:
-        """Check, before any work, that the policy fits the run.
+        """Raise ValueError, before any work, if the policy does not fit the run.
 
         Args:
-            algorithm: of the run.
-            aggregation: that takes the place of the algorithm's own, if any.
-            is_private: whether something of the run promises differential privacy.
-
-        Raises:
-            ValueError: it cannot.
+            algorithm: algorithm of the run.
+            aggregation: replacement of the algorithm's own aggregation, if any.
+            is_private: whether the run promises differential privacy.
         """
         if self.name not in algorithm.buffers:
             fine = " or ".join(algorithm.buffers)
@@ -257,15 +244,12 @@ class BufferPolicy:
         return state
 
     def enter(self, memory: Mapping[str, Any], state: State, parameters: Mapping[str, Tensor]) -> State:
-        """Give the module the buffers from which the client starts, before a visit.
+        """Put the client's initial buffers into the module, before a visit; return parameters of the client's own.
 
         Args:
-            memory: of the client.
-            state: the server's federated parameters.
-            parameters: the module's, of which it is told where they are.
-
-        Returns:
-            Parameters that the client has of its own, whatever it has received.
+            memory: memory of the client.
+            state: federated parameters of the server.
+            parameters: federated parameters of the module, by name.
         """
         if self._frozen is None:
             self.round_start = snapshot(self._module)
@@ -280,11 +264,11 @@ class BufferPolicy:
             self._refuse_moved()
 
     def trained(self) -> Buffers:
-        """Return the buffers that a visit has changed, as they are now, before anything of the visit is used.
+        """Return the present buffers that a visit has changed, before any other result of the visit is used.
 
         Raises:
-            ValueError: the policy has no place for one of them.
-            Diverged: what was finite is not any more.
+            ValueError: the policy cannot handle one of them.
+            Diverged: a finite buffer has become non-finite.
         """
         names = changed(self._module, self.round_start)
         self._refuse(names)
@@ -297,7 +281,7 @@ class BufferPolicy:
         return before is None or bool(before.isfinite().all())
 
     def keep(self, memory: dict[str, Any], buffers: Buffers) -> None:
-        """Keep with the client what stays there of the changed buffers."""
+        """Save changed buffers that stay with the client in its memory."""
 
     def add(self, buffers: Buffers, num_examples: int) -> None:
         """Add the changed buffers of a client that took part in the round to those of the server."""
@@ -311,20 +295,16 @@ class BufferPolicy:
             put_back(self._module, self.round_start)
 
     def finish_round(self) -> None:
-        """Give the module the server's new buffers, after the last visit of a round.
-
-        Raises:
-            ValueError: the round has changed parameters that no optimizer holds.
-        """
+        """Put the server's new buffers into the module; raise ValueError if unoptimized parameters changed."""
         self._refuse_moved()
         self.round_start, self._frozen = {}, None
 
     def own_state(self, memory: Mapping[str, Any], state: State | None) -> State | None:
-        """Return parameters and buffers with which a client would go on alone; None for the global ones.
+        """Return parameters and buffers with which a client would continue alone; None for the global ones.
 
         Args:
-            memory: of the client.
-            state: what its algorithm says.
+            memory: memory of the client.
+            state: the client's own parameters by its algorithm.
         """
         return state
 
@@ -344,10 +324,10 @@ class BufferPolicy:
 class AveragedBuffers(BufferPolicy):
     """Policy that averages buffers over the clients that took part in a round, weighted by their examples.
 
-    Of whole numbers (such as the number of batches that a batch norm has seen) and truth values the mean is rounded to the
-    nearest, a half to the even one. With the parameters go all buffers of the module's ``state_dict``, whether they change
-    or not: so it is known beforehand how many bytes that takes. They go as a safetensors file of their own, in their own
-    types, also through a lossy channel, which does not touch them.
+    Means of whole numbers (such as the number of batches that a batch norm has seen) and booleans are rounded to the
+    nearest, a half to even. All buffers of the module's ``state_dict`` are sent with the parameters, whether they change or
+    not, so the number of bytes is known beforehand. They form a safetensors file in their own types, which a lossy channel
+    leaves unchanged.
     """
 
     name: Policy = "average"
@@ -468,10 +448,7 @@ class LocalBuffers(BufferPolicy):
 
 
 def buffer_policy(name: Policy) -> BufferPolicy:
-    """Return the policy of a setting.
-
-    Raises:
-        ValueError: there is none of this name.
+    """Return the policy of a setting; raise ValueError for an unknown name.
 
     Example:
         >>> type(buffer_policy("local")).__name__
@@ -484,7 +461,7 @@ def buffer_policy(name: Policy) -> BufferPolicy:
 
 
 def _real(value: Tensor | None) -> Tensor:
-    """Return the buffer; of a complex one its real and imaginary parts (fp64) in a last dimension of size 2."""
+    """Return the buffer; for a complex one its real and imaginary parts (fp64) in a last dimension of size 2."""
     assert value is not None  # as trained() has seen to
     return torch.view_as_real(value.detach().to(torch.complex128)) if value.is_complex() else value.detach()
 

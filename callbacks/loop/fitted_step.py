@@ -1,13 +1,13 @@
-"""Training step in a small memory: micro-batches one after the other, activations computed twice.
+"""Training step in less memory: micro-batches in sequence, activations computed twice.
 
 A batch of n examples is run as micro-batches of n_1 + n_2 + ... = n. Its loss is a mean over examples, so its gradient is
 ``sum_i n_i / n * gradient of micro-batch i``, and only one micro-batch's activations exist at a time. Lightning clears
-the gradients after ``training_step`` and only then goes backward, therefore the gradients are worked out inside the step
-and handed over when Lightning asks for them: no forward pass is run twice, and clipping, accumulation over batches,
-optimizer and callbacks see what they always see.
+the gradients after ``training_step`` and only then goes backward, so the gradients are computed inside the step and handed
+over when Lightning asks for them: no forward pass runs twice, and clipping, accumulation over batches, optimizer and
+callbacks work unchanged.
 
-Gradient checkpointing is T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016,
-https://arxiv.org/abs/1604.06174; the module does it.
+Gradient checkpointing, done by the module: T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016,
+https://arxiv.org/abs/1604.06174.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,10 +28,10 @@ from fedlight.support.torch_parts import replaced, tensors, with_parts
 
 
 def count_examples(batch: Any) -> int:
-    """Return the number of examples of a batch: rows of its tensors.
+    """Return the number of examples of a batch: the rows of its tensors.
 
     Raises:
-        ValueError: it has no tensors, or they differ in their rows.
+        ValueError: the batch has no tensors, or they differ in their rows.
 
     Example:
         >>> count_examples({"x": torch.zeros(3, 2), "labels": [torch.zeros(3), "shared"]})
@@ -64,20 +64,18 @@ def take_examples(batch: Any, start: int, stop: int) -> Any:
 
 
 def _one_per_example(value: Any, examples: int) -> bool:
-    """Return whether it is a list of plain values as long as the batch; fields of a named tuple are no examples."""
+    """Return whether the value is a list of plain values as long as the batch; fields of a named tuple are no examples."""
     if not isinstance(value, (list, tuple)) or is_namedtuple_instance(value) or len(value) != examples:
         return False
     return not any(isinstance(item, (Tensor, Mapping, list, tuple)) for item in value)
 
 
 def reduce_parts(values: Sequence[Any], sizes: Sequence[int], how: Any) -> Any:
-    """Return one value from those of several micro-batches.
+    """Return one value from those of several micro-batches, which have ``sizes`` examples.
 
-    Args:
-        values: numbers or tensors.
-        sizes: examples of each.
-        how: ``reduce_fx`` of ``self.log``: ``"mean"`` counts each value by its size; ``"sum"``, ``"min"`` and ``"max"``, or
-            torch's functions of these names, do not; any other function is given the values as one tensor.
+    ``how`` is the ``reduce_fx`` of ``self.log``: ``"mean"`` weights each value by its size; ``"sum"``, ``"min"``, ``"max"``
+    or
+    torch's functions of these names do not; any other function receives the values as one tensor.
 
     Example:
         >>> reduce_parts([1.0, 4.0], [2, 1], "mean"), reduce_parts([1.0, 4.0], [2, 1], "sum")
@@ -92,7 +90,7 @@ def reduce_parts(values: Sequence[Any], sizes: Sequence[int], how: Any) -> Any:
 
 
 def join_results(results: Sequence[Any], shares: Sequence[float]) -> Any:
-    """Return what the whole step would: rows behind each other, the mean of single numbers, else the last."""
+    """Return the result of the whole step: concatenated rows, the mean of single numbers, else the last value."""
     first = results[0]
     if isinstance(first, Mapping):
         return {key: join_results([result[key] for result in results], shares) for key in first}
@@ -106,16 +104,11 @@ def join_results(results: Sequence[Any], shares: Sequence[float]) -> Any:
 class FittedStep:
     """A module's ``training_step`` in less memory, with the same gradients up to rounding.
 
-    Asked of the module: its loss is a mean over the examples of its batch, and every tensor of a batch, in any nesting of
+    The module's loss has to be a mean over the examples of its batch, and every tensor of a batch, in any nesting of
     mappings, lists and tuples, has one row per example. Lists of other values with one entry per example are cut alike;
-    whatever else is in a batch is given to every micro-batch. The step is called once for each of them, so dropout and
-    in-batch statistics are drawn per micro-batch.
-
-    What the step logs is logged once, put together over the micro-batches; of a torchmetrics object its value over the
-    epoch is right, the one it shows for this step is that of the last micro-batch.
-
-    Args:
-        module: whose step it is.
+    everything else in a batch is given to every micro-batch. The step is called once for each micro-batch, so dropout and
+    in-batch statistics are drawn per micro-batch. Its metrics are logged once, combined over the micro-batches; a
+    torchmetrics object has the right value over the epoch, but shows the last micro-batch's value for this step.
     """
 
     def __init__(self, module: L.LightningModule) -> None:
@@ -130,8 +123,8 @@ class FittedStep:
             checkpointing: compute activations twice instead of keeping them.
 
         Raises:
-            ValueError: the module goes backward by itself, or has no ``checkpoint_gradients``; or the trainer's
-                precision scales the loss.
+            ValueError: the module goes backward by itself or has no ``checkpoint_gradients``, or the precision scales the
+                loss.
         """
         self.leave()
         if micro_batch is not None:
@@ -210,7 +203,7 @@ class FittedStep:
 
 
 class _HandOver(torch.autograd.Function):
-    """Loss whose gradients are known already."""
+    """Loss with gradients that are already known."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, gradients: list[Tensor | None], *weights: Tensor) -> Tensor:
@@ -227,7 +220,7 @@ class _Log:
     """Replacement of a module's ``log`` that logs each name once at the end.
 
     Attributes:
-        num_examples: of the micro-batch that is run now; how much its means count.
+        num_examples: size of the present micro-batch, the weight of its means.
     """
 
     def __init__(self, module: L.LightningModule) -> None:

@@ -1,18 +1,18 @@
 """Optimizers in a federated run: their parameters are federated, and every visit begins with fresh ones.
 
 Federated are the parameters that the optimizers hold when the first visit of a round begins. Lightning's finetuning
-callbacks add parameters when an epoch starts, and may stand behind the loop among the callbacks, so the loop asks when a
-round opens and again before its first visit. What has joined by then was not trained in this round: the value that the
-module has is the global one. On resume these callbacks freeze what they had unfrozen and leave it so, although the optimizer
-holds it, so the loop remembers what was trained.
+callbacks add parameters when an epoch starts, and may come after the loop among the callbacks, so the loop asks when a round
+opens and again before its first visit. A parameter that joins in between was not trained in this round: the module holds its
+global value. On resume these callbacks leave frozen what they had unfrozen, although the optimizer holds it, so the loop
+remembers which parameters were trained.
 
-Torch's own optimizers keep what they remember in ``state``, which is cleared. Others step an optimizer that they hold in an
-attribute (SAM, Lookahead), whose state is cleared as well, or count and collect in attributes: those get back the value that
-they had before the first visit. A tensor in an attribute cannot be given back, as it may be a copy of the weights.
+Torch's own optimizers keep their memory in ``state``, which is cleared. Others step an optimizer that they hold in an
+attribute (SAM, Lookahead), whose state is cleared as well, or count and collect in attributes, which get back their values
+from before the first visit. A tensor in an attribute cannot be restored, as it may be a copy of the weights.
 
 Lightning steps a schedule of interval "step" after each optimizer step, and a module with manual optimization steps its
-schedules when it likes. Through a whole round that would give the first clients other rates than the last. So a visit starts
-where the schedule stood when the round began, and what follows depends on ``step_schedule``:
+schedules at any time. Over a whole round that would give the first clients other rates than the last. So a visit starts
+where the schedule stood when the round began, and ``step_schedule`` sets the start of the next round:
 
 ============  ====================================================================================================
 ``continue``  the next round begins where the visit that came furthest in the schedule has left it: of rounds with K steps a
@@ -20,12 +20,12 @@ where the schedule stood when the round began, and what follows depends on ``ste
 ``restart``   the next round begins where this one began: the schedule goes through its first steps in every visit
 ============  ====================================================================================================
 
-Schedules of interval "epoch", and ``ReduceLROnPlateau``, step once a round, as always, on top of either. Snapshots hold the
-state of schedules and all options of the optimizers' groups, as some schedules change momenta, too.
+Schedules of interval "epoch", and ``ReduceLROnPlateau``, step once a round on top of either. Snapshots hold the state of
+schedules and all options of the optimizers' groups, since some schedules also change momenta.
 
 ``precision="16-mixed"`` multiplies the loss so that small gradients survive in 16 bits, leaves out a step whose gradients
-overflow and then halves the scale. It would hand that on to the next client, and who comes first would lose the steps. So a
-visit starts with the scale of the round's beginning; the next round has the smallest that a visit ended with.
+overflow and then halves the scale. The next client would inherit the scale, and the first would lose the steps. So a visit
+starts with the scale of the round's beginning; the next round starts with the smallest scale at the end of a visit.
 """
 
 import copy
@@ -78,7 +78,7 @@ def federated_parameters(trainer: L.Trainer, module: L.LightningModule) -> dict[
 
 
 def refuse_joined(trainer: L.Trainer, parameters: dict[str, Tensor], client_id: str) -> None:
-    """Raise ``ValueError`` if the optimizers hold other parameters at the end of a visit than when the round began."""
+    """Raise ValueError if the optimizers hold other parameters at the end of a visit than when the round began."""
     number = len(_held(trainer) ^ {id(parameter) for parameter in parameters.values()})
     if number:
         raise ValueError(
@@ -94,7 +94,7 @@ def which_are_trained(parameters: Mapping[str, Tensor]) -> dict[str, bool]:
 
 
 def train_again(module: L.LightningModule, trained: Mapping[str, bool]) -> None:
-    """Make the module train what it trained when a checkpoint was made, by the result of :func:`which_are_trained`."""
+    """Make the module train the same parameters as at a checkpoint, by the result of :func:`which_are_trained`."""
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(trained.get(name, parameter.requires_grad))
 
@@ -110,17 +110,13 @@ TORCHS = vars(torch.optim.SGD([torch.zeros(1)])).keys() | {"_opt_called", "_step
 
 
 class FreshOptimizers:
-    """Eraser of what optimizers remember; it has to see them before their first step."""
+    """Eraser of optimizers' memory; it has to see them before their first step."""
 
     def __init__(self) -> None:
         self._met: dict[int, _Attributes] = {}
 
     def forget(self, optimizers: Sequence[Optimizer]) -> None:
-        """Clear what optimizers remember; groups and learning rates stay.
-
-        Raises:
-            ValueError: one keeps tensors in an attribute and has changed them.
-        """
+        """Clear optimizers' state, not groups and rates; raise ValueError for a changed tensor in an attribute."""
         for optimizer in _with_inner(optimizers):
             optimizer.state.clear()
             met = self._met.get(id(optimizer))
@@ -131,11 +127,7 @@ class FreshOptimizers:
 
 
 class _Attributes:
-    """Copy of the attributes of an optimizer that is not torch's own.
-
-    Args:
-        optimizer: as it is before its first step.
-    """
+    """Copy of the attributes of an optimizer that is not torch's own, made before its first step."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -158,7 +150,7 @@ class _Attributes:
                 delattr(self.optimizer, name)
 
     def _own(self) -> Iterator[tuple[str, Any]]:
-        """Yield attributes with plain values and containers of them; those made of parameters of the groups are left out."""
+        """Yield attributes with plain values and containers of them, without those made of parameters of the groups."""
         if type(self.optimizer).__module__.startswith("torch.optim"):
             return
         trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
@@ -183,7 +175,7 @@ class _Attributes:
 
 
 def _with_inner(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
-    """Return these and the optimizers that they hold in attributes."""
+    """Return the optimizers and those that they hold in attributes."""
     found: dict[int, Optimizer] = {}
     waiting = [*optimizers]
     while waiting:
@@ -209,7 +201,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 StepSchedule = Literal["continue", "restart"]
 Settings = Mapping[int, Sequence[StepSettings]]
-"""Of a visit: number of an optimizer -> for each of its steps the settings of each group."""
+"""Index of an optimizer -> for each of its steps in a visit the settings of each group."""
 
 
 @dataclass(frozen=True)
@@ -222,10 +214,10 @@ class _Position:
 
 
 class StepSchedules:
-    """Learning-rate schedules that step within a round, put back for each visit.
+    """Learning-rate schedules that step within a round, restored for each visit.
 
     Args:
-        after_round: ``continue`` or ``restart``, see above.
+        after_round: ``continue`` or ``restart``.
 
     Raises:
         ValueError: another value; in ``start_round``, for a schedule that depends on the order of the clients.
@@ -237,12 +229,7 @@ class StepSchedules:
         self.after_round = after_round
 
     def start_round(self, trainer: L.Trainer, begins: Sequence[int]) -> None:
-        """Note where things stand, before the first batch of a round.
-
-        Args:
-            trainer: whose optimizers and schedules they are.
-            begins: numbers of the batches with which visits begin.
-        """
+        """Save the positions before the first batch of a round, whose visits begin at the batches ``begins``."""
         self._trainer = trainer
         self._configs = list(trainer.lr_scheduler_configs)
         self._moving = [i for i, config in enumerate(self._configs) if self._moves(config)]
@@ -254,16 +241,12 @@ class StepSchedules:
         self._settings: dict[int, tuple[str, Sequence[StepSettings]]] = {}
 
     def start_visit(self) -> None:
-        """Go back to where the round began, before the first batch of a visit."""
+        """Restore the positions of the round's beginning, before the first batch of a visit."""
         for optimizer, position in zip(self._trainer.optimizers, self._start, strict=True):
             self._put(optimizer, position)
 
     def finish_visit(self, visit: Visit, settings: Settings) -> None:
-        """Note where a visit has ended, after its last batch.
-
-        Args:
-            visit: that is over.
-            settings: learning rates, weight decay and the like of its steps.
+        """Save the positions after the last batch of a visit, with its steps' settings (learning rates, weight decay, ...).
 
         Raises:
             ValueError: a step had other settings than the same step of an earlier visit of the round.
@@ -334,7 +317,7 @@ class StepSchedules:
             self._configs[i].scheduler.load_state_dict(deepcopy(position.schedules[i]))
 
     def _step_by_epoch(self, optimizer: Optimizer, start: _Position, module: L.LightningModule) -> None:
-        """Repeat the steps of schedules of interval "epoch" on top of where the schedules stand after the round."""
+        """Repeat the steps of schedules of interval "epoch" on top of the schedules' positions after the round."""
         for i in self._of(optimizer, range(len(self._configs))):
             config = self._configs[i]
             due = (self._trainer.current_epoch + 1) % config.frequency == 0
@@ -347,7 +330,7 @@ class StepSchedules:
             optimizer = self._trainer.optimizers[number]
             schedules = [self._configs[i].scheduler for i in self._of(optimizer, self._moving)]
             if any(isinstance(schedule, ReduceLROnPlateau) for schedule in schedules):
-                continue  # what the module has it step by is the client's own
+                continue  # the module steps it by the client's own value
             client, before = self._settings.get(number, (visit.client_id, own))
             for step, (a, b) in enumerate(zip(before, own, strict=False)):
                 if a != b:
@@ -387,17 +370,14 @@ def _same(some: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
 
 
 class LossScale:
-    """Loss scale of 16-bit training, put back for each visit; nothing where the trainer's precision has none."""
+    """Loss scale of 16-bit training, restored for each visit; inactive where the trainer's precision has none."""
 
     def start_round(self, trainer: L.Trainer, changes_gradients: str | None) -> None:
-        """Note where things stand, before the first batch of a round.
-
-        Args:
-            trainer: whose precision it is.
-            changes_gradients: the name of an algorithm that adds to gradients; None if it leaves them alone.
+        """Save the scale before the first batch of a round.
 
         Raises:
-            ValueError: the algorithm would add to gradients that are still multiplied.
+            ValueError: the algorithm ``changes_gradients`` (None: no algorithm) would add to gradients that are still
+                scaled.
         """
         self._plugin: Any = trainer.precision_plugin
         self.is_used = getattr(self._plugin, "scaler", None) is not None
@@ -413,12 +393,12 @@ class LossScale:
         self._ends: list[dict[str, Any]] = []
 
     def start_visit(self) -> None:
-        """Go back to where the round began, before the first batch of a visit."""
+        """Restore the scale of the round's beginning, before the first batch of a visit."""
         if self.is_used:
             self._plugin.load_state_dict(dict(self._start))
 
     def finish_visit(self) -> None:
-        """Note where a visit has ended, after its last batch."""
+        """Save the scale after the last batch of a visit."""
         if self.is_used:
             self._ends.append(self._plugin.state_dict())
 
