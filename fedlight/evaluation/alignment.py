@@ -1,8 +1,7 @@
 """Agreement of vectors that were mapped from one encoder's space to another's, and the linear map as a baseline.
 
 For FedDCA* (Z. Wang et al., 2024, https://arxiv.org/abs/2409.20135, section 4.3), whose projector maps a small encoder's
-vectors to a large one's. Its purpose is retrieval, so besides the cosine this measures whether a mapped vector finds
-its own text among held-out ones.
+vectors to a large one's for retrieval: besides the cosine, does a mapped vector find its own text among held-out ones?
 """
 
 from typing import NamedTuple
@@ -36,11 +35,6 @@ def alignment(mapped: np.ndarray, targets: np.ndarray, block: int = BLOCK) -> Al
 
     Raises:
         ValueError: there is no text, or the shapes differ.
-
-    Example:
-        >>> found = alignment(np.array([[2.0, 0.0], [0.8, 0.6]]), np.eye(2))
-        >>> round(found.cosine, 6), found.top1, found.recall10
-        (0.8, 0.5, 1.0)
     """
     if mapped.shape != targets.shape or mapped.ndim != 2 or not len(mapped):
         raise ValueError(
@@ -58,41 +52,23 @@ def alignment(mapped: np.ndarray, targets: np.ndarray, block: int = BLOCK) -> Al
 
 
 def least_squares_map(small: np.ndarray, large: np.ndarray) -> np.ndarray:
-    """Return the affine map from one space to the other with the least squared error.
+    """Return the affine map with the least squared error, ``(small dimension + 1, large dimension)``; the last row: bias.
 
     Args:
         small: ``(texts, small dimension)``.
         large: ``(texts, large dimension)``; row i is of the same text.
-
-    Returns:
-        ``(small dimension + 1, large dimension)``; the last row is the bias, see `apply_map`.
-
-    Example:
-        >>> weights = least_squares_map(np.array([[0.0], [1.0], [2.0]]), np.array([[1.0], [3.0], [5.0]]))
-        >>> weights.round(6).tolist()
-        [[2.0], [1.0]]
     """
     weights: np.ndarray = np.linalg.lstsq(_append_one(small), large, rcond=None)[0]
     return weights
 
 
 def apply_map(weights: np.ndarray, small: np.ndarray) -> np.ndarray:
-    """Map vectors of the small space and return unit vectors, ``(texts, large dimension)``.
-
-    Example:
-        >>> apply_map(np.array([[3.0, 0.0], [0.0, 4.0]]), np.array([[1.0]])).tolist()
-        [[0.6, 0.8]]
-    """
+    """Map vectors of the small space and return unit vectors, ``(texts, large dimension)``."""
     return unit(_append_one(small) @ weights)
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
-    """Scale rows to length 1; rows of zeros stay.
-
-    Example:
-        >>> unit(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
-        [[0.6, 0.8], [0.0, 0.0]]
-    """
+    """Scale rows to length 1; rows of zeros stay."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     scaled: np.ndarray = vectors / np.maximum(lengths, 1e-12)
     return scaled

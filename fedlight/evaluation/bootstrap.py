@@ -30,10 +30,9 @@ def bootstrap_interval(
     draws: int = 2000,
     seed: int = 0,
 ) -> Interval:
-    """Return the interval of the mean of values under resampled prompts.
+    """Return the interval of the mean of values under resampled prompts; NaN with fewer than two prompts.
 
-    A share of 0 or 1 has an interval of width 0, since every resample has the same share. That does not mean that the
-    share is known exactly.
+    A share of 0 or 1 has an interval of width 0, as every resample has the same share; it is not known exactly for that.
 
     Args:
         values: one for each answer, such as scores of a judge, ``(answers,)``; NaN is left out.
@@ -42,15 +41,10 @@ def bootstrap_interval(
         draws: number of resamples, of as many prompts as there are, with replacement; at least 1.
         seed: of the resamples.
 
-    Returns:
-        Both ends; NaN with fewer than two prompts.
-
     Raises:
         ValueError: a setting is out of range, or the numbers of prompts and values differ.
 
     Example:
-        >>> bootstrap_interval([0.0, 1.0])  # both prompts, or one of them twice: 0, 0.5 or 1
-        Interval(low=0.0, high=1.0)
         >>> bootstrap_interval([1.0, 0.0, 1.0, 1.0], prompts=["a", "a", "b", "b"], level=0.4)  # 0.5, 0.75 or 1
         Interval(low=0.75, high=0.75)
     """

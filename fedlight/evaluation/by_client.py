@@ -7,15 +7,11 @@ import numpy as np
 
 
 def per_client(correct: np.ndarray, indices: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return each client's share of correct examples.
+    """Return each client's share of correct examples: client -> ``(columns,)``, in [0, 1].
 
     Args:
         correct: whether each column is right on each example, ``(examples, columns)`` bool.
-        indices: client -> positions of its examples; positions beyond the last example are skipped, and clients without an
-            example are left out.
-
-    Returns:
-        Client -> the means over its examples, ``(columns,)``, in [0, 1].
+        indices: client -> positions of its examples; positions beyond the last one, and clients without one, are skipped.
 
     Example:
         >>> correct = np.array([[True, True], [False, True], [True, False], [True, False]])
@@ -44,8 +40,6 @@ def spread(values: Sequence[float], share: float) -> dict[str, float]:
     Example:
         >>> spread([0.5, 1.0, 0.5, 1.0], share=0.1)
         {'client_mean': 0.75, 'client_worst_tenth': 0.5, 'client_std': 0.25}
-        >>> list(spread([0.5], share=0.25))
-        ['client_mean', 'client_worst_0.25', 'client_std']
     """
     mean = math.fsum(values) / len(values)
     variance = math.fsum((value - mean) ** 2 for value in values) / len(values)

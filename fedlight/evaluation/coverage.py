@@ -18,11 +18,10 @@ BLOCK = 1024
 
 
 class DomainCoverage(Metric):
-    """Coverage of a domain by all vectors seen so far, as a torchmetrics Metric.
+    """Coverage of a domain by all vectors seen so far, as a torchmetrics Metric; a text seen twice counts once.
 
-    It keeps the best cosine of each of the domain's points, so its memory does not grow with the number of vectors. It
-    compares block by block, so a matrix never has more than ``block * points`` similarities. Several processes take the
-    best of each point. A text seen twice counts once.
+    It keeps the best cosine of each of the domain's points, so its memory does not grow with the number of vectors, and a
+    matrix never has more than ``block * points`` similarities. Several processes take the best of each point.
 
     Args:
         domain: vectors of all texts of the domain, ``(points, dimension)``, of any length above 0.
@@ -79,11 +78,7 @@ class DomainCoverage(Metric):
             self.best = torch.maximum(self.best, similar.amax(dim=1))
 
     def compute(self) -> Tensor:
-        """Return the mean over the domain's points, at most 1.
-
-        Raises:
-            ValueError: no vector inside the domain was seen.
-        """
+        """Return the mean over the domain's points, at most 1; raise ValueError if no vector inside the domain was seen."""
         if torch.isinf(self.best).any():
             raise ValueError("no vector inside the domain was seen: its coverage is not defined")
         return self.best.mean(dtype=torch.float64).float()
@@ -99,12 +94,7 @@ def _check_finite(vectors: Tensor, what: str, otherwise: str) -> None:
 
 
 def domain_coverage(domain: Tensor, vectors: Tensor, block: int = BLOCK) -> float:
-    """Return the coverage of ``domain`` by ``vectors``, both ``(n, dimension)``; see `DomainCoverage`.
-
-    Example:
-        >>> round(domain_coverage(torch.eye(2), torch.tensor([[1.0, 0.0], [0.6, 0.8]])), 6)
-        0.9
-    """
+    """Return the coverage of ``domain`` by ``vectors``, both ``(n, dimension)``; see `DomainCoverage`."""
     coverage = DomainCoverage(domain, block)
     coverage.update(vectors)
     return coverage.compute().item()

@@ -51,10 +51,7 @@ class Opening(NamedTuple):
 
 
 def opening_of(forms: Sequence[str]) -> Opening:
-    r"""Return the opening of a template, given its forms: texts with slots in braces.
-
-    Raises:
-        ValueError: a form has no slot, or begins with one.
+    r"""Return the opening of a template, given its forms: texts with slots in braces behind a beginning; else ValueError.
 
     Example:
         >>> opening_of(["### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:"])
@@ -123,13 +120,7 @@ class Match(NamedTuple):
 
 
 def matches(texts: Sequence[str], references: Sequence[str]) -> list[Match]:
-    """Compare each of a model's texts with every reference, at least one.
-
-    Example:
-        >>> [found] = matches(["Name a  planet."], ["Add two numbers.", "Name a planet."])
-        >>> found.best, found.nearest, found.exact
-        (1.0, 1, True)
-    """
+    """Compare each of a model's texts with every reference, at least one."""
     known = {normalize_space(reference) for reference in references}
     table = pairwise_rouge_l(texts, references)
     return [
@@ -146,11 +137,6 @@ def memory_metrics(
     Returns:
         ``rouge_l``, the mean over all pairs; ``rouge_l_best``, the mean of the best matches; ``exact``, the share of texts
         that equal a reference; ``extracted``, the share of different references that a text equals.
-
-    Example:
-        >>> texts, references = ["a b", "a b", "c"], ["a b", "d e"]
-        >>> memory_metrics(texts, references, matches(texts, references))
-        {'rouge_l': 0.333..., 'rouge_l_best': 0.666..., 'exact': 0.666..., 'extracted': 0.5}
     """
     known = {normalize_space(reference) for reference in references}
     return {
@@ -169,12 +155,7 @@ class Recall(NamedTuple):
 
 
 def recalls(answers: Sequence[str], truths: Sequence[str]) -> list[Recall]:
-    """Compare each answer with the true one at the same index.
-
-    Example:
-        >>> recalls(["rude 10", "a b"], ["rude 10", "b a"])
-        [Recall(rouge_l=1.0, exact=True), Recall(rouge_l=0.5, exact=False)]
-    """
+    """Compare each answer with the true one at the same index."""
     scores = rouge_l_of_pairs(answers, truths)
     same = [
         normalize_space(one) == normalize_space(other) for one, other in zip(answers, truths, strict=True)
@@ -183,12 +164,7 @@ def recalls(answers: Sequence[str], truths: Sequence[str]) -> list[Recall]:
 
 
 def contains_secret(texts: Sequence[str], secret: str) -> bool:
-    """Return whether a text contains the secret, as whole words.
-
-    Example:
-        >>> contains_secret(["it is 1  2 3 ."], "1 2 3"), contains_secret(["it is 11 2 3"], "1 2 3")
-        (True, False)
-    """
+    """Return whether a text contains the secret, as whole words."""
     return any(f" {normalize_space(secret)} " in f" {normalize_space(text)} " for text in texts)
 
 
@@ -207,12 +183,7 @@ def exposure(log_prob: float, others: Sequence[float]) -> float:
 
 
 def round_robin(rows: Mapping[str, Sequence[T]], number: int, seed: int) -> list[tuple[str, T]]:
-    """Return up to ``number`` rows of the clients in turn; clients and rows have an order drawn by seed and names.
-
-    Example:
-        >>> [client for client, _ in round_robin({"a": [1, 2, 3], "b": [4]}, 3, seed=1)]
-        ['a', 'b', 'a']
-    """
+    """Return up to ``number`` rows of the clients in turn; clients and rows have an order drawn by seed and names."""
     clients = sorted(rows)
     random.Random(derive_seed(seed, "clients' turn")).shuffle(clients)
     drawn = {

@@ -71,21 +71,15 @@ class Agreement(NamedTuple):
 
 
 def agreement(judged: Sequence[Judged], ties: bool, seed: int = 0) -> Agreement:
-    """Return the agreement of a judge with people.
+    """Return the agreement of a judge with people on pairs of answers, with intervals drawn by ``seed``.
 
-    Args:
-        judged: pairs of answers.
-        ties: whether a tie counts as a verdict; else ties of people and of the judge are left out.
-        seed: of the bootstrap.
+    Without ``ties``, ties of people and of the judge are left out; else a tie is a verdict.
 
     Example:
         >>> pairs = [Judged([1, 1, 0], 1, "q"), Judged([1, 0.5], 1, "q"), Judged([0, 0], 0.5, "r"), Judged([0.5], 0.5, "s")]
         >>> found = agreement(pairs, ties=True)
         >>> found.pairs, round(found.majority, 3), round(found.vote, 3), round(found.people, 3)
         (3, 0.667, 0.542, 0.444)
-        >>> found = agreement(pairs, ties=False)
-        >>> found.pairs, found.majority, round(found.vote, 3), round(found.people, 3)
-        (2, 1.0, 0.833, 0.667)
     """
     votes = [own.votes if ties else [vote for vote in own.votes if vote != TIE] for own in judged]
     verdicts = [own.verdict if ties or own.verdict != TIE else math.nan for own in judged]
@@ -125,12 +119,7 @@ def _reason_left_out(verdict: float, counted: float, votes: Sequence[float]) -> 
 
 
 def majority(votes: Sequence[float]) -> float:
-    """Return the most frequent verdict; NaN where two share the first place, or without votes.
-
-    Example:
-        >>> majority([1, 1, 0]), majority([0.5, 0, 0.5, 1]), majority([1, 0])
-        (1, 0.5, nan)
-    """
+    """Return the most frequent verdict; NaN where two share the first place, or without votes."""
     ranked = Counter(votes).most_common(2)
     if not ranked or (len(ranked) == 2 and ranked[0][1] == ranked[1][1]):
         return math.nan
@@ -138,12 +127,7 @@ def majority(votes: Sequence[float]) -> float:
 
 
 def people_agree(votes: Sequence[float]) -> float:
-    """Return the probability that two different people agree; NaN for fewer than two.
-
-    Example:
-        >>> people_agree([1, 1, 0]), people_agree([1])  # one of three pairs
-        (0.3333333333333333, nan)
-    """
+    """Return the probability that two different people agree; NaN for fewer than two."""
     pairs = math.comb(len(votes), 2)
     return sum(math.comb(count, 2) for count in Counter(votes).values()) / pairs if pairs else math.nan
 

@@ -19,62 +19,37 @@ from fedlight.evaluation.tasks.model import Likelihood
 
 
 def mean_losses(likelihoods: Sequence[Likelihood]) -> np.ndarray:
-    """Return the mean loss per token in nats, ``(examples,)``.
-
-    Example:
-        >>> mean_losses([Likelihood(log_prob=-6.0, tokens=3, greedy=True)]).tolist()
-        [2.0]
-    """
+    """Return the mean loss per token in nats, ``(examples,)``."""
     return np.array([-one.log_prob / one.tokens for one in likelihoods], dtype=np.float64)
 
 
 def ifs(conditional: ArrayLike, unconditional: ArrayLike) -> np.ndarray:
-    """Return the Instruction Following Score, at least 0; the lower, the more the instruction tells about the response.
+    """Return the Instruction Following Score, ``(examples,)``, at least 0; not finite where L(y) is 0.
 
-    Instruction-following difficulty (IFD) is the same ratio; its authors keep the highest.
+    The lower it is, the more the instruction tells about the response.
 
     Args:
         conditional: L(y | x), mean token losses behind the prompt, ``(examples,)``.
         unconditional: L(y), mean token losses of the response alone, ``(examples,)``.
-
-    Returns:
-        ``(examples,)``; not finite where the response alone loses nothing.
-
-    Example:
-        >>> ifs([1.0, 3.0], [2.0, 2.0]).tolist()
-        [0.5, 1.5]
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(conditional, np.float64) / np.asarray(unconditional, np.float64)
 
 
 def ppl(conditional: ArrayLike) -> np.ndarray:
-    """Return the perplexity of the response after its prompt, at least 1, from the losses L(y | x).
-
-    Example:
-        >>> ppl([0.0]).tolist()
-        [1.0]
-    """
+    """Return the perplexity of the response after its prompt, at least 1, from the losses L(y | x)."""
     with np.errstate(over="ignore"):
         return np.exp(np.asarray(conditional, np.float64))
 
 
 def best(scores: ArrayLike, keep: int, highest: bool = False) -> np.ndarray:
-    """Return the indices of the examples with the best scores, best first; of equal ones the earlier.
+    """Return the indices of at most ``keep`` examples with the lowest, or ``highest``, scores, best first.
 
-    Args:
-        scores: ``(examples,)``.
-        keep: largest number of examples, at least 0.
-        highest: whether the highest scores are the best; else the lowest.
-
-    Returns:
-        Indices; scores that are not finite are left out, so there may be fewer.
+    Of equal scores the earlier comes first. Scores that are not finite are left out, so there may be fewer.
 
     Example:
         >>> best([0.5, float("nan"), 0.1, 0.5], keep=2).tolist()
         [2, 0]
-        >>> best([0.5, float("inf"), 0.1], keep=5, highest=True).tolist()
-        [0, 2]
     """
     values = np.asarray(scores, np.float64)
     finite = np.flatnonzero(np.isfinite(values))

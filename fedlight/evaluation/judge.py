@@ -6,9 +6,6 @@
 * ``fedlight.LocalJudge``: a language model on this machine; the verdict that it finds likeliest.
 * ``fedlight.ChatJudge``: an endpoint or a local model, asked in words.
 * ``fedlight.LengthJudge``: the longer answer wins; the baseline of every judge.
-
-A judge gives verdicts, from which all else follows: scores and both orders of a pair here, wins with their intervals in
-`fedlight.evaluation.win_rate`, agreement with people in `fedlight.evaluation.human_agreement`.
 """
 
 import math
@@ -78,8 +75,6 @@ class BothPositions:
         >>> class Longer(Judge):  # and of two equally long ones the first
         ...     def verdicts(self, fields, ours, theirs):
         ...         return [float(len(a) >= len(b)) for a, b in zip(ours, theirs, strict=True)]
-        >>> BothPositions(Longer()).verdicts([{}] * 3, ["longer", "x", "same"], ["short", "yy", "size"])
-        ([1.0, 0.0, 1.0], [1.0, 0.0, 0.0])
         >>> BothPositions(Longer()).scores([{}] * 3, ["longer", "x", "same"], ["short", "yy", "size"])
         [1.0, 0.0, 0.5]
     """
@@ -90,11 +85,7 @@ class BothPositions:
     def verdicts(
         self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]
     ) -> tuple[list[float], list[float]]:
-        """Return the verdicts with our answers shown first and those with our answers shown second.
-
-        Returns:
-            Twice ``(prompts,)``: 1 for ours, 0 for theirs, 0.5 for a tie, NaN where the verdict could not be read.
-        """
+        """Return the verdicts with our answers shown first and those with ours second; 1 means ours in both."""
         if not self.judge.sees_order:
             once = self.judge.verdicts(fields, ours, theirs)
             return once, list(once)
@@ -115,17 +106,7 @@ class BothPositions:
 
 
 def check_slots(slots: Sequence[str], fields: Sequence[Fields], who: str) -> None:
-    """Check that all prompts have the slots that a judge reads.
-
-    Raises:
-        ValueError: a slot is missing.
-
-    Example:
-        >>> check_slots(["post"], [{"prompt": "x"}], "SelectorJudge")
-        Traceback (most recent call last):
-        ...
-        ValueError: SelectorJudge reads {post}, but the prompts have prompt: set the columns of the prompts
-    """
+    """Raise ValueError if a prompt lacks a slot that the judge ``who`` reads."""
     for own in fields:
         if missing := [slot for slot in slots if slot not in own]:
             raise ValueError(

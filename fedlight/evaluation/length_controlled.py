@@ -66,12 +66,6 @@ def length_controlled(methods: Mapping[str, Compared]) -> dict[str, LengthContro
     Where all verdicts are wins, or all are losses, or all pairs are equally long, there is nothing to correct, and the raw
     rate is returned.
 
-    Args:
-        methods: method -> its verdicts.
-
-    Returns:
-        Method -> its win rates.
-
     Raises:
         ValueError: a method's numbers of verdicts, lengths and prompts differ, or a verdict is out of range.
 

@@ -17,10 +17,7 @@ class KnownTexts:
     """Known texts, each tokenized once, with which a new one is compared.
 
     Args:
-        limit: largest ROUGE-L F1 of a new text with a known one, in [0, 1].
-
-    Raises:
-        ValueError: the limit is out of range.
+        limit: largest ROUGE-L F1 of a new text with a known one, in [0, 1]; else ValueError.
 
     Example:
         >>> known = KnownTexts(limit=0.7)
@@ -49,14 +46,7 @@ class KnownTexts:
 
 
 def pairwise_rouge_l(texts: Sequence[str], references: Sequence[str]) -> np.ndarray:
-    """Return the ROUGE-L F1 of each text with each reference, ``(texts, references)``, in [0, 1].
-
-    Equal texts are compared once.
-
-    Example:
-        >>> pairwise_rouge_l(["Name a planet.", "Hm"], ["Name a large planet.", "name a PLANET"]).round(3).tolist()
-        [[0.857, 1.0], [0.0, 0.0]]
-    """
+    """Return the ROUGE-L F1 of each text with each reference, ``(texts, references)``; compares equal texts once."""
     numbers: dict[str, int] = {}
     rows, columns = ({text: at for at, text in enumerate(dict.fromkeys(own))} for own in (texts, references))
     table = _f1(*([_tokens(text, numbers) for text in own] for own in (rows, columns)))
@@ -64,12 +54,7 @@ def pairwise_rouge_l(texts: Sequence[str], references: Sequence[str]) -> np.ndar
 
 
 def rouge_l_of_pairs(texts: Sequence[str], references: Sequence[str]) -> np.ndarray:
-    """Return the ROUGE-L F1 of each text with the reference at its place, ``(texts,)``, in [0, 1].
-
-    Example:
-        >>> rouge_l_of_pairs(["Name a planet.", "Hm"], ["Name a large planet.", "name a PLANET"]).round(3).tolist()
-        [0.857, 0.0]
-    """
+    """Return the ROUGE-L F1 of each text with the reference at its place, ``(texts,)``, in [0, 1]."""
     pairs = zip(texts, references, strict=True)
     return np.array([pairwise_rouge_l([text], [reference])[0, 0] for text, reference in pairs])
 

@@ -53,14 +53,7 @@ class WinTieLose(NamedTuple):
 def win_rate(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """Return the share of prompts, in [0, 1], on which our answer scores higher; a tie counts one half.
 
-    Both scores are ``(prompts,)``, for answers to the same prompts.
-
-    Raises:
-        ValueError: no prompt, or not the same number of both.
-
-    Example:
-        >>> win_rate([3.0, 1.0, 2.0, 5.0], [1.0, 2.0, 2.0, 0.0])
-        0.625
+    Both scores are ``(prompts,)``, for answers to the same prompts; ValueError without a prompt or for unequal numbers.
     """
     if not ours or len(ours) != len(theirs):
         raise ValueError(f"win_rate needs the same prompts twice, got {len(ours)} and {len(theirs)} scores")
@@ -70,7 +63,7 @@ def win_rate(ours: Sequence[float], theirs: Sequence[float]) -> float:
 def outcomes(ours_first: Sequence[float], ours_second: Sequence[float], in_both: bool = False) -> list[float]:
     """Return each pair's outcome: 1 for a win, 0.5 for a tie, 0 for a loss, NaN if a verdict could not be read.
 
-    Args are those of `win_tie_lose`.
+    Arguments are those of `win_tie_lose`.
 
     Example:
         >>> outcomes([1.0, 1.0, 1.0, 0.5, math.nan], [1.0, 0.5, 0.0, 0.0, 1.0])

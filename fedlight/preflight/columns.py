@@ -116,7 +116,12 @@ def _by_patterns(entry: Mapping[str, Any], readable: list[str]) -> dict[str, lis
 
 
 def _split_of(path: str) -> str:
-    """Return the split that a file's path names, as the package ``datasets`` reads it; ``train`` where it names none."""
+    """Return the split that a file's path names, as the package ``datasets`` reads it; ``train`` where it names none.
+
+    Example:
+        >>> [_split_of(path) for path in ("data/test-00000-of-00001.parquet", "askacademia/validation.json", "rows.json")]
+        ['test', 'validation', 'train']
+    """
     for split, words in {
         "test": "test|testing|eval|evaluation",
         "validation": "validation|valid|dev|val",

@@ -95,15 +95,7 @@ class InstructionOptions(NamedTuple):
 
     @classmethod
     def parse(cls, **options: int | str) -> "InstructionOptions":
-        """Return options given by name, as numbers or as their text.
-
-        Raises:
-            ValueError: an unknown option or name, one that is not a number, or one out of range.
-
-        Example:
-            >>> InstructionOptions.parse(split="test", topic_rows="2").topic_rows
-            2
-        """
+        """Return options given by name, as numbers or as their text; raise ValueError for an unknown or wrong one."""
         chosen = read_options(
             cls,
             options,
@@ -122,10 +114,7 @@ class InstructionOptions(NamedTuple):
 
 
 def instructions(**options: int | str) -> list[ToyRow]:
-    """Return rows of the toy domains, a function of the options.
-
-    Args:
-        options: see `InstructionOptions`.
+    """Return rows of the toy domains, a function of `InstructionOptions` by name.
 
     Returns:
         Rows with ``instruction``, ``input``, ``output``, ``domain`` and ``topic``; private ones also with ``client``.
@@ -180,22 +169,12 @@ def _draw_held(chosen: InstructionOptions) -> list[ToyRow]:
 
 
 def topics(domain: str) -> list[Topic]:
-    """Return all topics of a domain.
-
-    Example:
-        >>> len(topics("farm")), topics("farm")[0]
-        (48, ('towers', 'anna'))
-    """
+    """Return all 48 topics of a domain, such as ``('towers', 'anna')``."""
     return [(area, name) for area in DOMAINS[domain].areas for name in NAMES]
 
 
 def answer(seed: int, domain: str, topic: Topic) -> str:
-    """Return the right answer, two words.
-
-    Example:
-        >>> answer(0, "farm", ("bees", "anna")) == answer(0, "farm", ("bees", "anna"))
-        True
-    """
+    """Return the right answer, two words; equal arguments give equal answers."""
     rng = random.Random(derive_seed(seed, "toy", "fact", domain, *topic))
     return f"{rng.choice(JUDGEMENTS)} {rng.choice(NUMBERS)}"
 

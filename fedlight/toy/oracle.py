@@ -27,12 +27,9 @@ class Oracle:
         self._mean = _mean([voter.taste for voter in voters])
 
     def utility(self, prompt_text: str, response_text: str, group: str | None = None) -> float:
-        """Return the utility of a response to a post; any text has one, and words without meaning lower it.
+        """Return the utility of a response to a post under the mean taste of a group; None: of all clients.
 
-        Args:
-            prompt_text: the post.
-            response_text: the summary or any generated text.
-            group: group whose mean taste counts; None: the mean over all clients.
+        Any text has a utility, also a generated one, and words without meaning lower it.
 
         Raises:
             ValueError: no client belongs to this group.

@@ -51,15 +51,7 @@ class WorldOptions(NamedTuple):
 
     @classmethod
     def parse(cls, **options: float | str) -> "WorldOptions":
-        """Return options given by name, as numbers or as their text.
-
-        Raises:
-            ValueError: an unknown option, one that is not a number, or one out of range.
-
-        Example:
-            >>> WorldOptions.parse(seed="3", opposition="0.5").opposition
-            0.5
-        """
+        """Return options given by name, as numbers or as their text; raise ValueError for an unknown or wrong one."""
         world = read_options(
             cls,
             options,
@@ -91,20 +83,12 @@ class Voter(NamedTuple):
 
 
 def group_taste(group: str, opposition: float) -> tuple[float, ...]:
-    """Return a group's weights of the six traits: the common taste at ``opposition`` 0, the group's opposed one at 1.
-
-    Example:
-        >>> group_taste("warm", 0.0) == COMMON, group_taste("warm", 1.0) == OPPOSED["warm"]
-        (True, True)
-    """
+    """Return a group's weights of the six traits: the common taste at ``opposition`` 0, the group's opposed one at 1."""
     return tuple((1 - opposition) * c + opposition * o for c, o in zip(COMMON, OPPOSED[group], strict=True))
 
 
 def population(world: WorldOptions) -> list[Voter]:
-    """Return the clients of a world: shuffled groups of equal size (up to one), with unequal numbers of votes.
-
-    The numbers of votes are log-normal, and at least 4.
-    """
+    """Return the clients of a world: shuffled groups of equal size (up to one), with log-normal numbers of votes from 4."""
     rng = random.Random(derive_seed(world.seed, "toy", "population"))
     groups = [GROUPS[index % len(GROUPS)] for index in range(world.num_clients)]
     rng.shuffle(groups)

@@ -69,10 +69,9 @@ def draw_post(rng: random.Random) -> str:
 
 
 def draw_summary(rng: random.Random, post: str) -> str:
-    """Return a summary of any quality, with every trait drawn independently.
+    """Return a summary of one to four facts in the post's order, with every trait drawn independently.
 
-    It has one to four facts in the post's order. The share of distorted facts is drawn for each summary (0, 0.3 or 0.6), so
-    there are careful and careless ones.
+    The share of distorted facts is drawn for each summary (0, 0.3 or 0.6), so there are careful and careless ones.
     """
     facts = facts_of(post)
     count = rng.choices((1, 2, 3, 4), weights=(3, 3, 3, 1))[0]
@@ -91,12 +90,7 @@ def draw_summary(rng: random.Random, post: str) -> str:
 
 
 def facts_of(text: str) -> list[Fact]:
-    """Return the facts in a text, in order and with repeats; other words are skipped.
-
-    Example:
-        >>> facts_of("kindly anna bakes bread . honestly ben reads")
-        [('anna', 'bakes', 'bread')]
-    """
+    """Return the facts in a text, in order and with repeats; other words are skipped."""
     words = _words(text)
     triples = zip(words, words[1:], words[2:], strict=False)
     return [words for words in triples if words[0] in PEOPLE and words[1] in _VERBS and words[2] in _OBJECTS]
@@ -108,8 +102,6 @@ def measure(post: str, summary: str) -> Traits:
     Example:
         >>> measure("anna bakes bread . ben reads maps .", "kindly honestly anna bakes pies . ben reads maps .")
         Traits(covered=1, invented=1, polite=1, filler=1, words=8, junk=0)
-        >>> measure("anna bakes bread .", "bread bread")
-        Traits(covered=0, invented=0, polite=0, filler=0, words=2, junk=2)
     """
     words, stated, true = _words(summary), facts_of(summary), set(facts_of(post))
     polite = sum(word in POLITE for word in words)

@@ -40,12 +40,7 @@ class WritingOptions(NamedTuple):
 
 
 class Person(NamedTuple):
-    """Person whose questions an exercise shows.
-
-    Attributes:
-        domain: of all questions.
-        topics: topics of the questions.
-    """
+    """Person whose questions on topics of one domain an exercise shows."""
 
     domain: str
     topics: Sequence[Topic]
@@ -64,20 +59,13 @@ class Person(NamedTuple):
 
 
 def writing(**options: int | str) -> list[ToyRow]:
-    """Return exercises, a function of the options.
-
-    Args:
-        options: see `WritingOptions`.
+    """Return exercises, a function of `WritingOptions` by name.
 
     Returns:
         Rows with ``instruction``, all text before the question to be written, and ``output``, the question.
 
     Raises:
         ValueError: an unknown option, or a value out of range.
-
-    Example:
-        >>> len(writing(size=3))
-        3
     """
     chosen = read_options(
         WritingOptions, options, domain=DOMAINS, size=(1, 1_000_000), questions=(0, 100), known=(0, 48)
@@ -93,12 +81,7 @@ def writing(**options: int | str) -> list[ToyRow]:
 
 
 def known_topics(seed: int, domain: str, number: int) -> list[Topic]:
-    """Return topics with answers that everybody may know, drawn independently of the private rows.
-
-    Example:
-        >>> len(known_topics(0, "kitchen", 24)), known_topics(0, "kitchen", 0)
-        (24, [])
-    """
+    """Return topics with answers that everybody may know, drawn independently of the private rows."""
     return random.Random(derive_seed(seed, "toy", "known", domain)).sample(topics(domain), number)
 
 

@@ -204,10 +204,7 @@ class SandboxedProcess:
         self._close_pipes()
 
     def result(self, stopped: Outcome | None) -> Result:
-        """End the process and return its result.
-
-        Args:
-            stopped: reason why it was stopped, None if it ended by itself.
+        """End the process and return its result; ``stopped`` is the reason why it was stopped, None if it ended by itself.
 
         Raises:
             SandboxError: the code was never started.
@@ -229,11 +226,7 @@ class SandboxedProcess:
 
 
 def watch(processes: Sequence[SandboxedProcess], at_most_seconds: float = math.inf) -> Outcome | None:
-    """Read the output of processes until the first of them has ended, or one must be stopped.
-
-    Returns:
-        Reason to stop, None if the first process ended by itself.
-    """
+    """Read the output of processes until the first of them has ended (None), or one must be stopped (the reason)."""
     leader, began_at = processes[0], time.monotonic()
     with selectors.DefaultSelector() as selector:
         for process in processes:

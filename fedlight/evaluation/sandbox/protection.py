@@ -98,33 +98,18 @@ def landlock_version() -> int:
 
 
 def file_rights(version: int) -> int:
-    """Return all rights that this version can deny.
-
-    Example:
-        >>> [hex(file_rights(version)) for version in (1, 2, 3, 4, 5, 9)]
-        ['0x1fff', '0x3fff', '0x7fff', '0x7fff', '0xffff', '0xffff']
-    """
+    """Return all rights that this version can deny, as bits."""
     return RIGHTS[max(known for known in RIGHTS if known <= version)]
 
 
 def ruleset(version: int) -> bytes:
-    """Return ``struct landlock_ruleset_attr``: the rights denied without a rule; newer kernels know more of its fields.
-
-    Example:
-        >>> [len(ruleset(version)) for version in (1, 4, 6)]
-        [8, 16, 24]
-    """
+    """Return ``struct landlock_ruleset_attr``: the rights denied without a rule; newer kernels know more of its fields."""
     fields = [file_rights(version)] + [TCP] * (version >= 4) + [SCOPES] * (version >= 6)
     return struct.pack(f"={len(fields)}Q", *fields)
 
 
 def rules(version: int, folder: Path) -> list[tuple[str, int]]:
-    """Return paths and the rights beneath them.
-
-    Args:
-        version: of Landlock.
-        folder: the only folder where files may be written.
-    """
+    """Return paths and the rights beneath them; files may be written in ``folder`` only."""
     # The compiled part of the standard library may have a folder of its own.
     folders = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     entries = [entry for at in folders for entry in _entries(Path(at)) if entry.name not in PACKAGES]

@@ -47,12 +47,7 @@ class ExactMatch(Task):
 
 
 def text_of(value: Any) -> str:
-    """Return a value as stripped text; "" for None.
-
-    Example:
-        >>> text_of(" a "), text_of(7), text_of(None)
-        ('a', '7', '')
-    """
+    """Return a value as stripped text; "" for None."""
     return "" if value is None else str(value).strip()
 
 

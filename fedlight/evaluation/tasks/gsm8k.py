@@ -23,8 +23,8 @@ NUMBER = re.compile(MINUS + r"(?:[$\u20ac\u00a3]\s?-?)?(?:(?:\d{1,3}(?:,\d{3})+|
 class GSM8K(Task):
     """Task of math word problems; the rows have ``question`` and ``answer``.
 
-    Args are those of :class:`~fedlight.evaluation.tasks.task.Task`. Few-shot examples show their worked solutions, without
-    the calculator's annotations.
+    Arguments are those of :class:`~fedlight.evaluation.tasks.task.Task`. Few-shot examples show their worked solutions,
+    without the calculator's annotations.
     """
 
     names = ("question", "answer")
@@ -46,11 +46,7 @@ class GSM8K(Task):
 
 
 def final_number(text: str, marked: bool = False) -> Decimal | None:
-    """Return the number after the first ``####``, else the last number of the text; None without a number.
-
-    Args:
-        text: a solution.
-        marked: accept only a number after ``####``.
+    """Return the number after the first ``####``, else, unless ``marked``, the last number; None without a number.
 
     Example:
         >>> final_number("7 * 5 = <<7*5=35>>35 #### 1,035"), final_number("So it is $2.50.")

@@ -121,17 +121,8 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     Chen et al. 2021, eq. 1: pass@k = 1 - C(n - c, k) / C(n, k), the probability that k of n samples, of which c are right,
     include a right one.
 
-    Args:
-        samples: number of samples, n.
-        correct: number of right ones, c, from 0 to n.
-        k: from 1 to n.
-
     Raises:
         ValueError: more right ones than samples, or a larger k.
-
-    Example:
-        >>> pass_at_k(5, 2, 1), pass_at_k(5, 2, 3), pass_at_k(5, 3, 3)
-        (0.4, 0.9, 1.0)
     """
     if not 1 <= k <= samples:
         raise ValueError(f"k={k} has to be from 1 to the number of samples, {samples}")
@@ -141,12 +132,7 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
 
 def complete_program(prompt: str, answer: str, function: str) -> str:
-    r"""Return the prompt's function, completed by an answer.
-
-    Args:
-        prompt: ends with the head of the function, with or without a docstring.
-        answer: text of the model.
-        function: name of the function.
+    r"""Return the prompt's function, completed by an answer; the prompt ends with its head, with or without a docstring.
 
     Example:
         >>> prompt = "def double(x):\n    'Twice x.'\n"
@@ -155,15 +141,6 @@ def complete_program(prompt: str, answer: str, function: str) -> str:
             'Twice x.'
             return 2 * x
         <BLANKLINE>
-        >>> answer = "Like this:\n```python\ndef double(x):\n    return x + x\n```\nIt adds x to itself."
-        >>> print(complete_program(prompt, answer, "double"))
-        def double(x):
-            'Twice x.'
-        <BLANKLINE>
-            pass
-        <BLANKLINE>
-        def double(x):
-            return x + x
     """
     code = _extract_block(answer, function)
     if _defines(code, function):

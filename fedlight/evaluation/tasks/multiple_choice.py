@@ -97,10 +97,7 @@ class MultipleChoice(Task):
 
 
 def index_of(answer: Any, number: int) -> int:
-    """Return the index of a choice named by its letter or its number from 0.
-
-    Raises:
-        ValueError: it names none of ``number`` choices.
+    """Return the index of a choice named by its letter or its number from 0; ValueError if it is none of ``number``.
 
     Example:
         >>> index_of("C", 4), index_of(2, 4), index_of("2", 4)

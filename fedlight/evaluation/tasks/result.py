@@ -59,10 +59,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """Outcomes of a task.
-
-    Args:
-        outcomes: in the order of the rows, at least one.
+    """Outcomes of a task, in the order of the rows, at least one.
 
     Example:
         >>> def outcome(group, score):
@@ -116,10 +113,7 @@ class Result:
         return sum(outcome.verdicts[0].note == TOO_LONG for outcome in self.outcomes)
 
     def metrics(self, name: str) -> Mapping[str, float]:
-        """Return the metrics to log: ``score/NAME``, ``stderr/NAME``, ``unread/NAME``.
-
-        With groups, also ``score/NAME/GROUP`` and ``group_mean/NAME``.
-        """
+        """Return ``score|stderr|unread/NAME``, and with groups ``score/NAME/GROUP`` and ``group_mean/NAME``, to log."""
         found = {f"score/{name}": self.mean, f"unread/{name}": self.unread}
         if len(self.outcomes) > 1:
             found[f"stderr/{name}"] = self.standard_error

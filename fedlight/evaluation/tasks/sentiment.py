@@ -66,14 +66,7 @@ class Sentiment(Task):
 
 
 def label_of(value: Any, coding: str) -> str:
-    """Return a label as a word.
-
-    Args:
-        value: a word, a number in the set's coding, or a score for FiQA.
-        coding: ``fpb``, ``fiqa`` or ``tfns``.
-
-    Raises:
-        ValueError: the value is none of these.
+    """Return a label, a word, a number in the set's coding or a score for FiQA, as a word; ValueError for others.
 
     Example:
         >>> label_of(1, "fpb"), label_of(1, "tfns"), label_of("Positive", "tfns")

@@ -159,10 +159,7 @@ class Task(ABC):
         return self.max_new_tokens
 
     def choose_shots(self, example: Example, pool: Sequence[Example]) -> Sequence[Example]:
-        """Return the examples to show before a question: the first ones of its group where the pool has the group.
-
-        The question itself is left out, should it be in the pool.
-        """
+        """Return the examples to show before a question, without it: the first of its group if the pool has any."""
         own = [shot for shot in pool if shot.group == example.group] or pool
         others = list(islice((shot for shot in own if shot.fields != example.fields), self.num_shots))
         if len(others) < self.num_shots:
@@ -259,10 +256,5 @@ class Task(ABC):
 
 
 def continuation(prompt: str, response: str) -> str:
-    r"""Return a response as it follows its prompt in training, with a blank between the two.
-
-    Example:
-        >>> continuation("Answer:", "B"), continuation("Answer:\n", "B")
-        (' B', 'B')
-    """
+    r"""Return a response as it follows its prompt in training, after a blank unless the prompt ends in white space."""
     return response if prompt[-1:].isspace() else f" {response}"
