@@ -71,9 +71,8 @@ class Limits:
     prices: Prices = Prices()
 
     def __post_init__(self) -> None:
-        if not all(
-            most >= 0 for most in (self.max_requests or 0, self.max_cost or 0)
-        ):  # nan would limit nothing
+        # Not any(most < 0), which nan would pass, and nan limits nothing.
+        if not all(most >= 0 for most in (self.max_requests or 0, self.max_cost or 0)):
             raise ValueError(
                 f"max_requests={self.max_requests} and max_cost={self.max_cost} must be at least 0"
             )

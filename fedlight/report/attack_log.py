@@ -1,7 +1,6 @@
 """Reader of ``attacks/attacks.csv``, which the attack callbacks write into a run's folder."""
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 
@@ -37,7 +36,9 @@ def read_attacks(folder: str, target: str = GLOBAL, needed: bool = True) -> Leak
         raise ValueError(
             f"{file}: there is no row of target={target!r}, but of {targets}: choose one of these"
         )
-    return {number: _means(found[number]) for number in sorted(found)}
+    return {
+        number: {name: fmean(values) for name, values in found[number].items()} for number in sorted(found)
+    }
 
 
 def metric_of(leakage: Leakage, metric: str, folder: str) -> dict[int, float]:
@@ -47,7 +48,3 @@ def metric_of(leakage: Leakage, metric: str, folder: str) -> dict[int, float]:
         known = ", ".join(sorted({name for metrics in leakage.values() for name in metrics})) or "none"
         raise ValueError(f"{folder}/attacks/attacks.csv has no {metric!r}; its metrics are {known}")
     return values
-
-
-def _means(metrics: Mapping[str, list[float]]) -> dict[str, float]:
-    return {name: fmean(values) for name, values in metrics.items()}

@@ -101,9 +101,8 @@ def sections(runs: Sequence[Run]) -> list[Section]:
         name = module.__name__.rpartition(".")[2]
         try:
             section = module.section(runs)
-        except (
-            Exception
-        ) as error:  # whatever a damaged file has led to: the page is for those who look for the reason
+        # Whatever a damaged file has led to: the page is for those who look for the reason.
+        except Exception as error:
             note = _failed("This section", error)
             section = Section(name, name.replace("_", " ").capitalize(), "", [], (note,))
         if section is not None:

@@ -32,7 +32,13 @@ def quality_under_budget(runs: dict[str, str], output: str, metric: str = "val/a
     """
     table = {label: budget_curve(Path(folder), metric) for label, folder in runs.items()}
     rows = [
-        {"method": label, **_ends(table[label], metric), **_participation(Path(folder))}
+        {
+            "method": label,
+            metric.replace("/", " "): table[label]["metric"][-1],
+            "hours": table[label]["seconds"][-1] / 3600,
+            "megabytes": table[label]["megabytes"][-1],
+            **_participation(Path(folder)),
+        }
         for label, folder in runs.items()
     ]
     return {"file": save(draw_quality(table, metric), output), "table": table, "rows": rows}
@@ -69,14 +75,6 @@ def _validated(folder: Path, metric: str) -> dict[int, float]:
             "CSVLogger called metrics that validates after its rounds (trainer.limit_val_batches above 0)"
         )
     return found
-
-
-def _ends(curve: Curve, metric: str) -> dict[str, float]:
-    return {
-        metric.replace("/", " "): curve["metric"][-1],
-        "hours": curve["seconds"][-1] / 3600,
-        "megabytes": curve["megabytes"][-1],
-    }
 
 
 def _participation(folder: Path) -> dict[str, float]:

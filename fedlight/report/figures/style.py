@@ -71,9 +71,7 @@ def new_chart(height: float = HALF_A_PAGE[1]) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(HALF_A_PAGE[0], height), layout="constrained")
     axes = figure.subplots()
     axes.tick_params(labelsize=9)
-    axes.locator_params(
-        axis="y", nbins=5
-    )  # else there are other ticks, and no room for them, once a legend takes its room
+    axes.locator_params(axis="y", nbins=5)  # else other ticks, without room, once there is a legend
     axes.grid(axis="y", color="0.85", linewidth=0.6)
     axes.set_axisbelow(True)
     return figure, axes

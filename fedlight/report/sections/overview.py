@@ -137,11 +137,8 @@ def stages_table(runs: Sequence[Run], folded: bool) -> Table:
     for method in dict.fromkeys(run.method for run in runs):
         of_method = [run for run in runs if run.method == method]
         stage = str(of_method[0].settings().get("stage") or of_method[0].command or "-")
+        command, _, target = stage.partition(" ")  # the name of the target is shown without its folders
         ended = sum(run.is_done for run in of_method)
-        lines.append([method, _without_folders(stage), f"{ended} of {len(of_method)} done"])
+        what = f"{command} {Path(target).name}".strip()
+        lines.append([method, what, f"{ended} of {len(of_method)} done"])
     return Table("Other stages", ["stage", "what it did", "state"], lines, folded=folded)
-
-
-def _without_folders(stage: str) -> str:
-    command, _, target = stage.partition(" ")
-    return f"{command} {Path(target).name}".strip()
