@@ -1,7 +1,4 @@
-"""Privacy attacks on the server's model and on clients' uploads, made during training.
-
-An attack reads uploads from the federated loop and the clients' rows from the datamodule. It never changes training.
-"""
+"""Privacy attacks on the server's model and on clients' uploads during training, which they never change."""
 
 from fedlight.support.lazy import lazy_names
 

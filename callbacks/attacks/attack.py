@@ -1,8 +1,4 @@
-"""Base of the attacks on a model during training: when they run, on which parameters, and where their findings go.
-
-The attacks are :mod:`~fedlight.callbacks.attacks.memory_extraction`,
-:mod:`~fedlight.callbacks.attacks.discoverable_memorization` and :mod:`~fedlight.callbacks.attacks.membership_inference`.
-"""
+"""Base of the attacks on a model during training: their times, their targets, and the files of their findings."""
 
 import time
 from abc import ABC, abstractmethod
@@ -47,14 +43,11 @@ class RendersPrompts(Protocol):
 
 @runtime_checkable
 class HoldsClientRows(Protocol):
-    """Datamodule that knows the clients' rows after ``setup("fit")``.
-
-    A row is a mapping of the template's slots and ``response`` to texts.
+    """Datamodule that knows the clients' rows (template slot or ``response`` -> text) after ``setup("fit")``.
 
     Attributes:
         client_rows: client id -> its own training rows, with planted canaries.
         planted: client id -> its canaries, each once; only clients that have some.
-        template: makes prompts of rows.
     """
 
     client_rows: FieldsByClient
@@ -86,12 +79,7 @@ class TakesUploads(Protocol):
 
 
 class Found(NamedTuple):
-    """Findings of one attack on one target.
-
-    Attributes:
-        metrics: metric -> value.
-        records: all texts and numbers that were seen, as plain values.
-    """
+    """Findings of one attack on one target: metrics by name, and all texts and numbers that were seen, as plain values."""
 
     metrics: dict[str, float]
     records: list[dict[str, Any]]
@@ -100,12 +88,11 @@ class Found(NamedTuple):
 class Attack(L.Callback, ABC):
     """Base class of attacks: a subclass states its needs in ``prepare`` and attacks in ``attack``.
 
-    The server's model is attacked at the end of each n-th round (each n-th epoch without a federated loop) and of the
-    last one, before it is validated. During these rounds each client's upload is attacked as it arrives. Training
-    continues as if nothing had been measured. Metrics are logged as ``attack/NAME/METRIC``, and their means over a round's
-    uploads as ``attack/NAME/uploads/METRIC``, at the number of optimizer steps made so far. ``OUTPUT/attacks.csv`` holds
-    them all (:class:`~fedlight.callbacks.attacks.records.AttackTable`), ``OUTPUT/round_3/NAME.jsonl`` the records of the
-    third round.
+    The server's model is attacked at the end of each n-th round (each n-th epoch without a federated loop) and of the last
+    one, before it is validated. During these rounds each client's upload is attacked as it arrives. Training continues as if
+    nothing had been measured. Metrics are logged as ``attack/NAME/METRIC``, and their means over a round's uploads as
+    ``attack/NAME/uploads/METRIC``, at the number of optimizer steps made so far. ``OUTPUT/attacks.csv`` holds them all
+    (:class:`~fedlight.callbacks.attacks.records.AttackTable`), ``OUTPUT/round_3/NAME.jsonl`` the records of the third round.
 
     Args:
         every_n_rounds: at least 1.
@@ -150,20 +137,11 @@ class Attack(L.Callback, ABC):
 
     @abstractmethod
     def prepare(self, data: HoldsClientRows, module: Any) -> None:
-        """Take the data that the attack needs and refuse a module or data that cannot be attacked.
-
-        Raises:
-            ValueError: they cannot be attacked.
-        """
+        """Take the data that the attack needs; raise ValueError for a module or data that cannot be attacked."""
 
     @abstractmethod
     def attack(self, module: Any, client: str | None) -> Found:
-        """Attack the module with its present parameters.
-
-        Args:
-            module: the trained module.
-            client: id of the client whose rows are searched for; None: all clients.
-        """
+        """Attack the module's present parameters, searching for the rows of ``client``, or of all clients if None."""
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Find the loop and the clients' rows, so that missing ones are reported before any work."""
@@ -256,7 +234,7 @@ class Attack(L.Callback, ABC):
         return kept
 
     def _move_behind_loop(self, trainer: L.Trainer) -> TakesUploads | None:
-        """Return the loop, None without one; from now on Lightning calls it first, or uploads come a batch late."""
+        """Return the loop, None without one; make Lightning call it first from now on, or uploads come a batch late."""
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         loop = find_callback(trainer, TakesUploads)
         if loop is not None and callbacks.index(loop) > callbacks.index(self):

@@ -9,8 +9,7 @@ Membership Inference Attacks", EMNLP 2022, https://arxiv.org/abs/2203.03929, in 
 Training Data from Large Language Models", USENIX Security 2021, https://arxiv.org/abs/2012.07805. Without a reference
 the score is the loss itself: Yeom et al., "Privacy Risk in Machine Learning", CSF 2018, https://arxiv.org/abs/1709.01604.
 The share of members found at few false alarms matters more than the mean: Carlini et al., "Membership Inference Attacks
-From First Principles", IEEE S&P 2022, https://arxiv.org/abs/2112.03570. The papers on FedDCA and FewFedPIT have no such
-attack.
+From First Principles", IEEE S&P 2022, https://arxiv.org/abs/2112.03570. The papers on FedDCA and FewFedPIT do not have it.
 """
 
 import random
@@ -138,12 +137,7 @@ class MembershipInference(Attack):
 def loss_ratios(losses: Sequence[float], references: Sequence[float]) -> np.ndarray:
     """Return each text's loss over its loss under the reference model, ``(texts,)``, above 0; low for members.
 
-    Args:
-        losses: mean token losses under the attacked model, in nats.
-        references: losses of the same texts under the reference.
-
-    Raises:
-        ValueError: a loss is negative or not a number, or their numbers differ.
+    Both are mean token losses of the same texts, in nats. Raises ValueError for a negative or undefined loss.
 
     Example:
         >>> loss_ratios([0.5, 2.0, 0.0], [2.0, 2.0, 0.0]).tolist()
@@ -167,9 +161,6 @@ def membership_metrics(members: Sequence[float], others: Sequence[float]) -> dic
         ``auc``, the share of pairs (member, other) in the right order, ties counted half; ``tpr_at_0.01_fpr`` and
         ``tpr_at_0.1_fpr``, the share of members found by the best threshold that names at most such a share of the others.
         With fewer than 100 others the first of these allows none.
-
-    Raises:
-        ValueError: one of the two is empty.
 
     Example:
         >>> membership_metrics([0.1, 0.2, 0.9], [0.8, 1.0, 1.1, 1.2])

@@ -1,8 +1,7 @@
 """Files of the attacks: one table of all metrics, and a file of each attack's records in a round.
 
-A killed and resumed run leaves the files of an uninterrupted one: rows have an order by round and target, and rounds
-that are trained again are removed first. The files hold clients' own rows beside the model's texts, word for word:
-protect them like the rows.
+A killed and resumed run leaves the files of an uninterrupted one: rows are ordered by round and target, and rounds that are
+trained again are removed first. The files hold clients' own rows, word for word: protect them like the rows.
 """
 
 import csv
@@ -23,25 +22,18 @@ Key = tuple[int, str]
 class AttackTable:
     """CSV file with a row for each round and target and a column ``ATTACK/METRIC`` for each metric of each attack.
 
-    Rounds count from 1; round 0 is the model before training. A cell is empty where an attack did not measure.
-
-    Args:
-        file: the table; several attacks may write to it in turn.
-        attack: name of the attack whose columns are written here.
+    Rounds count from 1; round 0 is the model before training. A cell is empty where an attack did not measure. Several
+    attacks may write to one file in turn; ``attack`` names the one whose columns are written here.
     """
 
     def __init__(self, file: Path, attack: str) -> None:
         self.file, self.prefix = file, f"{attack}/"
 
     def restart(self, last_round: int, before: str | None = None) -> None:
-        """Keep this attack's cells up to ``last_round``; later rounds are trained again, 0 keeps nothing.
+        """Keep this attack's cells up to ``last_round`` (from 1); later rounds are trained again, 0 keeps nothing.
 
-        Args:
-            last_round: counted from 1.
-            before: :meth:`digest` of these rounds when the checkpoint was written; None: not compared.
-
-        Raises:
-            ValueError: the digest is another one now, or the file is not such a table.
+        Raises ValueError if ``before``, the :meth:`digest` in the checkpoint (None: not compared), differs, or for another
+        file.
         """
         if None not in (before, found := self.digest(last_round)) and found != before:
             raise ValueError(
@@ -77,11 +69,7 @@ class AttackTable:
         self._write(rows)
 
     def rows(self) -> dict[Key, dict[str, str]]:
-        """Return the filled cells of each round and target, as text.
-
-        Raises:
-            ValueError: the file has been changed and is not such a table.
-        """
+        """Return the filled cells of each round and target, as text; raise ValueError for another kind of file."""
         if not self.file.exists():
             return {}
         with self.file.open(newline="", encoding="utf-8", errors="replace") as file:

@@ -1,10 +1,10 @@
 """Predictions as JSON lines, written batch by batch: an interrupted predict run resumes where it stopped.
 
-During a run the lines are in ``<path>.partial``, and ``<path>.progress`` holds the number of complete batches and bytes
-with a digest of them; ``<path>`` appears at the end, complete. A run that finds a partial file cuts it back to the last
-complete batch and has the datamodule skip that many batches. It ends with the same file as an uninterrupted run,
-provided that ``predict_step`` draws its randomness from the batch (its ``index``), not from ``batch_idx``, which
-restarts at 0. Where one of the two files is damaged, all predictions are made again.
+During a run the lines are in ``<path>.partial``, and ``<path>.progress`` holds the number of complete batches and bytes with
+a digest of them; ``<path>`` appears at the end, complete. A run that finds a partial file cuts it back to the last complete
+batch and has the datamodule skip that many batches. It ends with the same file as an uninterrupted run, provided that
+``predict_step`` draws its randomness from the batch (its ``index``), not from ``batch_idx``, which restarts at 0. Where one
+of the two files is damaged, all predictions are made again.
 """
 
 import hashlib
@@ -45,9 +45,6 @@ class PredictionWriter(L.Callback):
         OSError: the disk is full.
 
     Example:
-        >>> log_probs = torch.tensor([[-0.5, -1.0]])
-        >>> _lines({"index": torch.tensor([4])}, log_probs, ["logp_a", "logp_b"], ["index"])
-        ['{"index": 4, "logp_a": -0.5, "logp_b": -1.0}']
         >>> _lines({}, torch.tensor([[[-0.5, -1.5], [-1.0, -0.25]]]), ["logp_a", "logp_b"], [])
         ['{"logp_a": [-0.5, -1.5], "logp_b": [-1.0, -0.25]}']
         >>> _lines({"prompt": ["Hi"]}, [["a", "b"]], ["completions"], ["prompt"])
@@ -130,7 +127,7 @@ class PredictionWriter(L.Callback):
         self._progress.unlink(missing_ok=True)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Have the next predict run of the same datamodule skip nothing."""
+        """Make the next predict run of the datamodule skip nothing."""
         data = trainer.datamodule  # type: ignore[attr-defined]
         if stage == "predict" and isinstance(data, SkipsPredictBatches):
             data.skip_predict_batches = 0

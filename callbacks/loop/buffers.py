@@ -143,7 +143,7 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
         a, b = a.to_sparse_coo().coalesce(), b.to_sparse_coo().coalesce()
         return _same(a.indices(), b.indices()) and _same(a.values(), b.values())
     flat = [value.detach().contiguous().reshape(-1) for value in (a, b)]
-    # As few numbers as possible: a causal mask of an old model has a million truth values in each layer.
+    # Compare as few numbers as possible: a causal mask of an old model has a million booleans in each layer.
     bytes_of = [n * each.element_size() for each in flat for n in (each.numel(), each.storage_offset())]
     width = next(size for size in WORDS if not any(number % size for number in bytes_of))
     return torch.equal(*(each.view(WORDS[width]) for each in flat))
@@ -462,7 +462,7 @@ def buffer_policy(name: Policy) -> BufferPolicy:
 
 def _real(value: Tensor | None) -> Tensor:
     """Return the buffer; for a complex one its real and imaginary parts (fp64) in a last dimension of size 2."""
-    assert value is not None  # as trained() has seen to
+    assert value is not None  # checked by trained()
     return torch.view_as_real(value.detach().to(torch.complex128)) if value.is_complex() else value.detach()
 
 

@@ -168,7 +168,7 @@ class RoundStart(L.Callback):
 
     def watch(self, trainer: Any) -> None:
         """Become the first of the trainer's callbacks, and write all its checkpoints."""
-        if self.is_open:  # the same objects go on after an error: what was done of the round does not count
+        if self.is_open:  # the objects are reused after an error: the broken round does not count
             self.loop.load_state_dict(self.loop.state_dict())
         self._release()
         self._trainer = trainer
@@ -191,7 +191,7 @@ class RoundStart(L.Callback):
         goes_on_from = self._trainer._checkpoint_connector._loaded_checkpoint
         if self._checkpoint is not None and not (weights_only and self._is_aggregated()):
             held = self._before_round(self._checkpoint)
-        elif self._checkpoint is None and goes_on_from:  # of which the run has not taken over everything yet
+        elif self._checkpoint is None and goes_on_from:  # which the run has not loaded completely yet
             held = dict(goes_on_from)
         else:
             return self._live(weights_only)
@@ -230,7 +230,7 @@ class RoundStart(L.Callback):
         fit_loop = checkpoint["loops"]["fit_loop"]
         for progress in fit_loop["epoch_progress"].values():
             progress["ready"] -= 1
-        fit_loop["state_dict"].pop("combined_loader", None)  # of the loader that the round will get anew
+        fit_loop["state_dict"].pop("combined_loader", None)  # the round gets a new loader
         data = self._trainer.datamodule
         checkpoint.pop(type(data).__qualname__, None)
         names = _names_of_settings(pl_module) | (_names_of_settings(data) if data else set())
@@ -303,7 +303,7 @@ class RoundStart(L.Callback):
         self.loop.memory.end_round()
 
     def _data_state(self) -> dict[str, Any]:
-        """Return a copy of what Lightning would save of the datamodule."""
+        """Return a copy of the datamodule's part of a checkpoint."""
         data = self._trainer.datamodule
         state = data.state_dict() if data else {}
         held = HeldState({type(data).__qualname__: state} if state else {}, may_refer=lambda tensor: False)

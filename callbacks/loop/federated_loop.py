@@ -173,7 +173,7 @@ class FederatedLoop(L.Callback):
         self._federation = SameFederation(self)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuse what cannot work and build the clients, at once or when the training data are known."""
+        """Check the settings and build the clients, now or when the training data are known."""
         self._federation.trains = stage == "fit"
         check_what_is_loaded(trainer)
         if stage != "fit":
@@ -229,7 +229,7 @@ class FederatedLoop(L.Callback):
                 f"trainer.max_epochs={trainer.max_epochs}"
             )
         self._plan_round(trainer)
-        # Where something asked for the number of steps, Lightning has a loader of the visits that setup planned.
+        # If the number of steps was asked for, Lightning has a loader of the visits that setup planned.
         trainer.fit_loop._combined_loader = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -370,7 +370,7 @@ class FederatedLoop(L.Callback):
     def _finish_visit(self, under_way: OpenRound, one: OpenVisit) -> None:
         visit, reason = one.visiting.visit, ""
         work, num_examples = one.work.done(one.parameters), self._run.num_examples(visit)
-        # Where a loss scale leaves steps out, those that are left have other rates for each client.
+        # If a loss scale leaves steps out, the remaining steps have different rates for each client.
         self._schedules.finish_visit(visit, {} if self._loss_scale.is_used else one.work.settings)
         self._loss_scale.finish_visit()
         under_way.last[visit.client_id] = one.visiting
@@ -395,7 +395,7 @@ class FederatedLoop(L.Callback):
         self._save_memory(visiting.client)
 
     def _leave_out(self, under_way: OpenRound, visiting: Visiting, work: Work, why: Diverged) -> None:
-        """Leave a client out of the round; its memory stays, or becomes again, what it was before."""
+        """Leave a client out of the round; its memory is that from before the round."""
         name = visiting.client.id
         self.buffers.leave()
         write(under_way.state, self._parameters)
@@ -435,7 +435,7 @@ class FederatedLoop(L.Callback):
         metrics |= self._devices.metrics(self.visit_records)
         self.virtual_seconds = self._devices.round_end_seconds
         named = {f"fed/{name}": value for name, value in metrics.items()}
-        if not trainer.barebones:  # which logs nothing, and warns where something is
+        if not trainer.barebones:  # a barebones trainer warns about logging
             module.log_dict(named, on_step=False, on_epoch=True, batch_size=1)
 
     def refuse_changed(self) -> None:

@@ -177,7 +177,7 @@ class FittedStep:
                     part = take_examples(batch, start, start + micro_batch)
                     log.num_examples = count_examples(part)
                     result = step(part, *args)
-                    if result is None:  # so a module asks to pass over a batch
+                    if result is None:  # the module asks to skip the batch
                         return None
                     loss = result["loss"] if isinstance(result, Mapping) else result
                     shares.append(log.num_examples / num_examples)

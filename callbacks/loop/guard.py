@@ -32,7 +32,7 @@ def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
             "or go on with the same trainer and a larger max_epochs"
         )
     refuse_senseless(trainer)
-    for setting, fine, remedy in (  # the first two set those below them
+    for setting, fine, remedy in (  # the first two change the settings below them
         ("fast_dev_run", False, "set max_epochs=1 and federated.local_steps=1"),
         ("overfit_batches", 0.0, "leave it at 0, and set federated.local_steps"),
         ("max_steps", -1, "give max_epochs, which counts rounds"),
@@ -139,7 +139,7 @@ LEAST = {
     "num_sanity_val_steps": (-1, "batches of a validation before training, -1 for all"),
     "min_epochs": (0, "epochs"),
 }
-"""Setting -> its least value, and what it counts."""
+"""Setting -> its least value, and its meaning."""
 
 
 def refuse_senseless(trainer: L.Trainer) -> None:

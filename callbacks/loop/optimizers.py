@@ -301,7 +301,7 @@ class StepSchedules:
             steps = steps or [visit.num_batches]
             order = (float(sum(steps)), visit.client_id, visit.split)
         options = [{k: _copy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-        if visit is None:  # the others step when the round is over, and may have to do so once more
+        if visit is None:  # the others step after the round, and may have to do so twice
             others = self._of(optimizer, range(len(self._configs)))
             schedules |= {i: deepcopy(self._configs[i].scheduler.state_dict()) for i in others}
         return _Position(order, options, schedules)

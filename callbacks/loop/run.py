@@ -164,7 +164,8 @@ def parameters_of(module: torch.nn.Module, state: State) -> Iterator[None]:
         4.0
     """
     parameters = {name: p for name, p in module.named_parameters() if name in state}
-    before = {name: p.detach().clone() for name, p in parameters.items()}  # as they are: fp32 could lose bits
+    # In their own types, since fp32 could lose bits.
+    before = {name: p.detach().clone() for name, p in parameters.items()}
     buffers = {name: value for name, value in state.items() if name not in parameters}
     buffers_before = snapshot(module) if buffers else {}
     write({name: state[name] for name in parameters}, parameters)

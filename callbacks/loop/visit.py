@@ -80,7 +80,7 @@ class LocalWork:
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
         """Count an optimizer step and its learning rates; a scheduler changes them afterwards."""
         self._depth[id(optimizer)] -= 1
-        if self._depth[id(optimizer)]:  # a subclass's step has called that of its class
+        if self._depth[id(optimizer)]:  # a subclass's step has called its base class's step
             return
         if self._changes_gradients and id(optimizer) not in self._announced:
             raise ValueError(
@@ -255,7 +255,7 @@ class Exchange:
 
         Other values that an algorithm sends, such as control variates, are left out.
         """
-        if self._arrived is not None:  # put together once, and only where somebody looks
+        if self._arrived is not None:  # computed once, and only when it is read
             client_id, received, movement = self._arrived
             own = {name: received[name] for name in movement if name in self.state}
             self._upload, self._arrived = Upload(self.round_idx, client_id, moved(own, movement)), None

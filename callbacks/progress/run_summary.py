@@ -1,4 +1,4 @@
-"""Summary at the end of a run: metrics, traffic or the devices' work, and where the outputs are."""
+"""Summary at the end of a run: metrics, traffic or the devices' work, and the paths of the outputs."""
 
 import math
 import os
@@ -26,7 +26,7 @@ def metric_table(history: Mapping[int, Mapping[str, float]], unit: str, seconds:
 
     Args:
         history: round, from 1 -> its metrics by name, at least one round; a metric may be missing from a round or NaN.
-        unit: what is counted, ``"round"`` or ``"epoch"``.
+        unit: counted unit, ``"round"`` or ``"epoch"``.
         seconds: duration of all rounds.
 
     Example:
@@ -128,11 +128,7 @@ def device_totals(rows: Iterable[Mapping[str, str]]) -> dict[str, DeviceTotals]:
 
 
 def device_table(rows: list[dict[str, str]]) -> Table:
-    """Return the table of a run's devices: who took part, why others dropped out, and the costs.
-
-    Args:
-        rows: all rows of the ``visits.csv`` of a run with a fleet, at least one.
-    """
+    """Return the table of a run's devices (participation, dropouts by reason, costs) from all rows of ``visits.csv``."""
     seconds = max(float(row["round_end_seconds"]) for row in rows)
     rounds = 1 + max(int(row["round"]) for row in rows)
     everybody = DeviceTotals()
@@ -172,10 +168,7 @@ def output_paths(trainer: L.Trainer) -> str:
 
 
 def report_command(trainer: L.Trainer) -> str:
-    """Return the command that reports a run with a folder of its own, else "".
-
-    A stage of a recipe has none: the recipe prints the command for all stages at its end.
-    """
+    """Return the command that reports a run with its own folder, else ""; for its stages a recipe prints it."""
     folder = _own_folder(trainer)
     if folder is None or (folder / "settings.json").exists():
         return ""

@@ -1,7 +1,4 @@
-"""Scores measured during training: win rates and task scores of the global model and of clients' own models.
-
-The measures are those of ``fedlight.evaluation``; what a score runs on is read from the federated loop.
-"""
+"""Scores measured during training: win rates and task scores of the global model and of clients' own models."""
 
 from fedlight.support.lazy import lazy_names
 

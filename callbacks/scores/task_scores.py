@@ -1,6 +1,6 @@
-"""Scores of a model in benchmarks, during training and in ``fedlight test`` and ``fedlight validate``.
+"""Times and outputs of benchmark scores, in training and in ``fedlight test`` and ``fedlight validate``.
 
-:mod:`fedlight.evaluation.tasks` holds the tasks. Here is when they run, and where their results go.
+The tasks are in :mod:`fedlight.evaluation.tasks`.
 """
 
 import time
@@ -34,16 +34,15 @@ class HoldsTasks(Protocol):
 class TaskScores(L.Callback):
     """Lightning callback that runs tasks, logs the model's scores and keeps every answer.
 
-    For each task it logs ``score/NAME``, ``stderr/NAME`` (standard error), ``unread/NAME`` (share of answers that could
-    not be read) and, where the rows have groups, ``score/NAME/GROUP`` and ``group_mean/NAME``. In training it scores the
-    global model at the end of epochs, which are rounds; training continues as if nothing had been measured. The answers go
-    to ``OUTPUT/MOMENT/NAME.jsonl`` and the scores to ``OUTPUT/MOMENT/scores.json``. The moment is ``start``, ``epoch_3``
-    (from 1), ``validate`` or ``test``.
+    For each task it logs ``score/NAME``, ``stderr/NAME`` (standard error), ``unread/NAME`` (share of answers that could not
+    be read) and, where the rows have groups, ``score/NAME/GROUP`` and ``group_mean/NAME``. In training it scores the global
+    model at the end of epochs, which are rounds; training continues as if nothing had been measured. The answers go to
+    ``OUTPUT/MOMENT/NAME.jsonl`` and the scores to ``OUTPUT/MOMENT/scores.json``. The moment is ``start``, ``epoch_3`` (from
+    1), ``validate`` or ``test``.
 
     With ``own_models``, each client's own model (the one with which it would train on alone, as after local training) runs
-    the tasks after training. It logs ``own/NAME/client_mean``, ``own/NAME/client_worst_tenth`` and
-    ``own/NAME/client_std`` over the clients, and writes the answers under the moment ``own``, with a ``client`` in each
-    line.
+    the tasks after training. It logs ``own/NAME/client_mean``, ``own/NAME/client_worst_tenth`` and ``own/NAME/client_std``
+    over the clients, and writes the answers under the moment ``own``, with a ``client`` in each line.
 
     Args:
         tasks: name under which it is logged -> task; None: those of the datamodule.
@@ -57,8 +56,8 @@ class TaskScores(L.Callback):
 
     Raises:
         ValueError: a setting is out of range; in ``setup``, a task cannot read its rows, the module writes no text, there
-            are several processes, or ``own_models`` has no federated loop; after the first round, no client has a model
-            of its own.
+            are
+            several processes, or ``own_models`` has no federated loop; after the first round, no client has its own model.
         OSError: the disk is full; in ``setup``, the folder cannot be written.
     """
 
@@ -181,8 +180,7 @@ def _check_names(tasks: Mapping[str, Task]) -> None:
 def _has_own_models(loop: KeepsOwnModels) -> bool:
     """Return whether a client has a model of its own by now; called early, before a run has taken hours.
 
-    Raises:
-        ValueError: clients were trained, but none of them keeps a model.
+    Raises ValueError if clients were trained, but none of them keeps a model.
     """
     if any(loop.own_state(client) is not None for client in loop.clients):
         return True
@@ -199,8 +197,7 @@ def answers_of_own_models(
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[str, float]]]:
     """Run all tasks with each client's own model; a client without one answers with the global model.
 
-    Each client's model answers by itself, as it has weights of its own. Afterwards the module's parameters are equal
-    to those before, bit for bit.
+    Each model answers by itself, as it has its own weights. The module's parameters are restored bit for bit.
 
     Returns:
         Task -> one record for each client and row, with ``client``; and task -> client -> its score, in [0, 1].

@@ -1,8 +1,8 @@
 """Win rate during training: after an epoch the model's answers are compared with those of the untuned model.
 
-A model tuned on a judge's labels comes to please that judge; only another judge can show whether its answers become
-better. Where the two differ, the model has learned the judge's errors (Gao, Schulman and Hilton, "Scaling Laws for
-Reward Model Overoptimization", ICML 2023, https://arxiv.org/abs/2210.10760).
+A model tuned on a judge's labels comes to please that judge; only another judge can show whether its answers become better.
+Where the two differ, the model has learned the judge's errors (Gao, Schulman and Hilton, "Scaling Laws for Reward Model
+Overoptimization", ICML 2023, https://arxiv.org/abs/2210.10760).
 """
 
 import math
@@ -40,8 +40,7 @@ class WinRate(L.Callback):
     ``win_rate_length_controlled/NAME``, the win rate at equal length (`fedlight.evaluation.length_controlled`), and
     ``win_rate/words``, the number of words of all answers relative to the raw ones. It logs before training and after each
     n-th epoch, at the number of optimizer steps made so far. Both models draw with the same seeds in every epoch, so only
-    the model changes. Training continues as if nothing had been measured. Checkpoints hold the raw answers: a resumed run
-    is compared with the same ones.
+    the model changes. Training continues as if nothing had been measured. Checkpoints hold the raw answers for resumed runs.
 
     Args:
         prompts: datamodule whose ``predict_dataloader`` gives batches with ``prompt`` (rendered texts) and ``fields``, such
