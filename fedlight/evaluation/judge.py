@@ -1,4 +1,4 @@
-"""Interface of judges, which tell the better of two answers to a prompt.
+"""Interface of judges, which choose the better of two answers to a prompt.
 
 * ``fedlight.OracleJudge``: knows every client's taste in the embedded world.
 * ``fedlight.FactJudge``: knows the facts of the embedded instruction domains.

@@ -73,7 +73,7 @@ def _parsed(stage: Stage) -> ParsedStage:
 
 @contextlib.contextmanager
 def _short_messages() -> Iterator[None]:
-    """Have the parser print one line, even where the user has asked for stacks."""
+    """Have the parser print one line, even if the user asked for tracebacks."""
     wanted = os.environ.pop("FEDLIGHT_TRACEBACK", None)
     try:
         yield

@@ -1,7 +1,7 @@
 """Disk checks: is there room for downloads and results, and may the output folder be written?
 
-Counted are downloads, adapters with their checkpoints, merged models, and written answers: at most as many texts as there
-are rows, each of the longest length that is allowed.
+Downloads, adapters with their checkpoints, merged models and written answers count: at most one text for each row, each of
+the longest length that is allowed.
 """
 
 import os

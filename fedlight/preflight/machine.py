@@ -11,7 +11,7 @@ GB = 10**9
 
 
 class MachineMemory(NamedTuple):
-    """Memory in bytes, and whose it is in words."""
+    """Memory in bytes, and a phrase for messages, such as "the GPU has 80.0 GB"."""
 
     size: int
     words: str

@@ -115,7 +115,7 @@ def _small(repository: Repository) -> int:
 
 
 def _cached_weights(name: str) -> int:
-    """Return the bytes of weights in the cache, 0 where no whole download is there."""
+    """Return the bytes of weights in the cache, 0 without a complete download."""
     from huggingface_hub import try_to_load_from_cache
 
     config: Any = try_to_load_from_cache(name, "config.json")

@@ -1,6 +1,6 @@
 """Checks that every stage reads what an earlier stage writes.
 
-A stage writes into its own folder. What it writes there follows from its settings: the file of a callback, the folder of an
+A stage writes into its own folder. Its settings name these files: the file of a callback, the folder of an
 adapter or of checkpoints, an argument of a function. A path that it names in another stage's folder has to be among these.
 """
 

@@ -15,7 +15,7 @@ split          rows
 ``domain``     the private and the public rows of one domain: all texts to cover
 =============  =========================================================================================================
 
-So a client's score on the test rows depends on the topics that it has seen beside its own.
+A client's score on the test rows therefore depends on the topics that it has seen beside its own.
 """
 
 import random
