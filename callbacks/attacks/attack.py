@@ -60,12 +60,7 @@ class HoldsClientRows(Protocol):
 
 @runtime_checkable
 class TakesUploads(Protocol):
-    """Federated loop that holds the last upload.
-
-    Attributes:
-        rounds_done: number of rounds with a finished server step.
-        visit_records: a row for each finished visit of the round, with its ``client``.
-    """
+    """Federated loop that holds the last upload, with a row in ``visit_records`` for each finished visit of the round."""
 
     rounds_done: int
     visit_records: list[Record]

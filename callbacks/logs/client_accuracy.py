@@ -35,12 +35,7 @@ class EvaluatesByClient(Protocol):
 
 @runtime_checkable
 class OwnTestExamples(Protocol):
-    """Datamodule with a test set by client.
-
-    Attributes:
-        test_set: test examples, ready after ``setup("test")``.
-        test_client_indices: client id -> indices of its examples in ``test_set``.
-    """
+    """Datamodule with a test set by client, ready after ``setup("test")``: client id -> indices in ``test_set``."""
 
     test_set: Any
     test_client_indices: Indices | None

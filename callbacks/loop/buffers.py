@@ -221,10 +221,7 @@ class BufferPolicy:
     def check(self, algorithm: Algorithm, aggregation: Aggregation | None, is_private: bool) -> None:
         """Raise ValueError, before any work, if the policy does not fit the run.
 
-        Args:
-            algorithm: algorithm of the run.
-            aggregation: replacement of the algorithm's own aggregation, if any.
-            is_private: whether the run promises differential privacy.
+        ``aggregation`` is None for the algorithm's own; ``is_private`` is whether the run promises differential privacy.
         """
         if self.name not in algorithm.buffers:
             fine = " or ".join(algorithm.buffers)
@@ -246,10 +243,7 @@ class BufferPolicy:
     def enter(self, memory: Mapping[str, Any], state: State, parameters: Mapping[str, Tensor]) -> State:
         """Put the client's initial buffers into the module, before a visit; return parameters of the client's own.
 
-        Args:
-            memory: memory of the client.
-            state: federated parameters of the server.
-            parameters: federated parameters of the module, by name.
+        ``state`` holds the server's federated parameters, ``parameters`` the module's.
         """
         if self._frozen is None:
             self.round_start = snapshot(self._module)
@@ -266,9 +260,7 @@ class BufferPolicy:
     def trained(self) -> Buffers:
         """Return the present buffers that a visit has changed, before any other result of the visit is used.
 
-        Raises:
-            ValueError: the policy cannot handle one of them.
-            Diverged: a finite buffer has become non-finite.
+        Raises ValueError for a buffer that the policy cannot handle, and Diverged for one that is no longer finite.
         """
         names = changed(self._module, self.round_start)
         self._refuse(names)
@@ -300,12 +292,7 @@ class BufferPolicy:
         self.round_start, self._frozen = {}, None
 
     def own_state(self, memory: Mapping[str, Any], state: State | None) -> State | None:
-        """Return parameters and buffers with which a client would continue alone; None for the global ones.
-
-        Args:
-            memory: memory of the client.
-            state: the client's own parameters by its algorithm.
-        """
+        """Return parameters and buffers of a client on its own, given its algorithm's ``state``; None: global ones."""
         return state
 
     def _refuse_moved(self) -> None:

@@ -28,10 +28,7 @@ from fedlight.support.torch_parts import replaced, tensors, with_parts
 
 
 def count_examples(batch: Any) -> int:
-    """Return the number of examples of a batch: the rows of its tensors.
-
-    Raises:
-        ValueError: the batch has no tensors, or they differ in their rows.
+    """Return the rows of a batch's tensors; raise ValueError for a batch without tensors or with different numbers of rows.
 
     Example:
         >>> count_examples({"x": torch.zeros(3, 2), "labels": [torch.zeros(3), "shared"]})

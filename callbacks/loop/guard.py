@@ -167,10 +167,8 @@ class SameFederation:
 
     May change between runs: ``max_epochs``, everything about logging, evaluation and folders, the store of the clients'
     memories, loader processes. Optimizer settings are checked by the module
-    (:func:`fedlight.modules.language.checkpoints.check_optimizer_settings`).
-
-    Args:
-        loop: the federated loop, which has each argument of its constructor as an attribute.
+    (:func:`fedlight.modules.language.checkpoints.check_optimizer_settings`). The loop has each argument of its constructor
+    as an attribute.
 
     Attributes:
         settings: name -> plain value when the loop was made, and those of the data once they are known.
@@ -186,11 +184,7 @@ class SameFederation:
         self._saved: Mapping[str, Any] = {}
 
     def restore(self, saved: Mapping[str, Any] | None) -> None:
-        """Compare the settings of a checkpoint; accept a checkpoint from before they were recorded, with a message.
-
-        Raises:
-            ValueError: the loop has other settings.
-        """
+        """Raise ValueError for a checkpoint with other settings; accept None, of an early version, with a message."""
         if saved is None:
             rank_zero_info(
                 "the checkpoint does not say of which federation it is, so its settings are not compared"

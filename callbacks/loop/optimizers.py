@@ -47,8 +47,7 @@ from fedlight.federation.client import Visit
 def federated_parameters(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Tensor]:
     """Return the named parameters that the optimizers hold, in the order of the module.
 
-    Raises:
-        ValueError: an optimizer holds a parameter that the module does not, there are none, or one has too few bits.
+    Raises ValueError if there are none, one is not the module's, is complex, or has too few bits.
     """
     held = _held(trainer)
     named: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if id(p) in held}
@@ -216,11 +215,8 @@ class _Position:
 class StepSchedules:
     """Learning-rate schedules that step within a round, restored for each visit.
 
-    Args:
-        after_round: ``continue`` or ``restart``.
-
     Raises:
-        ValueError: another value; in ``start_round``, for a schedule that depends on the order of the clients.
+        ValueError: another setting; in ``start_round``, for a schedule that depends on the order of the clients.
     """
 
     def __init__(self, after_round: StepSchedule = "continue") -> None:
@@ -248,8 +244,7 @@ class StepSchedules:
     def finish_visit(self, visit: Visit, settings: Settings) -> None:
         """Save the positions after the last batch of a visit, with its steps' settings (learning rates, weight decay, ...).
 
-        Raises:
-            ValueError: a step had other settings than the same step of an earlier visit of the round.
+        Raises ValueError for a step with other settings than the same step of an earlier visit of the round.
         """
         self._compare(visit, settings)
         self._last = [self._position(optimizer, visit) for optimizer in self._trainer.optimizers]
@@ -375,9 +370,8 @@ class LossScale:
     def start_round(self, trainer: L.Trainer, changes_gradients: str | None) -> None:
         """Save the scale before the first batch of a round.
 
-        Raises:
-            ValueError: the algorithm ``changes_gradients`` (None: no algorithm) would add to gradients that are still
-                scaled.
+        Raises ValueError if the algorithm ``changes_gradients`` (None: no algorithm) would add to gradients that are still
+        scaled.
         """
         self._plugin: Any = trainer.precision_plugin
         self.is_used = getattr(self._plugin, "scaler", None) is not None

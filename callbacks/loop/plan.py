@@ -36,11 +36,7 @@ def uniform_cohort(
 
 
 class RoundSchedule:
-    """Visits of one round in sequence, by the numbers of their batches.
-
-    Args:
-        visits: in the order in which they are trained.
-        accumulation: batches of an optimizer step.
+    """Visits of one round in training order, by the numbers of their batches; a step takes ``accumulation`` batches.
 
     Attributes:
         begins: number of its first batch -> visit.

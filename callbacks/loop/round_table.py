@@ -19,8 +19,7 @@ Record = dict[str, int | float | str]
 class RoundTable:
     """Rows of one file with equal columns, among them ``round``, which is empty for a row of no round.
 
-    Args:
-        file: path of the file; its folder is made with the first row.
+    The folder is made with the first row.
 
     Attributes:
         last_round: last round with rows in the file, -1 before the first; a checkpoint has to hold it.
@@ -31,14 +30,9 @@ class RoundTable:
         self.last_round = -1
 
     def restart(self, last_round: int, before: str | None = None) -> None:
-        """Keep rows up to ``last_round``; drop later ones and those of no round; -1 drops all.
+        """Keep rows up to ``last_round``, which are not trained again; drop later ones and those of no round; -1 drops all.
 
-        Args:
-            last_round: last round that is not trained again.
-            before: :meth:`digest` of the kept rows when the checkpoint was written; None: not compared.
-
-        Raises:
-            ValueError: the digest has changed.
+        Raises ValueError if ``before``, the kept rows' :meth:`digest` in the checkpoint (None: not compared), has changed.
         """
         self.refuse_changed_rows(last_round, before)
         self.last_round = last_round

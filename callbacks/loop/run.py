@@ -49,13 +49,9 @@ class NoDevices:
     def admit(
         self, round_idx: int, now_seconds: float, visits: Sequence[Visit], parameters: Mapping[str, Tensor]
     ) -> list[Visit]:
-        """Return the visits of the clients that get through the round, in training order.
+        """Return the visits of the clients that get through a round from ``now_seconds`` (virtual time), in training order.
 
-        Args:
-            round_idx: the round.
-            now_seconds: virtual time at which the round starts.
-            visits: visits of all clients that are asked.
-            parameters: federated parameters, of which only names and shapes count.
+        Only names and shapes of the federated ``parameters`` count.
         """
         return [*visits]
 

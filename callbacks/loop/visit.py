@@ -171,12 +171,9 @@ def step_loss(trainer: L.Trainer, outputs: Any) -> Tensor | None:
 
 @dataclass
 class OpenVisit:
-    """Visit under way as the loop keeps it.
+    """Visit under way as the loop keeps it, with the module's parameters that the client trains, by name.
 
-    Attributes:
-        parameters: name -> the module's parameter, of those that the client trains.
-        bytes_down: bytes received by the client.
-        bytes_up: bytes sent back by the client; 0 until then.
+    ``bytes_down`` is received by the client, ``bytes_up`` sent back, 0 until then.
     """
 
     visiting: Visiting
@@ -230,8 +227,7 @@ class Exchange:
     def up(self, visiting: Visiting, trained: State, work: Work) -> tuple[Update | None, int]:
         """Send the client's reply to the server at the end of a visit; return its update, if it gives one, and the bytes up.
 
-        Raises:
-            Diverged: something is not finite; then nothing is sent.
+        Raises Diverged, and sends nothing, if something is not finite.
         """
         refuse_not_finite(trained, "trained")
         reply = self.algorithm.reply(visiting, trained, work)
@@ -277,11 +273,7 @@ def refuse_lost_model(state: State, round_idx: int, server: ServerOptimizer) -> 
 
 
 class Contributions:
-    """Contributions of the clients of one round, each as a whole, and the clients that are left out.
-
-    Attributes:
-        diverged: id of a client that is left out -> what was not finite.
-    """
+    """Contributions of a round's clients, each as a whole; ``diverged``: client that is left out -> the reason."""
 
     def __init__(
         self, round_idx: int, aggregation: Aggregation, buffers: BufferPolicy, schedule: RoundSchedule
@@ -315,8 +307,7 @@ class Contributions:
     def result(self, hints: Mapping[str, object]) -> State:
         """Return the combined update of the remaining clients; name the others and the settings in ``hints`` in a warning.
 
-        Raises:
-            ValueError: all have diverged.
+        Raises ValueError if all clients have diverged.
         """
         if self.diverged:
             clients = {visit.client_id for visit in self._schedule.begins.values()}

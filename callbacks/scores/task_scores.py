@@ -197,13 +197,11 @@ def answers_of_own_models(
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[str, float]]]:
     """Run all tasks with each client's own model; a client without one answers with the global model.
 
-    Each model answers by itself, as it has its own weights. The module's parameters are restored bit for bit.
+    Each model answers by itself, as it has its own weights. The module's parameters are restored bit for bit. Raises
+    ValueError if no client has a model of its own.
 
     Returns:
         Task -> one record for each client and row, with ``client``; and task -> client -> its score, in [0, 1].
-
-    Raises:
-        ValueError: no client has a model of its own.
     """
     records: dict[str, list[dict[str, Any]]] = {name: [] for name in tasks}
     scores: dict[str, dict[str, float]] = {name: {} for name in tasks}
