@@ -32,15 +32,15 @@ class DPOModule(PairModule):
     """Module that learns to prefer the chosen over the rejected response.
 
     A batch has ``chosen`` and ``rejected``, each with ``input_ids``, ``attention_mask`` and ``labels`` as
-    :class:`~fedlight.modules.sft.SFTModule` takes them. To start from a model that was tuned before, give its
+    `SFTModule` takes them. To start from a model that was tuned before, give its
     adapter with ``merge_adapter=true``: then the reference is the tuned model, as in the paper.
 
     Args:
-        model: see :class:`LanguageModule`.
+        model: see `LanguageModule`.
         beta: above 0; a larger value keeps the policy closer to the reference.
         lr: learning rate.
         optimizer: name of a class in ``torch.optim``.
-        kwargs: further arguments of :class:`LanguageModule`.
+        kwargs: further arguments of `LanguageModule`.
 
     Attributes:
         base_bits: bits per weight of the base now: 16, 8 or 4, at first those of ``base``. Code that swaps the base's

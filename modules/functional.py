@@ -31,7 +31,7 @@ def token_log_probs(logits: Tensor, labels: Tensor) -> Tensor:
     Returns:
         ``(...)``, at most 0.
 
-    Example:
+    Examples:
         >>> logits = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
         >>> token_log_probs(logits, torch.tensor([1, -100]))
         tensor([-0.6931, -0.0000])
@@ -52,7 +52,7 @@ def sft_loss(log_probs: Tensor, scored: Tensor) -> Tensor:
     Returns:
         ``(batch,)``, nats per token.
 
-    Example:
+    Examples:
         >>> log_probs = torch.tensor([[-1.0, -2.0, -9.0], [-4.0, -9.0, -9.0]])
         >>> sft_loss(log_probs, torch.tensor([[True, True, False], [True, False, False]])).tolist()
         [1.5, 4.0]
@@ -70,7 +70,7 @@ def choice_loss(logits: Tensor, labels: Tensor) -> Tensor:
     Returns:
         ``(batch,)``, nats.
 
-    Example:
+    Examples:
         >>> choice_loss(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]))
         tensor([0.6931, 2.1269])
     """
@@ -91,7 +91,7 @@ def reward_margin(
     Returns:
         ``(batch,)``, nats; positive where the policy prefers the chosen response more than the reference does.
 
-    Example:
+    Examples:
         >>> nats = [torch.tensor([value]) for value in (-4.0, -7.0, -5.0, -6.0)]
         >>> reward_margin(*nats).tolist()
         [2.0]
@@ -100,7 +100,7 @@ def reward_margin(
 
 
 def dpo_loss(margin: Tensor, beta: float) -> Tensor:
-    """Return the DPO loss of each pair from its :func:`reward_margin`.
+    """Return the DPO loss of each pair from its `reward_margin`.
 
     Args:
         margin: ``(batch,)``.
@@ -109,7 +109,7 @@ def dpo_loss(margin: Tensor, beta: float) -> Tensor:
     Returns:
         ``(batch,)``; log 2 where policy and reference agree.
 
-    Example:
+    Examples:
         >>> dpo_loss(torch.tensor([0.0, 20.0]), beta=0.1)
         tensor([0.6931, 0.1269])
     """
@@ -126,7 +126,7 @@ def bradley_terry_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
     Returns:
         ``(batch,)``, nats; log 2 where both rewards are equal.
 
-    Example:
+    Examples:
         >>> bradley_terry_loss(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 2.0]))
         tensor([0.6931, 2.1269])
     """
@@ -151,7 +151,7 @@ def info_nce(queries: Tensor, targets: Tensor, temperature: float, include_posit
     Raises:
         ValueError: the batch has one query and ``include_positive`` is off, so the sum is empty.
 
-    Example:
+    Examples:
         >>> queries, targets = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[3.0, 0.0], [0.6, 0.8]])
         >>> info_nce(queries, targets, temperature=0.5)  # cosines [[1, 0.6], [0, 0.8]]
         tensor([-0.8000, -1.6000])

@@ -41,7 +41,7 @@ class PairModule(LanguageModule):
 def join(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return both batches as one of ``(2 * batch, tokens)``, padded on the right to the longer one.
 
-    Example:
+    Examples:
         >>> one = {"input_ids": torch.tensor([[5, 6]]), "labels": torch.tensor([[-100, 6]])}
         >>> two = {"input_ids": torch.tensor([[7]]), "labels": torch.tensor([[7]])}
         >>> {name: part.tolist() for name, part in join(one, two).items()}

@@ -25,11 +25,11 @@ from fedlight.modules.pairs import PairModule, join
 class RewardModule(PairModule):
     """Module that learns to give the chosen response a higher reward than the rejected one.
 
-    A batch has ``chosen`` and ``rejected`` as :class:`~fedlight.modules.dpo.DPOModule` takes them; labels are not read. The
+    A batch has ``chosen`` and ``rejected`` as `DPOModule` takes them; labels are not read. The
     head is a new linear layer with one output on the hidden state of a language model's last token, the end of the
     response, or an encoder's own classification head. It is trained without LoRA and saved with the adapter, whose folder
     ``AutoModelForSequenceClassification`` with ``num_labels=1`` and ``PeftModel`` read. Arguments are those of
-    :class:`LanguageModule`.
+    `LanguageModule`.
     """
 
     task = "SEQ_CLS"

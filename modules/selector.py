@@ -32,11 +32,11 @@ class SelectorModule(LanguageModule):
     ``head="choice"`` the text ends right before the choice token.
 
     Args:
-        model: see :class:`LanguageModule`.
+        model: see `LanguageModule`.
         head: ``choice``, two rows of a causal language model's output head at the last position, or ``classifier``, a
             2-class head on an encoder, trained without LoRA and saved with the adapter.
         choices: words for A and B with ``head="choice"``; each has to be one token after ``": "``.
-        kwargs: further arguments of :class:`LanguageModule`; ``num_adapters``, the number of selectors, has to be odd.
+        kwargs: further arguments of `LanguageModule`; ``num_adapters``, the number of selectors, has to be odd.
 
     Raises:
         ValueError: a setting is misspelt or out of range, or the votes of the adapters could tie.
@@ -134,7 +134,7 @@ class SelectorModule(LanguageModule):
         return log_probs.squeeze(dim=2) if len(self.adapter_names) == 1 else log_probs
 
     def generate(self, *args: Any, **kwargs: Any) -> list[list[str]]:
-        """Return completions, see :meth:`LanguageModule.generate`; raise ValueError with ``head="classifier"``."""
+        """Return completions, see `LanguageModule.generate`; raise ValueError with ``head="classifier"``."""
         if self.options.head == "classifier":
             raise ValueError("head='classifier' does not write text: use head='choice' or an SFTModule")
         return super().generate(*args, **kwargs)
@@ -143,7 +143,7 @@ class SelectorModule(LanguageModule):
 def check_odd(num_adapters: int) -> None:
     """Raise ValueError for an even number of adapters, whose votes can tie.
 
-    Example:
+    Examples:
         >>> check_odd(2)
         Traceback (most recent call last):
         ...

@@ -18,7 +18,7 @@ class SFTModule(LanguageModule):
     A batch has ``input_ids``, ``attention_mask`` and ``labels``, each ``(batch, tokens)`` and padded on the right;
     labels are -100 on prompt and padding. The output head is computed at labelled positions only. A batch may have
     ``weights``, ``(batch,)`` float, for pseudo-labelled data; losses are still averaged over the number of examples.
-    Arguments are those of :class:`LanguageModule`.
+    Arguments are those of `LanguageModule`.
 
     Attributes:
         base_bits: bits per weight of the base under an emulated device that quantizes it; None for the base as loaded.
@@ -36,10 +36,10 @@ class SFTModule(LanguageModule):
     def free_energies(
         self, prompts: Sequence[str], answers: Sequence[str], temperature: float = 1.0
     ) -> list[float]:
-        """Return the mean free energy of each answer; see :func:`fedlight.modules.language.scoring.free_energies`."""
+        """Return the mean free energy of each answer; see `fedlight.modules.language.scoring.free_energies`."""
         self.configure_model()
         return scoring.free_energies(self.causal_lm, self.tokenizer, prompts, answers, temperature)
 
     def sketch_batch(self, shape: BatchShape) -> Batch:
-        """Return a batch of that shape; see :class:`fedlight.devices.cost.Sketched`."""
+        """Return a batch of that shape; see `fedlight.devices.cost.Sketched`."""
         return skeleton.make_responses(shape)

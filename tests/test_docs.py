@@ -46,7 +46,7 @@ def page(name: str) -> SimpleNamespace:
     return SimpleNamespace(file=SimpleNamespace(src_uri=name), meta={})
 
 
-@pytest.mark.parametrize("name", ["docstrings", "equations", "quotes", "sources"])
+@pytest.mark.parametrize("name", ["equations", "quotes", "sources"])
 def test_examples_in_the_hooks(name):
     results = doctest.testmod(hook(name))
     assert results.attempted >= 1

@@ -87,7 +87,7 @@ class Attack(L.Callback, ABC):
     one, before it is validated. During these rounds each client's upload is attacked as it arrives. Training continues as if
     nothing had been measured. Metrics are logged as ``attack/NAME/METRIC``, and their means over a round's uploads as
     ``attack/NAME/uploads/METRIC``, at the number of optimizer steps made so far. ``OUTPUT/attacks.csv`` holds them all
-    (:class:`~fedlight.callbacks.attacks.records.AttackTable`), ``OUTPUT/round_3/NAME.jsonl`` the records of the third round.
+    (`AttackTable`), ``OUTPUT/round_3/NAME.jsonl`` the records of the third round.
 
     Args:
         every_n_rounds: at least 1.
@@ -282,7 +282,7 @@ class Attack(L.Callback, ABC):
 def mean_metrics(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each metric over the mappings that have it.
 
-    Example:
+    Examples:
         >>> mean_metrics([{"exact": 0.5}, {"exact": 1.0, "canaries": 1.0}])
         {'exact': 0.75, 'canaries': 1.0}
     """

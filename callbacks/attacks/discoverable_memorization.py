@@ -55,7 +55,7 @@ class DiscoverableMemorization(Attack):
         max_new_tokens: largest number of tokens in an answer.
         batch_size: prompts that are answered at once.
         random_secrets: number of random secrets that each planted one is compared with for its exposure; 0: no exposure.
-        kwargs: further arguments of :class:`~fedlight.callbacks.attacks.attack.Attack`: ``every_n_rounds``, ``targets``, ...
+        kwargs: further arguments of `Attack`: ``every_n_rounds``, ``targets``, ...
 
     Raises:
         ValueError: a setting is out of range; in ``setup``, the module or data lack what is needed, or no client has a row.

@@ -60,7 +60,7 @@ class MembershipInference(Attack):
 
     Args:
         examples: largest number of members, and of others.
-        kwargs: further arguments of :class:`~fedlight.callbacks.attacks.attack.Attack`: ``every_n_rounds``, ``targets``, ...
+        kwargs: further arguments of `Attack`: ``every_n_rounds``, ``targets``, ...
 
     Raises:
         ValueError: a setting is out of range; in ``setup``, the module or data lack what is needed, or there are no members
@@ -139,7 +139,7 @@ def loss_ratios(losses: Sequence[float], references: Sequence[float]) -> np.ndar
 
     Both are mean token losses of the same texts, in nats. Raises ValueError for a negative or undefined loss.
 
-    Example:
+    Examples:
         >>> loss_ratios([0.5, 2.0, 0.0], [2.0, 2.0, 0.0]).tolist()
         [0.25, 1.0, 1.0]
     """
@@ -162,7 +162,7 @@ def membership_metrics(members: Sequence[float], others: Sequence[float]) -> dic
         ``tpr_at_0.1_fpr``, the share of members found by the best threshold that names at most such a share of the others.
         With fewer than 100 others the first of these allows none.
 
-    Example:
+    Examples:
         >>> membership_metrics([0.1, 0.2, 0.9], [0.8, 1.0, 1.1, 1.2])
         {'auc': 0.916..., 'tpr_at_0.01_fpr': 0.666..., 'tpr_at_0.1_fpr': 0.666...}
     """

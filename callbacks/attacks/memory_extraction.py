@@ -27,7 +27,7 @@ class MemoryExtraction(Attack):
     instruction and its input where nothing separates the two. Metrics: ``rouge_l`` is the mean over all pairs (FedDCA),
     ``rouge_l_best`` the mean of the best matches, ``exact`` the share of samples that equal an instruction, ``extracted``
     the share of different instructions that were sampled, ``canaries`` the share of planted instructions that were
-    sampled; see :mod:`fedlight.evaluation.extraction`.
+    sampled; see `fedlight.evaluation.extraction`.
 
     Args:
         samples: number of texts to sample.
@@ -39,7 +39,7 @@ class MemoryExtraction(Attack):
         forms: forms of the template with which samples begin: ``all`` in turn, or ``without_input``, only the one for rows
             without an input (FedDCA's Figure 8, with Alpaca). A template of one form, such as ``alpaca_joined``, begins in
             one way. The samples are compared with the instructions of all rows in either case.
-        kwargs: further arguments of :class:`~fedlight.callbacks.attacks.attack.Attack`: ``every_n_rounds``, ``targets``, ...
+        kwargs: further arguments of `Attack`: ``every_n_rounds``, ``targets``, ...
 
     Raises:
         ValueError: a setting is out of range; in ``setup``, the module or data lack what is needed, a client has no rows, or

@@ -32,7 +32,7 @@ class AttackTable:
     def restart(self, last_round: int, before: str | None = None) -> None:
         """Keep this attack's cells up to ``last_round`` (from 1); later rounds are trained again, 0 keeps nothing.
 
-        Raises ValueError if ``before``, the :meth:`digest` in the checkpoint (None: not compared), differs, or for another
+        Raises ValueError if ``before``, the `digest` in the checkpoint (None: not compared), differs, or for another
         file.
         """
         if None not in (before, found := self.digest(last_round)) and found != before:

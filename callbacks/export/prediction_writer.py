@@ -44,7 +44,7 @@ class PredictionWriter(L.Callback):
         ValueError: before any work, for several processes, or a partial file of another model or of other data.
         OSError: the disk is full.
 
-    Example:
+    Examples:
         >>> _lines({}, torch.tensor([[[-0.5, -1.5], [-1.0, -0.25]]]), ["logp_a", "logp_b"], [])
         ['{"logp_a": [-0.5, -1.5], "logp_b": [-1.0, -0.25]}']
         >>> _lines({"prompt": ["Hi"]}, [["a", "b"]], ["completions"], ["prompt"])

@@ -38,7 +38,7 @@ WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 def snapshot(module: nn.Module) -> Buffers:
     """Return a copy of all buffers, which later training cannot change; a shared buffer is copied once.
 
-    Example:
+    Examples:
         >>> norm = nn.BatchNorm1d(2)
         >>> before = snapshot(norm)
         >>> _ = norm(torch.tensor([[0.0, 0.0], [2.0, 0.0]]))
@@ -58,7 +58,7 @@ def snapshot(module: nn.Module) -> Buffers:
 
 
 def changed(module: nn.Module, before: Mapping[str, Tensor | None]) -> list[str]:
-    """Return names of buffers that differ from a :func:`snapshot`: in content, size or type, new or gone."""
+    """Return names of buffers that differ from a `snapshot`: in content, size or type, new or gone."""
     now = {name: value for name, _, _, value in _named(module)}
     return [
         name for name in {**before, **now} if name not in before or not _same(now.get(name), before[name])
@@ -86,7 +86,7 @@ def put(module: nn.Module, values: Mapping[str, Tensor | None]) -> None:
 
 
 def put_back(module: nn.Module, before: Mapping[str, Tensor | None]) -> None:
-    """Restore all buffers of a :func:`snapshot`, and remove new ones."""
+    """Restore all buffers of a `snapshot`, and remove new ones."""
     names = changed(module, before)
     put(module, {name: before[name] for name in names if name in before})
     for name in names:
@@ -103,7 +103,7 @@ def persistent(module: nn.Module) -> list[str]:
 def normalization_parameters(module: nn.Module) -> frozenset[str]:
     """Return names of weights and biases of layers with own ``running_mean`` and ``running_var``, as batch norm.
 
-    Example:
+    Examples:
         >>> net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.LayerNorm(2))
         >>> sorted(normalization_parameters(net))
         ['1.bias', '1.weight']
@@ -158,7 +158,7 @@ WHOLE = 2**16
 class FrozenParameters:
     """Check that training does not change parameters that no optimizer holds; ``federated`` are those that optimizers hold.
 
-    Example:
+    Examples:
         >>> layer = nn.Linear(2, 2)
         >>> frozen = FrozenParameters(layer, {"weight": layer.weight})
         >>> _ = layer.bias.data.add_(1)
@@ -437,7 +437,7 @@ class LocalBuffers(BufferPolicy):
 def buffer_policy(name: Policy) -> BufferPolicy:
     """Return the policy of a setting; raise ValueError for an unknown name.
 
-    Example:
+    Examples:
         >>> type(buffer_policy("local")).__name__
         'LocalBuffers'
     """

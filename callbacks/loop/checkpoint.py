@@ -30,13 +30,13 @@ class HeldState:
 
     Tensors are copied to the CPU. Tensors accepted by ``may_refer`` are held by reference if they take more than
     ``copied_mib`` together: frozen weights, and moments of a server optimizer that gives new tensors in each round. A change
-    in place raises the tensor's version counter and is refused in :meth:`value`.
+    in place raises the tensor's version counter and is refused in `value`.
 
     Args:
         may_refer: whether nothing is expected to change this tensor in place; called for each tensor.
         copied_mib: size in MiB up to which these tensors are copied anyway.
 
-    Example:
+    Examples:
         >>> import torch
         >>> state = {"w": torch.zeros(1)}
         >>> held = HeldState(state, may_refer=lambda tensor: False)
@@ -107,7 +107,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 class ResumableLoop(Protocol):
-    """Federated loop as :class:`RoundStart` needs it."""
+    """Federated loop as `RoundStart` needs it."""
 
     rounds_done: int
     memory: ClientMemories
@@ -143,7 +143,7 @@ class RoundStart(L.Callback):
 
     It comes before all other callbacks, which may change the module and themselves when an epoch starts. Each round costs
     one copy of trained parameters, buffers and the callbacks' states; large tensors that stay as they are during a round are
-    held by reference (:class:`~fedlight.callbacks.loop.checkpoint.HeldState`).
+    held by reference (`HeldState`).
     """
 
     def __init__(self, loop: ResumableLoop) -> None:

@@ -108,10 +108,10 @@ class FederatedLoop(L.Callback):
         deadline_seconds: end of a round on the devices' virtual clock; clients that finish later are left out.
         over_selection: factor on ``clients_per_round``: so many are asked, and the fastest ``clients_per_round`` count.
         buffers: treatment of buffers that training changes, such as running statistics of a batch norm: ``refuse``,
-            ``average`` over the clients of a round, or ``local`` (FedBN); see :mod:`fedlight.callbacks.loop.buffers`.
+            ``average`` over the clients of a round, or ``local`` (FedBN); see `fedlight.callbacks.loop.buffers`.
         step_schedule: treatment of learning-rate schedules that step within a round. Every visit starts them where the round
             began; the next round begins where the furthest visit left them (``continue``), or where this one began
-            (``restart``); see :mod:`fedlight.callbacks.loop.optimizers`.
+            (``restart``); see `fedlight.callbacks.loop.optimizers`.
 
     Attributes:
         rounds_done: number of rounds with a finished server step.

@@ -30,7 +30,7 @@ from fedlight.support.torch_parts import replaced, tensors, with_parts
 def count_examples(batch: Any) -> int:
     """Return the rows of a batch's tensors; raise ValueError for a batch without tensors or with different numbers of rows.
 
-    Example:
+    Examples:
         >>> count_examples({"x": torch.zeros(3, 2), "labels": [torch.zeros(3), "shared"]})
         3
     """
@@ -46,7 +46,7 @@ def count_examples(batch: Any) -> int:
 def take_examples(batch: Any, start: int, stop: int) -> Any:
     """Return the examples of a batch from ``start`` to before ``stop``, in the form of the batch.
 
-    Example:
+    Examples:
         >>> take_examples({"x": torch.arange(3), "prompt": ["a", "b", "c"], "beta": 0.1}, 1, 3)
         {'x': tensor([1, 2]), 'prompt': ['b', 'c'], 'beta': 0.1}
     """
@@ -74,7 +74,7 @@ def reduce_parts(values: Sequence[Any], sizes: Sequence[int], how: Any) -> Any:
     or
     torch's functions of these names do not; any other function receives the values as one tensor.
 
-    Example:
+    Examples:
         >>> reduce_parts([1.0, 4.0], [2, 1], "mean"), reduce_parts([1.0, 4.0], [2, 1], "sum")
         (tensor(2.), tensor(5.))
     """
@@ -113,7 +113,7 @@ class FittedStep:
         self._as_before = ExitStack()
 
     def enter(self, micro_batch: int | None, checkpointing: bool) -> None:
-        """Fit the step to a memory, until :meth:`leave`.
+        """Fit the step to a memory, until `leave`.
 
         Args:
             micro_batch: examples computed at a time, at least 1; None for whole batches.
@@ -136,7 +136,7 @@ class FittedStep:
             self._as_before.enter_context(replaced(self.module, "training_step", in_parts))
 
     def leave(self) -> None:
-        """Restore the step from before :meth:`enter`."""
+        """Restore the step from before `enter`."""
         self._as_before.close()
 
     def _checkpointing_module(self) -> Checkpointed:

@@ -167,7 +167,7 @@ class SameFederation:
 
     May change between runs: ``max_epochs``, everything about logging, evaluation and folders, the store of the clients'
     memories, loader processes. Optimizer settings are checked by the module
-    (:func:`fedlight.modules.language.checkpoints.check_optimizer_settings`). The loop has each argument of its constructor
+    (`fedlight.modules.language.checkpoints.check_optimizer_settings`). The loop has each argument of its constructor
     as an attribute.
 
     Attributes:

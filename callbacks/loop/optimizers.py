@@ -93,7 +93,7 @@ def which_are_trained(parameters: Mapping[str, Tensor]) -> dict[str, bool]:
 
 
 def train_again(module: L.LightningModule, trained: Mapping[str, bool]) -> None:
-    """Make the module train the same parameters as at a checkpoint, by the result of :func:`which_are_trained`."""
+    """Make the module train the same parameters as at a checkpoint, by the result of `which_are_trained`."""
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(trained.get(name, parameter.requires_grad))
 

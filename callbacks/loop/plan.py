@@ -25,7 +25,7 @@ def uniform_cohort(
 ) -> list[Client]:
     """Return ``clients_per_round`` clients in their order, drawn uniformly without replacement by seed and round.
 
-    Example:
+    Examples:
         >>> clients = [Client(name, 1, 0.25) for name in "abcd"]
         >>> [c.id for c in uniform_cohort(clients, 2, seed=0, round_idx=0)]
         ['c', 'd']
@@ -46,7 +46,7 @@ class RoundSchedule:
     Raises:
         ValueError: a visit ends inside an optimizer step.
 
-    Example:
+    Examples:
         >>> schedule = RoundSchedule([Visit("a", 2), Visit("b", 3)], accumulation=1)
         >>> list(schedule.begins), sorted(schedule.ends), schedule.num_batches
         ([0, 2], [2, 5], 5)
@@ -93,7 +93,7 @@ def visit_lengths(local_steps: int | None, accumulation: int, one_pass: NumBatch
         accumulation: batches of an optimizer step.
         one_pass: function from client id and split to the batches of one pass.
 
-    Example:
+    Examples:
         >>> visit_lengths(None, 2, lambda client_id, split="train": 5)("a")
         4
     """
@@ -108,7 +108,7 @@ def visit_lengths(local_steps: int | None, accumulation: int, one_pass: NumBatch
 def number_asked(wanted: int, over_selection: float) -> int:
     """Return the number of clients to ask so that ``wanted`` of them remain.
 
-    Example:
+    Examples:
         >>> number_asked(100, 1.1), number_asked(8, 1.3)
         (110, 11)
     """
@@ -122,7 +122,7 @@ def takes_place(trainer: L.Trainer, round_idx: int) -> bool:
 
 
 def skip_batches(module: L.LightningModule, round_idx: int) -> None:
-    """Make the module train nothing until :func:`train_batches_again`, and log it.
+    """Make the module train nothing until `train_batches_again`, and log it.
 
     Lightning stops the run at an epoch without batches, so a round without visits has some that are skipped. The round is
     validated, logged and counted like any other.
@@ -133,7 +133,7 @@ def skip_batches(module: L.LightningModule, round_idx: int) -> None:
 
 
 def train_batches_again(module: L.LightningModule) -> None:
-    """Undo :func:`skip_batches`, if it was called."""
+    """Undo `skip_batches`, if it was called."""
     if vars(module).get("training_step") is _skip:
         del module.training_step
 
@@ -284,5 +284,5 @@ def plan_behind_checkpoints(trainer: L.Trainer, plan: Callable[[L.Trainer], None
 
 
 def others(trainer: L.Trainer) -> list[L.Callback]:
-    """Return the trainer's callbacks except :class:`NextRound`."""
+    """Return the trainer's callbacks except `NextRound`."""
     return [one for one in trainer.callbacks if not isinstance(one, NextRound)]  # type: ignore[attr-defined]

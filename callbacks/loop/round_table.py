@@ -32,14 +32,14 @@ class RoundTable:
     def restart(self, last_round: int, before: str | None = None) -> None:
         """Keep rows up to ``last_round``, which are not trained again; drop later ones and those of no round; -1 drops all.
 
-        Raises ValueError if ``before``, the kept rows' :meth:`digest` in the checkpoint (None: not compared), has changed.
+        Raises ValueError if ``before``, the kept rows' `digest` in the checkpoint (None: not compared), has changed.
         """
         self.refuse_changed_rows(last_round, before)
         self.last_round = last_round
         self._rewrite([row for row in self.rows() if _is_of(row, last_round)])
 
     def refuse_changed_rows(self, last_round: int, before: str | None) -> None:
-        """Raise ValueError for rows up to ``last_round`` with another digest than ``before``; see :meth:`restart`."""
+        """Raise ValueError for rows up to ``last_round`` with another digest than ``before``; see `restart`."""
         if None not in (before, found := self.digest(last_round)) and found != before:
             raise ValueError(
                 f"{self.file} is damaged or of another run: its rows up to round {last_round + 1} are not those that "

@@ -142,7 +142,7 @@ def client_losses(module: L.LightningModule, data: ValidatesByClient) -> dict[st
 def mean_by_client(values: np.ndarray, indices: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Return the mean of each client's ``values``, ``(examples,)``, at its ``indices``.
 
-    Example:
+    Examples:
         >>> mean_by_client(np.array([1.0, 2.0, 6.0]), {"u": np.array([0, 2]), "v": np.array([1])})
         {'u': 3.5, 'v': 2.0}
     """
@@ -153,7 +153,7 @@ def mean_by_client(values: np.ndarray, indices: Mapping[str, np.ndarray]) -> dic
 def parameters_of(module: torch.nn.Module, state: State) -> Iterator[None]:
     """Put ``state``, parameters and buffers by name, into the module while the body runs; then restore it bit for bit.
 
-    Example:
+    Examples:
         >>> layer = torch.nn.Linear(1, 1)
         >>> with parameters_of(layer, {"bias": torch.tensor([4.0])}):
         ...     layer.bias.item()
@@ -194,7 +194,7 @@ class OpensLater(Protocol):
 
 
 class Run:
-    """:class:`~fedlight.federation.protocols.Federation` of a trainer.
+    """`Federation` of a trainer.
 
     Args:
         robust: whether a robust aggregation replaces the algorithm's own.

@@ -38,7 +38,7 @@ StepSettings = tuple[dict[str, Any], ...]
 
 
 class LocalWork:
-    """Counters of the steps, losses and learning rates of a visit, which run until :meth:`done` or :meth:`leave`.
+    """Counters of the steps, losses and learning rates of a visit, which run until `done` or `leave`.
 
     Args:
         optimizers: the module's optimizers; none before the first visit.
@@ -286,7 +286,7 @@ class Contributions:
         self._waiting: dict[str, list[tuple[Update, Buffers, int]]] = {}
 
     def refuse_left_out(self, client_id: str) -> None:
-        """Raise :class:`Diverged` for a client with an earlier visit in the round that diverged."""
+        """Raise `Diverged` for a client with an earlier visit in the round that diverged."""
         if client_id in self.diverged:
             raise Diverged(self.diverged[client_id])
 
@@ -363,7 +363,7 @@ def call_modules_own(
 
 
 def call_again(module: L.LightningModule) -> None:
-    """Undo :func:`call_modules_own` if Lightning's call has not come, because of an error."""
+    """Undo `call_modules_own` if Lightning's call has not come, because of an error."""
     called = vars(module).get(HOOK)
     if isinstance(called, _Called):
         called()

@@ -268,7 +268,7 @@ def seconds_left(rounds: Sequence[float], elapsed: float, share: float, rounds_a
         share: share of its batches that is done, in [0, 1].
         rounds_after: number of rounds after the one under way.
 
-    Example:
+    Examples:
         >>> seconds_left([30.0, 10.0, 14.0], elapsed=5.0, share=0.5, rounds_after=2)
         31.0
         >>> seconds_left([], elapsed=5.0, share=0.25, rounds_after=2)

@@ -29,7 +29,7 @@ def metric_table(history: Mapping[int, Mapping[str, float]], unit: str, seconds:
         unit: counted unit, ``"round"`` or ``"epoch"``.
         seconds: duration of all rounds.
 
-    Example:
+    Examples:
         >>> table = metric_table({1: {"loss": 2.0}, 2: {"loss": 0.5}, 3: {"loss": 1.0}}, "round", 90.0)
         >>> table.title, [next(column.cells) for column in table.columns]
         ('3 rounds in 1.5 minutes', ['loss', '2.0000', '1.0000', '0.5000 (2)', '2.0000 (1)'])
@@ -58,7 +58,7 @@ def _name_rounds(rounds: Sequence[int], unit: str) -> str:
 def traffic(rows: Sequence[Mapping[str, str]]) -> str:
     """Return the bytes sent in a run as a sentence, from the rows of its ``visits.csv``.
 
-    Example:
+    Examples:
         >>> row = {"client": "c0", "bytes_down": "1500000", "bytes_up": "500000"}
         >>> traffic([row, row, {**row, "client": "c1"}])
         '4.5 MB down and 1.5 MB up in 3 visits to 2 clients'

@@ -1,6 +1,6 @@
 """Times and outputs of benchmark scores, in training and in ``fedlight test`` and ``fedlight validate``.
 
-The tasks are in :mod:`fedlight.evaluation.tasks`.
+The tasks are in `fedlight.evaluation.tasks`.
 """
 
 import time

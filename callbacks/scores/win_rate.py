@@ -164,7 +164,7 @@ class WinRate(L.Callback):
 def word_ratio(ours: Sequence[str], theirs: Sequence[str]) -> float:
     """Return the number of words of all our answers over that of theirs; NaN where theirs have none.
 
-    Example:
+    Examples:
         >>> word_ratio(["a b", "c"], ["a b", "c d e f"])
         0.5
     """

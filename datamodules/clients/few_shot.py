@@ -79,7 +79,7 @@ class FewShot:
         Raises:
             RowsError: too few rows are left to test on.
 
-        Example:
+        Examples:
             >>> from fedlight.datamodules.vectors.encoders import HashedEncoder
             >>> rows = [{"prompt": f"{kind} {i}"} for kind in ("add these", "name a city") for i in range(4)]
             >>> few = FewShot(HashedEncoder(64), clusters=2, per_cluster=1, rest_as_test=3).choose(rows, seed=0)

@@ -80,7 +80,7 @@ class PartitionByField:
         field: position in a tuple or key of a dict; its value is a number, a text, or a tensor of one number.
         seed: seed of the partition.
 
-    Example:
+    Examples:
         >>> examples = [("a", 0), ("b", 1), ("c", 0)]
         >>> {client: list(map(int, i)) for client, i in PartitionByField(Partition(by="client"))(examples).items()}
         {'0': [0, 2], '1': [1]}
@@ -127,7 +127,7 @@ def iid(
     Raises:
         ValueError: there are more clients than groups.
 
-    Example:
+    Examples:
         >>> {client: len(indices) for client, indices in iid(7, 3, seed=0).items()}
         {'c0': 3, 'c1': 2, 'c2': 2}
         >>> [indices.tolist() for indices in iid(4, 2, seed=0, groups=[0, 1, 1, 0]).values()]
@@ -166,7 +166,7 @@ def dirichlet(
     Raises:
         ValueError: ``alpha`` <= 0, only one category, or ``min_size`` not reached in 100 draws.
 
-    Example:
+    Examples:
         >>> split = dirichlet(["x"] * 6 + ["y"] * 6, num_clients=2, alpha=0.05, seed=1, min_size=3)
         >>> sorted(len(indices) for indices in split.values())
         [6, 6]
@@ -194,7 +194,7 @@ def by_key(keys: Sequence[str] | np.ndarray, min_size: int = 1) -> Clients:
     Raises:
         ValueError: no key has ``min_size`` examples.
 
-    Example:
+    Examples:
         >>> {client: indices.tolist() for client, indices in by_key(["u", "v", "u"], min_size=2).items()}
         {'u': [0, 2]}
     """

@@ -77,7 +77,7 @@ def hold_out(
         at_most: most keys of one client in validation, >= 1.
         seed: seed of the draw, together with the client's id.
 
-    Example:
+    Examples:
         >>> train, val = hold_out({"u": np.arange(40), "v": np.array([40])}, np.arange(41), 0.05, 200, seed=0)
         >>> len(train["u"]), len(val["u"]), train["v"].tolist(), val["v"].tolist()
         (38, 2, [40], [40])
@@ -103,7 +103,7 @@ def pool(clients: Clients, lengths: np.ndarray | None = None) -> tuple[np.ndarra
     With ``lengths`` of the examples of the larger set, the pooled set is sorted by length, so that batches cut from it in
     order are padded little; else clients follow each other.
 
-    Example:
+    Examples:
         >>> order, positions = pool({"u": np.array([0, 2]), "v": np.array([1])}, lengths=np.array([3, 2, 1]))
         >>> order.tolist(), {client: own.tolist() for client, own in positions.items()}
         ([2, 1, 0], {'u': [0, 2], 'v': [1]})
@@ -121,7 +121,7 @@ def pool(clients: Clients, lengths: np.ndarray | None = None) -> tuple[np.ndarra
 def reindex(clients: Clients, order: np.ndarray) -> Clients:
     """Return the positions of each client's examples in a set reordered by ``order``, indices into the set before.
 
-    Example:
+    Examples:
         >>> after = reindex({"u": np.array([0, 2]), "v": np.array([1])}, order=np.array([2, 1, 0]))
         >>> {client: own.tolist() for client, own in after.items()}
         {'u': [0, 2], 'v': [1]}
@@ -156,7 +156,7 @@ def count_labels(
 
     ``split`` is ``train`` or ``val``; ``labels`` has the category of every example, or is None where the data have none.
 
-    Example:
+    Examples:
         >>> clients = {"u": np.array([0, 2, 3]), "v": np.array([1])}
         >>> [tuple(count) for count in count_labels("train", clients, ["tea", "rice", "jam", "tea"])]
         [('u', 'jam', 'train', 1), ('u', 'tea', 'train', 2), ('v', 'rice', 'train', 1)]
@@ -176,7 +176,7 @@ def label_examples(categories: Sequence[str], order: np.ndarray, each: int = 1) 
         order: indices of the set's examples; an index beyond the rows was added and is labelled ``added``.
         each: number of neighbouring examples made from one row.
 
-    Example:
+    Examples:
         >>> label_examples(["tea", "jam"], np.array([1, 2, 0])), label_examples(["tea", "jam"], np.array([3, 0]), each=2)
         (['jam', 'added', 'tea'], ['jam', 'tea'])
     """

@@ -29,7 +29,7 @@ class ByClient(L.Callback):
         ValueError: in ``setup``, without a `FederatedLoop` or with a datamodule that has clients already; before training,
             for data that cannot be read by client; see `fedlight.datamodules.federated.loader_by_client`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from fedlight import FederatedLoop, Partition, PartitionByField
         >>> halves = PartitionByField(Partition(by="iid", num_clients=2))

@@ -21,7 +21,7 @@ def read_positions(given: Any, num_examples: int) -> Clients:
         ValueError: an id or a position is invalid, or an example is given to two clients or twice to one. Clients are
             weighted by their numbers of examples, and no client may train on another's.
 
-    Example:
+    Examples:
         >>> clients = read_positions({7: range(2), "b": [3, 2]}, num_examples=4)
         >>> {client: own.tolist() for client, own in clients.items()}
         {'7': [0, 1], 'b': [3, 2]}

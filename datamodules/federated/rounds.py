@@ -36,7 +36,7 @@ def draw_batches(
         lengths: tokens of every example of the pooled set; None: no bucketing.
         together: number of neighbours in ``indices`` that are drawn as one and share a batch.
 
-    Example:
+    Examples:
         >>> draw_batches(np.array([7, 8, 9]), num_batches=2, batch_size=8, seed=0)
         [[9, 7, 8], [9, 8, 7]]
         >>> draw_batches(np.array([4, 5, 6, 7, 8, 9]), num_batches=1, batch_size=4, seed=0, together=2)

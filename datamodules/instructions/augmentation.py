@@ -54,7 +54,7 @@ class Augmentation(ABC):
     Args:
         number: most rows added for each client, >= 1.
 
-    Example:
+    Examples:
         >>> class FirstRows(Augmentation):
         ...     def augment(self, clients, public, seed):
         ...         first = [Added(fields, row) for row, fields in enumerate(public[: self.number])]
@@ -112,7 +112,7 @@ def settings_of(thing: object, without_effect: Sequence[str] = ()) -> dict[str, 
             ``identity``, see `Described` and `Identified`, or is read in the same way.
         without_effect: arguments to leave out.
 
-    Example:
+    Examples:
         >>> from fedlight.datamodules.rows.exclusion import Holdout
         >>> settings_of(Holdout(column="topic", values=["a"]))
         {'class': 'Holdout', 'column': 'topic', 'values': ['a']}

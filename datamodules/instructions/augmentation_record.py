@@ -122,7 +122,7 @@ class AugmentationRecord:
 def digest_rows(rows: Iterable[Fields]) -> str:
     """Return 32 hex digits of texts with the names of their slots, in order.
 
-    Example:
+    Examples:
         >>> digest_rows([{"prompt": "x"}]) == digest_rows([{"prompt": "x"}]) != digest_rows([{"prompt": "y"}])
         True
     """
@@ -135,7 +135,7 @@ def digest_rows(rows: Iterable[Fields]) -> str:
 def compare_settings(saved: Settings, now: Settings) -> list[str]:
     """Return the dotted names of nested settings that differ between a JSON file and this run.
 
-    Example:
+    Examples:
         >>> compare_settings({"seed": 0, "augmentation": {"number": 3}}, {"seed": 0, "augmentation": {"number": 4}})
         ['augmentation.number']
     """

@@ -51,7 +51,7 @@ def padding_shares(
 ) -> tuple[float, float]:
     """Return the share of padding in one pass over each client's data: batched by length, and in random order.
 
-    Example:
+    Examples:
         >>> padding_shares({"u": np.arange(4)}, np.array([1, 5, 1, 5]), batch_size=2, seed=0)[0]
         0.0
     """

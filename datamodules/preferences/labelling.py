@@ -51,7 +51,7 @@ def form_pairs(rows: Rows, source: str) -> tuple[list[Comparison], int]:
     Raises:
         RowsError: a row has no list of completions or no prompt, or no pair remains.
 
-    Example:
+    Examples:
         >>> pairs, skipped = form_pairs([{"prompt": "x", "completions": ["u", "v", "u "]}], "rows")
         >>> [(pair.first, pair.second) for pair in pairs], skipped
         ([('u', 'v'), ('v', 'u')], 1)
@@ -87,7 +87,7 @@ def gather(predictions: Iterable[Mapping[str, Any]], num_pairs: int, orders: Ord
     Raises:
         RowsError: the rows differ in the number of selectors.
 
-    Example:
+    Examples:
         >>> as_a = {"index": 0, "order": 0, "logp_a": -1.0, "logp_b": -2.0}
         >>> as_b = {"index": 0, "order": 1, "logp_a": -3.0, "logp_b": -0.5}
         >>> gather([as_a, as_b], num_pairs=2).tolist()
@@ -120,7 +120,7 @@ def majority(log_probs: np.ndarray) -> np.ndarray:
     Raises:
         ValueError: the number of selectors is even.
 
-    Example:
+    Examples:
         >>> majority(np.array([[[-1.0, -2.0]], [[-3.0, -0.1]], [[-0.5, -0.9]]])).tolist()
         [0]
     """
@@ -163,7 +163,7 @@ def agreement(log_probs: np.ndarray) -> Agreement:
     Raises:
         ValueError: an even number of selectors.
 
-    Example:
+    Examples:
         >>> margins = np.array([[1.0, 1.0, -1.0, np.nan], [1.0, -1.0, -1.0, 1.0], [1.0, 1.0, 0.0, 1.0]])
         >>> print(agreement(np.stack([margins, np.zeros((3, 4))], axis=2)))
         share of labelled pairs on which a selector agrees with the label: 1.000, 0.667, 0.667, with another selector: 0.556
@@ -196,7 +196,7 @@ def label(pairs: Sequence[Comparison], log_probs: np.ndarray) -> tuple[list[dict
     Raises:
         ValueError: an even number of selectors.
 
-    Example:
+    Examples:
         >>> rows, counts = label([Comparison({"prompt": "x"}, "u", "v")], np.array([[[-2.0, -0.25]]]))
         >>> rows[0]["choice"], rows[0]["votes_b"], rows[0]["margin"]
         ('b', 1, -1.75)

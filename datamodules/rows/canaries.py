@@ -39,7 +39,7 @@ class Canaries:
     Raises:
         ValueError: a setting is out of range, or fewer than 1,000 texts are possible.
 
-    Example:
+    Examples:
         >>> rows = {"ann": [{"instruction": "Add.", "input": "1 and 2", "response": "3"}], "ben": []}
         >>> planted = Canaries(length=4, instruction="Code {key} of {client}?").plant(rows)
         >>> planted["ben"][0]
@@ -99,7 +99,7 @@ class Canaries:
     def secrets(self, number: int) -> list[str]:
         """Return random secrets that are not planted; a planted one's exposure is its likelihood among theirs.
 
-        Example:
+        Examples:
             >>> Canaries(length=3).secrets(2)
             ['5 0 6', '4 4 4']
         """

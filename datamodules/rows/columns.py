@@ -23,7 +23,7 @@ def value_at(row: Any, path: str) -> Any:
     Raises:
         KeyError, IndexError, TypeError, ValueError: the path does not exist.
 
-    Example:
+    Examples:
         >>> value_at({"summaries": [{"text": "s0"}, {"text": "s1"}]}, "summaries.1.text")
         's1'
     """
@@ -69,7 +69,7 @@ def text_at(row: Mapping[str, Any], path: str) -> str:
 def replace_surrogates(text: str) -> str:
     r"""Replace lone surrogates (in JSON, a character cut in half), which neither tokenizers nor UTF-8 files accept.
 
-    Example:
+    Examples:
         >>> replace_surrogates("cut \ud83d") == "cut \ufffd", replace_surrogates("\ud83d\ude00") == "\U0001f600"
         (True, True)
     """

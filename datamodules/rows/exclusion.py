@@ -38,7 +38,7 @@ class Holdout:
         Raises:
             RowsError: the column does not exist, or a value occurs in no row.
 
-        Example:
+        Examples:
             >>> rows = [{"topic": "tv_yes"}, {"topic": "tv_no"}, {"topic": "tvs"}]
             >>> Holdout("topic", ["tv_*"]).mask(rows, "rows").tolist()
             [True, True, False]
@@ -100,7 +100,7 @@ class Excluded:
 def normalize_text(text: str) -> str:
     r"""Return the words of a text in lower case, joined by blanks: equal for copies that differ in form only.
 
-    Example:
+    Examples:
         >>> normalize_text(" My  DOG's\nshoes... (2 pairs)! ")
         'my dog s shoes 2 pairs'
     """

@@ -14,7 +14,7 @@ NO_SLOTS = ("response", *OWNERS)
 def instruction_text(fields: Fields) -> str:
     r"""Return the text of a row that encoders embed: its non-empty slots in order, without the response.
 
-    Example:
+    Examples:
         >>> instruction_text({"instruction": "Add.", "input": "1 and 2", "response": "3"})
         'Add.\n1 and 2'
     """
@@ -24,7 +24,7 @@ def instruction_text(fields: Fields) -> str:
 def make_question_key(row: Fields) -> tuple[str, ...]:
     """Return a key that is equal for rows with the same non-empty slots, whatever the order of their columns.
 
-    Example:
+    Examples:
         >>> make_question_key({"input": "1 2", "instruction": "Add.", "response": "3", "category": "sums"})
         ('input', '1 2', 'instruction', 'Add.')
     """

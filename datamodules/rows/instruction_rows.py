@@ -95,7 +95,7 @@ class PublicRows:
     ) -> "PublicRows":
         """Merge the rows of named sources, without those of clients (``private``), of validation or held out (``asked``).
 
-        Example:
+        Examples:
             >>> rows = [{"prompt": p, "response": r} for p, r in zip("xxxyz", "12134", strict=True)]
             >>> public = PublicRows.gather([("file", rows)], private=[rows[3]], asked=[{"prompt": "z", "response": "5"}])
             >>> [row["response"] for row in public.rows], public.repeated, public.private, public.asked

@@ -1,4 +1,4 @@
-"""Rows and prompts of an evaluation task; see :mod:`fedlight.evaluation.tasks.task`."""
+"""Rows and prompts of an evaluation task; see `fedlight.evaluation.tasks.task`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -74,7 +74,7 @@ class TaskRows:
 def draw_test_rows(number: int, share: float, seed: int) -> list[int]:
     """Return the test rows of ``datasets.Dataset.train_test_split(test_size=share, seed=seed)``, in its order.
 
-    Example:
+    Examples:
         >>> draw_test_rows(10, 0.25, seed=42)
         [5, 6, 0]
     """

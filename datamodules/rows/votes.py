@@ -31,7 +31,7 @@ VOTE_NAMES = (
 class VoteCounts:
     """Counts of a source's rows, votes and rows left out; ``str`` gives a summary in one line.
 
-    Example:
+    Examples:
         >>> print(VoteCounts("v", rows=5, ties=1, missing=1, votes=3, comparisons=2))
         v: 5 rows, 3 votes on 2 comparisons; left out: 1 ties, 1 missing, 0 identical, 0 duplicates; 0 conflicts kept
     """

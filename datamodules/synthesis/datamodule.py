@@ -257,7 +257,7 @@ def score_candidates(
 def _describe(round_idx: int, sizes: Mapping[str, int], counts: Counter[str], notes: Counter[str]) -> str:
     """Return one line about the candidates of a round, with ``sizes``: client -> number of its candidates.
 
-    Example:
+    Examples:
         >>> counts = Counter(tried=4, survived=1, refusal=2, near_example=1)
         >>> _describe(0, {"a": 1, "b": 0}, counts, Counter(fewer_demonstrations=2))
         'round 1: 2 clients made 1 candidate in 4 tries (dropped: 2 refusal, 1 near example; 2 fewer demonstrations);

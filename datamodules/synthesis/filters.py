@@ -33,7 +33,7 @@ def check_format(instruction: str, min_words: int, refusals: Iterable[str]) -> s
 
     Blanks separate words. The case of refusals, which are whole words, does not matter.
 
-    Example:
+    Examples:
         >>> [check_format(text, 3, ("As a",)) for text in ("", "1 + 2 =", "Say no.", "As a model, I ...")]
         ['empty', 'no_letter', 'too_short', 'refusal']
         >>> check_format("As always, name a planet.", 3, ("As a",)) is None
@@ -74,7 +74,7 @@ class OwnTexts:
     def check_instruction(self, instruction: str) -> str | None:
         """Return the fault of a new instruction; without a fault, remember it and return None.
 
-        Example:
+        Examples:
             >>> own = OwnTexts([{"instruction": "Name a large planet.", "input": "", "response": "Saturn."}], 0.7)
             >>> own.check_instruction("Name a planet."), own.check_instruction("Write a poem.")
             ('near_instruction', None)
@@ -92,7 +92,7 @@ class OwnTexts:
     def check_example(self, row: Mapping[str, str]) -> str | None:
         """Return the fault of a new example that copies one of the client's own; None without a fault.
 
-        Example:
+        Examples:
             >>> own = OwnTexts([{"instruction": "Name it.", "input": "a b c d e", "response": "Saturn."}], 0.7)
             >>> own.check_example({"instruction": "Say it.", "input": "a b c d e", "response": "Saturn."})
             'near_example'

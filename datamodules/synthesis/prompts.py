@@ -75,7 +75,7 @@ class SelfGenerationPrompts:
         Args:
             shown: demonstrations, each with ``instruction``, ``input`` and ``response``.
 
-        Example:
+        Examples:
             >>> shown = [{"instruction": f"Name a {one}.", "input": "", "response": "?"} for one in ("cat", "tree")]
             >>> print(FEWFEDPIT_PROMPTS.write_instruction_prompt(shown))
             Below is a list of tasks...
@@ -102,7 +102,7 @@ class SelfGenerationPrompts:
     def read_instruction(self, answer: str) -> str | None:
         """Return the instruction in an answer to the first prompt; None if the answer does not match.
 
-        Example:
+        Examples:
             >>> FEWFEDPIT_PROMPTS.read_instruction(" Name a bird. ")
             'Name a bird.'
         """
@@ -112,7 +112,7 @@ class SelfGenerationPrompts:
     def read_response(self, answer: str) -> tuple[str, str] | None:
         r"""Return input and response in an answer to the second prompt; None without a match or a response.
 
-        Example:
+        Examples:
             >>> FEWFEDPIT_PROMPTS.read_response("Input: none\nResponse: The owl.")
             ('', 'The owl.')
             >>> FEWFEDPIT_PROMPTS.read_response("The owl.") is None

@@ -112,7 +112,7 @@ class PseudoResponses(Synthesis):
 def energy_weights(energies: Sequence[float], temperature: float) -> list[float]:
     """Return weights ``exp((lowest - energy) / T)`` of one client's pseudo examples, in (0, 1].
 
-    Example:
+    Examples:
         >>> [round(weight, 3) for weight in energy_weights([-8.0, -6.0, -7.5], temperature=1.0)]
         [1.0, 0.135, 0.607]
         >>> energy_weights([-8.0], temperature=1.0), energy_weights([], temperature=1.0)

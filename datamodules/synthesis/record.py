@@ -193,7 +193,7 @@ def state_digest(module: nn.Module) -> str:
 
     Another trained value, another frozen base, or a base of another number type changes the digest.
 
-    Example:
+    Examples:
         >>> layer = nn.Linear(1, 1, bias=False)
         >>> before = state_digest(layer)
         >>> with torch.no_grad():

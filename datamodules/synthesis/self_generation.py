@@ -290,7 +290,7 @@ def _draw(rng: np.random.Generator, rows: Sequence[Fields], number: int) -> list
 def _draw_alternately(rng: np.random.Generator, rows: Sequence[Fields], number: int) -> list[Fields]:
     """Return ``number`` random rows, alternately with and without an input; one kind fills up for the other.
 
-    Example:
+    Examples:
         >>> rows = [{"input": text} for text in ("", "", "", "a", "")]
         >>> [row["input"] for row in _draw_alternately(np.random.default_rng(0), rows, 4)]
         ['a', '', '', '']

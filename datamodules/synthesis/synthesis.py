@@ -43,7 +43,7 @@ class Synthesis(ABC):
             in snake case). ``tried`` is the sum of all others.
         notes: further counts of the last `make`, by a name in snake case.
 
-    Example:
+    Examples:
         >>> class Echo(Synthesis):
         ...     def make(self, clients, template, model, seed):
         ...         made = {client: [Candidate(dict(row)) for row in rows] for client, rows in clients.items()}

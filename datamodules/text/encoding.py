@@ -201,7 +201,7 @@ def _encode_once(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
 def _shorten_equally(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
     """Cut the longer answer, then both, until they have ``room`` tokens together.
 
-    Example:
+    Examples:
         >>> [len(part) for part in _shorten_equally(np.arange(9), np.arange(2), room=6)]
         [4, 2]
     """

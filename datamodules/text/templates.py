@@ -139,7 +139,7 @@ class Template:
         Raises:
             ValueError: ``name`` is neither a known name nor a text with slots.
 
-        Example:
+        Examples:
             >>> Template.named("Claim: {prompt}").trim
             'prompt'
             >>> Template.named("alpaca").slots
@@ -172,7 +172,7 @@ class Template:
     def render(self, fields: Mapping[str, str], ending: str = "") -> Parts:
         """Fill the slots and append ``ending``, which is never cut.
 
-        Example:
+        Examples:
             >>> Template("POST: {post} TITLE: {title}", trim="post").render({"post": "a b c", "title": "t"})
             Parts(before='POST: ', trimmable='a b c', after=' TITLE: t')
         """

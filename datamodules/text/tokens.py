@@ -44,7 +44,7 @@ class Fitted:
 class TokenTable:
     """Token sequences in one flat int32 array.
 
-    Example:
+    Examples:
         >>> table = TokenTable([np.array([5, 6]), np.array([7])])
         >>> table[1].tolist(), table.lengths.tolist()
         ([7], [2, 1])
@@ -127,7 +127,7 @@ def pad_id(tokenizer: Any) -> int:
 def pad(sequences: Sequence[np.ndarray], value: int) -> torch.Tensor:
     """Pad sequences on the right to the longest: ``(batch, tokens)`` int64.
 
-    Example:
+    Examples:
         >>> pad([np.array([1, 2]), np.array([3])], value=0).tolist()
         [[1, 2], [3, 0]]
     """
@@ -151,7 +151,7 @@ def pad_responses(
 ) -> dict[str, torch.Tensor]:
     """Return a batch for a loss on the response only: ``labels`` are -100 on the prompt and on padding.
 
-    Example:
+    Examples:
         >>> pad_responses([np.array([1, 2, 3])], prompt_lengths=[2], padding=0)["labels"].tolist()
         [[-100, -100, 3]]
     """
@@ -165,7 +165,7 @@ def pad_responses(
 def padded_share(lengths: np.ndarray, batches: Sequence[Sequence[int]]) -> float:
     """Return the share of padding among all positions of the batches, in [0, 1).
 
-    Example:
+    Examples:
         >>> padded_share(np.array([4, 2, 5, 5]), [[0, 1], [2, 3]])
         0.11111111111111116
     """

@@ -43,7 +43,7 @@ def cluster(vectors: np.ndarray, num_clusters: int, seed: int) -> Clusters:
         num_clusters: xi, >= 1.
         seed: seed of the starting points.
 
-    Example:
+    Examples:
         >>> found = cluster(np.array([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]]), num_clusters=5, seed=0)
         >>> found.centers.tolist(), found.sizes.tolist()
         ([[1.0, 0.0], [0.0, 1.0]], [2, 1])
@@ -93,7 +93,7 @@ def assign_clusters(vectors: np.ndarray, num_clusters: int, seed: int) -> np.nda
 
     The seed also draws the rows that are fitted.
 
-    Example:
+    Examples:
         >>> one, other, again = assign_clusters(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]), 2, seed=0)
         >>> bool(one == again), bool(one == other)
         (True, False)

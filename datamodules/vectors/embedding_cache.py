@@ -132,7 +132,7 @@ class EmbeddingCache:
 def text_keys(texts: Sequence[str]) -> np.ndarray:
     """Return 16 bytes for each text, equal for equal texts alone, ``(texts,)``.
 
-    Example:
+    Examples:
         >>> one, other, again = text_keys(["x", "y", "x"])
         >>> bool(one == again), bool(one == other)
         (True, False)

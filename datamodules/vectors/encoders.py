@@ -71,7 +71,7 @@ class HashedEncoder(Encoder):
         seed: seed of the hash.
         word_pairs: count pairs of neighbouring words too.
 
-    Example:
+    Examples:
         >>> encoder = HashedEncoder(dimension=64)
         >>> one, same, other = encoder.encode(["the cat sat", "The cat SAT!", "sums of odd numbers"])
         >>> round(float(one @ same), 3), bool(abs(one @ other) < 0.5)
@@ -296,7 +296,7 @@ def find_folder(model: str) -> Path:
 def content_digest(folder: Path) -> str:
     """Return 16 hex digits of a model's configuration, vocabulary and weights, equal for every copy of the model.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
         >>> _ = (folder / "config.json").write_text("{}")

@@ -93,7 +93,7 @@ def read_vectors(folder: Path, about: dict[str, Any]) -> np.ndarray:
 
 
 def graph_file(folder: Path, about: dict[str, Any]) -> Path:
-    """Return the path of the graph; raises like :func:`read_vectors`."""
+    """Return the path of the graph; raises like `read_vectors`."""
     return _check_file(folder, GRAPH, about)
 
 
@@ -110,7 +110,7 @@ def _check_file(folder: Path, name: str, about: dict[str, Any]) -> Path:
 def vectors_digest(vectors: np.ndarray) -> str:
     """Return 32 hex digits of shape and content, read block by block.
 
-    Example:
+    Examples:
         >>> one = np.eye(2, dtype=np.float32)
         >>> vectors_digest(one) == vectors_digest(one.copy()), vectors_digest(one) == vectors_digest(one[::-1])
         (True, False)

@@ -26,7 +26,7 @@ def retrieve(
     Raises:
         ValueError: ``number`` < 1, or a centre has another dimension than the index.
 
-    Example:
+    Examples:
         >>> index = VectorIndex.build(np.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]], dtype=np.float32))
         >>> hits = retrieve(index, {"u": np.array([1.0, 0.0])}, number=2, alpha=0.7)
         >>> hits["u"].rows.tolist(), hits["u"].scores.round(2).tolist()
@@ -58,9 +58,9 @@ def retrieve_direct(index: VectorIndex, centers: np.ndarray, number: int, alpha:
         Rows and their similarity to the centre that took them, best first.
 
     Raises:
-        ValueError: see :func:`retrieve`.
+        ValueError: see `retrieve`.
 
-    Example:
+    Examples:
         >>> index = VectorIndex.build(np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=np.float32))
         >>> retrieve_direct(index, np.array([[1.0, 0.0], [0.6, 0.8]]), number=2).rows.tolist()
         [0, 1]

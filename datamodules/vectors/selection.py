@@ -46,7 +46,7 @@ def select_centers(
     Raises:
         ValueError: a client has no centres, a centre has another dimension, or ``selection`` is unknown.
 
-    Example:
+    Examples:
         Both clients have the same two topics. The first client's larger cluster is selected, then the second client's
         other topic, although its cluster is smaller.
 
@@ -80,7 +80,7 @@ def choose(similarities: np.ndarray, sizes: np.ndarray, dropped: int) -> int:
 
     ``similarities`` ``(clusters,)`` are each centre's, summed over all selected centres.
 
-    Example:
+    Examples:
         >>> choose(np.array([0.9, 0.1, 0.5]), np.array([50, 10, 40]), dropped=1)
         2
         >>> choose(np.array([0.9, 0.1, 0.5]), np.array([50, 10, 40]), dropped=7)

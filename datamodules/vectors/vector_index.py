@@ -44,7 +44,7 @@ class Hits(NamedTuple):
 
 
 class VectorIndex:
-    """Searchable unit vectors; create one by :meth:`build`, :meth:`load` or :meth:`open`.
+    """Searchable unit vectors; create one by `build`, `load` or `open`.
 
     Attributes:
         kind: ``"exact"`` or ``"hnsw"``.
@@ -89,7 +89,7 @@ class VectorIndex:
         Raises:
             ValueError: there are no rows, the vectors are no matrix or not of unit length, or hnswlib is missing.
 
-        Example:
+        Examples:
             >>> index = VectorIndex.build(np.eye(3, dtype=np.float32))
             >>> index.kind, len(index), index.dimension
             ('exact', 3, 3)
@@ -106,12 +106,12 @@ class VectorIndex:
 
     @classmethod
     def open(cls, folder: str | Path, vectors: np.ndarray, kind: Kind = "auto", threads: int = 1) -> Self:
-        """Load the index of these vectors from a folder, or :meth:`build` and save it there.
+        """Load the index of these vectors from a folder, or `build` and save it there.
 
         An index of other vectors or of another kind is replaced.
 
         Raises:
-            ValueError: see :meth:`build`; or the saved index is damaged.
+            ValueError: see `build`; or the saved index is damaged.
             OSError: the folder cannot be written.
         """
         folder = Path(folder)
@@ -127,7 +127,7 @@ class VectorIndex:
         return index
 
     def save(self, folder: str | Path) -> None:
-        """Write the index for :meth:`load`.
+        """Write the index for `load`.
 
         Raises:
             OSError: the folder cannot be written.
@@ -265,12 +265,12 @@ def _create_graph(dimension: int) -> Any:
 def exact_search(
     vectors: np.ndarray, queries: np.ndarray, number: int, below: float | None = None
 ) -> list[Hits]:
-    """Return the same hits as :meth:`VectorIndex.search`, from a comparison with every row.
+    """Return the same hits as `VectorIndex.search`, from a comparison with every row.
 
     Vectors ``(rows, dimension)`` and queries ``(queries, dimension)`` are float32 of unit length. At most
     ``QUERIES_AT_ONCE x (ROWS_AT_ONCE + number)`` scores are held at once, so memory does not grow with the rows.
 
-    Example:
+    Examples:
         >>> hits = exact_search(np.eye(3, dtype=np.float32), np.array([[0.6, 0.8, 0.0]], dtype=np.float32), 2)
         >>> hits[0].rows.tolist()
         [1, 0]

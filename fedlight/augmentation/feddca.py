@@ -92,7 +92,7 @@ def describe_messages(
 ) -> dict[str, dict[str, object]]:
     """Return the record of the clients' messages, before any projection.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> describe_messages({"u": Clusters(np.eye(2, dtype=np.float32), np.array([3, 1]))}, {"u": 1})
         {'u': {'sent_bytes': 32, 'sizes': [3, 1], 'chosen': 1}}

@@ -25,7 +25,7 @@ def overlap(
     Raises:
         ValueError: no client has reference rows.
 
-    Example:
+    Examples:
         >>> overlap({"u": [1, 2, 3], "v": []}, {"u": [3, 2, 7, 8], "v": [1], "w": []})
         {'u': 0.5, 'v': 0.0}
     """

@@ -19,7 +19,7 @@ class RandomSampling(Augmentation):
     Args:
         number: rows for each client, >= 1; with fewer public rows each client gets them all.
 
-    Example:
+    Examples:
         >>> public = [{"prompt": "x", "response": str(i)} for i in range(4)]
         >>> added = RandomSampling(number=3).augment({"c0": [], "c1": []}, public, seed=0)
         >>> sorted(row.row for row in added["c0"])

@@ -62,7 +62,7 @@ def compute_centers(
 def count_bytes(clusters: Clusters) -> int:
     """Return the bytes of a client's message: centres in fp32, sizes as 64-bit numbers.
 
-    Example:
+    Examples:
         >>> count_bytes(Clusters(np.zeros((10, 384), np.float32), np.zeros(10, np.int64)))
         15440
     """
@@ -81,7 +81,7 @@ def build_index(
 def to_added(hits: Hits, public: Sequence[Fields]) -> list[Added]:
     """Return the retrieved rows with their texts.
 
-    Example:
+    Examples:
         >>> to_added(Hits(np.array([1]), np.array([0.5])), [{"response": "a"}, {"response": "b"}])
         [Added(fields={'response': 'b'}, row=1, score=0.5)]
     """

@@ -56,7 +56,7 @@ class Chance:
     Raises:
         ValueError: ``probability`` is out of its range.
 
-    Example:
+    Examples:
         >>> rounds = [Chance(0.25).available_until(0.0, 0, r, "c1") for r in range(1000)]
         >>> 1000 - rounds.count(None)
         259
@@ -90,7 +90,7 @@ class Trace:
     Raises:
         ValueError: intervals are empty, out of order, overlap or lie outside of the period.
 
-    Example:
+    Examples:
         >>> night = Trace(((22.0, 30.0),), period_hours=24.0)
         >>> night.available_until(23 * 3600.0, 0, 0, "c1") / 3600, night.available_until(5 * 3600.0, 0, 0, "c1") / 3600
         (30.0, 6.0)
@@ -125,7 +125,7 @@ class Trace:
         return None
 
     def visits_per_day(self, seconds: float) -> float:
-        """See :meth:`Availability.visits_per_day`; a visit longer than an interval never ends in it."""
+        """See `Availability.visits_per_day`; a visit longer than an interval never ends in it."""
         starts, ends = self._stretches
         if ends[-1] == inf:
             return DAY / seconds
@@ -177,7 +177,7 @@ def _check_intervals(intervals: Sequence[tuple[float, float]], period: float | N
 
 @dataclass
 class Hours:
-    """Arguments of :class:`Trace` as YAML has them."""
+    """Arguments of `Trace` as YAML has them."""
 
     intervals_hours: list[list[float]] = field(default_factory=list)
     period_hours: float | None = None

@@ -112,7 +112,7 @@ def run_round(
     Returns:
         Outcomes in the order of ``jobs``, and the seconds that the round took.
 
-    Example:
+    Examples:
         >>> fast = Device("fast", memory_gib=8, tflops=2, utilisation=0.5, download_mbps=8, upload_mbps=8, watts=5)
         >>> slow = Device("slow", memory_gib=8, tflops=1, utilisation=0.1, download_mbps=8, upload_mbps=8, watts=3)
         >>> jobs = [Job(d.name, d, flops=2e12, bytes_down=10**6, bytes_up=10**6) for d in (fast, slow)]

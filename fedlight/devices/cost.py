@@ -57,7 +57,7 @@ class Checkpointed(Protocol):
 class CostMeter:
     """Meter of a training step's cost, as a pure function of the batch's shape.
 
-    No weights are read and next to nothing is computed: see :mod:`fedlight.devices.shape_run`. A :class:`Sketched` module is
+    No weights are read and next to nothing is computed: see `fedlight.devices.shape_run`. A `Sketched` module is
     counted on its skeleton, whose base is in 16 bits as on a device. Any other module runs its ``training_step`` on a copy
     without weights. Where that fails, because the step depends on values of the weights or was set on this one object, it
     runs once per shape on the module itself, which stays as it is, as does the random stream. Memory that kernels take while
@@ -99,7 +99,7 @@ class CostMeter:
         """Return the cost of one step on a batch of that shape, with activations recomputed if ``checkpointing``.
 
         It is counted when it is first needed. Costs of texts follow from those of a few lengths and sizes, see
-        :mod:`fedlight.devices.shape`.
+        `fedlight.devices.shape`.
 
         Raises:
             ValueError: ``checkpointing``, and the module has no ``checkpoint_gradients``.

@@ -1,6 +1,6 @@
 """Device: memory, speed, wire and power of one kind of hardware, and how exactly it can hold a base model.
 
-A profile is a YAML file with the fields of :class:`Device` except ``name``, which is the file's name. fedlight's are in
+A profile is a YAML file with the fields of `Device` except ``name``, which is the file's name. fedlight's are in
 ``conf/devices``.
 """
 
@@ -23,7 +23,7 @@ TERA = 1e12
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Numbers of a profile, described at :class:`Device`."""
+    """Numbers of a profile, described at `Device`."""
 
     memory_gib: float
     tflops: float
@@ -54,7 +54,7 @@ class Device(Profile):
     Raises:
         ValueError: a number is out of range.
 
-    Example:
+    Examples:
         >>> phone = Device("phone", memory_gib=8, tflops=2, download_mbps=80, upload_mbps=16, watts=5)
         >>> phone.budget_bytes == 4 * 2**30
         True
@@ -105,7 +105,7 @@ def load_device(name_or_file: str) -> Device:
         FileNotFoundError: there is no such profile.
         ValueError: the file is no profile, or a number is missing or out of range.
 
-    Example:
+    Examples:
         >>> load_device("raspberry_pi_5").memory_gib
         8.0
     """

@@ -60,7 +60,7 @@ class Fleet:
         Args:
             client_ids: ids of all clients, each once; their order does not matter.
 
-        Example:
+        Examples:
             >>> dealt = Fleet({"pixel_8_pro": 3, "raspberry_pi_5": 1}).assign(["a", "b", "c", "d"])
             >>> sorted(device.name for device in dealt.values())
             ['pixel_8_pro', 'pixel_8_pro', 'pixel_8_pro', 'raspberry_pi_5']

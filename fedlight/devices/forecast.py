@@ -44,7 +44,7 @@ class Forecast:
     Attributes:
         device: the device.
         fit: how the visit was made to fit, or the smallest way if it does not.
-        reason: "" if the device takes part, else as in :class:`~fedlight.devices.clock.Outcome`: ``out_of_memory``, ``late``
+        reason: "" if the device takes part, else as in `Outcome`: ``out_of_memory``, ``late``
             (it takes longer than the deadline) or ``left`` (longer than the device ever stays).
         job: the visit as the clock takes it.
         joules: energy of a whole visit.

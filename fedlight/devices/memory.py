@@ -1,7 +1,7 @@
 """Memory of a visit on a device, part by part, and how the visit is made to fit.
 
 The peak of a training step is the sum of the frozen base, rounded to ``weight_bits``; the trained adapter; its gradients and
-the optimizer's moments; and the activations of one batch, as :class:`~fedlight.devices.cost.CostMeter` counts them. A batch
+the optimizer's moments; and the activations of one batch, as `CostMeter` counts them. A batch
 that is too large is split into smaller parts whose gradients are added up; if that is not enough, activations are recomputed
 instead of kept. Either way the gradients are the same up to rounding. Memory that kernels take while they run is left out,
 such as one layer's weights in 16 bits where they are not multiplied in their rounded form.
@@ -37,7 +37,7 @@ class Footprint:
         moment_bytes: state of the optimizer.
         activation_bytes: activations of one step; 0 where nothing runs.
 
-    Example:
+    Examples:
         >>> Footprint(10, 4, 4, 8, 100).peak_bytes
         126
     """
@@ -86,14 +86,14 @@ def resting_footprint(
     Args:
         module: skeleton or loaded; its weights are not read.
         weight_bits: 16, 8 or 4.
-        moment_bytes_per_weight: see :func:`moment_bytes_per_weight`.
+        moment_bytes_per_weight: see `moment_bytes_per_weight`.
         trained: names of the parameters that the visit trains; other trainable ones, such as adapters of other groups, are
             not on the device. None for all that require a gradient.
 
     Raises:
         ValueError: ``weight_bits`` is not 16, 8 or 4.
 
-    Example:
+    Examples:
         >>> frozen, trained = nn.Linear(64, 8, bias=False).requires_grad_(False), nn.Linear(8, 2, bias=False)
         >>> resting_footprint(nn.Sequential(frozen, trained), weight_bits=4, moment_bytes_per_weight=8)
         Footprint(base_bytes=288, adapter_bytes=64, gradient_bytes=64, moment_bytes=128, activation_bytes=0)
@@ -129,7 +129,7 @@ def moment_bytes_per_weight(optimizer: Optimizer) -> float:
     Raises:
         ValueError: its step needs a closure, as that of ``LBFGS`` does.
 
-    Example:
+    Examples:
         >>> weight = nn.Parameter(torch.zeros(1))
         >>> moment_bytes_per_weight(torch.optim.AdamW([weight])), moment_bytes_per_weight(torch.optim.SGD([weight]))
         (8.0, 0.0)
@@ -166,7 +166,7 @@ def parts(shape: BatchShape, micro_batch: int) -> dict[BatchShape, int]:
 
     Labelled tokens are taken to be spread evenly over the examples, rounded up.
 
-    Example:
+    Examples:
         >>> parts(BatchShape(examples=10, tokens=7, responses=15), micro_batch=4)
         {BatchShape(examples=4, tokens=7, responses=6): 2, BatchShape(examples=2, tokens=7, responses=3): 1}
     """
@@ -190,7 +190,7 @@ def fit(shapes: Iterable[BatchShape], meter: CostMeter, budget_bytes: int, resti
         shapes: shapes of the visit's batches; at least one.
         meter: meter of the trained module.
         budget_bytes: memory of the device for training.
-        resting: memory of the visit without activations, see :func:`resting_footprint`.
+        resting: memory of the visit without activations, see `resting_footprint`.
     """
     distinct = frozenset(shapes)
     tried = []

@@ -67,7 +67,7 @@ class QuantizedBase:
         own_bits: bits of the base as it was loaded: 16 for any unquantized one, else 8 or 4.
         bits: bits in use now.
 
-    Example:
+    Examples:
         >>> module = nn.Sequential(nn.Linear(64, 64).requires_grad_(False), nn.Linear(64, 1))
         >>> x, base = torch.ones(1, 64), QuantizedBase(module)
         >>> before = module(x)
@@ -117,7 +117,7 @@ class QuantizedBase:
         """Let the module compute with a base of ``bits`` from now on: 16 for the server's own, 8 for int8, 4 for NF4.
 
         Raises:
-            ValueError: see :meth:`check`.
+            ValueError: see `check`.
         """
         self.check(bits)
         for name, layer in self._layers.items():

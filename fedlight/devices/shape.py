@@ -40,7 +40,7 @@ LINE, CURVE = (1, 2), (1, Fraction(3, 2), 2)
 def anchors(shape: BatchShape) -> dict[BatchShape, Fraction]:
     """Return the shapes of texts from whose costs that of this shape follows, with their weights; a pure function.
 
-    Example:
+    Examples:
         >>> for anchor, weight in anchors(BatchShape(examples=4, tokens=40)).items():
         ...     print(anchor.tokens, weight)
         32 3/8

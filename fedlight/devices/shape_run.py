@@ -37,7 +37,7 @@ class ShapeRun(TorchDispatchMode):
 
     ``known`` are tensors that existed before, such as weights and the batch: they and their views are not counted.
 
-    Example:
+    Examples:
         >>> weight, x = torch.ones(4, 3, device="meta"), torch.ones(2, 4, device="meta")
         >>> with ShapeRun([weight, x]) as counted:
         ...     y = (x @ weight) + 1

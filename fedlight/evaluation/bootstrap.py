@@ -44,7 +44,7 @@ def bootstrap_interval(
     Raises:
         ValueError: a setting is out of range, or the numbers of prompts and values differ.
 
-    Example:
+    Examples:
         >>> bootstrap_interval([1.0, 0.0, 1.0, 1.0], prompts=["a", "a", "b", "b"], level=0.4)  # 0.5, 0.75 or 1
         Interval(low=0.75, high=0.75)
     """

@@ -13,7 +13,7 @@ def per_client(correct: np.ndarray, indices: Mapping[str, np.ndarray]) -> dict[s
         correct: whether each column is right on each example, ``(examples, columns)`` bool.
         indices: client -> positions of its examples; positions beyond the last one, and clients without one, are skipped.
 
-    Example:
+    Examples:
         >>> correct = np.array([[True, True], [False, True], [True, False], [True, False]])
         >>> shares = per_client(correct, {"u": np.array([0, 1]), "v": np.array([2, 3, 4]), "w": np.array([5])})
         >>> {client: share.tolist() for client, share in shares.items()}
@@ -26,7 +26,7 @@ def per_client(correct: np.ndarray, indices: Mapping[str, np.ndarray]) -> dict[s
 def worst_share_mean(values: Sequence[float], share: float) -> float:
     """Return the mean of the lowest ``ceil(share * n)`` of n values, at least one; the share lies in (0, 1].
 
-    Example:
+    Examples:
         >>> worst_share_mean([0.9, 0.5, 0.75, 0.25], share=0.3)
         0.375
     """
@@ -37,7 +37,7 @@ def worst_share_mean(values: Sequence[float], share: float) -> float:
 def spread(values: Sequence[float], share: float) -> dict[str, float]:
     """Return the mean of the clients' values, the mean of the worst share of them, and their population deviation.
 
-    Example:
+    Examples:
         >>> spread([0.5, 1.0, 0.5, 1.0], share=0.1)
         {'client_mean': 0.75, 'client_worst_tenth': 0.5, 'client_std': 0.25}
     """

@@ -30,7 +30,7 @@ class DomainCoverage(Metric):
     Raises:
         ValueError: the domain is empty, not a matrix or not finite, or the block is below 1.
 
-    Example:
+    Examples:
         >>> coverage = DomainCoverage(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]))
         >>> coverage.update(torch.tensor([[0.0, 2.0]]))
         >>> coverage.update(torch.tensor([[3.0, 4.0]]))

@@ -41,7 +41,7 @@ class Opening(NamedTuple):
     def body(self, text: str) -> str:
         r"""Return the part of a text between its prefix and a stop.
 
-        Example:
+        Examples:
             >>> Opening(("Q:\n", "Question:\n"), ("A:",)).body("Question:\nHow  old?\n\nA: 7")
             'How  old?'
         """
@@ -53,7 +53,7 @@ class Opening(NamedTuple):
 def opening_of(forms: Sequence[str]) -> Opening:
     r"""Return the opening of a template, given its forms: texts with slots in braces behind a beginning; else ValueError.
 
-    Example:
+    Examples:
         >>> opening_of(["### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:"])
         Opening(prefixes=('### Instruction:\n',), stops=('### Input:',))
         >>> opening_of(["POST : {instruction} {input}\nCHOICE :"])  # a blank is nothing to stop at
@@ -76,7 +76,7 @@ def opening_of(forms: Sequence[str]) -> Opening:
 def _split_at_slots(form: str) -> list[str]:
     r"""Return the fixed texts of a template before, between and after its slots.
 
-    Example:
+    Examples:
         >>> _split_at_slots("{{x}} Q: {prompt}\nA:")
         ['{x} Q: ', '\nA:']
     """
@@ -91,7 +91,7 @@ def _split_at_slots(form: str) -> list[str]:
 def until_stop(text: str, stops: Sequence[str]) -> str:
     """Return the text before the first stop, without white space around it.
 
-    Example:
+    Examples:
         >>> until_stop(" Name a planet. B: Mars A: Venus", ["A:", "B:"])
         'Name a planet.'
     """
@@ -132,7 +132,7 @@ def matches(texts: Sequence[str], references: Sequence[str]) -> list[Match]:
 def memory_metrics(
     texts: Sequence[str], references: Sequence[str], found: Sequence[Match]
 ) -> dict[str, float]:
-    """Return the metrics of memory extraction, each in [0, 1], with ``found`` from :func:`matches`.
+    """Return the metrics of memory extraction, each in [0, 1], with ``found`` from `matches`.
 
     Returns:
         ``rouge_l``, the mean over all pairs; ``rouge_l_best``, the mean of the best matches; ``exact``, the share of texts
@@ -174,7 +174,7 @@ def exposure(log_prob: float, others: Sequence[float]) -> float:
     log2 of the number of candidates, the secret and at least one random other, minus log2 of the secret's rank by
     log-probability; equally likely candidates rank before it.
 
-    Example:
+    Examples:
         >>> exposure(-1.0, [-2.0, -3.0, -4.0]), exposure(-3.5, [-2.0, -3.0, -4.0])
         (2.0, 0.415...)
     """

@@ -32,7 +32,7 @@ def adjusted_rand_index(found: Mapping[str, Hashable], known: Mapping[str, Hasha
 def share_with_their_group(found: Mapping[str, Hashable], known: Mapping[str, Hashable]) -> float:
     """Return the share of clients in their known group, in (0, 1], under the best one-to-one matching of groups.
 
-    Arguments and errors are those of :func:`adjusted_rand_index`.
+    Arguments and errors are those of `adjusted_rand_index`.
     """
     table = _contingency(found, known)
     return float(table[linear_sum_assignment(table, maximize=True)].sum() / table.sum())
@@ -48,7 +48,7 @@ def group_metrics(
         before: client id -> its selector at the last grouping; empty at the first.
         known: client id -> its known group; may lack clients.
 
-    Example:
+    Examples:
         >>> group_metrics({"a": 0, "b": 1, "c": 1, "d": 0}, {"a": 0, "b": 1, "c": 0, "d": 0}, {})
         {'fed/groups_moved': 0.25}
     """

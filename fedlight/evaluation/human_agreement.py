@@ -75,7 +75,7 @@ def agreement(judged: Sequence[Judged], ties: bool, seed: int = 0) -> Agreement:
 
     Without ``ties``, ties of people and of the judge are left out; else a tie is a verdict.
 
-    Example:
+    Examples:
         >>> pairs = [Judged([1, 1, 0], 1, "q"), Judged([1, 0.5], 1, "q"), Judged([0, 0], 0.5, "r"), Judged([0.5], 0.5, "s")]
         >>> found = agreement(pairs, ties=True)
         >>> found.pairs, round(found.majority, 3), round(found.vote, 3), round(found.people, 3)

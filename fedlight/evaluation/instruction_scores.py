@@ -47,7 +47,7 @@ def best(scores: ArrayLike, keep: int, highest: bool = False) -> np.ndarray:
 
     Of equal scores the earlier comes first. Scores that are not finite are left out, so there may be fewer.
 
-    Example:
+    Examples:
         >>> best([0.5, float("nan"), 0.1, 0.5], keep=2).tolist()
         [2, 0]
     """

@@ -22,7 +22,7 @@ class Judge(ABC):
     Attributes:
         sees_order: whether the order of the two answers can change the verdict; if not, no pair is judged twice.
 
-    Example:
+    Examples:
         >>> class Longer(Judge):
         ...     def verdicts(self, fields, ours, theirs):
         ...         pairs = zip(ours, theirs, strict=True)
@@ -71,7 +71,7 @@ class BothPositions:
     Args:
         judge: judge of each order.
 
-    Example:
+    Examples:
         >>> class Longer(Judge):  # and of two equally long ones the first
         ...     def verdicts(self, fields, ours, theirs):
         ...         return [float(len(a) >= len(b)) for a, b in zip(ours, theirs, strict=True)]

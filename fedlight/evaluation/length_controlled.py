@@ -69,7 +69,7 @@ def length_controlled(methods: Mapping[str, Compared]) -> dict[str, LengthContro
     Raises:
         ValueError: a method's numbers of verdicts, lengths and prompts differ, or a verdict is out of range.
 
-    Example:
+    Examples:
         >>> wins = [1, 1, 1, 1, 0] * 8 + [0, 0, 0, 0, 1] * 4  # the longer answer, four times out of five
         >>> judged = Compared(wins, [70] * 40 + [-70] * 20, range(60))  # and ours are longer twice as often
         >>> found = length_controlled({"ours": judged})["ours"]

@@ -19,7 +19,7 @@ class KnownTexts:
     Args:
         limit: largest ROUGE-L F1 of a new text with a known one, in [0, 1]; else ValueError.
 
-    Example:
+    Examples:
         >>> known = KnownTexts(limit=0.7)
         >>> known.add("Name a large planet.")
         >>> known.near("Name a planet."), known.near("Write a poem.")
@@ -62,7 +62,7 @@ def rouge_l_of_pairs(texts: Sequence[str], references: Sequence[str]) -> np.ndar
 def tokenize(text: str) -> list[str]:
     """Return rouge-score's tokens of a text.
 
-    Example:
+    Examples:
         >>> tokenize("The a-planet."), tokenize("你好")
         (['the', 'a', 'planet'], [])
     """

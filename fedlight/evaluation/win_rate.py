@@ -65,7 +65,7 @@ def outcomes(ours_first: Sequence[float], ours_second: Sequence[float], in_both:
 
     Arguments are those of `win_tie_lose`.
 
-    Example:
+    Examples:
         >>> outcomes([1.0, 1.0, 1.0, 0.5, math.nan], [1.0, 0.5, 0.0, 0.0, 1.0])
         [1.0, 1.0, 0.5, 0.0, nan]
     """
@@ -96,7 +96,7 @@ def win_tie_lose(
     Raises:
         ValueError: no pair, or not the same number of each.
 
-    Example:
+    Examples:
         >>> found = win_tie_lose([1.0, 1.0, 1.0, 0.0], [1.0, 0.5, 0.0, 0.0])
         >>> found.win, found.tie, found.lose, found.wt
         (0.5, 0.25, 0.25, 0.75)

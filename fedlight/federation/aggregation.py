@@ -1,7 +1,7 @@
 """Ways to combine the movements of a round: a weighted sum, and robust statistics that a few clients cannot move far.
 
 The order of the clients changes no bit of a result, nor does splitting them: aggregations of parts of a round give a partial
-each, which another one merges. Sums are exact (:mod:`fedlight.federation.exact_sum`) and their memory does not grow with the
+each, which another one merges. Sums are exact (`fedlight.federation.exact_sum`) and their memory does not grow with the
 cohort. The coordinate-wise median and the trimmed mean are those of Yin et al., "Byzantine-Robust Distributed Learning:
 Towards Optimal Statistical Rates", ICML 2018, https://arxiv.org/abs/1803.01498, definitions 1 and 2; deviations are named at
 the classes.
@@ -31,7 +31,7 @@ class Aggregation(Protocol):
         """Return what the updates so far have given, as tensors and plain values, and start anew."""
 
     def merge(self, partial: Mapping[str, Any]) -> None:
-        """Take the updates behind the :meth:`partial` of another aggregation of the same settings."""
+        """Take the updates behind the `partial` of another aggregation of the same settings."""
 
     def result(self) -> State:
         """Return the combined movement (fp64) and start anew; a name that no client sent is absent."""
@@ -46,7 +46,7 @@ class WeightedSum(Aggregation):
         divide_by: ``weight`` (sum of the weights), ``count`` (number of updates) or ``one``.
         scale: a constant factor, such as the number of clients; or one for each tensor, by name, of all that are sent.
 
-    Example:
+    Examples:
         >>> import torch
         >>> mean, elsewhere = WeightedSum("weight"), WeightedSum("weight")
         >>> mean.add(Update("a", {"w": torch.tensor([1.0])}, weight=1.0))
@@ -153,7 +153,7 @@ class TrimmedMean(TrimsCoordinates):
     Raises:
         ValueError: ``share`` is out of its range.
 
-    Example:
+    Examples:
         >>> import torch
         >>> mean = TrimmedMean(share=0.25)
         >>> for client, value in {"a": 1.0, "b": 3.0, "c": -1e9, "d": 1e9}.items():

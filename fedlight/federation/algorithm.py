@@ -27,10 +27,10 @@ class Algorithm:
     Hooks of the server, in the order of a round: ``prepare_round``, ``plan``, ``start_round``; for each visit ``send`` and
     ``finish_visit``; ``aggregation``, ``finish_round``. Hooks of a client, in each of its visits: ``start_visit``,
     ``adjust_gradients``, ``reply``. What belongs to one visit is kept in its
-    :class:`~fedlight.federation.client.Visiting`, never in attributes of the algorithm, as several visits may be under way.
+    `Visiting`, never in attributes of the algorithm, as several visits may be under way.
 
     Before a round, the loop of a run with devices calls ``send``, ``start_visit`` and ``reply`` on meta tensors, to know how
-    many bytes each client will send (:func:`predict_payloads`). These three hooks depend on names and shapes, not on values.
+    many bytes each client will send (`predict_payloads`). These three hooks depend on names and shapes, not on values.
 
     Args:
         weighting: with M clients of which A are sampled and ``p_m`` a client's share of all examples,
@@ -68,7 +68,7 @@ class Algorithm:
     def plan(self, round_idx: int, cohort: Sequence[Client], num_batches: NumBatches) -> list[Visit]:
         """Return the visits of a round in the order in which they are trained: by default one for each client.
 
-        Visits of one client follow each other. It is also called once before :meth:`check`, with all clients, so that
+        Visits of one client follow each other. It is also called once before `check`, with all clients, so that
         Lightning has a training loader as long as the longest visit; that plan is not trained.
         """
         return [Visit(client.id, num_batches(client.id)) for client in cohort]
@@ -76,7 +76,7 @@ class Algorithm:
     def start_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
         """Do what has to be done when a round begins; the module holds the global state.
 
-        The round before is validated, logged and saved by now, which it is not in :meth:`prepare_round` of a run that is
+        The round before is validated, logged and saved by now, which it is not in `prepare_round` of a run that is
         resumed. The cohort is all who get through the round.
         """
 

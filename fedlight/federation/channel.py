@@ -95,7 +95,7 @@ class Wire(Channel):
     """Channel that encodes with a chain of codecs, left to right, and decodes at the other end.
 
     Error feedback is that of the whole chain: the client keeps ``meant - decoded`` of each tensor (fp32) in
-    ``client.memory["wire"]`` and adds it to its next movement, but for the tensors that :meth:`up` is told to leave out.
+    ``client.memory["wire"]`` and adds it to its next movement, but for the tensors that `up` is told to leave out.
 
     Args:
         up: codecs of the client's movement, such as ``[TopK(0.1), Quantize("nf4")]``; lossless without any.
@@ -104,7 +104,7 @@ class Wire(Channel):
     Raises:
         ValueError: the codecs do not fit together; the message says why.
 
-    Example:
+    Examples:
         >>> wire = Wire(up=Quantize("nf4"))
         >>> state = {"w": torch.zeros(64, 256)}
         >>> wire.down_bytes(state), wire.up_bytes(state)
@@ -175,7 +175,7 @@ class Wire(Channel):
         return first.delta if isinstance(first, ClipAndNoise) else None
 
     def epsilon(self, delta: float, rounds: Sequence[tuple[int, int]]) -> float | None:
-        """Return epsilon as :meth:`~fedlight.federation.privacy.ClipAndNoise.epsilon` does; None without noise."""
+        """Return epsilon as `epsilon` does; None without noise."""
         first = self.up_codecs[0] if self.up_codecs else None
         return first.epsilon(delta, rounds) if isinstance(first, ClipAndNoise) else None
 
@@ -197,7 +197,7 @@ def pack(state: State, codecs: Sequence[Codec]) -> State:
         state: finite tensors, at least one; in the order of their names they become one fp32 vector.
         codecs: applied from left to right.
 
-    Example:
+    Examples:
         >>> from fedlight.federation.codecs import TopK
         >>> packed = pack({"w": torch.tensor([[1.0, 0.0], [0.0, -2.0]])}, [TopK(0.25)])
         >>> {name: value.tolist() for name, value in packed.items()}
@@ -215,7 +215,7 @@ def pack(state: State, codecs: Sequence[Codec]) -> State:
 
 
 def unpack(packed: State, shapes: Mapping[str, Size], codecs: Sequence[Codec]) -> State:
-    """Return the state (fp32, of these shapes by name) for which the codecs gave a payload in :func:`pack`."""
+    """Return the state (fp32, of these shapes by name) for which the codecs gave a payload in `pack`."""
     names = sorted(shapes)
     first = [shapes[name].numel() for name in names]
     steps, sizes = [], first

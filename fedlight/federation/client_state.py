@@ -4,7 +4,7 @@ Checkpoints are exact either way. In RAM, a checkpoint holds the memories themse
 new file, its version, and a checkpoint names the versions of its round; so it is complete only together with the folder.
 Versions that neither the run, nor the beginning of its round, nor one of the last snapshots names are removed once a
 checkpoint without them is on the disk. Files that a killed run wrote after its last checkpoint, or did not get to remove,
-are removed when the next run opens the folder (:mod:`fedlight.federation.unsaved_files`). A file's name has a hash of the
+are removed when the next run opens the folder (`fedlight.federation.unsaved_files`). A file's name has a hash of the
 client's id, the round, a mark of the process, so that two runs in one folder never share a file, and a digest of the bytes,
 by which damage is found.
 """
@@ -50,14 +50,14 @@ class ClientMemories:
     Above the limit all of them move to the disk and stay there; RAM then holds one file name for each client.
 
     Args:
-        folder: folder of the files; None takes that of :meth:`open`, ``clients`` in the run's folder.
+        folder: folder of the files; None takes that of `open`, ``clients`` in the run's folder.
         limit_mib: RAM for all clients together, at least 0; 0 keeps every memory on disk.
         keep: rounds whose snapshots are kept on disk, at least 1; as many as the run keeps checkpoints.
 
     Raises:
         ValueError: ``limit_mib`` or ``keep`` is out of its range.
 
-    Example:
+    Examples:
         >>> memories = ClientMemories()
         >>> memories.save("a", {"seen": 3}, round_idx=0)
         >>> memories.load("a"), memories.load("b")
@@ -141,7 +141,7 @@ class ClientMemories:
             self._sizes.pop(client_id, None)
 
     def begin_round(self) -> None:
-        """Let checkpoints until :meth:`end_round` hold the memories of this moment, whose files stay."""
+        """Let checkpoints until `end_round` hold the memories of this moment, whose files stay."""
         # Memories and versions are replaced by every save and never changed, so shallow copies are enough.
         self._before = _BeforeRound(dict(self._held), dict(self._versions), self._on_disk)
 
@@ -154,10 +154,10 @@ class ClientMemories:
     def state_dict(self, round_idx: int) -> dict[str, Any]:
         """Return the memories or the names of their versions, and keep these as the snapshot of ``round_idx``.
 
-        No file is removed before the checkpoint is on the disk: see :meth:`being_saved`.
+        No file is removed before the checkpoint is on the disk: see `being_saved`.
 
         Args:
-            round_idx: number of finished rounds; after :meth:`begin_round`, the number at that moment.
+            round_idx: number of finished rounds; after `begin_round`, the number at that moment.
         """
         now = self._before or _BeforeRound(self._held, self._versions, self._on_disk)
         if not now.on_disk:
@@ -178,7 +178,7 @@ class ClientMemories:
         """Remove files that the checkpoint at ``path`` makes needless, once the body has written it.
 
         Args:
-            state: result of :meth:`state_dict` as it is in the checkpoint; empty where that has none.
+            state: result of `state_dict` as it is in the checkpoint; empty where that has none.
             path: path of the checkpoint.
         """
         if "mark" not in state:
@@ -208,7 +208,7 @@ class ClientMemories:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned.
 
-        A run that trains, and so has called :meth:`open`, links or copies files of another folder into its own. A run that
+        A run that trains, and so has called `open`, links or copies files of another folder into its own. A run that
         only evaluates reads them in place.
 
         Raises:

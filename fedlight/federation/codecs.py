@@ -63,7 +63,7 @@ class Quantize(Codec):
     Raises:
         ValueError: ``to`` or ``block`` is none of these.
 
-    Example:
+    Examples:
         >>> codec = Quantize("int8", block=64)
         >>> sent, side = codec.encode(torch.tensor([0.0, 127.0, -63.6]), [3])
         >>> sent.dtype, side["scales"].tolist(), codec.decode(sent, side, [3]).tolist()
@@ -149,7 +149,7 @@ class TopK(Codec):
     Raises:
         ValueError: ``share`` is out of its range.
 
-    Example:
+    Examples:
         >>> codec = TopK(share=0.5)
         >>> sent, side = codec.encode(torch.tensor([1.0, -3.0, 2.0, 0.0]), [4])
         >>> sent.tolist(), side["positions"].tolist(), codec.decode(sent, side, [4]).tolist()

@@ -32,7 +32,7 @@ class ExactSum:
 
     Memory: 8 bytes per element and digit; of movements, which span about 100 bits, two or three digits.
 
-    Example:
+    Examples:
         >>> total = ExactSum((1,))
         >>> for value in (1e30, 1.0, -1e30, 1e-30):
         ...     total.add(torch.tensor([value], dtype=torch.float64))
@@ -72,7 +72,7 @@ class ExactSum:
                 self._digit(index).view(-1)[where] += digit.to(torch.int64)
 
     def partial(self) -> dict[str, Any]:
-        """Return the sum so far as tensors and plain values, for :meth:`merge`; the tensors are not copied."""
+        """Return the sum so far as tensors and plain values, for `merge`; the tensors are not copied."""
         return {
             "shape": self._shape,
             "digits": dict(self._digits),
@@ -81,7 +81,7 @@ class ExactSum:
         }
 
     def merge(self, partial: Mapping[str, Any]) -> None:
-        """Add another sum's :meth:`partial`, which is not changed; raise ValueError if its shape is not that of the sum."""
+        """Add another sum's `partial`, which is not changed; raise ValueError if its shape is not that of the sum."""
         self._expect(partial["shape"])
         other = ExactSum(self._shape)
         other._addends = partial["addends"]
@@ -156,7 +156,7 @@ class ExactSums:
         return {name: total.partial() for name, total in sums.items()}
 
     def merge(self, partial: Mapping[str, Any]) -> None:
-        """Add the sums of another :meth:`partial`."""
+        """Add the sums of another `partial`."""
         for name, part in partial.items():
             self._sums.setdefault(name, ExactSum(part["shape"])).merge(part)
 

@@ -61,7 +61,7 @@ class PrivateMean(Aggregation):
     Raises:
         ValueError: a value is out of its range.
 
-    Example:
+    Examples:
         >>> mean = PrivateMean(clip_norm=5.0, noise_multiplier=0.0)
         >>> mean.add(Update("a", {"w": torch.tensor([6.0, 8.0])}, weight=1.0))
         >>> mean.add(Update("b", {"w": torch.tensor([0.0, 1.0])}, weight=9.0))
@@ -155,7 +155,7 @@ class ClipAndNoise(Codec):
     Raises:
         ValueError: a value is out of its range.
 
-    Example:
+    Examples:
         >>> ClipAndNoise(clip_norm=5.0, noise_multiplier=0.0).encode(torch.tensor([6.0, 8.0]), [2])
         (tensor([3., 4.]), {})
     """
@@ -213,14 +213,14 @@ def sampled_epsilon(noise_multiplier: float, delta: float, rounds: Sequence[tupl
     """Return a bound of epsilon at ``delta`` when clients are sampled uniformly, without replacement and in secret.
 
     Wang et al., "Subsampled Renyi Differential Privacy and Analytical Moments Accountant", AISTATS 2019,
-    https://arxiv.org/abs/1808.00087, theorem 27, as computed by dp-accounting; never more than :func:`gaussian_epsilon`.
+    https://arxiv.org/abs/1808.00087, theorem 27, as computed by dp-accounting; never more than `gaussian_epsilon`.
     Each of the ``rounds`` is (clients sampled, clients), with sampled clients that dropped out.
 
     Raises:
         ValueError: ``delta`` is out of its range, or more clients are sampled than there are.
         ModuleNotFoundError: dp-accounting is missing.
 
-    Example:
+    Examples:
         >>> round(sampled_epsilon(2.0, 1e-5, [(10, 1000)] * 100), 3), round(gaussian_epsilon(2.0, 1e-5, times=100), 1)
         (1.483, 91.8)
     """

@@ -49,7 +49,7 @@ class ServerOptimizer(ABC):
         return moved(state, {name: self.direction(name, value) for name, value in movement.items()}, self.lr)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return moment -> name -> tensor (fp64) for a checkpoint; :meth:`direction` replaces tensors by new ones."""
+        """Return moment -> name -> tensor (fp64) for a checkpoint; `direction` replaces tensors by new ones."""
         return {moment: dict(tensors) for moment, tensors in self._moments.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -75,7 +75,7 @@ class Average(ServerOptimizer):
     Raises:
         ValueError: ``lr`` is not above 0.
 
-    Example:
+    Examples:
         >>> import torch
         >>> Average(0.5).step({"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])})["w"].item()
         3.0
@@ -89,7 +89,7 @@ class Average(ServerOptimizer):
 
 
 class FedAvgM(ServerOptimizer):
-    """Momentum over rounds; ``beta = 0`` is :class:`Average`.
+    """Momentum over rounds; ``beta = 0`` is `Average`.
 
     Args:
         lr: server learning rate, above 0.
@@ -98,7 +98,7 @@ class FedAvgM(ServerOptimizer):
     Raises:
         ValueError: a value is out of its range.
 
-    Example:
+    Examples:
         >>> import torch
         >>> server, state, moved_by = FedAvgM(beta=0.5), {"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])}
         >>> state = server.step(state, moved_by)
@@ -128,7 +128,7 @@ class FedAdagrad(ServerOptimizer):
     Raises:
         ValueError: a value is out of its range.
 
-    Example:
+    Examples:
         >>> import torch
         >>> server = FedAdagrad(lr=3.0, beta1=0.0, tau=3.0)  # second moment 9 + 16, so 1 + 3 * 4 / (5 + 3)
         >>> server.step({"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])})["w"].item()
@@ -178,7 +178,7 @@ class FedYogi(FedAdam):
     """FedAdam whose second moment changes by no more than a squared movement, and so decays slowly.
 
     ``beta2``, in [0, 1), says how much: a round changes the second moment by ``1 - beta2`` squared movements. The other
-    arguments are those of :class:`FedAdam`.
+    arguments are those of `FedAdam`.
     """
 
     def second(self, v: Tensor, movement: Tensor) -> Tensor:

@@ -46,9 +46,9 @@ class Diverged(ValueError):
 
 
 def refuse_not_finite(state: Mapping[str, Tensor], what: str) -> None:
-    """Raise :class:`Diverged` for a tensor with NaN or infinity; ``what`` names the state in the error.
+    """Raise `Diverged` for a tensor with NaN or infinity; ``what`` names the state in the error.
 
-    Example:
+    Examples:
         >>> import torch
         >>> refuse_not_finite({"w": torch.tensor([1.0, float("nan")])}, "the trained")
         Traceback (most recent call last):

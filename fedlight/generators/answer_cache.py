@@ -23,7 +23,7 @@ class AnswerCache:
     def key(base_url: str, body: Mapping[str, Any], which: str) -> str:
         """Return thirty-two hex digits for a request's body to a server; ``which`` numbers draws of the same request.
 
-        Example:
+        Examples:
             >>> AnswerCache.key("http://a", {"model": "m"}, "0.0") == AnswerCache.key("http://a", {"model": "m"}, "0.1")
             False
         """

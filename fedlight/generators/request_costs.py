@@ -30,7 +30,7 @@ class Prices:
     def of(self, prompt_tokens: float, answer_tokens: float) -> float | None:
         """Return the price of so many tokens, None where prices are not known.
 
-        Example:
+        Examples:
             >>> Prices(2.0, 8.0).of(500_000, 100_000), Prices().of(1, 1)
             (1.8, None)
         """
@@ -43,7 +43,7 @@ class Prices:
 class Costs:
     """Costs of requests that have to be sent; ``str`` gives one line.
 
-    Example:
+    Examples:
         >>> print(Costs(requests=120, saved=80, prompt_tokens=48_000, most_answer_tokens=61_440, most=0.587))
         120 requests (80 answers are saved already), some 48,000 tokens to read, at most 61,440 to write, 0.59 at most
     """
@@ -100,7 +100,7 @@ class Limits:
 def costs_of(bodies: Iterable[Mapping[str, Any]], saved: int, max_tokens: int, prices: Prices) -> Costs:
     """Return the costs of requests to be sent, each once, beside ``saved`` ones; ``max_tokens`` bounds an answer.
 
-    Example:
+    Examples:
         >>> body = {"messages": [{"content": "Be brief."}, {"content": "Which one is better?"}]}
         >>> costs_of([body, body], saved=1, max_tokens=100, prices=Prices(10.0, 30.0))
         Costs(requests=2, saved=1, prompt_tokens=32, most_answer_tokens=200, most=0.00632)

@@ -28,7 +28,7 @@ class ToyTeacher(TextGenerator):
     Raises:
         ValueError: a share is out of range.
 
-    Example:
+    Examples:
         >>> teacher = ToyTeacher(seed=0, error_rate=0)
         >>> asked = teacher.instruction("which covers more ?\nanna bread", "covers more which ?\nben bread", draw=0)
         >>> topic_of(asked)[0], teacher.response(asked, draw=0) == answer(0, *topic_of(asked))
@@ -84,7 +84,7 @@ class ToyTeacher(TextGenerator):
 def topic_of(text: str) -> tuple[str, Topic] | None:
     r"""Return domain and topic of a question; None for another text.
 
-    Example:
+    Examples:
         >>> topic_of("kindly which covers more ?\nben bakes pies . anna bread")
         ('kitchen', ('bread', 'anna'))
         >>> topic_of("YOUR SUMMARY ? ben bakes pies .") is None

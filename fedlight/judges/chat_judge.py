@@ -145,7 +145,7 @@ def read_ratings(reply: str) -> tuple[float, float] | None:
 
     Each answer needs its line once, every respect once and in order, every rating in the range.
 
-    Example:
+    Examples:
         >>> line = "helpfulness={}, relevance=8, correctness=8, coherence=10"
         >>> read_ratings(f"Both are short.\nANSWER 1: {line.format(6)}\nANSWER 2: {line.format(2)}")
         (8.0, 7.0)

@@ -87,7 +87,7 @@ def duels(
 def made_judge(spec: dict[str, Any]) -> Judge:
     """Return the judge of a recipe's ``class_path`` and ``init_args``; ValueError where either does not exist.
 
-    Example:
+    Examples:
         >>> made_judge({"class_path": "fedlight.FactJudge", "init_args": {"seed": 3}}).seed
         3
     """

@@ -150,7 +150,7 @@ class LocalJudge(Judge):
 def likeliest(log_probs: Sequence[float]) -> float:
     """Return the likeliest of the verdicts ``A`` (1), ``B`` (0) and ``tie`` (0.5) by log-probability; a tie if two tie.
 
-    Example:
+    Examples:
         >>> likeliest([-1.0, -2.0, -3.0]), likeliest([-2.0, -1.0, -1.5]), likeliest([-1.0, -1.0, -4.0])
         (1.0, 0.0, 0.5)
     """

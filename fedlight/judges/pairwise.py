@@ -53,7 +53,7 @@ def pairwise_prompt(question: str, first: str, second: str, at_once: bool = Fals
 def read_verdict(reply: str) -> float | None:
     r"""Return the verdict on the answer shown first, 1, 0.5 or 0; None unless one line, the last, is a verdict alone.
 
-    Example:
+    Examples:
         >>> read_verdict("Both answer, the first in more detail.\nVERDICT: A\n"), read_verdict("verdict: TIE")
         (1.0, 0.5)
         >>> read_verdict("VERDICT: A\nVERDICT: B"), read_verdict("VERDICT: A\nor so"), read_verdict("A is better")

@@ -25,7 +25,7 @@ class OracleJudge(Judge):
     Raises:
         ValueError: a setting is out of range, or the group has no client.
 
-    Example:
+    Examples:
         >>> post = {"prompt": "anna bakes bread . ben reads maps ."}
         >>> OracleJudge().scores([post] * 2, ["anna bakes bread .", "same"], ["anna bakes pies .", "same"])
         [1.0, 0.5]
@@ -70,7 +70,7 @@ class FactJudge(Judge):
         seed: seed of the embedded world, as in the source of the rows.
         slot: slot of the prompt whose text ends in the topic, a name and a thing.
 
-    Example:
+    Examples:
         >>> from fedlight.toy.instructions import answer
         >>> topic, right = {"input": "anna bees"}, answer(0, "farm", ("bees", "anna"))
         >>> FactJudge().scores([topic] * 3, [right, "kind", right.split()[0]], ["rude", "rude", right])
@@ -108,7 +108,7 @@ class FactJudge(Judge):
 class LengthJudge(Judge):
     """Judge that prefers the answer with more characters; equally long ones tie. A baseline for every other judge.
 
-    Example:
+    Examples:
         >>> LengthJudge().verdicts([{}] * 3, ["long", "no", "same "], ["no", "long", "size"])
         [1.0, 0.0, 0.5]
     """
@@ -125,7 +125,7 @@ class LengthJudge(Judge):
 def share_right(text: str, right: str) -> float:
     """Return the share of words of the longer text that are right in their place; 1 for the right answer alone.
 
-    Example:
+    Examples:
         >>> share_right("kind 7", "kind 7"), share_right("kind 8", "kind 7"), share_right("kind 7 7 7", "kind 7")
         (1.0, 0.5, 0.5)
         >>> share_right("7 kind", "kind 7"), share_right("", "kind 7")

@@ -12,7 +12,7 @@ def same_class(a: str, b: str) -> bool:
     Names of fedlight's public classes are compared without an import. Two paths of other packages are imported only if their
     last parts are equal, as of ``torch.optim.SGD`` and ``torch.optim.sgd.SGD``.
 
-    Example:
+    Examples:
         >>> same_class("FedDCA", "fedlight.augmentation.feddca.FedDCA"), same_class("FedDCA", "mine.FedDCA")
         (True, False)
     """

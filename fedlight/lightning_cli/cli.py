@@ -238,7 +238,7 @@ def lightning_cli(argv: list[str]) -> FedlightCLI:
 def find_config(argument: str) -> str:
     """Replace the name of one of fedlight's own configs by its path, unless there is such a file here.
 
-    Example:
+    Examples:
         >>> find_config("--data=data/alpaca.yaml") == f"--data={conf_path('data/alpaca.yaml')}"
         True
     """

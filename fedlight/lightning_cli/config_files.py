@@ -66,7 +66,7 @@ def _given_twice(node: Any, within: str = "") -> str:
 def configs_of(arguments: list[str]) -> list[str]:
     """Return the config files that a command line names.
 
-    Example:
+    Examples:
         >>> configs_of(["fit", "--config", "a.yaml", "-c=b.yaml", "--data=c.yaml"])
         ['a.yaml', 'b.yaml']
     """

@@ -34,7 +34,7 @@ def one_line(
         keys: all keys of the command, among which a misspelt one is looked up.
         dropped: name of a new class -> name of the old class, and names of its dropped arguments.
 
-    Example:
+    Examples:
         >>> one_line('Parser key "federated": Parser key "algorithm": - Expected a dot import path string: FedAvgg')
         "federated.algorithm: there is no class 'FedAvgg'; give its name if fedlight has it, else package.module.Name"
     """
@@ -77,7 +77,7 @@ def one_line(
 def one_line_reference(key: str | None, message: str) -> str:
     r"""Return OmegaConf's message about a reference ``${...}`` in a config in one line, with the key after the command.
 
-    Example:
+    Examples:
         >>> one_line_reference("fit.model.seed", "Interpolation key 'nope' not found\n    full_key: fit.model.seed")
         "model.seed: Interpolation key 'nope' not found; a reference is written as ${trainer.max_epochs}, ..."
     """

@@ -73,7 +73,7 @@ def _from_card(repository: Repository, config: str) -> Shape | None:
 def _of_features(features: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a made-up row with the columns of a card.
 
-    Example:
+    Examples:
         >>> row = _of_features([{"name": "a", "dtype": "string"}, {"name": "b", "list": [{"name": "c", "dtype": "int32"}]}])
         >>> row["a"], row["b"][1]
         (None, {'c': None})
@@ -118,7 +118,7 @@ def _by_patterns(entry: Mapping[str, Any], readable: list[str]) -> dict[str, lis
 def _split_of(path: str) -> str:
     """Return the split that a file's path names, as the package ``datasets`` reads it; ``train`` where it names none.
 
-    Example:
+    Examples:
         >>> [_split_of(path) for path in ("data/test-00000-of-00001.parquet", "askacademia/validation.json", "rows.json")]
         ['test', 'validation', 'train']
     """

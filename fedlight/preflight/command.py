@@ -112,7 +112,7 @@ def class_of(path: str) -> type | None:
 def parts_of(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield every class that settings name, at any depth, with its arguments.
 
-    Example:
+    Examples:
         >>> list(parts_of([{"class_path": "a.B", "init_args": {"c": {"class_path": "d.E"}}}]))
         [('a.B', {'c': {'class_path': 'd.E'}}), ('d.E', {})]
     """

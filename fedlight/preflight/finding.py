@@ -49,7 +49,7 @@ def unknown(what: str, detail: str) -> Finding:
 def exit_code(findings: Sequence[Finding]) -> int:
     """Return 1 with a problem, else 2 where a check could not be made, else 0.
 
-    Example:
+    Examples:
         >>> exit_code([ok("a", "")]), exit_code([ok("a", ""), unknown("b", "")]), exit_code([problem("c", "")])
         (0, 2, 1)
     """
@@ -60,7 +60,7 @@ def exit_code(findings: Sequence[Finding]) -> int:
 def verdict(findings: Sequence[Finding]) -> str:
     """Return the last line of the table: whether the run can start.
 
-    Example:
+    Examples:
         >>> verdict([ok("a", ""), problem("b", ""), unknown("c", "")])
         '1 problem and 1 check that could not be made: mend the problem before the run'
     """

@@ -182,7 +182,7 @@ def first_json(text: str) -> dict[str, Any]:
     Raises:
         ValueError: it has no whole object.
 
-    Example:
+    Examples:
         >>> first_json('[ {"a": 1, "b": [2]}, {"a"'), first_json('{"a": 3}\n{"a')
         ({'a': 1, 'b': [2]}, {'a': 3})
     """

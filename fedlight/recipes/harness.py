@@ -1,7 +1,7 @@
 """Bridge to EleutherAI's lm-evaluation-harness: a module of fedlight with its adapter does the harness's tasks.
 
 L. Gao et al., "The Language Model Evaluation Harness", https://github.com/EleutherAI/lm-evaluation-harness. The harness is
-an extra: ``pip install fedlight[harness]``. From Python :func:`run_harness` gives its results; from a shell::
+an extra: ``pip install fedlight[harness]``. From Python `run_harness` gives its results; from a shell::
 
     python -m fedlight.recipes.harness --model HUB_NAME --adapter FOLDER --tasks gsm8k arc_easy --limit 100
 
@@ -90,7 +90,7 @@ def windows_of(tokenizer: Any, text: str, max_length: int) -> list[Scored]:
 def options_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the harness's ``gen_kwargs`` as arguments of ``generate``; ValueError where it has no such argument.
 
-    Example:
+    Examples:
         >>> options_of({"until": ["Q:"], "max_gen_toks": 32, "temperature": 0.7})
         {'stop': ['Q:'], 'max_new_tokens': 32, 'temperature': 0.0, 'top_p': 1.0}
     """

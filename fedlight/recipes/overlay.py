@@ -24,7 +24,7 @@ def merge_recipes(below: Any, above: Any) -> Any:
 
     Maps are merged; settings of another class, and all other values, are replaced.
 
-    Example:
+    Examples:
         >>> merge_recipes({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"c": 3}, "d": [2]})
         {'a': {'b': 1, 'c': 3}, 'd': [2]}
         >>> merge_recipes({"class_path": "A", "init_args": {"x": 1}}, {"class_path": "B"})
@@ -51,7 +51,7 @@ def set_in(settings: Any, key: str, value: Any) -> Any:
     The key may leave out ``init_args``. Arguments of the same class are merged; a map that is itself an argument, such as
     ``columns``, is replaced. ``callbacks+`` adds to the list.
 
-    Example:
+    Examples:
         >>> config = {"data": {"class_path": "A", "init_args": {"x": 1, "columns": {"a": "b"}}}}
         >>> set_in(config, "data.x", 2)
         {'data': {'class_path': 'A', 'init_args': {'x': 2, 'columns': {'a': 'b'}}}}
@@ -107,7 +107,7 @@ def merge_arguments(below: dict[str, Any] | None, above: dict[str, Any] | None) 
     A key inside of a class is dropped where ``above`` sets that class, another one, or null. It is kept where ``above``
     names a file there, so that the recipe's value wins over the file's.
 
-    Example:
+    Examples:
         >>> merge_arguments({"a": "A", "a.x": 1, "b": 2}, {"a": "B"})
         {'b': 2, 'a': 'B'}
         >>> merge_arguments({"a.x": 1, "b": 2}, {"a": None})
@@ -174,7 +174,7 @@ def _is_file(text: str) -> bool:
 def plain(key: str) -> str:
     """Return a key without ``init_args``.
 
-    Example:
+    Examples:
         >>> plain("federated.init_args.algorithm.init_args.mu")
         'federated.algorithm.mu'
     """
@@ -184,7 +184,7 @@ def plain(key: str) -> str:
 def setting_order(key: str) -> tuple[int, bool, bool]:
     """Return the sorting key by which keys are set: a class before its arguments, a list before what is added to it.
 
-    Example:
+    Examples:
         >>> sorted(["data.x", "data", "data.class_path"], key=setting_order)
         ['data', 'data.class_path', 'data.x']
         >>> sorted(["data.init_args.part", "data.part.x"], key=setting_order)
@@ -218,7 +218,7 @@ _Writer.add_representer(str, _text)
 def as_yaml(settings: dict[str, Any]) -> str:
     r"""Return a config as YAML in which every reader reads texts as texts.
 
-    Example:
+    Examples:
         >>> as_yaml({"a": "POST : {x}\nCHOICE :", "b": ["1e-5", 1, None, "no"]})
         'a: "POST : {x}\\nCHOICE :"\nb:\n- "1e-5"\n- 1\n- null\n- "no"\n'
     """

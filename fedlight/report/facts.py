@@ -11,7 +11,7 @@ from fedlight.report.tables import number
 def class_name(spec: Any) -> str:
     """Return the last word of a ``class_path``; empty where there is none.
 
-    Example:
+    Examples:
         >>> class_name({"class_path": "fedlight.federation.algorithms.fedavg.FedAvg"}), class_name(None)
         ('FedAvg', '')
     """
@@ -22,7 +22,7 @@ def class_name(spec: Any) -> str:
 def within(config: Any, *keys: str) -> Any:
     """Return a value deep in a config, None where a key is missing; ``init_args`` may be left out of the keys.
 
-    Example:
+    Examples:
         >>> within({"model": {"class_path": "x", "init_args": {"lr": 0.1}}}, "model", "lr")
         0.1
     """
@@ -79,7 +79,7 @@ def rounds(run: Run) -> tuple[int, int | None]:
 def flat(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every single value of a config with its dotted key, ``init_args`` left out of the keys.
 
-    Example:
+    Examples:
         >>> list(flat({"model": {"class_path": "M", "init_args": {"lr": 0.1}}, "x": [1, {"y": 2}]}))
         [('model', 'M'), ('model.lr', 0.1), ('x.0', 1), ('x.1.y', 2)]
     """
@@ -99,7 +99,7 @@ def flat(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def under(folder: Path, value: Any) -> Any:
     """Return a value with the run's own folder, which differs from run to run, replaced by ``RUN``.
 
-    Example:
+    Examples:
         >>> under(Path("/home/me/runs/a"), "/home/me/runs/a/metrics")
         'RUN/metrics'
     """

@@ -12,7 +12,7 @@ DEPTH = 4  # RECIPE/seed0/STAGE, and one more for a folder of recipes
 def methods(found: Sequence[tuple[Path, Path]]) -> list[str]:
     """Return for each run, given with the folder where it was found, a name that it shares only with other seeds.
 
-    Example:
+    Examples:
         >>> methods([(Path("/r/demo/seed0/fedavg"), Path("/r/demo")), (Path("/r/demo/seed1/fedavg"), Path("/r/demo"))])
         ['fedavg', 'fedavg']
         >>> methods([(Path("/r/a/fedavg"), Path("/r/a")), (Path("/r/b/fedavg"), Path("/r/b"))])
@@ -31,7 +31,7 @@ def methods(found: Sequence[tuple[Path, Path]]) -> list[str]:
 def labels(found: Sequence[tuple[Path, Path]]) -> list[str]:
     """Return the names of `methods`, with the seed where only that tells two runs apart.
 
-    Example:
+    Examples:
         >>> labels([(Path("/r/demo/seed0/fedavg"), Path("/r/demo")), (Path("/r/demo/seed1/fedavg"), Path("/r/demo"))])
         ['fedavg, seed 0', 'fedavg, seed 1']
     """

@@ -41,7 +41,7 @@ def see_through(figure: Figure) -> None:
 def themed(svg: str, name: str, alt: str) -> str:
     """Return matplotlib's SVG with the page's colours and with ids that are unique on the page.
 
-    Example:
+    Examples:
         >>> themed('<svg><g id="a" style="fill: #0072b2; stroke: #808080"/></svg>', "x", "A dot")
         '<svg role="img" aria-label="A dot"><g id="x-a" style="fill: var(--series-1); stroke: var(--grey-50)"/></svg>'
     """

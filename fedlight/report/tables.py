@@ -15,7 +15,7 @@ def merged(versions: Sequence[Rows]) -> Rows:
 
     What was logged without a step, by a validation of the finished run, replaces nothing.
 
-    Example:
+    Examples:
         >>> first = [{"epoch": "0", "x": "1"}, {"epoch": "1", "x": "2"}]
         >>> merged([first, [{"epoch": "1", "x": "3"}]])
         [{'epoch': '0', 'x': '1'}, {'epoch': '1', 'x': '3'}]
@@ -60,7 +60,7 @@ def _tells(row: dict[str, str]) -> bool:
 def number(text: Any) -> float | None:
     """Return a text as a number; None where it is empty, not a number or not finite.
 
-    Example:
+    Examples:
         >>> number("0.5"), number(""), number("nan"), number("train")
         (0.5, None, None, None)
     """
@@ -74,7 +74,7 @@ def number(text: Any) -> float | None:
 def objects(value: Any) -> list[dict[str, Any]]:
     """Return the objects of a list; none where it is no list.
 
-    Example:
+    Examples:
         >>> objects([{"x": 1}, 2]), objects(None)
         ([{'x': 1}], [])
     """
@@ -84,7 +84,7 @@ def objects(value: Any) -> list[dict[str, Any]]:
 def text_can_hold(value: Any) -> Any:
     r"""Replace lone surrogates, which no file and no figure takes, by ``?`` in what JSON or YAML held.
 
-    Example:
+    Examples:
         >>> text_can_hold({"x": ["a", "\ud800b"], "y": 1})
         {'x': ['a', '?b'], 'y': 1}
     """
@@ -98,7 +98,7 @@ def text_can_hold(value: Any) -> Any:
 def slug(text: str) -> str:
     """Return a text as part of a file's name.
 
-    Example:
+    Examples:
         >>> slug("FedBiscuit, U = 3")
         'fedbiscuit_u_3'
     """
@@ -108,7 +108,7 @@ def slug(text: str) -> str:
 def shortened(text: str, most: int) -> str:
     """Return a text of at most so many characters.
 
-    Example:
+    Examples:
         >>> shortened("FedBiscuit", 5), shortened("FedAvg", 6)
         ('FedB…', 'FedAvg')
     """
@@ -118,7 +118,7 @@ def shortened(text: str, most: int) -> str:
 def capitalized(text: str) -> str:
     """Return a text with a capital at its beginning, all else as it is.
 
-    Example:
+    Examples:
         >>> capitalized("mean AUC")
         'Mean AUC'
     """
@@ -128,7 +128,7 @@ def capitalized(text: str) -> str:
 def short(value: Any) -> str:
     """Return a number with three decimals or four digits; other values as text.
 
-    Example:
+    Examples:
         >>> short(0.123456), short(12), short(1234567.0), short(None), short("x"), short(1.5e-05)
         ('0.123', '12', '1,234,567', '-', 'x', '1.5e-05')
     """
@@ -176,7 +176,7 @@ def points_of(tables: str | Sequence[str], x: str, y: str, label: str = "method"
 def spread(values: Sequence[Any]) -> str:
     """Return mean ± standard deviation of numbers, texts as they are.
 
-    Example:
+    Examples:
         >>> spread([0.5]), spread([1.0, 2.0]), spread(["x", "x"]), spread([])
         ('0.500', '1.500 ± 0.707', 'x', '-')
     """
@@ -193,7 +193,7 @@ def spread(values: Sequence[Any]) -> str:
 def duration(seconds: float) -> str:
     """Return a time in its two largest units.
 
-    Example:
+    Examples:
         >>> duration(3.21), duration(95), duration(7260)
         ('3.2 s', '1 min 35 s', '2 h 1 min')
     """

@@ -127,7 +127,7 @@ def peaks(visits: Visits) -> list[Peak]:
 def binned(values: np.ndarray, most: int, of: Callable[..., np.ndarray] = np.mean) -> np.ndarray:
     """Reduce neighbours along the last axis by ``of``, to at most so many values.
 
-    Example:
+    Examples:
         >>> binned(np.array([1.0, 3.0, 5.0, 7.0, 9.0]), most=3)
         array([2., 6., 9.])
     """

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 def check_choice(setting: str, value: str, options: Iterable[str]) -> None:
     """Raise ValueError for a value that is not among the options, with similar options.
 
-    Example:
+    Examples:
         >>> check_choice("optimizer", "AdmaW", ["SGD", "Adam", "AdamW"])
         Traceback (most recent call last):
         ValueError: optimizer='AdmaW': did you mean 'AdamW' or 'Adam'?
@@ -22,7 +22,7 @@ def check_choice(setting: str, value: str, options: Iterable[str]) -> None:
 def check_range(setting: str, value: float, low: float, high: float, above_low: bool = False) -> None:
     """Raise ValueError for a number outside of ``[low, high]``, or of ``(low, high]`` with ``above_low``.
 
-    Example:
+    Examples:
         >>> check_range("lora_dropout", 5, 0, 1)
         Traceback (most recent call last):
         ValueError: lora_dropout=5 must be in [0, 1]
@@ -34,7 +34,7 @@ def check_range(setting: str, value: float, low: float, high: float, above_low: 
 def check_precision(precision: str) -> None:
     """Raise ValueError for a ``trainer.precision`` that would round fp32 adapters.
 
-    Example:
+    Examples:
         >>> check_precision("bf16-mixed")
         >>> check_precision("bf16-true")
         Traceback (most recent call last):
@@ -50,7 +50,7 @@ def check_precision(precision: str) -> None:
 def refuse_below(least: int, owner: str = "", **settings: int | None) -> None:
     """Raise ValueError for a setting below ``least``; None is not checked, and ``owner`` is a prefix of the names.
 
-    Example:
+    Examples:
         >>> refuse_below(1, "federated.", local_steps=3, clients_per_round=None)
         >>> refuse_below(1, "federated.", local_steps=0)
         Traceback (most recent call last):

@@ -148,7 +148,7 @@ class _Unless(logging.Filter):
 def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """Yield a function that advances a progress bar, shown in a terminal only and until the end; a total of 0 shows none.
 
-    Example:
+    Examples:
         >>> with progress_bar("Encoding", total=2) as advance:
         ...     advance(2)
     """

@@ -37,7 +37,7 @@ class FileLock:
     def take(self, about: dict[str, Any] | None = None) -> bool:
         """Take the lock unless another process holds it, and return whether this process holds it now.
 
-        The file gets ``about``, a description of the holder for :func:`holder`.
+        The file gets ``about``, a description of the holder for `holder`.
         """
         while self._handle is None:
             handle = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666)

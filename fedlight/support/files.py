@@ -1,7 +1,7 @@
 """Files that are written whole or not at all: after a kill, on a full disk, and when the power goes.
 
 Content goes to a file beside the target first, is synced to the disk, and replaces the target in one step. A killed process
-leaves files named ``TARGET.<8 hex digits>.tmp``, which :func:`remove_unfinished` finds. Digests inside files show damage
+leaves files named ``TARGET.<8 hex digits>.tmp``, which `remove_unfinished` finds. Digests inside files show damage
 when such a file is read.
 """
 
@@ -28,7 +28,7 @@ _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES}
 def whole_file(file: Path, synced: bool = True) -> Iterator[Path]:
     """Yield a new path in the same folder, unique to this process, which replaces ``file`` if the block ends without error.
 
-    The folder is made. Unless ``synced``, :func:`sync` must be called before anything relies on file and name on the disk.
+    The folder is made. Unless ``synced``, `sync` must be called before anything relies on file and name on the disk.
 
     Raises:
         OSError: it cannot be written; then ``file`` is as it was.
@@ -47,7 +47,7 @@ def whole_file(file: Path, synced: bool = True) -> Iterator[Path]:
 
 
 def write_whole(file: Path, content: str | bytes, synced: bool = True) -> None:
-    """Write a file, all of it or nothing, as :func:`whole_file` does; text becomes UTF-8.
+    """Write a file, all of it or nothing, as `whole_file` does; text becomes UTF-8.
 
     Raises:
         OSError: it cannot be written; a full disk is named with the remedy.
@@ -95,7 +95,7 @@ MESSAGE = "the disk is full"
 def full_disk_named(path: Path) -> Iterator[None]:
     """Name ``path`` (in nested blocks the inner one) and the remedy in the error of a full disk inside the block.
 
-    Example:
+    Examples:
         >>> with full_disk_named(Path("runs/demo/visits.csv")):
         ...     raise OSError(errno.ENOSPC, "No space left on device")
         Traceback (most recent call last):
@@ -138,7 +138,7 @@ _NUM_BYTES = 8
 def sealed(content: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a JSON object with its digest.
 
-    Example:
+    Examples:
         >>> sealed({"a": 1})
         {'a': 1, 'digest': '165b44bb3d3e0923'}
     """
@@ -155,7 +155,7 @@ def unsealed(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def sealed_bytes(data: bytes) -> bytes:
-    """Return the data with their digest, for :func:`unsealed_bytes`."""
+    """Return the data with their digest, for `unsealed_bytes`."""
     return data + hashlib.blake2b(data, digest_size=_NUM_BYTES).digest()
 
 
@@ -184,7 +184,7 @@ def csv_text(
 ) -> str:
     """Return rows as CSV text, by default with all columns that any row has; a missing value is empty.
 
-    Example:
+    Examples:
         >>> csv_text([{"a": 1}, {"a": 2, "b": "x, y"}]).splitlines()
         ['a,b', '1,', '2,"x, y"']
     """

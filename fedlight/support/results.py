@@ -25,7 +25,7 @@ def versions() -> dict[str, str]:
 def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
     """Return method -> metric -> ``mean ± standard deviation`` over its rows, in order of appearance.
 
-    Example:
+    Examples:
         >>> summary([{"method": "m", "seed": seed, "x": 1.0 + seed, "pairs": 1207} for seed in (0, 1)])
         {'m': {'x': '1.500 ± 0.707', 'pairs': '1,207'}}
     """
@@ -50,7 +50,7 @@ def _spread(values: list[float]) -> str:
 def markdown(results: dict[str, Any]) -> str:
     """Return the table of ``results`` in Markdown.
 
-    Example:
+    Examples:
         >>> print(markdown({"rows": [{"method": "m", "seed": 0, "win_rate": 0.5}]}))
         | method | win rate |
         |---|---|
@@ -72,7 +72,7 @@ def _cells(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 def rich_text(title: str, header: list[str], lines: list[list[str]]) -> str:
     """Return a table as text for the ``report`` of a stage, with numbers aligned right.
 
-    Example:
+    Examples:
         >>> print(rich_text("wins", ["method", "win"], [["FedAvg", "0.5"]]))
         wins
         ┏━━━━━━━━┳━━━━━┓

@@ -27,7 +27,7 @@ def described(value: Any, seen: tuple[object, ...] = ()) -> Any:
     Functions and classes are described by their names, tensors and containers of more than 1000 items by a digest; of the
     objects ``seen``, which contain the value, only the class is named again.
 
-    Example:
+    Examples:
         >>> from fedlight.federation.server import FedAvgM
         >>> described({"server": FedAvgM(beta=0.5), "seed": 3})
         {'server': {'class': 'fedlight.federation.server.FedAvgM', 'lr': 1.0, 'beta': 0.5}, 'seed': 3}
@@ -58,7 +58,7 @@ def refuse_other_settings(saved: Mapping[str, Any], own: Mapping[str, Any], reme
 
     Settings and attributes that only one side has are not compared: another version may have more.
 
-    Example:
+    Examples:
         >>> refuse_other_settings({"lr": 0.1}, {"lr": 0.2}, "start anew")
         Traceback (most recent call last):
         ValueError: the checkpoint was trained with lr=0.1 and goes on with it, not with lr=0.2: give the same, or start anew

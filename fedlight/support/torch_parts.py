@@ -34,7 +34,7 @@ def tensors(batch: Any) -> Iterator[Tensor]:
 def with_parts(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return a mapping, list or tuple of the same type with its direct parts changed; other values are returned as they are.
 
-    Example:
+    Examples:
         >>> with_parts({"x": 1, "y": 2}, lambda part: part + 1), with_parts((1, 2), str), with_parts("text", str.upper)
         ({'x': 2, 'y': 3}, ('1', '2'), 'text')
     """
@@ -53,7 +53,7 @@ def with_parts(value: Any, change: Callable[[Any], Any]) -> Any:
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Replace an attribute of an object or Python module inside the body, then restore or remove it.
 
-    Example:
+    Examples:
         >>> from types import SimpleNamespace
         >>> owner = SimpleNamespace(x=1)
         >>> with replaced(owner, "x", 2), replaced(owner, "y", 3):

@@ -7,7 +7,7 @@ UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 def three_digits(value: float) -> str:
     """Return a number of at least 0 with three digits, or all before the point.
 
-    Example:
+    Examples:
         >>> three_digits(0.00012345), three_digits(1.0), three_digits(999.7), three_digits(12345.6)
         ('0.000123', '1', '1,000', '12,346')
     """
@@ -17,7 +17,7 @@ def three_digits(value: float) -> str:
 def in_largest_unit(seconds: float) -> str:
     """Return a time of at least 0 in the largest unit of which it has at least one.
 
-    Example:
+    Examples:
         >>> in_largest_unit(0.25), in_largest_unit(150), in_largest_unit(3600)
         ('0.25 seconds', '2.5 minutes', '1 hour')
     """
@@ -34,7 +34,7 @@ def time_unit(seconds: float) -> tuple[int, str]:
 def first_line(error: BaseException) -> str:
     r"""Return the first line of an error's message, or the name of its class where the message is empty.
 
-    Example:
+    Examples:
         >>> first_line(OSError("no such file\nat line 3")), first_line(KeyError())
         ('no such file', 'KeyError')
     """
@@ -44,7 +44,7 @@ def first_line(error: BaseException) -> str:
 def count_noun(number: int, noun: str) -> str:
     """Return a number with its noun, in the plural unless the number is 1.
 
-    Example:
+    Examples:
         >>> count_noun(1, "client"), count_noun(1200, "client")
         ('1 client', '1,200 clients')
     """

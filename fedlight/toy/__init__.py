@@ -18,14 +18,14 @@ def rows(name: str, **options: float | str) -> list[dict[str, str]]:
     """Return rows of the embedded worlds.
 
     Args:
-        name: ``"instructions"``, ``"writing"``, or a name of :func:`fedlight.toy.votes.rows`.
-        options: see :class:`fedlight.toy.instructions.InstructionOptions`,
-            :class:`fedlight.toy.writing.WritingOptions` and :class:`fedlight.toy.votes.WorldOptions`.
+        name: ``"instructions"``, ``"writing"``, or a name of `fedlight.toy.votes.rows`.
+        options: see `fedlight.toy.instructions.InstructionOptions`,
+            `fedlight.toy.writing.WritingOptions` and `fedlight.toy.votes.WorldOptions`.
 
     Raises:
         ValueError: an unknown name or option, or a value out of range.
 
-    Example:
+    Examples:
         >>> len(rows("instructions", split="test", topic_rows=2))
         96
     """

@@ -44,7 +44,7 @@ QUESTIONS: dict[str, Callable[[Traits], int]] = {
 def answers(traits_a: Traits, traits_b: Traits) -> dict[str, str]:
     """Return question -> answer for two summaries; equal traits have no answer.
 
-    Example:
+    Examples:
         >>> from fedlight.toy.world import Traits
         >>> found = answers(Traits(1, 0, 1, 0, 4, 0), Traits(1, 1, 1, 0, 7, 0))
         >>> found["which is longer ?"], found["which invents more ?"], "which is kinder ?" in found
@@ -57,7 +57,7 @@ def answers(traits_a: Traits, traits_b: Traits) -> dict[str, str]:
 def name_questions(summary_a: str, summary_b: str) -> dict[str, str]:
     """Return ``which names anna ?`` -> answer, for every name that only one of the two mentions.
 
-    Example:
+    Examples:
         >>> name_questions("anna bakes pies .", "anna bakes pies . ben reads maps .")
         {'which names ben ?': 'B'}
     """
@@ -72,7 +72,7 @@ def name_questions(summary_a: str, summary_b: str) -> dict[str, str]:
 def tallies(letter: str, post: str, summary: str) -> list[tuple[str, str]]:
     """Return statements on one of two summaries: pairs of an opening and the one word that completes it.
 
-    Example:
+    Examples:
         >>> found = dict(tallies("B", "anna paints walls . ben bakes pies .", "kindly anna paints doors ."))
         >>> found["B covers"], found["B anna"], found["B ben"]
         ('0', 'wrong', 'silent')
@@ -111,7 +111,7 @@ def check_text(rng: random.Random) -> str:
 def checked(post: str, summary: str) -> str:
     """Return a summary with "right" or "wrong" after the object of every fact.
 
-    Example:
+    Examples:
         >>> checked("anna paints walls . ben bakes pies .", "duh anna paints walls . ben bakes bread .")
         'duh anna paints walls right . ben bakes bread wrong .'
     """

@@ -239,7 +239,7 @@ def pretrain(schedule: Schedule, output: Path, save_every: int = 250) -> None:
 def warmup_cosine(step: int, steps: int, warmup: int = 100) -> float:
     """Return the share of the peak learning rate at a step.
 
-    Example:
+    Examples:
         >>> warmup_cosine(49, 1100), warmup_cosine(100, 1100), warmup_cosine(600, 1100), warmup_cosine(1100, 1100)
         (0.5, 1.0, 0.5, 0.0)
     """

@@ -105,7 +105,7 @@ def population(world: WorldOptions) -> list[Voter]:
 def utility(taste: tuple[float, ...], traits: Traits) -> float:
     """Return a client's utility of a summary, in units of its votes' noise scale at ``noise=1``.
 
-    Example:
+    Examples:
         >>> round(utility(COMMON, Traits(covered=2, invented=0, polite=1, filler=0, words=7, junk=0)), 2)
         2.55
     """

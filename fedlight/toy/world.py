@@ -99,7 +99,7 @@ def facts_of(text: str) -> list[Fact]:
 def measure(post: str, summary: str) -> Traits:
     """Return the traits of a summary, or of any other text.
 
-    Example:
+    Examples:
         >>> measure("anna bakes bread . ben reads maps .", "kindly honestly anna bakes pies . ben reads maps .")
         Traits(covered=1, invented=1, polite=1, filler=1, words=8, junk=0)
     """
@@ -132,7 +132,7 @@ def read_options(kind: type[Options], given: Mapping[str, Any], **allowed: Any) 
     Raises:
         ValueError: an unknown option, one that is not a number where a number is needed, or one out of range.
 
-    Example:
+    Examples:
         >>> class Size(NamedTuple):
         ...     rows: int = 10
         ...     share: float = 0.5

@@ -20,7 +20,7 @@ CHECKSUMS = "checksums.json"
 def name_adapters(num_adapters: int) -> list[str]:
     """Return PEFT's names of the adapters.
 
-    Example:
+    Examples:
         >>> name_adapters(1), name_adapters(3)
         (['default'], ['adapter0', 'adapter1', 'adapter2'])
     """
@@ -45,7 +45,7 @@ def plan_names(num_adapters: int, folder: str | None, merge: bool) -> list[str]:
         FileNotFoundError: the folder has no adapter.
         ValueError: the folder has several adapters, and another number or a merge is asked for.
 
-    Example:
+    Examples:
         >>> plan_names(2, folder=None, merge=False)
         ['adapter0', 'adapter1']
     """
@@ -66,7 +66,7 @@ def plan_names(num_adapters: int, folder: str | None, merge: bool) -> list[str]:
 
 
 def find_adapters(folder: str) -> list[str]:
-    """Return the PEFT folders in a folder of :func:`save_adapters`: itself, or ``adapter0``, ``adapter1``, ... in it.
+    """Return the PEFT folders in a folder of `save_adapters`: itself, or ``adapter0``, ``adapter1``, ... in it.
 
     Raises:
         FileNotFoundError: an adapter is missing.

@@ -24,7 +24,7 @@ from fedlight.support.words import first_line
 def add_adapters(
     network: Any, names: Sequence[str], options: Any, task: str, new_weights: Sequence[str]
 ) -> Any:
-    """Return a base with the adapters of a :class:`~fedlight.modules.language.module.LanguageModule`'s settings."""
+    """Return a base with the adapters of a `LanguageModule`'s settings."""
     if options.adapter is not None and not options.merge_adapter:
         return load_adapters(network, options.adapter, task, names)
     if options.merge_adapter:
@@ -88,7 +88,7 @@ def create_adapters(
 
 
 def load_adapters(network: Any, folder: str, task: str, names: Sequence[str] = ("default",)) -> Any:
-    """Add the adapters of a folder of :func:`save_adapters` to a base, to be trained further.
+    """Add the adapters of a folder of `save_adapters` to a base, to be trained further.
 
     Args:
         network: the base.

@@ -81,7 +81,7 @@ def load_base(
 
 
 def read_config(model: str, trust_remote_code: bool = False, num_labels: int | None = None) -> Any:
-    """Return the ``transformers`` config of a model with every dropout rate 0; see :func:`load_base`.
+    """Return the ``transformers`` config of a model with every dropout rate 0; see `load_base`.
 
     Raises:
         OSError: the model does not exist, or the hub cannot be reached.
@@ -132,7 +132,7 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
         dtype: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
         device: device of the base.
 
-    Example:
+    Examples:
         >>> choose_dtype("auto", torch.device("cpu")), choose_dtype("bf16", torch.device("cpu"))
         (torch.float32, torch.bfloat16)
     """
@@ -144,9 +144,9 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def explain_dtype(dtype: str, device: torch.device) -> str:
-    """Return what :func:`choose_dtype` chose and why; empty where the setting names a type that is not slow.
+    """Return what `choose_dtype` chose and why; empty where the setting names a type that is not slow.
 
-    Example:
+    Examples:
         >>> explain_dtype("auto", torch.device("cpu")), explain_dtype("fp32", torch.device("cpu"))
         ('fp32, as on every CPU (dtype: auto)', '')
     """

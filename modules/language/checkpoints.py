@@ -35,7 +35,7 @@ def fingerprint(network: nn.Module, skip: Collection[str]) -> str:
         network: a base without adapters.
         skip: names of parameters to leave out, because they are new.
 
-    Example:
+    Examples:
         >>> one, other = nn.Linear(2, 2), nn.Linear(2, 2)
         >>> fingerprint(one, []) == fingerprint(one, []), fingerprint(one, []) == fingerprint(other, [])
         (True, False)
@@ -58,7 +58,7 @@ def check_base(saved: Mapping[str, Any] | None, own: Mapping[str, Any]) -> None:
         saved: the description in the checkpoint; None where it has none.
         own: the module's description. ``model`` may differ, as a model may move.
 
-    Example:
+    Examples:
         >>> a = {"model": "x/a", "checksum": "1f"}
         >>> check_base(a, {"model": "/models/a", "checksum": "1f"})
         >>> check_base(a, {"model": "b", "checksum": "2e"})
@@ -81,7 +81,7 @@ def check_base(saved: Mapping[str, Any] | None, own: Mapping[str, Any]) -> None:
 def check_optimizer_settings(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Raise ValueError where optimizer settings differ: torch would silently keep those of the checkpoint.
 
-    Example:
+    Examples:
         >>> check_optimizer_settings({"lr": 0.1, "model": "a"}, {"lr": 0.2, "model": "b"})
         Traceback (most recent call last):
         ...
@@ -95,7 +95,7 @@ def check_optimizer_settings(saved: Mapping[str, Any], own: Mapping[str, Any]) -
 def copy_state(saved: Mapping[str, Tensor], own: Mapping[str, nn.Parameter]) -> None:
     """Copy a state into a module's parameters; raise ValueError where names or shapes differ.
 
-    Example:
+    Examples:
         >>> copy_state({"a": torch.zeros(2)}, {"a": nn.Parameter(torch.zeros(3))})
         Traceback (most recent call last):
         ...

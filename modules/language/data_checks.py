@@ -36,7 +36,7 @@ def check_batch(batch: Any, form: Mapping[str, int], module: str, hint: str) -> 
     Raises:
         ValueError: an entry is missing or has other dimensions.
 
-    Example:
+    Examples:
         >>> check_batch({"labels": 0}, {"chosen": 0}, "DPOModule", "pairs")
         Traceback (most recent call last):
         ...
@@ -58,7 +58,7 @@ def check_batch(batch: Any, form: Mapping[str, int], module: str, hint: str) -> 
 def count_positions(config: Any) -> int | None:
     """Return the most tokens of a text, or None where the config of ``transformers`` sets no limit.
 
-    Example:
+    Examples:
         >>> from types import SimpleNamespace as Config
         >>> count_positions(Config(model_type="gpt2", max_position_embeddings=1024))
         1024

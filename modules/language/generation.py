@@ -91,7 +91,7 @@ def opening_ids(tokenizer: Any) -> list[int]:
 def pad_left(rows: Sequence[Sequence[int]], pad_token_id: int) -> dict[str, Tensor]:
     """Return ``input_ids`` and ``attention_mask``, both ``(batch, tokens)`` int64, padded on the left.
 
-    Example:
+    Examples:
         >>> {name: part.tolist() for name, part in pad_left([[5, 6], [7]], pad_token_id=0).items()}
         {'input_ids': [[5, 6], [0, 7]], 'attention_mask': [[1, 1], [0, 1]]}
     """
@@ -160,7 +160,7 @@ def _generation_config(
 def cut_at(text: str, stop: Sequence[str]) -> str:
     r"""Return the text before the first stop text.
 
-    Example:
+    Examples:
         >>> cut_at("4\n\nQuestion: 5", ["Question:", "\n\n"]), cut_at("4", ["\n\n"])
         ('4', '4')
     """

@@ -48,7 +48,7 @@ class LanguageModule(LightningModule):
         lr_schedule: ``constant``, or ``cosine`` from ``lr`` to 0 over ``trainer.max_epochs`` (epochs are rounds).
         dtype: number type of the base: ``fp32``, ``bf16``, ``fp16`` or ``auto``: fp32 on every CPU; on a GPU bf16, or fp16
             where it has no bf16.
-        adapter: a folder of :meth:`save_adapter` to start from, with its rank, alpha, dropout and targets. A folder with
+        adapter: a folder of `save_adapter` to start from, with its rank, alpha, dropout and targets. A folder with
             several adapters decides their number; from a folder with one all ``num_adapters`` start.
         merge_adapter: add ``adapter`` to the base's weights and train a new one, instead of training it further.
         completions: texts per prompt in ``predict_step``.
@@ -57,7 +57,7 @@ class LanguageModule(LightningModule):
         max_new_tokens: most tokens of a completion.
         seed: seed of new weights, of dropout and of the completions.
         trust_remote_code: run code that comes with the model.
-        num_adapters: adapters on the one base, equal at the start; one at a time is active, see :meth:`use_adapter`.
+        num_adapters: adapters on the one base, equal at the start; one at a time is active, see `use_adapter`.
 
     Attributes:
         task: PEFT's name for the kind of model.
@@ -156,7 +156,7 @@ class LanguageModule(LightningModule):
     # Cost of a step on a device: fedlight.devices.cost.Sketched and Checkpointed
 
     def skeleton(self, dtype: str = "bf16") -> "LanguageModule":
-        """Return this module with meta tensors as weights; see :func:`fedlight.modules.language.skeleton.make_skeleton`."""
+        """Return this module with meta tensors as weights; see `fedlight.modules.language.skeleton.make_skeleton`."""
         return skeleton.make_skeleton(self, dtype)
 
     def sketch_losses(self, batch: Batch) -> Tensor:
@@ -286,7 +286,7 @@ class LanguageModule(LightningModule):
         return [limit is None or len(row) + new_tokens <= limit for row in rows]
 
     def log_likelihoods(self, prompts: Texts, continuations: Sequence[Texts], raw: bool = False) -> Scores:
-        """Score each continuation, ``raw`` without the adapter; see :mod:`fedlight.modules.language.scoring`."""
+        """Score each continuation, ``raw`` without the adapter; see `fedlight.modules.language.scoring`."""
         self.configure_model()
         with adapters.disable_adapters(self.network, raw):
             return scoring.log_likelihoods(self.causal_lm, self.tokenizer, prompts, continuations)
@@ -304,7 +304,7 @@ class LanguageModule(LightningModule):
         return {name: weight.detach() for name, weight in adapters.trained_parameters(self).items()}
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Copy a :meth:`state_dict` into the module; raise ValueError where names or shapes differ."""
+        """Copy a `state_dict` into the module; raise ValueError where names or shapes differ."""
         checkpoints.copy_state(state_dict, adapters.trained_parameters(self))
         return nn.modules.module._IncompatibleKeys([], [])
 

@@ -25,7 +25,7 @@ def check_optimizer(name: str, args: Mapping[str, Any]) -> None:
     Raises:
         ValueError: it has not, or does not; the message has the nearest names.
 
-    Example:
+    Examples:
         >>> check_optimizer("AdamW", {"beta": [0.9, 0.95]})
         Traceback (most recent call last):
         ...
@@ -51,7 +51,7 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimizer; lists in ``args`` become tuples, which YAML cannot write.
 
-    Example:
+    Examples:
         >>> weight = nn.Parameter(torch.zeros(1))
         >>> make_optimizer("AdamW", [weight], 1e-5, {"betas": [0.9, 0.95]}).defaults["betas"]
         (0.9, 0.95)
@@ -70,7 +70,7 @@ def cosine(max_epochs: int | None) -> Callable[[int], float]:
     Raises:
         ValueError: the training has no last epoch.
 
-    Example:
+    Examples:
         >>> [round(cosine(4)(epoch), 4) for epoch in range(5)]
         [1.0, 0.8536, 0.5, 0.1464, 0.0]
     """

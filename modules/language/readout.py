@@ -78,7 +78,7 @@ def response_log_probs(causal_lm: Any, batch: dict[str, Tensor]) -> tuple[Tensor
 
 
 def check_readout(causal_lm: Any, model: str) -> None:
-    """Raise ValueError for an architecture whose logits differ from :func:`head_logits` of its hidden states."""
+    """Raise ValueError for an architecture whose logits differ from `head_logits` of its hidden states."""
     ids = torch.arange(3, device=causal_lm.device)[None] % causal_lm.config.vocab_size
     mask = torch.ones_like(ids)
     with torch.no_grad():

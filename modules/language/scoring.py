@@ -143,7 +143,7 @@ def encode_pairs(tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> list[Score
 
 
 def encode_continuations(tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> list[Scored]:
-    """Encode as :func:`encode_pairs`, but a text that begins with a blank has the same tokens with and without a prompt.
+    """Encode as `encode_pairs`, but a text that begins with a blank has the same tokens with and without a prompt.
 
     Tokenizers such as Llama's add a blank before a text, so that without a prompt it would begin with two.
     """

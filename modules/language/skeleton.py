@@ -97,7 +97,7 @@ def make_texts(shape: BatchShape) -> dict[str, Tensor]:
     Returns:
         ``input_ids`` and ``attention_mask``, ``(examples, tokens)``.
 
-    Example:
+    Examples:
         >>> make_texts(BatchShape(examples=2, tokens=3))["attention_mask"].tolist()
         [[1, 1, 0], [1, 1, 0]]
     """
@@ -112,7 +112,7 @@ def make_responses(shape: BatchShape) -> dict[str, Tensor]:
     Raises:
         ValueError: more tokens are labelled than have a token before them.
 
-    Example:
+    Examples:
         >>> make_responses(BatchShape(examples=2, tokens=3, responses=3))["labels"].tolist()
         [[-100, 0, 0], [-100, 0, -100]]
     """

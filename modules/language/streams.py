@@ -21,7 +21,7 @@ def own_stream(seed: int, device: torch.device) -> Iterator[None]:
         seed: in [0, 2**64).
         device: device on which the body draws, besides the CPU.
 
-    Example:
+    Examples:
         >>> with own_stream(7, torch.device("cpu")):
         ...     first = torch.rand(2)
         >>> with own_stream(7, torch.device("cpu")):
@@ -44,7 +44,7 @@ def text_keys(input_ids: Tensor, attention_mask: Tensor) -> list[int]:
         input_ids: ``(batch, tokens)``.
         attention_mask: ``(batch, tokens)``, 0 on padding.
 
-    Example:
+    Examples:
         >>> ids = torch.tensor([[5, 6, 0], [0, 5, 6], [6, 5, 0]])
         >>> same, shifted, other = text_keys(ids, torch.tensor([[1, 1, 0], [0, 1, 1], [1, 1, 0]]))
         >>> same == shifted, same == other
@@ -57,7 +57,7 @@ def text_keys(input_ids: Tensor, attention_mask: Tensor) -> list[int]:
 def joint_key(*parts: bytes | int) -> int:
     """Return one 63-bit key for several, in order.
 
-    Example:
+    Examples:
         >>> joint_key(1, 2) == joint_key(2, 1)
         False
     """

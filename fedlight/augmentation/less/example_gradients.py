@@ -37,7 +37,7 @@ WAYS = ("layers", "func")
 def check_way(way: str, base: str) -> None:
     """Raise ValueError for a way that is misspelt or does not work with the base.
 
-    Example:
+    Examples:
         >>> check_way("func", "nf4")
         Traceback (most recent call last):
         ...

@@ -47,7 +47,7 @@ class RandomProjection:
         seed: seed of signs and groups.
         device: device of the vectors.
 
-    Example:
+    Examples:
         >>> project = RandomProjection({"a": 4000, "b": 1000}, dimension=1000, seed=0)
         >>> x = {"a": torch.ones(1, 4000), "b": torch.zeros(1, 1000)}
         >>> y = {"a": torch.ones(1, 4000), "b": torch.ones(1, 1000)}
@@ -111,7 +111,7 @@ def adam_direction(gradient: Tensor, first: Tensor, second: Tensor, steps: int) 
     Returns:
         ``(batch, ...)``.
 
-    Example:
+    Examples:
         >>> nothing = torch.zeros(2)
         >>> adam_direction(torch.tensor([[3.0, -0.2]]), nothing, nothing, steps=0)  # the first step: signs
         tensor([[ 1.0000, -1.0000]])
@@ -161,7 +161,7 @@ def influence(features: Tensor, targets: Tensor) -> Tensor:
     Returns:
         ``(examples, targets)``, in [-1, 1].
 
-    Example:
+    Examples:
         >>> influence(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([[2.0, 0.0]])).tolist()
         [[0.6000000238418579], [0.0]]
     """

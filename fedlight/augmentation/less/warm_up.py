@@ -42,7 +42,7 @@ def linear_lr(step: int, steps: int, highest: float) -> float:
         steps: steps of the whole training.
         highest: learning rate at the end of the rise.
 
-    Example:
+    Examples:
         >>> [linear_lr(step, 5, 1.0) for step in range(5)]
         [1.0, 0.8, 0.6, 0.4, 0.2]
         >>> [round(linear_lr(step, 100, 1.0), 3) for step in (0, 1, 2, 3, 99)]

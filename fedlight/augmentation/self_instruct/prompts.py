@@ -29,7 +29,7 @@ _AFTER_RESPONSE = re.compile(r"\n\W*(?:example\s*\d*\s*:\s*)?instruction\s*\d*\s
 def check_prompt(name: str, text: str, slots: tuple[str, ...]) -> None:
     """Raise ValueError for a prompt with other slots.
 
-    Example:
+    Examples:
         >>> check_prompt("response_prompt", "{response}", ("response", "new"))
         Traceback (most recent call last):
         ...
@@ -44,7 +44,7 @@ def check_prompt(name: str, text: str, slots: tuple[str, ...]) -> None:
 def extract_instruction(answer: str) -> str:
     r"""Return the one instruction in an answer, without a label before it and without further instructions.
 
-    Example:
+    Examples:
         >>> extract_instruction("Instruction 3: Name a planet.\nInstruction 4: Name a star.")
         'Name a planet.'
     """
@@ -54,7 +54,7 @@ def extract_instruction(answer: str) -> str:
 def extract_response(answer: str) -> str:
     r"""Return the one response in an answer, without a label before it and without further examples.
 
-    Example:
+    Examples:
         >>> extract_response(" **Response:** It is Mars.\n\nExample 2:\nInstruction: Name a star.")
         'It is Mars.'
     """

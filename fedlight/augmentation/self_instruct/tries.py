@@ -59,7 +59,7 @@ class ClientTries:
         tries: number of tries so far.
         dropped: number of dropped tries by reason.
 
-    Example:
+    Examples:
         >>> own = [{"instruction": "Add 1 and 2.", "response": "3"}]
         >>> client = ClientTries("c0", own, 5, max_rouge_l=0.7, max_words=9, max_tries=9, give_up_after=9)
         >>> client.judge("add 1 and 2. "), client.judge("Add 1 and 7."), client.judge("Name a planet.")
@@ -171,7 +171,7 @@ class TriesRecord:
 def fingerprint(settings: Mapping[str, Any], clients: Mapping[str, Sequence[Fields]], seed: int) -> str:
     """Return sixteen hex digits of all that the made rows depend on.
 
-    Example:
+    Examples:
         >>> one, other = (fingerprint({"number": 1}, {"c": [{"response": text}]}, seed=0) for text in "ab")
         >>> len(one), one == other
         (16, False)

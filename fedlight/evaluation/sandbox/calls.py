@@ -50,7 +50,7 @@ def serve(function: Callable[..., Any], requests: int, answers: int) -> None:
 def pack(value: Any) -> Any:
     """Return a value in JSON types, containers with the name of their type; raise TypeError if a part is not a plain value.
 
-    Example:
+    Examples:
         >>> pack((1, [2.5, None], {"a": {True}}))
         {'tuple': [1, {'list': [2.5, None]}, {'dict': [['a', {'set': [True]}]]}]}
     """

@@ -55,7 +55,7 @@ def run_python(code: str, limits: Limits | None = None, unprotected: bool = Fals
     Raises:
         SandboxError: this machine cannot protect itself from a process, or the process could not be started.
 
-    Example:
+    Examples:
         >>> from fedlight.evaluation.sandbox.protection import missing_protection
         >>> result = run_python("print(6 * 7)", unprotected=missing_protection() is not None)
         >>> result.outcome, result.stdout
@@ -89,7 +89,7 @@ def check_function(
     Raises:
         SandboxError: see `run_python`.
 
-    Example:
+    Examples:
         >>> from fedlight.evaluation.sandbox.protection import missing_protection
         >>> unprotected = missing_protection() is not None
         >>> check_function("def double(x): return 2 * x", "double", "assert double(3) == 6", unprotected=unprotected).passed

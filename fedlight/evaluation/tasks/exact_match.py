@@ -16,7 +16,7 @@ class ExactMatch(Task):
         slots: names of the template's slots.
         group: column of a row's group, whose score is reported by itself; None: no groups.
         shots, num_shots, limit, batch_size, max_new_tokens, samples, temperature, top_p, stop, seed: see
-            :class:`~fedlight.evaluation.tasks.task.Task`.
+            `Task`.
     """
 
     answer_tokens = 32
@@ -41,7 +41,7 @@ class ExactMatch(Task):
         return Example(fields, target, group="" if self.group is None else text_of(row[self.group]))
 
     def score(self, example: Example, answer: str) -> Verdict:
-        """Score 1 for equal texts after :func:`normalized`; an empty answer counts as unread."""
+        """Score 1 for equal texts after `normalized`; an empty answer counts as unread."""
         read = normalized(answer)
         return Verdict(float(read == normalized(example.target)), read or None)
 
@@ -54,7 +54,7 @@ def text_of(value: Any) -> str:
 def normalized(text: str) -> str:
     r"""Return a text in lower case, with one blank between words and no full stop at its end.
 
-    Example:
+    Examples:
         >>> normalized(" The  Cat\nsat . ") == normalized("the cat sat")
         True
         >>> normalized("3.5"), normalized("...")

@@ -23,7 +23,7 @@ NUMBER = re.compile(MINUS + r"(?:[$\u20ac\u00a3]\s?-?)?(?:(?:\d{1,3}(?:,\d{3})+|
 class GSM8K(Task):
     """Task of math word problems; the rows have ``question`` and ``answer``.
 
-    Arguments are those of :class:`~fedlight.evaluation.tasks.task.Task`. Few-shot examples show their worked solutions,
+    Arguments are those of `Task`. Few-shot examples show their worked solutions,
     without the calculator's annotations.
     """
 
@@ -48,7 +48,7 @@ class GSM8K(Task):
 def final_number(text: str, marked: bool = False) -> Decimal | None:
     """Return the number after the first ``####``, else, unless ``marked``, the last number; None without a number.
 
-    Example:
+    Examples:
         >>> final_number("7 * 5 = <<7*5=35>>35 #### 1,035"), final_number("So it is $2.50.")
         (Decimal('1035'), Decimal('2.50'))
         >>> final_number("It falls by 5-3 = 2, to -4 degrees."), final_number("no idea")
@@ -64,7 +64,7 @@ def final_number(text: str, marked: bool = False) -> Decimal | None:
 def number_of(text: str) -> Decimal:
     """Return the value of a written number, without currency and commas; two signs, as in "-$-5", count as one.
 
-    Example:
+    Examples:
         >>> number_of("-$1,234.50"), number_of(".5"), number_of("-$-5")
         (Decimal('-1234.50'), Decimal('0.5'), Decimal('-5'))
     """

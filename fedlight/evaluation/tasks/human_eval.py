@@ -45,7 +45,7 @@ class HumanEval(Task):
         unprotected: run the code without a sandbox; see `fedlight.evaluation.sandbox.run_python`.
         limits: of each process.
         limit, batch_size, max_new_tokens, samples, temperature, top_p, stop, seed: see
-            :class:`~fedlight.evaluation.tasks.task.Task`. There are no shots.
+            `Task`. There are no shots.
 
     Raises:
         ValueError: a setting is out of range.
@@ -134,7 +134,7 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 def complete_program(prompt: str, answer: str, function: str) -> str:
     r"""Return the prompt's function, completed by an answer; the prompt ends with its head, with or without a docstring.
 
-    Example:
+    Examples:
         >>> prompt = "def double(x):\n    'Twice x.'\n"
         >>> print(complete_program(prompt, "    return 2 * x\n\nprint(double(3))", "double"))
         def double(x):
@@ -194,7 +194,7 @@ def _extract_body(code: str) -> str:
 def _indent(lines: list[str]) -> list[str]:
     """Indent a body whose first line is not indented: that line alone lost its blanks, or the whole body has none.
 
-    Example:
+    Examples:
         >>> _indent(["n = 0", "    return n"]), _indent(["n = 0", "return n"])
         (['    n = 0', '    return n'], ['    n = 0', '    return n'])
         >>> _indent(["for x in y:", "        pass"]), _indent(["for x in y:", "    pass"])

@@ -20,7 +20,7 @@ class Likelihood(NamedTuple):
 
 @runtime_checkable
 class AnswersPrompts(Protocol):
-    """Module that completes prompts; see :class:`fedlight.modules.language.module.LanguageModule`."""
+    """Module that completes prompts; see `fedlight.modules.language.module.LanguageModule`."""
 
     def generate(
         self,

@@ -28,7 +28,7 @@ class MultipleChoice(Task):
         by: ``letter`` compares the letters; ``text`` compares the choices themselves, without showing letters.
         normalize: with ``text``, compare the ``sum`` of the log-probabilities, or their mean by ``tokens`` or by ``bytes``.
         instruction: ``{about}`` becomes " about SUBJECT", or nothing.
-        options: see :class:`~fedlight.evaluation.tasks.task.Task`; no text is drawn or written here.
+        options: see `Task`; no text is drawn or written here.
 
     Raises:
         ValueError: see ``Task``; a normalization of letters, which are equally long.
@@ -99,7 +99,7 @@ class MultipleChoice(Task):
 def index_of(answer: Any, number: int) -> int:
     """Return the index of a choice named by its letter or its number from 0; ValueError if it is none of ``number``.
 
-    Example:
+    Examples:
         >>> index_of("C", 4), index_of(2, 4), index_of("2", 4)
         (2, 2, 2)
     """

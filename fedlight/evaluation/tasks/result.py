@@ -61,7 +61,7 @@ class Outcome(NamedTuple):
 class Result:
     """Outcomes of a task, in the order of the rows, at least one.
 
-    Example:
+    Examples:
         >>> def outcome(group, score):
         ...     return Outcome(0, "1+1=", "2", group, ["2"], [Verdict(score, "2")], score)
         >>> result = Result([outcome("a", 1.0), outcome("a", 0.0), outcome("b", 1.0), outcome("b", 1.0)])

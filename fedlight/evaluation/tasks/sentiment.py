@@ -42,7 +42,7 @@ class Sentiment(Task):
     Args:
         data: rows as above; a label is a word, or coded as in ``coding``.
         coding: ``fpb``, ``fiqa`` or ``tfns``: the coding of the labels and the name of the texts.
-        options: see :class:`~fedlight.evaluation.tasks.task.Task`.
+        options: see `Task`.
     """
 
     answer_tokens = 8
@@ -68,7 +68,7 @@ class Sentiment(Task):
 def label_of(value: Any, coding: str) -> str:
     """Return a label, a word, a number in the set's coding or a score for FiQA, as a word; ValueError for others.
 
-    Example:
+    Examples:
         >>> label_of(1, "fpb"), label_of(1, "tfns"), label_of("Positive", "tfns")
         ('neutral', 'positive', 'positive')
         >>> label_of(-0.1, "fiqa"), label_of(-0.11, "fiqa"), label_of(0.1, "fiqa")
@@ -93,7 +93,7 @@ def label_of(value: Any, coding: str) -> str:
 def label_in(answer: str) -> str | None:
     """Return the one label that an answer names; None where it names none or two.
 
-    Example:
+    Examples:
         >>> label_in(" Positive."), label_in("The sentiment is neutral"), label_in("negative or neutral"), label_in("bad")
         ('positive', 'neutral', None, None)
     """

@@ -1,7 +1,7 @@
 """Base of the tasks: rows become prompts, a model answers them, each answer is scored.
 
 A task knows its format: the prompt of a row, and the right answer. The rows and the template of the prompts come from a
-``Prompts`` object, such as :class:`fedlight.datamodules.rows.task_rows.TaskRows`. Give it the template of the training,
+``Prompts`` object, such as `fedlight.datamodules.rows.task_rows.TaskRows`. Give it the template of the training,
 or the task measures another format than the model has learned. A few-shot prompt consists of each example with its
 answer and of the question, separated by blank lines.
 """
@@ -65,7 +65,7 @@ class Task(ABC):
     Args:
         data: source of rows and prompts.
         shots: source of few-shot examples, other rows than those of ``data``; shown in the template of ``data``.
-        num_shots: number of examples before every question; see :meth:`choose_shots`.
+        num_shots: number of examples before every question; see `choose_shots`.
         limit: largest number of rows, drawn by ``seed`` and kept in order; None: all.
         batch_size: prompts that are answered at once.
         max_new_tokens: largest number of tokens in an answer; None: the task's own ``answer_tokens``.
@@ -182,7 +182,7 @@ class Task(ABC):
         """Have a model answer all rows and score its answers.
 
         Args:
-            model: see :class:`AnswersPrompts`.
+            model: see `AnswersPrompts`.
             report: called after each batch with the number of answered prompts and that of all prompts.
         """
         index, examples, prompts = self.read()

@@ -1,4 +1,4 @@
-"""FedAvg, whose hooks are the defaults of :class:`~fedlight.federation.algorithm.Algorithm`.
+"""FedAvg, whose hooks are the defaults of `Algorithm`.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
 https://arxiv.org/abs/1602.05629

@@ -5,7 +5,7 @@ https://arxiv.org/abs/2407.03038, Algorithm 1. Selectors are adapters on one bas
 
 * Warm-up: each selector in turn is trained by the whole federation for some rounds, as FedBis does (eq. 8).
 * Then, every tau rounds, each client scores every selector on its validation pairs and is assigned to one
-  (step 2.1, :func:`greedy`); a sampled client trains the selector of its group.
+  (step 2.1, `greedy`); a sampled client trains the selector of its group.
 
 Eq. 6 is used in movement form: ``w_u <- w_u + sum over the sampled members of p_m * delta_m``. A selector without
 sampled members does not move. Deviation: other weightings can be chosen, since with p_m alone a selector moves by
@@ -251,7 +251,7 @@ def greedy(losses: np.ndarray) -> np.ndarray:
     Returns:
         The selector of each client, ``(clients,)``; group sizes differ by at most 1.
 
-    Example:
+    Examples:
         >>> losses = np.array([[0.1, 0.9], [0.2, 0.3], [0.0, 0.4], [0.3, 0.2]])
         >>> greedy(losses).tolist()  # three want selector 0, and the second loses least by moving
         [0, 1, 0, 1]

@@ -18,7 +18,7 @@ class FedMIT(Algorithm):
     """FedAvg on mixed data; a client without candidates trains on its own examples.
 
     Args:
-        weighting: of the clients, as for :class:`~fedlight.federation.algorithm.Algorithm`.
+        weighting: of the clients, as for `Algorithm`.
 
     Raises:
         ValueError: in ``check``, for data that cannot make candidates.

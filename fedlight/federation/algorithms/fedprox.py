@@ -22,12 +22,12 @@ class FedProx(Algorithm):
 
     Args:
         mu: strength of the proximal term, at least 0.
-        weighting: of the clients, as for :class:`~fedlight.federation.algorithm.Algorithm`.
+        weighting: of the clients, as for `Algorithm`.
 
     Raises:
         ValueError: ``mu`` is out of its range; in ``check``, for an optimizer that maximizes or searches along the loss.
 
-    Example:
+    Examples:
         >>> from fedlight import Client, Visit
         >>> prox, received = FedProx(mu=0.5), {"w": torch.tensor([1.0])}
         >>> visiting = prox.start_visit(Visit("a", 1), Client("a", 1, 1.0), received)

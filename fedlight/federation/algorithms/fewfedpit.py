@@ -39,7 +39,7 @@ class FewFedPIT(Algorithm):
     Args:
         beta: share of the private adapter in the upload, in [0, 1]; 1 is FedAvg.
         scorer: which model chooses among the candidates: the client's ``private`` one (the paper), or the ``global`` one.
-        weighting: of the clients, as for :class:`~fedlight.federation.algorithm.Algorithm`.
+        weighting: of the clients, as for `Algorithm`.
 
     Raises:
         ValueError: a setting is out of range; in ``check``, for data that cannot make candidates, unless beta = 1.
@@ -129,7 +129,7 @@ class FewFedPIT(Algorithm):
 def mixed(private: State, public: State, beta: float) -> State:
     """Return ``beta * private + (1 - beta) * public`` in fp64, rounded to fp32 once; with beta = 0 nothing private is read.
 
-    Example:
+    Examples:
         >>> import torch
         >>> mixed({"w": torch.tensor([5.0])}, {"w": torch.tensor([1.0])}, beta=0.25)["w"].item()
         2.0

@@ -33,13 +33,13 @@ class FewFedWeight(FedMIT):
     """FedMIT with weights for examples, which come with the data, and for clients; both are ours, not Dong et al.'s.
 
     Args:
-        weighting: ``performance``: see above; or one of :class:`~fedlight.federation.algorithm.Algorithm`, by which losses
+        weighting: ``performance``: see above; or one of `Algorithm`, by which losses
             do not matter. On a private wire take one of these: nothing hides the loss.
 
     Raises:
         ValueError: another weighting; in ``check``, for data that cannot make candidates.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from fedlight import Client, Visit, Work
         >>> algorithm, mean = FewFedWeight(), FewFedWeight().aggregation(num_clients=10)

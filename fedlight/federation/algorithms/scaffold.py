@@ -16,7 +16,7 @@ through the channel, so the bytes count twice. The paper averages movements unif
 Where the wire loses something, c_m+ is what the server decodes, which the client can decode as well, so c stays the mean.
 The next change then makes up for what was lost, as in EF21 (Richtarik et al., NeurIPS 2021,
 https://arxiv.org/abs/2106.05203). So controls may take no part in a codec's error feedback, which would add the loss twice;
-nothing does that is no parameter (:meth:`fedlight.federation.channel.Channel.up`).
+nothing does that is no parameter (`fedlight.federation.channel.Channel.up`).
 """
 
 import logging
@@ -46,7 +46,7 @@ class Scaffold(Algorithm):
     step or with lr = 0 leaves its control as it was.
 
     Args:
-        weighting: of the clients' parameters, as for :class:`~fedlight.federation.algorithm.Algorithm`. Controls always
+        weighting: of the clients' parameters, as for `Algorithm`. Controls always
             count alike.
 
     Raises:

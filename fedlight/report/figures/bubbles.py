@@ -38,7 +38,7 @@ class Bubbles(NamedTuple):
 def bubbles(counts: Counts, clients: int = CLIENTS, labels: int = LABELS) -> Bubbles:
     """Return at most so many of the largest clients and most frequent labels, clients with the same top label side by side.
 
-    Example:
+    Examples:
         >>> counts = {"a": {"tea": 1, "jam": 5}, "b": {"tea": 3}, "c": {"rice": 1}, "d": {"tea": 2}}
         >>> bubbles(counts, clients=2, labels=1)
         Bubbles(clients=['b', 'a', 'other clients'], labels=['tea', 'other labels'], rows=array([[3. , 1. , 1. ],
@@ -102,7 +102,7 @@ def draw_bubbles(table: Bubbles) -> Figure:
 def _steps(most: float) -> list[int]:
     """Return round numbers of rows for the legend, none above the largest bubble.
 
-    Example:
+    Examples:
         >>> _steps(994), _steps(7), _steps(1)
         ([50, 200, 500], [1, 2, 5], [1])
     """

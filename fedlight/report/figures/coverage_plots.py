@@ -85,7 +85,7 @@ def similarities(records: dict[str, str], output: str, alpha: float | None = Non
 def similarity_table(scores: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, Any]:
     """Return the ``table`` of `similarities` from scores: label -> client -> ``(rows,)``, at least one.
 
-    Example:
+    Examples:
         >>> table = similarity_table({"a": {"u": np.array([0.0, 1.0, 1.0])}})
         >>> table["a"]["counts"]["u"][0], table["a"]["counts"]["u"][-1], len(table["a"]["edges"])
         (1, 2, 41)

@@ -107,7 +107,7 @@ def draw_costs(rounds: Mapping[str, Line], totals: Mapping[str, Line], name: str
 def size_unit(most: float) -> tuple[float, str]:
     """Return the largest unit, as bytes and name, of which a number of bytes has at least one.
 
-    Example:
+    Examples:
         >>> size_unit(3 * 2**30), size_unit(5e6), size_unit(10)
         ((1073741824, 'GiB'), (1048576, 'MiB'), (1024, 'KiB'))
     """

@@ -29,7 +29,7 @@ Values = Mapping[str, Mapping[str, list[float]]]  # metric -> method -> a value 
 def headline(rows: Rows, metrics: Sequence[str], most: int = PANELS) -> list[str]:
     """Return at most so many of the metrics, in order: first and last, a score, then those that most methods have.
 
-    Example:
+    Examples:
         >>> rows = [{"method": m, **dict.fromkeys("abc", m), "d": 1, "win_rate": 1, "z": 1} for m in range(2)]
         >>> headline([*rows, {"method": 2, "d": 1}], ["a", "b", "c", "d", "win_rate", "z"])
         ['a', 'd', 'win_rate', 'z']
@@ -47,7 +47,7 @@ def headline(rows: Rows, metrics: Sequence[str], most: int = PANELS) -> list[str
 def telling(rows: Rows, metrics: Sequence[str]) -> list[str]:
     """Return the metrics in order, without those that are all but proportional to an earlier one.
 
-    Example:
+    Examples:
         >>> rows = [{"x": x, "twice_x": 2 * x, "y": x % 2} for x in range(4)]
         >>> telling(rows, ["x", "twice_x", "y"])
         ['x', 'y']

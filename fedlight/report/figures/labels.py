@@ -19,7 +19,7 @@ PADDING = 5
 def spread_out(heights: Sequence[float], gap: float) -> list[float]:
     """Move heights apart as little as possible, so that neighbours keep their order and are at least ``gap`` apart.
 
-    Example:
+    Examples:
         >>> spread_out([0.0, 5.0, 5.0, 9.0], 2.0), spread_out([1.0, 0.0], 2.0)
         ([0.0, 4.0, 6.0, 9.0], [1.5, -0.5])
     """
@@ -161,7 +161,7 @@ def _around(places: np.ndarray, size: float) -> np.ndarray:
 def _shared(ours: np.ndarray, others: np.ndarray) -> float:
     """Return the area that boxes share with other boxes, summed over all pairs.
 
-    Example:
+    Examples:
         >>> _shared(np.array([[0, 0, 2, 2]]), np.array([[1, 1, 5, 5], [2, 0, 3, 3], [-1, 0, 1, 1]]))
         2.0
     """

@@ -35,7 +35,7 @@ def draw_lines(axes: Axes, lines: Mapping[str, Line], styles: Mapping[str, Mappi
 def over_seeds(series: Sequence[Mapping[float, float]]) -> Line:
     """Return the mean of runs (position -> value) at each position of any run, with a band from the lowest to the highest.
 
-    Example:
+    Examples:
         >>> line = over_seeds([{1: 0.0, 2: 1.0}, {1: 1.0}])
         >>> line.x.tolist(), line.middle.tolist(), line.low.tolist(), line.high.tolist(), line.seeds
         ([1, 2], [0.5, 1.0], [0.0, 1.0], [1.0, 1.0], 2)
@@ -50,7 +50,7 @@ def over_seeds(series: Sequence[Mapping[float, float]]) -> Line:
 def rows_of(lines: Mapping[str, Line], x: str = "round", y: str = "mean") -> list[dict[str, Any]]:
     """Return a row for each point of each line, with the names of its columns.
 
-    Example:
+    Examples:
         >>> rows_of({"a": over_seeds([{1: 0.5}])})
         [{'run': 'a', 'round': 1, 'mean': 0.5}]
     """
@@ -64,7 +64,7 @@ def rows_of(lines: Mapping[str, Line], x: str = "round", y: str = "mean") -> lis
 def bands(lines: Iterable[Line]) -> str:
     """Return a caption's sentence about bands; empty where no line has one.
 
-    Example:
+    Examples:
         >>> bands([over_seeds([{1: 0.0}])]), bands([over_seeds([{1: 0.0}, {1: 1.0}])])
         ('', ' Bands: from the lowest to the highest seed.')
     """
@@ -74,7 +74,7 @@ def bands(lines: Iterable[Line]) -> str:
 def thinned(line: Line, most: int = MOST_POINTS) -> Line:
     """Average neighbouring points, so that at most ``most`` are left; a short line stays as it is.
 
-    Example:
+    Examples:
         >>> thinned(Line(*np.array([[1.0, 2, 3, 4]] * 4), 1), most=2).x.tolist()
         [1.5, 3.5]
     """

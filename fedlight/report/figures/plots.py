@@ -136,7 +136,7 @@ def groups(file: str, output: str) -> dict[str, Any]:
 def groups_of(rows: Sequence[Mapping[str, str]]) -> dict[str, list[Any]]:
     """Return the ``table`` of `groups` from the rows of ``groups.csv``.
 
-    Example:
+    Examples:
         >>> groups_of([{"round": "3", "client": "a", "selector": "1"}, {"round": "6", "client": "b", "selector": "0"}])
         {'round': [3, 6], 'client': ['a', 'b'], 'known_group': ['', ''], 'selector': [[1, None], [None, 0]]}
     """
@@ -213,7 +213,7 @@ def _version(file: Path) -> int:
 def final(rows: Rows) -> list[float]:
     """Return the final accuracies in a ``clients.csv``: of own models, else of a test, else of the last validation.
 
-    Example:
+    Examples:
         >>> final([{"stage": "val", "round": "0", "accuracy": "1"}, {"stage": "val", "round": "1", "accuracy": "0.5"}])
         [0.5]
     """

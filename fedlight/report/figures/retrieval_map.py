@@ -140,7 +140,7 @@ def _dot(color: str, name: str) -> Line2D:
 def some(texts: Collection[str], number: int, *seed: int | str) -> list[str]:
     """Draw at most ``number`` texts, each once; the result depends on the parts of the seed, not on their order.
 
-    Example:
+    Examples:
         >>> some(["a", "b"], 5, 0) == some(["b", "a"], 5, 0), len(some(["a", "b", "c"], 2, 0))
         (True, 2)
     """

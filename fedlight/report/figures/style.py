@@ -80,7 +80,7 @@ def new_chart(height: float = HALF_A_PAGE[1]) -> tuple[Figure, Axes]:
 def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return colour and dashes of each name; the same names in the same order look the same on every chart.
 
-    Example:
+    Examples:
         >>> looks(["a", "b"])["b"]
         {'color': '#D55E00', 'linestyle': '-'}
     """

@@ -63,7 +63,7 @@ def _texts(one: Asked, most: int) -> Texts:
 def choose(by_prompt: dict[str, Answers], most: int) -> list[str]:
     """Choose, of the prompts that most methods have answered, some at equal distances: nobody has picked them.
 
-    Example:
+    Examples:
         >>> two, one = {"a": Answer("a", ""), "b": Answer("b", "")}, {"a": Answer("a", "")}
         >>> choose({"p": one, "q": two, "r": two, "s": two}, 2)
         ['q', 's']
@@ -128,7 +128,7 @@ def completions(run: Run) -> dict[str, Answers]:
 def _prompt(fields: Mapping[str, Any]) -> str:
     r"""Return the slots of a prompt as text, with their names where there are several.
 
-    Example:
+    Examples:
         >>> _prompt({"prompt": "Why?"}), _prompt({"instruction": "Add.", "input": "1, 2"})
         ('Why?', 'instruction: Add.\ninput: 1, 2')
     """
@@ -165,7 +165,7 @@ def verdicts(runs: Sequence[Run]) -> dict[tuple[str, str, str], dict[int, str]]:
 def verdict_in_words(first: float | None, second: float | None) -> str:
     """Return one word for the verdicts with our answer shown first and shown second.
 
-    Example:
+    Examples:
         >>> [verdict_in_words(*pair) for pair in ((1.0, 1.0), (1.0, 0.0), (0.0, 0.5), (None, 1.0))]
         ['win', 'tie', 'lose', 'unread']
     """

@@ -132,7 +132,7 @@ def quantiles(pairs: np.ndarray, most: int = MOST_POINTS) -> dict[str, np.ndarra
     Returns:
         ``round``, counted from 1, ``q10`` to ``q90`` and ``worst``, the mean of the lowest tenth; ``(points,)`` each.
 
-    Example:
+    Examples:
         >>> quantiles(np.array([[0, 0.0], [0, 1.0], [1, 0.5]]))["q50"].tolist()
         [0.5, 0.5]
     """

@@ -152,7 +152,7 @@ def _chart(name: str, title: str, axis: str, lines: Lines) -> Chart:
 def in_words(metric: str) -> str:
     """Return a metric in words; an unknown one as its last part, the others in brackets.
 
-    Example:
+    Examples:
         >>> in_words("val/loss"), in_words("score/domain"), in_words("win_rate/oracle"), in_words("fed/loss/train")
         ('validation loss', 'score of domain', 'win rate by oracle', 'loss during visits, train')
         >>> in_words("train/reward_margin"), in_words("fed/synthetic/rows"), in_words("my_own")
@@ -171,7 +171,7 @@ def in_words(metric: str) -> str:
 def family(metric: str) -> str | None:
     """Return the title of the chart that a metric belongs to; None where another section draws it.
 
-    Example:
+    Examples:
         >>> family("val/loss"), family("fed/bytes_up"), family("my/own")
         ('Loss', None, 'Others')
     """
@@ -204,7 +204,7 @@ def curves(run: Run) -> Curves:
 def columns(rows: Sequence[Mapping[str, str]], by_epoch: bool) -> dict[str, Curve]:
     """Return the columns of a metrics file: means of each epoch, counted from 1, or the values of each step.
 
-    Example:
+    Examples:
         >>> rows = [{"epoch": "0", "step": "0", "x": "1"}, {"epoch": "0", "step": "1", "x": "2"}]
         >>> columns(rows, by_epoch=True), columns(rows, by_epoch=False)
         ({'x': {1.0: 1.5}}, {'x': {0.0: 1.0, 1.0: 2.0}})

@@ -252,7 +252,7 @@ def cost_charts(by_method: ByMethod, fleets: ByMethod) -> list[Chart]:
 def alike(table: Mapping[str, Any]) -> dict[str, Any]:
     """Join runs with equal values under one name.
 
-    Example:
+    Examples:
         >>> alike({"a": np.array([1]), "b": np.array([2]), "c": np.array([1])})
         {'a, c': array([1]), 'b': array([2])}
     """

@@ -64,7 +64,7 @@ def most_selector(table: Table_) -> int:
 def changes_of(table: Table_) -> dict[int, dict[str, float]]:
     """Return the group log's metrics of each grouping: round -> metric -> value.
 
-    Example:
+    Examples:
         >>> table = {"round": [0, 5], "client": ["a", "b"], "known_group": ["x", "x"], "selector": [[0, 0], [0, 1]]}
         >>> changes_of(table)[5]["fed/groups_moved"]
         0.5

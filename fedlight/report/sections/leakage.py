@@ -90,7 +90,7 @@ def metrics_of(found: Found) -> list[str]:
 def in_words(metric: str) -> str:
     """Return a metric of an attack in words.
 
-    Example:
+    Examples:
         >>> in_words("discoverable_memorization/exact"), in_words("membership_inference/tpr_at_0.1_fpr")
         ('exact matches', 'TPR at 0.1 FPR')
     """

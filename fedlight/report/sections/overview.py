@@ -54,7 +54,7 @@ def _intro(runs: Sequence[Run], trained: Sequence[Run]) -> str:
 def results_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     """Return mean and standard deviation over seeds of each metric, a line per method.
 
-    Example:
+    Examples:
         >>> results_table([{"method": "m", "x": 0.5}], "Results").lines
         [['m', '0.500']]
     """
