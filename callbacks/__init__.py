@@ -1,1 +1,4 @@
-"""Lightning callbacks of fedlight, imported as ``fedlight.callbacks``; the federated loop is one of them."""
+"""Lightning callbacks of fedlight, imported as ``fedlight.callbacks``.
+
+`loop` federates a training run; `progress`, `logs` and `export` show and write what happens; `scores` and `attacks` measure.
+"""
