@@ -175,7 +175,7 @@ def predict_payloads(
             up = algorithm.reply(visiting, start, work)
             found.append(Payloads(down={} if sent is None else received, up=_shapes(up), start=start))
             before = visiting
-    except RuntimeError as error:  # of torch, for an operation that needs values
+    except (RuntimeError, TypeError) as error:  # of torch, for an operation that needs values
         raise ValueError(
             f"how many bytes {type(algorithm).__name__} sends cannot be known before a round, as its send, start_visit or "
             f"reply looks at values of tensors ({error}): have these hooks depend on names and shapes alone"

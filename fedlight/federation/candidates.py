@@ -41,7 +41,7 @@ class Candidates:
         self.left = {}
 
     def make(self, round_idx: int, clients: Sequence[Client], module: nn.Module, choose: bool) -> None:
-        """Let clients make candidates with the module as it stands, which with ``choose`` chooses among them at once.
+        """Let clients make candidates with the current module; with ``choose``, also let it select the best.
 
         The candidates are trained on in round ``round_idx``. Clients that keep none are logged.
         """

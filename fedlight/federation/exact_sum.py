@@ -50,9 +50,11 @@ class ExactSum:
         """Add ``times * value``, the product rounded to fp64; ``value`` is real, of any number type, and not changed.
 
         Raises:
-            ValueError: its shape is not that of the sum.
+            ValueError: it has another shape than the sum, or is complex.
         """
         self._expect(value.shape)
+        if value.is_complex():
+            raise ValueError(f"an exact sum takes real numbers, not {value.dtype}: add both parts apart")
         if self._addends == MOST_ADDENDS:
             self._carry()
         self._addends += 1
@@ -72,10 +74,10 @@ class ExactSum:
                 self._digit(index).view(-1)[where] += digit.to(torch.int64)
 
     def partial(self) -> dict[str, Any]:
-        """Return the sum so far as tensors and plain values, for `merge`; the tensors are not copied."""
+        """Return the sum so far as tensors and plain values, for `merge`."""
         return {
             "shape": self._shape,
-            "digits": dict(self._digits),
+            "digits": {index: digit.clone() for index, digit in self._digits.items()},
             "addends": self._addends,
             "not_finite": self._not_finite,
         }

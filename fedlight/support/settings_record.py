@@ -7,6 +7,7 @@ run is made; an attribute that differs each time, such as the time of day, needs
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Mapping
 from enum import Enum
 from hashlib import blake2b
@@ -19,6 +20,7 @@ from torch import Tensor
 CLASS = "class"
 MOST_ITEMS = 1000
 MOST_NAMED = 3
+OWN_PATH = re.compile(r"^fedlight\.(?:[a-z_0-9]+\.)+(?=\w)")
 
 
 def described(value: Any, seen: tuple[object, ...] = ()) -> Any:
@@ -30,7 +32,7 @@ def described(value: Any, seen: tuple[object, ...] = ()) -> Any:
     Examples:
         >>> from fedlight.federation.server import FedAvgM
         >>> described({"server": FedAvgM(beta=0.5), "seed": 3})
-        {'server': {'class': 'fedlight.federation.server.FedAvgM', 'lr': 1.0, 'beta': 0.5}, 'seed': 3}
+        {'server': {'class': 'fedlight.FedAvgM', 'lr': 1.0, 'beta': 0.5}, 'seed': 3}
     """
     if value is None or type(value) in (bool, int, float, str):
         return value
@@ -103,7 +105,7 @@ def digest(*parts: Any) -> str:
 
 def _differences(saved: Any, own: Any, name: str) -> list[tuple[str, Any, Any]]:
     if isinstance(saved, Mapping) and isinstance(own, Mapping):
-        if saved.get(CLASS) != own.get(CLASS):
+        if _without_file(saved.get(CLASS)) != _without_file(own.get(CLASS)):
             return [(name, saved.get(CLASS, saved), own.get(CLASS, own))]
         is_object = CLASS in saved
         names = [key for key in {**saved, **own} if not is_object or (key in saved and key in own)]
@@ -114,7 +116,7 @@ def _differences(saved: Any, own: Any, name: str) -> list[tuple[str, Any, Any]]:
     if isinstance(saved, list) and isinstance(own, list) and len(saved) == len(own):
         inner = [_differences(a, b, f"{name}[{i}]") for i, (a, b) in enumerate(zip(saved, own, strict=True))]
         return [each for differences in inner for each in differences]
-    same = saved == own or (saved != saved and own != own)  # NaN equals NaN
+    same = _without_file(saved) == _without_file(own) or (saved != saved and own != own)  # NaN equals NaN
     return [] if same else [(name, _brief(saved), _brief(own))]
 
 
@@ -144,4 +146,9 @@ def _of_numbers(value: Any) -> Any:
 
 
 def _path(of: Any) -> str:
-    return f"{getattr(of, '__module__', '')}.{getattr(of, '__qualname__', type(of).__name__)}"
+    return _without_file(f"{getattr(of, '__module__', '')}.{getattr(of, '__qualname__', type(of).__name__)}")
+
+
+def _without_file(name: Any) -> Any:
+    """Return the dotted name of a class or function of fedlight without its file, which may move; all else as it is."""
+    return OWN_PATH.sub("fedlight.", name) if isinstance(name, str) else name

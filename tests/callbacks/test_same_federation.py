@@ -57,7 +57,6 @@ def run(rounds=1, ckpt_path=None, data=None, callbacks=(), settings=None, **loop
 def other(folder):
     """Settings of the run, of the one that goes on, and what is said."""
     fleets = [make_fleet(folder / str(gib), phone={"memory_gib": gib}) for gib in (4, 8)]
-    class_of = "fedlight.federation.algorithms"
     return {
         "clients_per_round": ({}, {"clients_per_round": 4}, "federated.clients_per_round=3", "=4"),
         "local_steps": ({}, {"local_steps": None}, "federated.local_steps=2", "=None"),
@@ -71,13 +70,13 @@ def other(folder):
         "class": (
             {},
             {"algorithm": FedProx(0.1)},
-            f"federated.algorithm={class_of}.fedavg.FedAvg",
+            "federated.algorithm=fedlight.FedAvg",
             "FedProx",
         ),
         "needs more": (
             {},
             {"algorithm": Scaffold()},
-            f"federated.algorithm={class_of}.fedavg.FedAvg",
+            "federated.algorithm=fedlight.FedAvg",
             "Scaffold",
         ),
         "mu": (

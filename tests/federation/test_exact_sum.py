@@ -165,3 +165,17 @@ def test_digits_of_movements_take_no_more_than_three_times_fp64():
     for share in (0.3, 0.01, 1 / 53):
         total.add((trained.double() - received.double()) * share)
     assert sum(digit.nbytes for digit in total.partial()["digits"].values()) <= 3 * 8 * 1000
+
+
+def test_a_partial_sum_is_not_changed_by_later_addends():
+    ours, theirs = ExactSum((1,)), ExactSum((1,))
+    ours.add(torch.ones(1))
+    part = ours.partial()
+    ours.add(torch.ones(1))
+    theirs.merge(part)
+    assert (theirs.rounded().item(), ours.rounded().item()) == (1.0, 2.0)
+
+
+def test_complex_numbers_are_refused():
+    with pytest.raises(ValueError, match="real numbers, not torch"):
+        ExactSum((1,)).add(torch.ones(1, dtype=torch.complex64))

@@ -68,7 +68,7 @@ def test_objects_are_their_class_and_what_they_were_given():
 def test_other_values_are_plain_too():
     values = [Path("a/b"), Kind.ONE, Plain, digest, {3, 1}, range(2), np.float32(0.5), torch.tensor(3)]
     assert described(values)[:3] == ["a/b", "Kind.ONE", HERE + "Plain"]
-    assert described(values)[3:] == ["fedlight.support.settings_record.digest", [1, 3], [0, 1], 0.5, 3]
+    assert described(values)[3:] == ["fedlight.digest", [1, 3], [0, 1], 0.5, 3]
     assert described(functools.partial(max, 1))["class"] == "functools.partial"
     weights = described(torch.tensor([1.0, 2.0]))
     assert weights == described(torch.tensor([1.0, 2.0]))
@@ -112,3 +112,16 @@ def test_digests_differ_by_content_and_by_where_it_is_cut():
     assert digest("ab", "c") != digest("a", "bc")
     assert digest(np.array([1, 2])) == digest(np.array([0, 1, 2])[1:])
     assert digest(np.array([1, 2])) != digest(np.array([2, 1]))
+
+
+def test_a_class_of_ours_is_the_same_in_another_file():
+    def saved(name):
+        return {"x": {"class": name, "rate": 1}}
+
+    refuse_other_settings(
+        saved("fedlight.callbacks.buffers.BufferPolicy"), saved("fedlight.BufferPolicy"), "start anew"
+    )
+    refuse_other_settings({"f": "fedlight.partition.iid"}, {"f": "fedlight.iid"}, "start anew")
+    for other in ("fedlight.callbacks.buffers.Average", "mine.BufferPolicy"):
+        with pytest.raises(ValueError, match="not with x=fedlight"):
+            refuse_other_settings(saved(other), saved("fedlight.BufferPolicy"), "start anew")
