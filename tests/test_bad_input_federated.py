@@ -152,7 +152,7 @@ def test_a_checkpoint_of_another_server_or_algorithm(fit, tmp_path):
     assert fit("--federated.server=FedAvgM", "--trainer.max_epochs=1").code == 0
     going_on = f"--ckpt_path={tmp_path / 'run/checkpoints/epoch=0.ckpt'}"
     line = refused(fit("--federated.server=FedAdam", going_on))
-    assert "was trained with federated.server=fedlight.federation.server.FedAvgM and goes on with it" in line
+    assert "was trained with federated.server=fedlight.FedAvgM and goes on with it" in line
     for other in (["--federated.algorithm=Scaffold"], [*FEDBISCUIT]):
         refused(fit(*other, "--federated.server=FedAvgM", going_on))
 
