@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from fedlight.support.checks import check_choice
 
 SCHEDULES = ("constant", "cosine")
+IMPLEMENTATIONS = {"fused", "foreach", "capturable", "differentiable"}
+"""Arguments of torch's optimizers that choose how a step is computed."""
 
 
 def check_optimizer(name: str, args: Mapping[str, Any]) -> None:
@@ -51,14 +53,31 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimizer; lists in ``args`` become tuples, which YAML cannot write.
 
+    It steps all parameters in one call of torch's fused kernel where the class has one for their devices. ``args`` with
+    ``fused``, ``foreach``, ``capturable`` or ``differentiable`` decide that themselves.
+
     Examples:
         >>> weight = nn.Parameter(torch.zeros(1))
         >>> make_optimizer("AdamW", [weight], 1e-5, {"betas": [0.9, 0.95]}).defaults["betas"]
         (0.9, 0.95)
     """
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in args.items()}
-    optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(parameters, lr=lr, **plain)
+    make, held = getattr(torch.optim, name), list(parameters)
+    if IMPLEMENTATIONS & args.keys() or not _has_fused_kernel(make, held):
+        optimizer: torch.optim.Optimizer = make(held, lr=lr, **plain)
+        return optimizer
+    optimizer = make(held, lr=lr, fused=True, **plain)
+    # The kernel could divide by the loss scale itself. Then gradients would reach hooks scaled, and Lightning would refuse
+    # to clip them, also in bf16-mixed. Without this mark the loss scale divides them first, as for any other optimizer.
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
     return optimizer
+
+
+def _has_fused_kernel(kind: type[torch.optim.Optimizer], parameters: Sequence[nn.Parameter]) -> bool:
+    devices = ("cpu",) if kind is torch.optim.Adagrad else ("cpu", "cuda")
+    return "fused" in inspect.signature(kind).parameters and all(
+        p.device.type in devices and p.is_floating_point() for p in parameters
+    )
 
 
 def cosine(max_epochs: int | None) -> Callable[[int], float]:

@@ -2,8 +2,20 @@
 
 import pytest
 import torch
+from torch import nn
 
+from fedlight.devices.memory import moment_bytes_per_weight
+from fedlight.modules.language.optimizers import make_optimizer
 from fedlight.modules.sft import SFTModule
+
+WITH_A_KERNEL = [
+    ("AdamW", {"betas": [0.8, 0.95], "weight_decay": 0.1}),
+    ("AdamW", {"amsgrad": True}),
+    ("Adam", {"weight_decay": 0.1}),
+    ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    ("SGD", {}),
+    ("Adagrad", {}),
+]
 
 
 @pytest.mark.parametrize(
@@ -54,3 +66,74 @@ def test_cosine_moves_once_per_epoch(llama, make_trainer, loader, make_sft_batch
 def test_cosine_without_an_end_is_refused(llama, make_trainer, loader, make_sft_batch):
     with pytest.raises(ValueError, match="max_epochs=-1, set it above 0"):
         make_trainer(max_epochs=-1).fit(SFTModule(llama, lr_schedule="cosine"), loader([make_sft_batch()]))
+
+
+def after_steps(name, args, shapes, dtype=torch.float64, lr=lambda step: 0.1):
+    """Parameters after ten steps on given gradients, at rates that change as a schedule changes them."""
+    draw = torch.Generator().manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(shape, generator=draw, dtype=dtype)) for shape in shapes]
+    optimizer = make_optimizer(name, parameters, lr(0), args)
+    for step in range(10):
+        optimizer.param_groups[0]["lr"] = lr(step)
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=draw, dtype=dtype)
+        optimizer.step()
+    return optimizer, parameters
+
+
+@pytest.mark.parametrize(("name", "args"), WITH_A_KERNEL)
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-14), (torch.float32, 2e-6)])
+def test_one_kernel_for_all_parameters_makes_the_same_steps(name, args, dtype, atol):
+    settings = {"shapes": [(3, 4), (3, 4, 5), (1,)], "dtype": dtype, "lr": lambda step: 0.1 / (1 + step)}
+    fused, found = after_steps(name, args, **settings)
+    each, expected = after_steps(name, {**args, "foreach": False}, **settings)
+    assert (fused.param_groups[0]["fused"], bool(each.param_groups[0]["fused"])) == (True, False)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=atol)
+
+
+def test_step_of_adamw_is_that_of_the_paper():
+    """Loshchilov and Hutter, 2019, algorithm 2, written out."""
+    settings = {"betas": [0.8, 0.95], "weight_decay": 0.1, "eps": 1e-3}
+    _, [found] = after_steps("AdamW", settings, [(7,)], lr=lambda step: 0.5 / (1 + step))
+    draw = torch.Generator().manual_seed(0)
+    weight = torch.randn(7, generator=draw, dtype=torch.float64)
+    first = second = torch.zeros(7, dtype=torch.float64)
+    for step in range(10):
+        gradient, lr = torch.randn(7, generator=draw, dtype=torch.float64), 0.5 / (1 + step)
+        first, second = 0.8 * first + 0.2 * gradient, 0.95 * second + 0.05 * gradient**2
+        corrected = (second / (1 - 0.95 ** (step + 1))).sqrt() + 1e-3
+        weight = weight * (1 - lr * 0.1) - lr * first / (1 - 0.8 ** (step + 1)) / corrected
+    torch.testing.assert_close(found.detach(), weight, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("choice", ["fused", "foreach", "capturable", "differentiable"])
+def test_settings_decide_how_a_step_is_computed(choice):
+    optimizer = make_optimizer("AdamW", [nn.Parameter(torch.ones(1))], 0.1, {choice: False})
+    assert not optimizer.param_groups[0]["fused"]
+
+
+def test_optimizers_and_devices_without_a_kernel_have_none():
+    assert "fused" not in make_optimizer("RMSprop", [nn.Parameter(torch.ones(1))], 0.1, {}).param_groups[0]
+    meta = make_optimizer("AdamW", [nn.Parameter(torch.ones(1, device="meta"))], 0.1, {})
+    assert not meta.param_groups[0]["fused"]
+
+
+@pytest.mark.parametrize(("name", "expected"), [("AdamW", 8.0), ("SGD", 0.0)])
+def test_memory_of_moments_is_that_of_the_class(name, expected):
+    assert moment_bytes_per_weight(make_optimizer(name, [nn.Parameter(torch.ones(1))], 0.1, {})) == expected
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_clipped_steps_are_the_same(llama, make_trainer, loader, make_sft_batch, precision):
+    def trained(args):
+        module = SFTModule(llama, lr=0.01, lora_dropout=0.0, optimizer_args=args)
+        fit = make_trainer(max_epochs=2, gradient_clip_val=0.01, precision=precision)
+        fit.fit(module, loader([make_sft_batch(), make_sft_batch()]))
+        assert bool(fit.optimizers[0].param_groups[0]["fused"]) is (args is None)
+        return module.state_dict()
+
+    found, expected = trained(None), trained({"foreach": False})
+    assert len(found) == 28
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-4)
