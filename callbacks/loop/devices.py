@@ -7,7 +7,7 @@ in vain, and nothing depends on the speed of this machine.
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -222,11 +222,21 @@ class DeviceEmulation(NoDevices):
             fits=all(self._fits[visit].fits for visit in visits),
         )
 
+    def kind(self, visit: Visit) -> Hashable:
+        """Return bits and checkpointing; None for a cut step, and for 8 bits, where other clients' rows would play a part.
+
+        LLM.int8 picks outlier columns over the whole batch.
+        """
+        bits = self._devices[visit.client_id].weight_bits
+        return None if self._is_cut(visit) or bits == 8 else (bits, self._fits[visit].checkpointing)
+
+    def _is_cut(self, visit: Visit) -> bool:
+        return self._fits[visit].micro_batch < self._largest[visit]
+
     def enter(self, visit: Visit) -> None:
         fitted = self._fits[visit]
         self._use_base(self._devices[visit.client_id].weight_bits)
-        is_cut = fitted.micro_batch < self._largest[visit]
-        self._step.enter(fitted.micro_batch if is_cut else None, fitted.checkpointing)
+        self._step.enter(fitted.micro_batch if self._is_cut(visit) else None, fitted.checkpointing)
 
     def restore(self) -> None:
         self._step.leave()

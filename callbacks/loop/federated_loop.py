@@ -21,6 +21,7 @@ from fedlight.callbacks.loop import guard, plan
 from fedlight.callbacks.loop.buffers import Policy, buffer_policy
 from fedlight.callbacks.loop.checkpoint import RoundStart, check_what_is_loaded, follow_what_is_saved
 from fedlight.callbacks.loop.devices import DeviceEmulation, PayloadSizes, check_device_settings
+from fedlight.callbacks.loop.groups.bundles import Group
 from fedlight.callbacks.loop.guard import SameFederation
 from fedlight.callbacks.loop.optimizers import (
     FreshOptimizers,
@@ -49,6 +50,7 @@ from fedlight.callbacks.loop.visit import (
     Contributions,
     Exchange,
     LocalWork,
+    OpenGroup,
     OpenVisit,
     ParametersLeft,
     call_again,
@@ -116,7 +118,7 @@ class FederatedLoop(L.Callback):
     Attributes:
         rounds_done: number of rounds with a finished server step.
         visit_records: a row for each finished visit of the current round, and for each client that dropped out of it.
-        visits: visits under way, at most one; an ended visit stays until the next begins or the round is over.
+        group: visits under way, side by side; an ended group stays until the next begins or the round is over.
         virtual_seconds: duration of the rounds on the devices' clock; 0 without a fleet.
 
     Raises:
@@ -163,7 +165,7 @@ class FederatedLoop(L.Callback):
         self.rounds_done = 0
         self.clients: dict[str, Client] = {}
         self.visit_records: list[Record] = []
-        self.visits: list[OpenVisit] = []
+        self.group = OpenGroup([], LocalWork(()))
         self._devices = NoDevices()
         self._parameters: dict[str, Tensor] = {}
         self._trained_before: dict[str, bool] = {}
@@ -260,20 +262,19 @@ class FederatedLoop(L.Callback):
             self._loss_scale.start_round(trainer, self._changes_gradients)
         if batch_idx in self._rounds.schedule.begins:
             self.refuse_changed()
-            self._begin_visit(trainer, module, self._round, self._rounds.schedule.begins[batch_idx])
+            self._begin_group(trainer, module, self._round, self._rounds.schedule.begins[batch_idx])
 
     def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Note that there are gradients for the next optimizer step."""
-        for one in self.visits:
-            one.work.backward()
+        self.group.work.backward()
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         """Let the algorithm change the gradients of the visits under way; a round without visits has none."""
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        for one in self.visits:
-            one.work.announce(optimizer)
+        self.group.work.announce(optimizer)
+        for one in self.group.visits:
             if self._changes_gradients:
                 parameters = {name: p for name, p in self._parameters.items() if id(p) in own}
                 gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
@@ -286,19 +287,20 @@ class FederatedLoop(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Close the visit, and the round, whose last batch this was."""
-        visits = [*self.visits]
-        ended = visits if batch_idx + 1 in self._rounds.schedule.ends else []
-        for one in visits:
-            one.work.add_loss(step_loss(trainer, outputs))
+        visits, work = self.group.visits, self.group.work
+        ended = [*visits] if batch_idx + 1 in self._rounds.schedule.ends else []
+        if visits:
+            loss = step_loss(trainer, outputs)
+            work.add_losses(None if loss is None else loss.reshape(1))
             self.buffers.after_batch()
         if ended:
             call_modules_own(trainer, pl_module, outputs, batch, batch_idx)
-        for one in ended:
-            visit = one.visiting.visit
             if not pl_module.automatic_optimization:
-                one.work.refuse_unused_gradients(visit)
-            refuse_joined(trainer, self._parameters, visit.client_id)
-            self._finish_visit(self._under_way, one)
+                work.refuse_unused_gradients(ended[0].visiting.visit)
+            refuse_joined(trainer, self._parameters, ended[0].visiting.visit.client_id)
+            work.leave(len(ended))
+        for place, one in enumerate(ended):
+            self._finish_visit(self._under_way, one, work.done(place, one.parameters))
         if batch_idx + 1 == self._rounds.schedule.num_batches:
             self._finish_round(trainer, pl_module, self._under_way)
         if ended:
@@ -342,36 +344,47 @@ class FederatedLoop(L.Callback):
         }
         return self._open_round(opened, state)
 
-    def _begin_visit(
-        self, trainer: L.Trainer, module: L.LightningModule, under_way: OpenRound, visit: Visit
+    def _begin_group(
+        self, trainer: L.Trainer, module: L.LightningModule, under_way: OpenRound, group: Group
     ) -> None:
-        schedule, name = self._rounds.schedule, visit.client_id
-        plan.refuse_other_accumulation(trainer.accumulate_grad_batches, schedule.accumulation)
-        client = replace(self.clients[name], memory=self.memory.load(name))
-        if schedule.is_first(visit) and not schedule.is_last(visit):
-            under_way.memories[name] = self.memory.load(name)
-        visiting, bytes_down = under_way.exchange.down(visit, client, under_way.last.get(name))
-        if visiting.adapter is not None:
-            assert isinstance(module, HoldsAdapters)
-            module.use_adapter(visiting.adapter)
-        own = self.buffers.enter(client.memory, under_way.state, self._parameters)
-        write(visiting.start | own, self._parameters)
+        plan.refuse_other_accumulation(trainer.accumulate_grad_batches, self._rounds.schedule.accumulation)
+        visits = [self._receive(under_way, visit) for visit in group]
+        for one in visits:
+            self._put_in(module, under_way, one)
         self._optimizers.forget(trainer.optimizers)
         clear_gradients(module)
         self._schedules.start_visit()
         self._loss_scale.start_visit()
-        self._devices.enter(visit)
-        seed_all(self.seed, "visit", self.rounds_done, name, visit.split)
-        trained = {name: self._parameters[name] for name in visiting.start}
-        work = LocalWork(trainer.optimizers, self._changes_gradients)
-        self.visits = [OpenVisit(visiting, trained, bytes_down, work)]
-        call_on_visit_start(trainer, module, name)
+        self._devices.enter(group[0])
+        seed_all(self.seed, "visit", self.rounds_done, *(p for v in group for p in (v.client_id, v.split)))
+        self.group = OpenGroup(visits, LocalWork(trainer.optimizers, self._changes_gradients))
+        for visit in group:
+            call_on_visit_start(trainer, module, visit.client_id)
 
-    def _finish_visit(self, under_way: OpenRound, one: OpenVisit) -> None:
+    def _receive(self, under_way: OpenRound, visit: Visit) -> OpenVisit:
+        """Send the algorithm's message at the start of a visit."""
+        schedule, name = self._rounds.schedule, visit.client_id
+        client = replace(self.clients[name], memory=self.memory.load(name))
+        if schedule.is_first(visit) and not schedule.is_last(visit):
+            under_way.memories[name] = self.memory.load(name)
+        visiting, bytes_down = under_way.exchange.down(visit, client, under_way.last.get(name))
+        return OpenVisit(visiting, {name: self._parameters[name] for name in visiting.start}, bytes_down)
+
+    def _put_in(self, module: L.LightningModule, under_way: OpenRound, one: OpenVisit) -> None:
+        """Make the module the client's: its adapter, its buffers, and the parameters from which it trains."""
+        visiting = one.visiting
+        if visiting.adapter is not None:
+            assert isinstance(module, HoldsAdapters)
+            module.use_adapter(visiting.adapter)
+        own = self.buffers.enter(visiting.client.memory, under_way.state, self._parameters)
+        write(visiting.start | own, self._parameters)
+
+    def _finish_visit(self, under_way: OpenRound, one: OpenVisit, work: Work) -> None:
         visit, reason = one.visiting.visit, ""
-        work, num_examples = one.work.done(one.parameters), self._run.num_examples(visit)
+        num_examples = self._run.num_examples(visit)
         # If a loss scale leaves steps out, the remaining steps have different rates for each client.
-        self._schedules.finish_visit(visit, {} if self._loss_scale.is_used else one.work.settings)
+        settings = {} if self._loss_scale.is_used else self.group.work.settings
+        self._schedules.finish_visit(visit, settings)
         self._loss_scale.finish_visit()
         under_way.last[visit.client_id] = one.visiting
         try:
@@ -427,7 +440,7 @@ class FederatedLoop(L.Callback):
         self._schedules.finish_round(module)
         self._loss_scale.finish_round()
         self._optimizers.forget(trainer.optimizers)  # or a checkpoint would carry the last client's moments
-        self.visits, self._round = [], None
+        self.group, self._round = OpenGroup([], LocalWork(())), None
         self.rounds_done += 1
         metrics = round_metrics(self.visit_records, len(self._rounds.cohort)) | self._run.logged
         self._run.logged = {}
@@ -446,8 +459,8 @@ class FederatedLoop(L.Callback):
 
     @property
     def visit(self) -> Visit | None:
-        """Visit under way, or None."""
-        return self.visits[0].visiting.visit if self.visits else None
+        """First visit of the group under way, or None."""
+        return self.group.visits[0].visiting.visit if self.group.visits else None
 
     @property
     def device_name(self) -> str:
@@ -456,9 +469,8 @@ class FederatedLoop(L.Callback):
 
     def break_off(self, module: L.LightningModule) -> None:
         """Restore the global model when the trainer stops inside a round; the round does not count."""
-        for one in self.visits:
-            one.work.leave()
-        self.visits, self._left = [], None
+        self.group.work.leave()
+        self.group, self._left = OpenGroup([], LocalWork(())), None
         call_again(module)
         self._devices.restore()
         plan.train_batches_again(module)

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
+from fedlight.callbacks.loop.groups.bundles import Bundle, Group, form_bundles
 from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client import Client, Visit
@@ -36,36 +37,45 @@ def uniform_cohort(
 
 
 class RoundSchedule:
-    """Visits of one round in training order, by the numbers of their batches; a step takes ``accumulation`` batches.
+    """Groups of visits of one round in training order, by the numbers of their batches.
+
+    Args:
+        accumulation: batches of an optimizer step.
 
     Attributes:
-        begins: number of its first batch -> visit.
-        ends: numbers of the batches before which a visit has ended.
+        begins: number of its first batch -> group of visits that are trained side by side.
+        ends: numbers of the batches before which a group has ended.
         num_batches: batches of the round; of one optimizer step without visits, since Lightning needs some.
 
     Raises:
         ValueError: a visit ends inside an optimizer step.
 
     Examples:
-        >>> schedule = RoundSchedule([Visit("a", 2), Visit("b", 3)], accumulation=1)
+        >>> schedule = RoundSchedule([(Visit("a", 2), Visit("b", 2)), (Visit("c", 3),)], accumulation=1)
         >>> list(schedule.begins), sorted(schedule.ends), schedule.num_batches
         ([0, 2], [2, 5], 5)
     """
 
-    def __init__(self, visits: Sequence[Visit], accumulation: int) -> None:
+    def __init__(self, groups: Sequence[Group], accumulation: int) -> None:
         self.accumulation = accumulation
+        visits = [visit for group in groups for visit in group]
         for visit in visits:
             if visit.num_batches % accumulation:
                 raise ValueError(
                     f"a visit of {visit.num_batches} batches is no multiple of trainer.accumulate_grad_batches="
                     f"{accumulation}: one optimizer step would mix two clients"
                 )
-        ends = list(accumulate(visit.num_batches for visit in visits))
-        self.begins = dict(zip([0, *ends[:-1]], visits, strict=True)) if visits else {}
+        ends = list(accumulate(group[0].num_batches for group in groups))
+        self.begins = dict(zip([0, *ends[:-1]], groups, strict=True)) if groups else {}
         self.ends = set(ends)
         self._last = {visit.client_id: visit for visit in visits}
         self._first = {visit.client_id: visit for visit in reversed(visits)}
         self.num_batches = ends[-1] if ends else accumulation
+
+    @property
+    def clients(self) -> list[str]:
+        """Ids of the clients that are visited, in the order of their last visits."""
+        return [*self._last]
 
     def is_first(self, visit: Visit) -> bool:
         """Return whether a visit is the first of its client in the round."""
@@ -160,15 +170,18 @@ class RoundPlanner:
         local_steps: optimizer steps of a visit; None for one pass over the data.
         accumulation: function from a round to its batches per optimizer step.
         seed: seed of the sampling, and of the algorithm's draws when it prepares a round.
+        clients_at_once: most clients that are trained side by side.
 
     Attributes:
         num_asked: number of clients asked in a round.
         cohort: clients that take part in the last planned round.
-        schedule: visits of the last planned round.
+        bundles: groups of visits of the last planned round, in training order.
+        schedule: their places in the stream of batches.
         planned: last planned round; None before the first.
     """
 
     cohort: list[Client]
+    bundles: list[Bundle]
     schedule: RoundSchedule
 
     def __init__(
@@ -181,6 +194,7 @@ class RoundPlanner:
         local_steps: int | None,
         accumulation: Callable[[int], int],
         seed: int,
+        clients_at_once: int = 1,
     ) -> None:
         self.algorithm = algorithm
         self.data = data
@@ -189,6 +203,7 @@ class RoundPlanner:
         self.local_steps = local_steps
         self.accumulation = accumulation
         self.seed = seed
+        self.clients_at_once = clients_at_once
         self.planned: int | None = None
 
     def outline(self, round_idx: int, accumulation: int) -> None:
@@ -218,10 +233,12 @@ class RoundPlanner:
         visits = self.algorithm.plan(round_idx, self._asked(round_idx), num_batches)
         visits = run.devices.admit(round_idx, now_seconds, visits, parameters)
         self.cohort = [self.clients[name] for name in sorted({visit.client_id for visit in visits})]
-        self.schedule = RoundSchedule(visits, accumulation)
+        self.bundles = form_bundles(visits, self.clients_at_once, run.devices.kind)
+        groups = [group for bundle in self.bundles for group in bundle]
+        self.schedule = RoundSchedule(groups, accumulation)
         # Lightning ends a run at an epoch without batches.
-        first = next(iter(self.clients))
-        self.data.set_visits(visits or [Visit(first, accumulation)], round_idx)
+        nobody = Visit(next(iter(self.clients)), accumulation)
+        self.data.set_visits([visit for group in groups for visit in group] or [nobody], round_idx)
 
     def _prepare(self, round_idx: int, now_seconds: float, run: Run) -> None:
         """Let the algorithm prepare the round for the clients that are present; keep every random stream as it was."""

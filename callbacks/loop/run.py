@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
@@ -55,6 +55,10 @@ class NoDevices:
         Only names and shapes of the federated ``parameters`` count.
         """
         return [*visits]
+
+    def kind(self, visit: Visit) -> Hashable:
+        """Return the kind of computation of a visit; visits of one kind can be trained side by side, of None only alone."""
+        return ()
 
     def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """Raise ValueError, before the first visit of a round, for other federated parameters than the round's plan has."""

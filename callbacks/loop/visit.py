@@ -1,4 +1,6 @@
-"""One visit in the federated loop: download, local training, upload, contribution to the round.
+"""Visits in the federated loop: download, local training, upload, contribution to the round.
+
+Visits of one group are trained side by side: they share their optimizer steps, and each has its own losses.
 
 Steps are counted at torch's optimizers: a step is one step, however often it evaluates its closure (LBFGS does so many
 times), and a step that 16-bit scaling leaves out does not count.
@@ -38,7 +40,7 @@ StepSettings = tuple[dict[str, Any], ...]
 
 
 class LocalWork:
-    """Counters of the steps, losses and learning rates of a visit, which run until `done` or `leave`.
+    """Counters of the steps, losses and learning rates of a group of visits, which run until `leave`.
 
     Args:
         optimizers: the module's optimizers; none before the first visit.
@@ -114,24 +116,27 @@ class LocalWork:
                 "a multiple of them; or it steps an optimizer inside of another, where the outer one has to make the step"
             )
 
-    def add_loss(self, loss: Tensor | None) -> None:
-        """Add the loss of a batch, if there is one."""
-        if loss is not None:
-            self._losses.append(loss)
+    def add_losses(self, losses: Tensor | None) -> None:
+        """Add the loss of a batch in each visit of the group, ``(visits,)``, if there is one."""
+        if losses is not None:
+            self._losses.append(losses)
 
-    def leave(self) -> None:
-        """Remove the hooks of the optimizers."""
+    def leave(self, num_visits: int = 1) -> None:
+        """Stop the clock, whose time the visits of the group share equally, and remove the hooks of the optimizers."""
+        self._seconds = (time.perf_counter() - self._started) / num_visits
         for hook in self._hooks:
             hook.remove()
 
-    def done(self, parameters: Mapping[str, Tensor]) -> Work:
-        """Return the work of a visit that trained ``parameters``, and remove the hooks."""
-        self.leave()
-        mean_loss = torch.stack(self._losses).mean().item() if self._losses else None
-        first_loss = self._losses[0].item() if self._losses else None
-        lr_sums = {name: self._lr_sums[id(p)] for name, p in parameters.items()}
+    def done(self, place: int, parameters: Mapping[str, Tensor]) -> Work:
+        """Return the work of the visit at ``place`` in the group, which trained ``parameters``."""
+        losses = torch.stack([batch[place] for batch in self._losses]) if self._losses else None
         return Work(
-            self._steps, self._lr, mean_loss, time.perf_counter() - self._started, lr_sums, first_loss
+            self._steps,
+            self._lr,
+            None if losses is None else losses.mean().item(),
+            self._seconds,
+            {name: self._lr_sums[id(p)] for name, p in parameters.items()},
+            None if losses is None else losses[0].item(),
         )
 
 
@@ -179,8 +184,15 @@ class OpenVisit:
     visiting: Visiting
     parameters: Mapping[str, Tensor]
     bytes_down: int
-    work: LocalWork
     bytes_up: int = 0
+
+
+@dataclass
+class OpenGroup:
+    """Visits under way side by side, in the order of the plan, with their common steps; without visits before the first."""
+
+    visits: list[OpenVisit]
+    work: LocalWork
 
 
 class Exchange:
@@ -310,7 +322,7 @@ class Contributions:
         Raises ValueError if all clients have diverged.
         """
         if self.diverged:
-            clients = {visit.client_id for visit in self._schedule.begins.values()}
+            clients = self._schedule.clients
             client_id, first = next(iter(self.diverged.items()))
             settings = ", ".join(f"{name}={value}" for name, value in hints.items())
             why = f"NaN or Inf in what they trained; {client_id}: {first}"
