@@ -21,7 +21,6 @@ from fedlight.callbacks.loop import guard, plan
 from fedlight.callbacks.loop.buffers import Policy, buffer_policy
 from fedlight.callbacks.loop.checkpoint import RoundStart, check_what_is_loaded, follow_what_is_saved
 from fedlight.callbacks.loop.devices import DeviceEmulation, PayloadSizes, check_device_settings
-from fedlight.callbacks.loop.groups.bundles import Group
 from fedlight.callbacks.loop.guard import SameFederation
 from fedlight.callbacks.loop.optimizers import (
     FreshOptimizers,
@@ -64,7 +63,7 @@ from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm, changes_gradients
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.channel import Channel, Identity
-from fedlight.federation.client import OWN_STATE, Client, Upload, Visit, Visiting, Work, build_clients
+from fedlight.federation.client import OWN_STATE, Client, Group, Upload, Visit, Visiting, Work, build_clients
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.protocols import HoldsAdapters
 from fedlight.federation.server import Average, ServerOptimizer

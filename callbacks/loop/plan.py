@@ -13,11 +13,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
-from fedlight.callbacks.loop.groups.bundles import Bundle, Group, form_bundles
+from fedlight.callbacks.loop.groups.bundles import Bundle, form_bundles
 from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.federation.algorithm import Algorithm
-from fedlight.federation.client import Client, Visit
-from fedlight.federation.protocols import FederatedData, NumBatches
+from fedlight.federation.client import Client, Group, Visit
+from fedlight.federation.protocols import FederatedData, NumBatches, StreamsGroups
 from fedlight.support.seeding import derive_seed
 
 
@@ -237,8 +237,12 @@ class RoundPlanner:
         groups = [group for bundle in self.bundles for group in bundle]
         self.schedule = RoundSchedule(groups, accumulation)
         # Lightning ends a run at an epoch without batches.
-        nobody = Visit(next(iter(self.clients)), accumulation)
-        self.data.set_visits([visit for group in groups for visit in group] or [nobody], round_idx)
+        groups = groups or [(Visit(next(iter(self.clients)), accumulation),)]
+        if self.clients_at_once == 1:
+            self.data.set_visits([visit for (visit,) in groups], round_idx)
+        else:
+            assert isinstance(self.data, StreamsGroups)  # checked in setup
+            self.data.set_groups(groups, round_idx)
 
     def _prepare(self, round_idx: int, now_seconds: float, run: Run) -> None:
         """Let the algorithm prepare the round for the clients that are present; keep every random stream as it was."""

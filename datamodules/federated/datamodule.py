@@ -16,7 +16,7 @@ from fedlight.datamodules.clients.splits import ClientCount, count_labels
 from fedlight.datamodules.federated.client_positions import read_positions
 from fedlight.datamodules.federated.rounds import ClientIndices, PooledSampler, RoundPlan
 from fedlight.devices.shape import BatchShape
-from fedlight.federation.client import Visit
+from fedlight.federation.client import Group, Visit
 from fedlight.support.checks import refuse_below
 from fedlight.support.settings_record import digest
 
@@ -118,6 +118,14 @@ class FederatedDataModule(L.LightningDataModule):
         """Make the next training loader stream these visits."""
         self.plan.set_visits(visits, round_idx)
 
+    def set_groups(self, groups: Sequence[Group], round_idx: int) -> None:
+        """Make the next training loader stream these groups of visits; see `fedlight.federation.protocols.StreamsGroups`."""
+        self.plan.set_groups(groups, round_idx)
+
+    def next_counts(self) -> list[int]:
+        """Return the number of examples of each visit in the next batch of several visits."""
+        return self.plan.counts.popleft()
+
     def batch_shapes(self, visit: Visit, round_idx: int) -> list[BatchShape]:
         """Return the shape of each batch of a visit, before it is read."""
         shapes = []
@@ -133,7 +141,7 @@ class FederatedDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         """Return the loader of the round's batches, or without a federated loop of one shuffled pass over the pooled set."""
-        if self.plan.visits is not None:
+        if self.plan.groups is not None:
             return self._loader(self.train_set, self.plan.sampler())
         pooled = PooledSampler(
             len(self.train_set),  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from fedlight.datamodules.federated.client_positions import read_positions
 from fedlight.datamodules.federated.client_reading import ClientReading, MakeBatches
 from fedlight.datamodules.federated.rounds import VisitSampler
 from fedlight.devices.shape import BatchShape
-from fedlight.federation.client import Visit
+from fedlight.federation.client import Group, Visit
 from fedlight.support.seeding import derive_seed
 from fedlight.support.settings_record import digest
 
@@ -44,7 +44,7 @@ class LoaderByClient(_DataLoaderSource):
         self._clients, self._seed, self._make_batches = clients, seed, make_batches
         self._when_open: list[Callable[[], None]] = []
         self._loader: Any = None
-        self._visits = VisitSampler([], self._read)
+        self._visits = VisitSampler([], self._read, self._read_together, JoinedBatch)
         self._round_idx = 0
         trainer.fit_loop._data_source = self
 
@@ -110,7 +110,20 @@ class LoaderByClient(_DataLoaderSource):
         return self._reading.num_batches(self._indices[client_id])
 
     def set_visits(self, visits: Sequence[Visit], round_idx: int) -> None:
-        self._visits.visits, self._round_idx = visits, round_idx
+        self.set_groups([(visit,) for visit in visits], round_idx)
+
+    def set_groups(self, groups: Sequence[Group], round_idx: int) -> None:
+        """Set the groups of visits of the next round; ValueError for several visits at once of a loader without batches."""
+        if not self._reading.batched and any(len(group) > 1 for group in groups):
+            raise ValueError(
+                "federated.clients_at_once above 1 collates examples of several clients into one batch, and the training "
+                "loader has batch_size=None: have the loader make the batches, or set federated.clients_at_once=1"
+            )
+        self._visits.groups, self._round_idx = groups, round_idx
+
+    def next_counts(self) -> list[int]:
+        """Return the number of examples of each visit in the next batch of several visits."""
+        return self._visits.counts.popleft()
 
     def batch_shapes(self, visit: Visit, round_idx: int) -> list[BatchShape]:
         """Return the number of examples in each batch of a visit; ValueError where the loader makes no batches."""
@@ -130,14 +143,22 @@ class LoaderByClient(_DataLoaderSource):
         Such draws (a crop, a mask, noise) come from the global streams of the reading process. Unseeded, they would depend
         on what the process has read before: other clients' examples, or examples of the run before it was resumed.
         """
-        batches, workers = self._batches(visit, self._round_idx), self._loader.num_workers
-        purpose = *self._reading.seeds, self._round_idx, visit.client_id, "read"
         # Without workers the training process reads; the loop seeds its streams again for the visit itself.
-        if workers == 0:
-            seed_streams(derive_seed(*purpose))
-        for number, batch in enumerate(batches):
-            seed = derive_seed(*purpose, number)
-            yield SeededBatch(batch, seed) if workers and isinstance(batch, list) else batch
+        if self._loader.num_workers == 0:
+            seed_streams(derive_seed(*self._purpose(visit)))
+            yield from self._batches(visit, self._round_idx)
+        else:
+            yield from self._read_together(visit)
+
+    def _read_together(self, visit: Visit) -> Iterator[Any]:
+        """Yield the batches of a visit, each of which seeds the streams when it is read."""
+        is_read_here = self._loader.num_workers == 0
+        for number, batch in enumerate(self._batches(visit, self._round_idx)):
+            seed = derive_seed(*self._purpose(visit), number)
+            yield SeededBatch(batch, seed, is_read_here) if isinstance(batch, list) else batch
+
+    def _purpose(self, visit: Visit) -> tuple[int | str, ...]:
+        return *self._reading.seeds, self._round_idx, visit.client_id, "read"
 
     def _batches(self, visit: Visit, round_idx: int) -> list[Any]:
         if visit.split != "train":
@@ -150,16 +171,37 @@ class LoaderByClient(_DataLoaderSource):
 
 
 class SeededBatch(list[int]):
-    """Positions of a batch that seed the global streams of a worker process when it reads them."""
+    """Positions of a batch that seed the global streams of the reading process when it reads them.
 
-    def __init__(self, positions: Sequence[int] = (), seed: int = 0) -> None:
+    Args:
+        is_read_here: whether the training process reads; otherwise worker processes.
+    """
+
+    def __init__(self, positions: Sequence[int] = (), seed: int = 0, is_read_here: bool = False) -> None:
         super().__init__(positions)
         self.seed = seed
+        self.is_read_here = is_read_here
 
     def __iter__(self) -> Iterator[int]:
-        if get_worker_info() is not None:  # a worker iterates over the positions just before it reads
+        # A worker iterates over the positions just before it reads; the training process does so to send them to a worker.
+        if self.is_read_here or get_worker_info() is not None:
             seed_streams(self.seed)
         return super().__iter__()
+
+
+class JoinedBatch(list[int]):
+    """Positions of the batches of several clients, each of which is read on its own seed."""
+
+    def __init__(self, batches: Sequence[list[int]] = ()) -> None:
+        super().__init__(position for batch in batches for position in list.__iter__(batch))
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[int]:
+        for batch in self.batches:
+            yield from batch
+
+    def __reduce__(self) -> Any:  # or the positions would be sent to a worker twice
+        return JoinedBatch, (self.batches,)
 
 
 def _check_loader(given: Any) -> DataLoader:

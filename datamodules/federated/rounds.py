@@ -1,13 +1,15 @@
-"""Batches of one round: lists of example indices for a list of visits."""
+"""Batches of one round: lists of example indices for the groups of visits."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Sampler
 
-from fedlight.federation.client import Visit
+from fedlight.federation.client import Group, Visit
 from fedlight.support.seeding import derive_seed
 
 ClientIndices = Mapping[str, np.ndarray]
@@ -56,22 +58,51 @@ def draw_batches(
     return [batch.tolist() for batch in batches]
 
 
+def concatenate(batches: Sequence[list[int]]) -> list[int]:
+    """Return the positions of several batches as one batch."""
+    return [position for batch in batches for position in batch]
+
+
 class VisitSampler(Sampler[list[int]]):
-    """Sampler of the batches of visits; each visit's batches are drawn when its first one is requested.
+    """Sampler of the batches of groups of visits; a group's batches are drawn when its first one is requested.
 
     The data of a visit may depend on the visit before: a client chooses examples by the model that it has trained there.
+
+    Args:
+        groups: groups of visits in training order.
+        alone: function from a visit that is a group of its own to its batches.
+        together: function from a visit beside others to its batches; None: ``alone``.
+        join: function from the batches of the visits of a group to their common batch; by default one after the other.
+
+    Attributes:
+        counts: examples of each visit in the batches of several visits that have been drawn and not asked for yet.
     """
 
-    def __init__(self, visits: Sequence[Visit], batches: Callable[[Visit], Iterable[list[int]]]) -> None:
-        self.visits = visits
-        self.batches = batches
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        alone: Callable[[Visit], Iterable[Any]],
+        together: Callable[[Visit], Iterable[Any]] | None = None,
+        join: Callable[[Sequence[Any]], Any] = concatenate,
+    ) -> None:
+        self.groups = groups
+        self.alone = alone
+        self.together = together or alone
+        self.join = join
+        self.counts: deque[list[int]] = deque()
 
     def __iter__(self) -> Iterator[list[int]]:
-        for visit in self.visits:
-            yield from self.batches(visit)
+        self.counts.clear()
+        for group in self.groups:
+            if len(group) == 1:
+                yield from self.alone(group[0])
+                continue
+            for batches in zip(*map(self.together, group), strict=True):
+                self.counts.append([*map(len, batches)])
+                yield self.join(batches)
 
     def __len__(self) -> int:  # with a known length, Lightning does not prefetch
-        return sum(visit.num_batches for visit in self.visits)
+        return sum(group[0].num_batches for group in self.groups)
 
 
 @dataclass(eq=False)
@@ -79,6 +110,8 @@ class RoundPlan:
     """Plan of a federated datamodule's rounds: its clients' examples, and the visits of the next round; see `draw_batches`.
 
     Attributes:
+        groups: groups of visits of the next round, and its number; None before the first plan.
+        counts: examples of each visit in the next batches of several visits, see `VisitSampler`.
         further: client id and split -> examples of a visit that trains on other data than the client's own.
     """
 
@@ -88,12 +121,17 @@ class RoundPlan:
     lengths: np.ndarray | None = None
     together: int = 1
     further: dict[tuple[str, str], np.ndarray] = field(default_factory=dict, init=False)
-    visits: Sequence[Visit] | None = field(default=None, init=False)
+    groups: Sequence[Group] | None = field(default=None, init=False)
     round_idx: int = field(default=0, init=False)
+    counts: deque[list[int]] = field(default_factory=deque, init=False)
 
     def set_visits(self, visits: Sequence[Visit], round_idx: int) -> None:
-        """Set the visits of the next round."""
-        self.visits = visits
+        """Set the visits of the next round, one after the other."""
+        self.set_groups([(visit,) for visit in visits], round_idx)
+
+    def set_groups(self, groups: Sequence[Group], round_idx: int) -> None:
+        """Set the groups of visits of the next round."""
+        self.groups = groups
         self.round_idx = round_idx
 
     def num_batches(self, client_id: str) -> int:
@@ -112,8 +150,10 @@ class RoundPlan:
         return self.further[client_id, split]
 
     def sampler(self) -> VisitSampler:
-        """Return a sampler of the round's batches, visit after visit."""
-        return VisitSampler(self.visits or (), partial(self.batches, round_idx=self.round_idx))
+        """Return a sampler of the round's batches, group after group, which fills ``counts``."""
+        sampler = VisitSampler(self.groups or (), partial(self.batches, round_idx=self.round_idx))
+        self.counts = sampler.counts
+        return sampler
 
     def batches(self, visit: Visit, round_idx: int) -> list[list[int]]:
         """Return the example indices of each batch of a visit."""

@@ -38,6 +38,10 @@ class Visit:
     split: str = "train"
 
 
+Group = tuple[Visit, ...]
+"""Visits of different clients with equally many batches, which are trained side by side; at least one."""
+
+
 @dataclass
 class Visiting:
     """Visit under way: made by ``Algorithm.start_visit``, given to every later hook, forgotten after ``finish_visit``.

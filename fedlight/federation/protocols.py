@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedlight.federation.channel import Payload
-from fedlight.federation.client import Client, Visit
+from fedlight.federation.client import Client, Group, Visit
 from fedlight.federation.state import State
 
 
@@ -102,6 +102,23 @@ class FederatedData(Protocol):
 
     def set_visits(self, visits: Sequence[Visit], round_idx: int) -> None:
         """Let the next training loader stream these visits in this order."""
+
+
+@runtime_checkable
+class StreamsGroups(Protocol):
+    """Federated data whose batches may hold the examples of several clients, for `FederatedLoop.clients_at_once`."""
+
+    def set_groups(self, groups: Sequence[Group], round_idx: int) -> None:
+        """Let the next training loader stream these groups of visits in this order.
+
+        Batch j of a group has the examples of batch j of each of its visits, one visit's after the other's.
+        """
+
+    def next_counts(self) -> list[int]:
+        """Return the number of examples of each visit in the next batch of a group of several visits, in its order.
+
+        It is called once for each such batch, in the order of the batches, also where loader processes read ahead.
+        """
 
 
 @runtime_checkable

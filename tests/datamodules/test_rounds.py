@@ -108,3 +108,27 @@ def test_neighbours_stay_together_in_visits_and_in_pooled_batches():
         assert [index + 1 for index in batch[::2]] == batch[1::2]
         assert all(index % 2 == 0 for index in batch[::2])
     assert sorted(sum(pooled, [])) == list(range(12))
+
+
+def test_a_batch_of_a_group_has_the_batches_of_its_visits_one_after_the_other():
+    plan = RoundPlan({"a": np.arange(6), "b": np.arange(6, 9), "c": np.arange(9, 20)}, batch_size=4, seed=0)
+    a, b, c = (Visit(name, 2) for name in "abc")
+    plan.set_groups([(a, b), (c,)], round_idx=1)
+    found = [plan.batches(visit, 1) for visit in (a, b, c)]
+    sampler = plan.sampler()
+    assert len(sampler) == 4
+    assert list(sampler) == [found[0][0] + found[1][0], found[0][1] + found[1][1], *found[2]]
+    assert [*plan.counts] == [[4, 3], [4, 3]]  # a group of one visit has no counts
+    assert list(sampler) == list(sampler)
+    assert len(plan.counts) == 2  # a pass that begins anew drops those of the pass before
+
+
+def test_the_examples_of_a_group_are_asked_for_when_it_begins():
+    plan = RoundPlan({"a": np.arange(4), "b": np.arange(4, 8)}, batch_size=2, seed=0)
+    visits = [[Visit(name, 1, split) for name in "ab"] for split in ("train", "synthetic")]
+    plan.set_groups([*map(tuple, visits)], round_idx=0)
+    batches = iter(plan.sampler())
+    next(batches)
+    plan.further["a", "synthetic"], plan.further["b", "synthetic"] = np.array([8, 9]), np.array([10, 11])
+    last = next(batches)
+    assert (sorted(last[:2]), sorted(last[2:])) == ([8, 9], [10, 11])

@@ -7,10 +7,8 @@ in one place, and in this order. Which visits share a group depends on no order 
 
 from collections.abc import Callable, Hashable, Sequence
 
-from fedlight.federation.client import Visit
+from fedlight.federation.client import Group, Visit
 
-Group = tuple[Visit, ...]
-"""Visits of different clients that are trained side by side, at least one."""
 Bundle = tuple[Group, ...]
 """Groups that follow each other: the first visits of some clients, then their second visits, and so on."""
 Kind = Callable[[Visit], Hashable]
