@@ -16,7 +16,8 @@ from fedlight.devices.forecast import Remedy
 from fedlight.federation.client import Visit
 from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.selector import SelectorModule
-from fedlight.plan.plan import known_shapes, make_plan
+from fedlight.plan.plan import make_plan
+from fedlight.plan.shapes import known_shapes
 
 FIGURES = "tflops: 1\ndownload_mbps: 80\nupload_mbps: 16\nwatts: 5\nmemory_share: 1\nutilisation: 1\n"
 BORING = "lightning.pytorch.demos.boring_classes.Boring"

@@ -19,7 +19,7 @@ from fedlight.callbacks.loop.buffers import BufferPolicy
 from fedlight.callbacks.loop.fitted_step import FittedStep
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import NoDevices, Run, ready
-from fedlight.devices.clock import REASONS, Job, Outcome, run_round
+from fedlight.devices.clock import Job, Outcome, run_round
 from fedlight.devices.cost import CostMeter
 from fedlight.devices.fleet import Fleet
 from fedlight.devices.memory import (
@@ -30,6 +30,7 @@ from fedlight.devices.memory import (
     resting_footprint,
     visit_flops,
 )
+from fedlight.devices.outcomes import REASONS
 from fedlight.devices.quantization import QuantizedBase
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.algorithm import Algorithm, predict_payloads

@@ -42,7 +42,7 @@ def _main(argv: list[str]) -> None:
             run_recipe(argv[1:])
     elif command == "plan":
         with one_line_errors():
-            from fedlight.plan.plan import main as plan_run
+            from fedlight.plan.command import main as plan_run
 
             plan_run(argv[1:])
     elif command == "report":

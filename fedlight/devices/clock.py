@@ -10,16 +10,9 @@ from dataclasses import dataclass
 from math import inf
 
 from fedlight.devices.device import Device
-from fedlight.federation.state import DIVERGED
 
 IDLE_SECONDS = 600.0
 """Wait of the server after a round without clients and without a deadline; lets traces move on."""
-
-REASONS = ("absent", "out_of_memory", "left", "late", "surplus")
-"""Reasons why a client did not finish a round, in the order in which they are checked."""
-
-NO_PART = (*REASONS, DIVERGED)
-"""Reasons why a client did not take part: it did not finish, or what it trained was not finite."""
 
 
 @dataclass(frozen=True)

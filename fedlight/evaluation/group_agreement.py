@@ -3,7 +3,6 @@
 from collections.abc import Hashable, Mapping
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 
 def adjusted_rand_index(found: Mapping[str, Hashable], known: Mapping[str, Hashable]) -> float:
@@ -34,6 +33,8 @@ def share_with_their_group(found: Mapping[str, Hashable], known: Mapping[str, Ha
 
     Arguments and errors are those of `adjusted_rand_index`.
     """
+    from scipy.optimize import linear_sum_assignment
+
     table = _contingency(found, known)
     return float(table[linear_sum_assignment(table, maximize=True)].sum() / table.sum())
 

@@ -2,7 +2,7 @@
 
 from fedlight.support.lazy import lazy_names
 
-_FILES = {"known_shapes": "plan", "make_plan": "plan"}
+_FILES = {"known_shapes": "shapes", "make_plan": "plan"}
 
 __all__ = [*_FILES]
 __getattr__ = lazy_names(__name__, _FILES)

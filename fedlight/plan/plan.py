@@ -1,12 +1,10 @@
-"""``fedlight plan``: which devices could take part in a run, and what a visit would cost them, from its config alone.
+"""Plan of a run: which devices could take part, and what a visit would cost them, from the config alone.
 
 Nothing is downloaded, read or trained: the module is built without weights, and the operations and memory of a training step
 are counted for a full batch of the longest texts that the config allows. A device that fits here fits the run.
 """
 
-import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,47 +26,7 @@ from fedlight.modules.dpo import DPOModule
 from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.language.optimizers import make_optimizer
-from fedlight.support.console import OneLineArguments
-from fedlight.support.files import write_json
-
-ABOUT = """Which devices could take part in a run, and what a visit would cost them; from the config alone, without weights.
-
-  fedlight plan --config selector.yaml --federated.fleet devices/fleets/phones.yaml --shape gemma_2b
-
-Keys of the config are set as for `fedlight fit`. Without a fleet, all devices that come with fedlight are looked at."""
-
-
-def main(argv: Sequence[str]) -> None:
-    """Run ``fedlight plan``."""
-    from fedlight.plan.table import as_json, show
-
-    parser = OneLineArguments(
-        "fedlight plan",
-        usage="fedlight plan --config FILE [--shape NAME] [--examples N] [--json FILE] [--KEY VALUE ...]",
-        description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--shape", metavar="NAME", help=f"a public architecture for the model: {', '.join(known_shapes())}"
-    )
-    parser.add_argument(
-        "--examples",
-        type=int,
-        metavar="N",
-        help="examples of a client; needed where federated.local_steps is not set",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to this file")
-    own, settings = parser.parse_known_args(argv)
-    plan = make_plan(settings, own.shape, own.examples)
-    if own.json is not None:
-        write_json(own.json, as_json(plan))
-    show(plan)
-
-
-def known_shapes() -> list[str]:
-    """Return the names of the architectures in ``conf/shapes``, sorted."""
-    return sorted(file.parent.name for file in conf_path("shapes").glob("*/config.json"))
+from fedlight.plan.shapes import known_shapes
 
 
 def make_plan(arguments: Sequence[str], shape: str | None = None, examples: int | None = None) -> Plan:

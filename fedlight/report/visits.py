@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedlight.devices.clock import NO_PART
+from fedlight.devices.outcomes import NO_PART
 from fedlight.report.tables import Rows, number
 
 OUTCOMES = ("", *NO_PART)

@@ -15,7 +15,8 @@ from tastes import run as run_tastes
 
 from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.progress.run_summary import device_totals, traffic
+from fedlight.callbacks.progress.device_totals import device_totals
+from fedlight.callbacks.progress.run_summary import traffic
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.callbacks.progress.run_summary import device_totals
-from fedlight.devices.clock import NO_PART
+from fedlight.callbacks.progress.device_totals import device_totals
+from fedlight.devices.outcomes import NO_PART
 from fedlight.report.figures.devices import (
     POINTS,
     draw_costs,

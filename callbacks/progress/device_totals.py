@@ -1,0 +1,62 @@
+"""Sums of a run over its devices, from the rows of ``visits.csv``."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fedlight.support.words import three_digits
+
+
+@dataclass
+class DeviceTotals:
+    """Sums over the visits of one device type; a client selected in a round counts once, whatever its visits.
+
+    Attributes:
+        clients: ids of the clients with such a device.
+        asked: pairs of round and client id.
+        dropped: reason for dropping out -> number of clients and rounds.
+    """
+
+    clients: set[str] = field(default_factory=set)
+    asked: set[tuple[str, str]] = field(default_factory=set)
+    dropped: Counter[str] = field(default_factory=Counter)
+    bytes_down: int = 0
+    bytes_up: int = 0
+    seconds: float = 0.0
+    joules: float = 0.0
+
+    def add(self, row: Mapping[str, str]) -> None:
+        """Add one row of ``visits.csv``."""
+        self.clients.add(row["client"])
+        is_new = (row["round"], row["client"]) not in self.asked
+        self.asked.add((row["round"], row["client"]))
+        if row["reason"] and is_new:  # all visits of a client in a round have the same reason
+            self.dropped[row["reason"]] += 1
+        self.bytes_down += int(row["bytes_down"])
+        self.bytes_up += int(row["bytes_up"])
+        self.seconds += sum(float(row[f"{phase}_seconds"]) for phase in ("download", "compute", "upload"))
+        self.joules += float(row["joules"])
+
+    @property
+    def took_part(self) -> int:
+        """Number of clients and rounds whose update the server used."""
+        return len(self.asked) - self.dropped.total()
+
+    def cells(self, name: str, reasons: Sequence[str]) -> list[str]:
+        """Return a line of the table, with a column for each of the reasons for dropping out."""
+        return [
+            name,
+            *(f"{count:,}" for count in (len(self.clients), len(self.asked), self.took_part)),
+            *(f"{self.dropped[reason]:,}" for reason in reasons),
+            *(three_digits(size / 1e6) for size in (self.bytes_down, self.bytes_up)),
+            three_digits(self.seconds / 3600),
+            three_digits(self.joules / 1000),
+        ]
+
+
+def device_totals(rows: Iterable[Mapping[str, str]]) -> dict[str, DeviceTotals]:
+    """Return device name -> its sums over the rows of ``visits.csv``, by name."""
+    found: dict[str, DeviceTotals] = {}
+    for row in rows:
+        found.setdefault(row["device"], DeviceTotals()).add(row)
+    return dict(sorted(found.items()))

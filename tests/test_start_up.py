@@ -1,0 +1,31 @@
+"""What a command imports before it works: torch and Lightning take five seconds, so only those that train pay for them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HEAVY = {
+    *("torch", "lightning", "torchmetrics", "transformers", "peft", "datasets", "bitsandbytes", "accelerate"),
+    *("sentence_transformers", "scipy", "sklearn", "pandas", "omegaconf", "jsonargparse", "matplotlib"),
+}
+
+
+def imported(code: str) -> set[str]:
+    """Packages that a new interpreter has imported after ``code``."""
+    packages = "{name.partition('.')[0] for name in sys.modules}"
+    code = f"import atexit, sys\natexit.register(lambda: print(*{packages}, file=sys.stderr))\n{code}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize("arguments", ["--help", "--version", "run --help", "report --help", "plan --help"])
+def test_help_imports_nothing_heavy(arguments):
+    code = f"from fedlight.cli.main import main; main({arguments.split()})"
+    assert imported(code) & HEAVY == set()
+
+
+def test_a_report_reads_files_without_torch():
+    assert imported("import fedlight.report.page") & HEAVY == {"matplotlib"}
