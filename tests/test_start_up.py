@@ -21,7 +21,10 @@ def imported(code: str) -> set[str]:
     return set(done.stderr.split())
 
 
-@pytest.mark.parametrize("arguments", ["--help", "--version", "run --help", "report --help", "plan --help"])
+COMMANDS = ("run", "plan", "report", "fit", "validate", "test", "predict")
+
+
+@pytest.mark.parametrize("arguments", ["--help", "--version", *(f"{command} --help" for command in COMMANDS)])
 def test_help_imports_nothing_heavy(arguments):
     code = f"from fedlight.cli.main import main; main({arguments.split()})"
     assert imported(code) & HEAVY == set()

@@ -9,7 +9,7 @@ USAGE = """usage: fedlight COMMAND ...
 Federated fine-tuning of language models inside PyTorch Lightning.
 
   fit, validate, test, predict   train or use one module: fedlight fit --config FILE [--KEY VALUE ...]
-                                 all keys: fedlight fit --help; a complete file: add --print_config
+                                 keys: fedlight fit --help; a complete file: add --print_config
   run NAME                       a recipe from first stage to results: fedlight run demo
                                  all recipes: fedlight run --help; only check everything: --dry-run; small: --twin
   plan                           which devices could take part, from a config alone: fedlight plan --help
@@ -52,11 +52,22 @@ def _main(argv: list[str]) -> None:
             report_runs(argv[1:])
     elif command in COMMANDS:
         with one_line_errors():
-            from fedlight.lightning_cli.cli import lightning_cli
-
-            lightning_cli(argv)
+            run_lightning_command(argv)
     else:
         sys.exit(f"fedlight: {_no_command(command)}\n(fedlight --help says what they do)")
+
+
+def run_lightning_command(argv: list[str]) -> None:
+    """Run ``fit``, ``validate``, ``test`` or ``predict``, or print its help."""
+    from fedlight.lightning_cli.help_page import help_page, wants_help
+
+    wanted = wants_help(argv[1:])
+    if wanted == "page":
+        print(help_page(argv[0]))
+        sys.exit()
+    from fedlight.lightning_cli.cli import lightning_cli
+
+    lightning_cli([argv[0], "--help"] if wanted else argv)
 
 
 def _no_command(given: str) -> str:

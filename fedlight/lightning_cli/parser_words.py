@@ -51,7 +51,7 @@ def one_line(
         missing = " and ".join(sorted(found[1].replace(f"{found[2]}.", "").split(", ")))
         return (
             f"{found[2]} needs {missing}: give a config, as in fedlight {found[2]} --config selector.yaml, "
-            f"or a class for each of them; all keys: fedlight {found[2]} --help"
+            f"or a class for each of them; its keys: fedlight {found[2]} --help"
         )
     of_class = r"(?:Problem with given class_path '([^']+)':\s+)?"
     if found := re.search(of_class + r"the following arguments are required: ([^\n]+)", message):
@@ -103,7 +103,7 @@ def near(word: str, known: Iterable[str]) -> str:
 def _unknown_key(key: str, keys: list[str]) -> str:
     same_end = [one for one in keys if one.rpartition(".")[2] == key.rpartition(".")[2]]
     hint = f"; did you mean {same_end[0]!r}?" if same_end else near(key, keys)
-    return f"there is no key {key!r}{hint or '; --help lists all keys'}"
+    return f"there is no key {key!r}{hint or '; --help all lists all keys'}"
 
 
 def _required(key: str, path: str | None, names: list[str], in_list: bool) -> str:

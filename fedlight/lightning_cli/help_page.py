@@ -1,0 +1,224 @@
+"""Page of ``fedlight fit --help``: fedlight's own keys, read from the source files without importing them.
+
+The parser's own help needs Lightning, whose import takes five seconds of CPU, and begins with 40 keys of its trainer. Here
+keys, defaults and texts are those of the classes' signatures and docstrings; ``--help all`` shows the parser's own help.
+"""
+
+import ast
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import fedlight
+from fedlight.conf import path as conf_path
+
+PURPOSE = {
+    "fit": "Train one module: over the clients with `federated`, else on the pooled data.",
+    "validate": "Compute one module's metrics on the validation data.",
+    "test": "Compute one module's metrics on the test data.",
+    "predict": "Write one module's predictions, such as completions of prompts.",
+}
+TRAINER = {
+    "max_epochs": "rounds; epochs without `federated`",
+    "default_root_dir": "folder of the results",
+    "accelerator": "auto, cpu or gpu",
+    "precision": "32-true, bf16-mixed or 16-mixed",
+    "accumulate_grad_batches": "batches of an optimizer step",
+    "gradient_clip_val": "largest norm of a client's gradient",
+    "limit_val_batches": "batches of a validation; 0 leaves it out",
+    "check_val_every_n_epoch": "rounds from one validation to the next",
+    "callbacks": "what is measured and written on the way",
+    "logger": "where metrics are written, such as a CSV file, TensorBoard or W&B",
+}
+"""Keys of Lightning's trainer that a federated run needs most, and their meaning there."""
+
+
+class Setting(NamedTuple):
+    """Argument of a class.
+
+    Attributes:
+        default: as in YAML; None for a required argument.
+        kind: annotation's first name, such as ``Algorithm``.
+    """
+
+    name: str
+    default: str | None
+    kind: str
+    about: str
+
+
+def help_page(command: str) -> str:
+    """Return the page of ``fit``, ``validate``, ``test`` or ``predict``."""
+    configs = sorted(file.name for file in conf_path("fit.yaml").parent.glob("*.yaml"))
+    parts = [
+        f"usage: fedlight {command} --config FILE [--config FILE ...] [--KEY VALUE ...]\n\n{PURPOSE[command]}",
+        _lines(
+            {
+                "--config FILE": "settings in YAML; a later file, and then the command line, overrides single values. "
+                f"fedlight's own: {', '.join(configs)}",
+                "--print_config": "print all settings of this call, and do nothing",
+                "--threads N": "threads of torch; 1 where other processes keep the cores busy",
+                "--help all": "all keys, with their types and whole descriptions; takes seconds, as it imports Lightning",
+                "--data.help CLASS": "all keys of a class; so with model, federated and trainer.callbacks",
+            }
+        ),
+        "federated: an epoch is a communication round; null trains on the pooled data\n"
+        + _lines({_key("federated", one): _with_classes(one) for one in settings("FederatedLoop")}),
+        "model: a class, and its keys\n"
+        + _lines({f"--model {name}": summary(name) for name in classes_in("modules")})
+        + "\nmodel, keys of all language models\n"
+        + _lines(
+            {_key("model", one): one.about for one in settings("modules.language.module.LanguageModule")}
+        ),
+        "data: a class, and its keys\n"
+        + _lines(
+            {
+                f"--data {name}": summary(name)
+                for name in classes_in("datamodules")
+                if name.endswith("DataModule") and name != "FederatedDataModule"
+            }
+        )
+        + "\ndata, keys of all classes\n"
+        + _lines({_key("data", one): one.about for one in settings("FederatedDataModule")}),
+        "trainer: Lightning's Trainer; most used are\n"
+        + _lines({f"--trainer.{name}": about for name, about in TRAINER.items()}),
+        "of the command\n"
+        + _lines(
+            {
+                "--ckpt_path FILE": "checkpoint from which a run goes on, or whose weights are used",
+                "--seed_everything 0": "seed of what has no seed of its own",
+            }
+        ),
+    ]
+    return "\n\n".join(parts)
+
+
+def wants_help(arguments: list[str]) -> str:
+    """Return ``page`` or ``all`` if a command's arguments ask for help, else an empty text.
+
+    Examples:
+        >>> wants_help(["--help"]), wants_help(["-h", "all"]), wants_help(["--data.help", "FewShot"])
+        ('page', 'all', '')
+    """
+    asked = [place for place, word in enumerate(arguments) if word in ("-h", "--help")]
+    if not asked:
+        return ""
+    return "all" if arguments[asked[0] + 1 : asked[0] + 2] == ["all"] else "page"
+
+
+def settings(name: str) -> list[Setting]:
+    """Return the arguments of a class with the texts of its docstring.
+
+    Args:
+        name: public name, or path within ``fedlight``.
+    """
+    of = _class(name)
+    init = next(part for part in of.body if isinstance(part, ast.FunctionDef) and part.name == "__init__")
+    arguments = init.args.args[1:] + init.args.kwonlyargs
+    missing = len(init.args.args) - 1 - len(init.args.defaults)
+    defaults = [*[None] * missing, *init.args.defaults, *init.args.kw_defaults]
+    texts = dict(_described(ast.get_docstring(of) or ""))
+    return [
+        Setting(
+            one.arg,
+            None if value is None else _as_yaml(value),
+            "" if one.annotation is None else re.split(r"\W", ast.unparse(one.annotation))[0],
+            texts.get(one.arg, ""),
+        )
+        for one, value in zip(arguments, defaults, strict=True)
+    ]
+
+
+def summary(name: str) -> str:
+    """Return the first line of a public class's docstring."""
+    return _first_sentence((ast.get_docstring(_class(name)) or "").partition("\n")[0])
+
+
+def classes_in(folder: str) -> list[str]:
+    """Return the public classes of a folder, in the order of ``fedlight.__init__``."""
+    return [name for name, file in fedlight._FILES.items() if file.startswith(f"{folder}.")]
+
+
+@cache
+def classes_of(base: str) -> list[str]:
+    """Return the public classes of the federation that are derived from a class of it.
+
+    Examples:
+        >>> classes_of("Channel")
+        ['Identity', 'Wire']
+    """
+    names = classes_in("federation")
+    headers: dict[str, str] = {}
+    for file in sorted({fedlight._FILES[name] for name in names}):
+        headers |= dict(re.findall(r"^class (\w+)\(([\w, ]*)", _source(file), re.MULTILINE))
+    derived = {base}
+    for _ in headers:
+        derived |= {name for name, bases in headers.items() if derived & set(bases.split(", "))}
+    return [name for name in names if name in derived - {base}]
+
+
+def _class(name: str) -> ast.ClassDef:
+    file, _, last = name.rpartition(".")
+    tree = ast.parse(_source(file or fedlight._FILES[name]))
+    return next(part for part in tree.body if isinstance(part, ast.ClassDef) and part.name == last)
+
+
+def _source(file: str) -> str:
+    root = Path(fedlight.__file__).parent
+    return root.joinpath(*file.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+
+
+def _described(docstring: str) -> Iterator[tuple[str, str]]:
+    """Yield the names of a docstring's arguments, each with its text."""
+    section = docstring.partition("\nArgs:\n")[2].partition("\n\n")[0]
+    for names, text in re.findall(r"^ {4}(\w[\w, ]*): (.*(?:\n {5,}.*)*)", section, re.MULTILINE):
+        for name in names.split(", "):
+            yield name, _first_sentence(" ".join(text.split()))
+
+
+def _first_sentence(text: str) -> str:
+    """Return a sentence for the terminal, with YAML's word for None.
+
+    Examples:
+        >>> _first_sentence("folder of `save`; see `fedlight.export`. None: the run's.")
+        'folder of save'
+        >>> _first_sentence("steps of a visit; None is one pass.")
+        'steps of a visit; null is one pass'
+    """
+    sentence = re.split(r"\.(?: |$)|; see ", text)[0]
+    return re.sub(r"\bNone\b", "null", sentence.replace("`", ""))
+
+
+def _as_yaml(value: ast.expr) -> str:
+    text = ast.unparse(value)
+    return {"None": "null", "True": "true", "False": "false"}.get(text, text.strip("'"))
+
+
+def _key(part: str, setting: Setting) -> str:
+    """Return a key with its default, or with its name in capitals if it is required."""
+    value = setting.name.upper() if setting.default is None else setting.default
+    return f"--{part}.{setting.name} {value}"
+
+
+def _with_classes(setting: Setting) -> str:
+    names = classes_of(setting.kind)
+    return f"{setting.about}: {', '.join(names)}" if names else setting.about
+
+
+def _lines(entries: dict[str, str]) -> str:
+    """Return keys and texts in two columns, as wide as the terminal, from 80 to 120 characters."""
+    column = min(max(map(len, entries)), 36) + 4
+    text_width = min(max(shutil.get_terminal_size((120, 24)).columns, 80), 120) - column
+    lines = []
+    for key, about in entries.items():
+        first, *more = textwrap.wrap(about, text_width, break_on_hyphens=False) or [""]
+        if len(key) + 4 > column:
+            lines.append(f"  {key}")
+            key = ""
+        lines.append(f"  {key:<{column - 2}}{first}".rstrip())
+        lines += [" " * column + line for line in more]
+    return "\n".join(lines)
