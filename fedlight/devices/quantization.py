@@ -16,6 +16,8 @@ from typing import Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from fedlight.devices.hardware import FreedMemory
+
 HEADS = ("classifier", "score", "pre_classifier", "pooler.dense")
 """Modules that a quantized base keeps unquantized, since they may be new and trained."""
 
@@ -83,6 +85,7 @@ class QuantizedBase:
         self.own_bits = _loaded_bits(module)
         self.bits = self.own_bits
         self._layers = quantizable_layers(module) if self.own_bits == 16 else {}
+        self._freed = FreedMemory()
         self._twins: dict[tuple[str, int], tuple[tuple[object, ...], Callable[[Tensor], Tensor]]] = {}
 
     def check(self, bits: int) -> None:
@@ -134,6 +137,7 @@ class QuantizedBase:
         if made_from != source or forward is None:  # none yet, or the weights were reloaded or moved
             forward = _following(layer, (_int8 if bits == 8 else _nf4)(layer))
             self._twins[name, bits] = source, forward
+            self._freed.add(weight.numel())
         return forward
 
 

@@ -1,0 +1,102 @@
+"""Reading a base tensor by tensor: the same weights, no map of the file that stays, and little memory at the peak."""
+
+import gc
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedlight.devices import hardware
+from fedlight.devices.quantization import QuantizedBase
+from fedlight.modules.language import base_model
+
+SIZES = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 16, "num_attention_heads": 8}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    """A Llama of 55 M parameters in bf16, 110 MB."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("llama")
+    config = LlamaConfig(vocab_size=1000, tie_word_embeddings=True, **SIZES)
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder, max_shard_size="60MB")
+    return str(folder)
+
+
+def load(folder: str, base: str, dtype: str = "bf16"):
+    return base_model.load_base(folder, base=base, dtype=dtype, trust_remote_code=False)[0]
+
+
+def values(network) -> dict[str, torch.Tensor]:
+    """All weights, with the scales of quantized ones."""
+    found = dict(network.state_dict())
+    for name, weight in network.named_parameters():
+        if getattr(weight, "quant_state", None) is not None:
+            found[f"{name} absmax"] = weight.quant_state.absmax
+        if getattr(weight, "SCB", None) is not None:
+            found[f"{name} SCB"] = weight.SCB
+    return found
+
+
+@pytest.mark.parametrize(
+    ("base", "dtype"), [("int8", "bf16"), ("nf4", "bf16"), ("nf4", "fp32"), ("plain", "fp32")]
+)
+def test_the_weights_are_those_that_transformers_loads(tiny_model, monkeypatch, base, dtype):
+    ours = values(load(tiny_model, base, dtype))
+    monkeypatch.setattr(base_model, "_tensor_by_tensor", nullcontext)
+    theirs = values(load(tiny_model, base, dtype))
+    assert ours.keys() == theirs.keys()
+    assert base == "plain" or any(name.endswith((" absmax", " SCB")) for name in ours)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_transformers_opens_files_as_before_afterwards():
+    from safetensors import safe_open
+    from transformers import modeling_utils
+
+    with pytest.raises(KeyError), base_model._tensor_by_tensor():
+        assert modeling_utils.safe_open is not safe_open
+        raise KeyError
+    assert modeling_utils.safe_open is safe_open
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_copies_that_are_freed_while_twins_are_made_go_back(monkeypatch, bits):
+    trims = []
+    monkeypatch.setattr(hardware, "TRIM_WEIGHTS", 3 * 64 * 64)
+    monkeypatch.setattr(hardware, "return_freed_memory", lambda: trims.append(1))
+    layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64).requires_grad_(False) for _ in range(9)))
+    base = QuantizedBase(layers)
+    base.use(bits)
+    assert len(trims) == 2  # after the fourth and the eighth layer
+    base.use(16)
+    base.use(bits)
+    assert len(trims) == 2
+
+
+def memory(field: str) -> int:
+    """Bytes of a field of this process, such as VmRSS, and VmHWM, its highest value since it was reset."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux, for the peak of memory")
+@pytest.mark.parametrize(("base", "bytes_a_weight"), [("nf4", 0.5 + 4 / 64), ("int8", 1), ("plain", 4)])
+def test_the_peak_is_the_base_and_a_few_tensors(folder, tiny_model, base, bytes_a_weight):
+    load(tiny_model, base)  # imports
+    gc.collect()
+    hardware.return_freed_memory()
+    Path("/proc/self/clear_refs").write_text("5")  # from now on VmHWM is the peak
+    before = memory("VmRSS")
+    network = load(folder, base, dtype="fp32" if base == "plain" else "bf16")
+    peak = memory("VmHWM") - before
+    assert folder not in Path("/proc/self/maps").read_text()
+    weights = sum(
+        layer.in_features * layer.out_features for layer in network.modules() if hasattr(layer, "in_features")
+    )
+    assert weights > 50e6
+    assert 0.9 * weights * bytes_a_weight < peak < weights * bytes_a_weight + 60e6
+    assert base == "plain" or peak < 2 * weights  # a plain base in bf16
