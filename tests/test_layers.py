@@ -34,7 +34,7 @@ FLOORS = (
     {"augmentation"},
     {"generators"},
     {"callbacks", "modules", "datamodules"},
-    {"evaluation", "toy", "devices"},
+    {"evaluation", "toy", "devices", "stacking"},
     {"federation"},
     {"support"},
 )

@@ -1,0 +1,267 @@
+"""Adapters of several clients in one module, which trains or runs them in one batch.
+
+The base is shared. Each trained parameter keeps its identity, so that optimizers, hooks and Lightning still hold it, and its
+data take a leading dimension of clients; an elementwise optimizer then steps every client as if it were alone. Layers that
+have such a parameter get another ``forward``, on their object alone, until `StackedAdapters.leave`.
+
+Related: Z. Ye et al., "mLoRA", https://arxiv.org/abs/2312.02515, trains several adapters in one batch; L. Chen et al.,
+"Punica: Multi-Tenant LoRA Serving", MLSys 2024, https://arxiv.org/abs/2310.18547, does so for inference.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedlight.stacking.dropout import DropoutMasks, SeededDropout
+from fedlight.stacking.refusals import REMEDY, check_lora, refuse_mixing, refuse_replaced
+from fedlight.stacking.rows import Rows
+from fedlight.stacking.stacked_layers import StackedLinear, StackedLora
+
+State = dict[str, Tensor]
+_BEFORE_ADAPTER = ("lora_A", "lora_B", "modules_to_save")
+_FIRST_OTHER = 1 << 20
+"""Number of the first dropout layer that is not one of a LoRA adapter."""
+
+
+class StackedAdapters:
+    """Swaps the trained layers of a module for layers with a weight of each client, and back.
+
+    Trained may be A and B of PEFT's LoRA on linear layers of a plain or NF4 base, and linear layers as a whole, such as a
+    new head. Each client of a group may train another adapter of the module (FedBiscuit); all share the parameters of the
+    first client's adapter for that time.
+
+    Args:
+        module: module whose ``named_parameters`` have the names.
+        parameters: all trained parameters by name, those of every adapter.
+
+    Raises:
+        ValueError: something trained cannot be stacked, or a layer of the module mixes the examples of a batch.
+    """
+
+    def __init__(self, module: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+        refuse_mixing(module)
+        self.module, self._trained = module, dict(parameters)
+        self._masks = DropoutMasks()
+        self._loras: dict[str, Any] = {}
+        self._linears: dict[str, nn.Linear] = {}
+        for name in parameters:
+            self._find_layer(name)
+        self._stacked: dict[str, nn.Parameter] = {}
+        self._alone: dict[str, Tensor] = {}
+        self._names: list[dict[str, str]] = []
+        self._layers: list[StackedLora | StackedLinear] = []
+        self._swapped: list[nn.Module] = []
+
+    def _find_layer(self, name: str) -> None:
+        """Note the layer of a trained parameter; raise ValueError where it cannot be stacked."""
+        path, _, kind = name.rpartition(".")
+        parts = path.split(".")
+        if len(parts) > 2 and parts[-2] in ("lora_A", "lora_B"):
+            path = ".".join(parts[:-2])
+            self._loras[path] = self.module.get_submodule(path)
+            check_lora(path, self._loras[path], parts[-1])
+            return
+        owner, embedding, _ = name.partition(".lora_embedding_")
+        if embedding:
+            check_lora(owner, self.module.get_submodule(owner), parts[-1])
+        layer = self.module.get_submodule(path)
+        if type(layer) is not nn.Linear:
+            raise ValueError(
+                f"{name} is trained, the {kind} of a layer of type {type(layer).__name__}: clients side by side can train "
+                f"LoRA adapters and linear layers alone; {REMEDY}"
+            )
+        refuse_replaced(path, layer)
+        self._linears[path] = layer
+
+    @property
+    def clients(self) -> int:
+        """Number of clients that are stacked now, 0 outside of a group."""
+        return len(self._names)
+
+    def enter(self, starts: Sequence[Mapping[str, Tensor]], adapters: Sequence[str | None]) -> None:
+        """Stack the parameters of a group of clients; gradients are None afterwards.
+
+        Args:
+            starts: of each client the parameters from which it starts, by the module's names. A parameter that is absent
+                starts from the module's own values.
+            adapters: the adapter of each client; None for the one that is active.
+
+        Raises:
+            ValueError: adapters of the group differ in rank, dropout or layers.
+        """
+        assert not self.clients, "leave comes before the next enter"
+        chosen = [self._active() if adapter is None else adapter for adapter in adapters]
+        host = chosen[0]
+        hosts = [name for name in self._trained if adapter_of(name) in (None, host)]
+        names = [{name: with_adapter(name, adapter) for name in hosts} for adapter in chosen]
+        self._check_alike(names, chosen)
+        stacks = {
+            name: torch.stack(
+                [
+                    start.get(own[name], self._trained[own[name]].detach()).to(self._trained[name])
+                    for start, own in zip(starts, names, strict=True)
+                ]
+            )
+            for name in hosts
+        }
+        self._names = names
+        for name, stack in stacks.items():
+            parameter = self._stacked[name] = self._trained[name]
+            self._alone[name] = parameter.data
+            parameter.data, parameter.grad = stack, None
+        self._swap(chosen)
+
+    def set_rows(self, counts: Sequence[int], seeds: Sequence[int] | None) -> None:
+        """Set whose examples are in the next batch, client after client.
+
+        Args:
+            counts: examples of each client, each at least 1.
+            seeds: seed of each client's dropout, in [0, 2**64); None to draw them from torch's global stream.
+
+        Raises:
+            ValueError: these are not the clients of the group, or one has no example.
+        """
+        if len(counts) != self.clients or (seeds is not None and len(seeds) != self.clients):
+            raise ValueError(
+                f"counts={list(counts)} and seeds={seeds} are not of the group's {self.clients} clients"
+            )
+        rows = Rows(counts)
+        for layer in self._layers:
+            layer.rows = rows
+        if seeds is None:
+            seeds = torch.randint(2**63 - 1, (self.clients,)).tolist()
+        self._masks.set_rows(rows.counts, seeds)
+
+    def parameters(self, k: int) -> State:
+        """Return views of a client's parameters under the names of its adapter."""
+        return {self._names[k][name]: parameter.data[k] for name, parameter in self._stacked.items()}
+
+    def gradients(self, k: int) -> State:
+        """Return views of a client's gradients under the names of its adapter, without those that are None."""
+        return {
+            self._names[k][name]: parameter.grad[k]
+            for name, parameter in self._stacked.items()
+            if parameter.grad is not None
+        }
+
+    def leave(self) -> list[State]:
+        """Give the module its own parameters and forward passes back; gradients are None afterwards.
+
+        Returns:
+            The parameters of each client under the names of its adapter, fp32 on the CPU.
+        """
+        values = {name: parameter.data.to("cpu", torch.float32) for name, parameter in self._stacked.items()}
+        trained = [
+            {own[name]: value[k].clone() for name, value in values.items()}
+            for k, own in enumerate(self._names)
+        ]
+        for name, parameter in self._stacked.items():
+            parameter.data, parameter.grad = self._alone[name], None
+        for layer in self._swapped:
+            del layer.__dict__["forward"]
+        self._masks.set_rows(None, None)
+        self._stacked, self._alone, self._names, self._layers, self._swapped = {}, {}, [], [], []
+        return trained
+
+    # Adapters and layers
+
+    def _active(self) -> str:
+        found = {tuple(layer.active_adapters) for layer in self._loras.values()} or {("",)}
+        if len(found) > 1 or len(next(iter(found))) > 1:
+            names = sorted({name for names in found for name in names})
+            raise ValueError(
+                f"adapters {', '.join(names)} are active at once: clients side by side train one each; {REMEDY}"
+            )
+        [[name]] = found
+        return str(name)
+
+    def _check_alike(self, names: Sequence[Mapping[str, str]], adapters: Sequence[str]) -> None:
+        for own in names:
+            for host, name in own.items():
+                if name not in self._trained or self._trained[name].shape != self._trained[host].shape:
+                    raise ValueError(
+                        f"{host} has no counterpart of its shape named {name}: adapters of clients side by side need the "
+                        f"same layers and ranks; {REMEDY}"
+                    )
+        for path, layer in self._loras.items():
+            rates = {_rate(layer.lora_dropout[adapter]) for adapter in adapters if adapter in layer.lora_A}
+            if len(rates) > 1:
+                raise ValueError(
+                    f"{path} drops {sorted(rates)} of the inputs of its adapters: clients side by side need one rate; "
+                    f"{REMEDY}"
+                )
+
+    def _swap(self, adapters: Sequence[str]) -> None:
+        """Give all trained layers their stacked forward passes."""
+        host = adapters[0]
+        for number, (path, layer) in enumerate(self._loras.items()):
+            if host not in layer.lora_A:
+                continue
+            a, b = layer.lora_A[host].weight, layer.lora_B[host]
+            bias = None if b.bias is None else self._per_client(b.bias)
+            scalings = [float(layer.scaling[adapter]) for adapter in adapters]
+            rate, drop = _rate(layer.lora_dropout[host]), None
+            if rate > 0:
+                own = getattr(layer.lora_dropout[host], "number", number)
+                drop = partial(self._masks.drop, rate=rate, number=own, dtype=a.dtype)
+            weights = (self._per_client(a), self._per_client(b.weight), bias)
+            stacked = StackedLora(layer, path, *weights, scalings, drop)
+            self._layers.append(stacked)
+            self._set_forward(layer, stacked.forward)
+        for path, linear in self._linears.items():
+            # The wrapper of a trained head calls the module of the active adapter, whichever that is.
+            weight = self._linears.get(with_adapter(path, host), linear)
+            one = StackedLinear(linear, path, self._per_client(weight.weight), self._per_client(weight.bias))
+            self._layers.append(one)
+            self._set_forward(linear, one.forward)
+        for number, (path, part) in enumerate(self.module.named_modules()):
+            if type(part) is nn.Dropout and part.p > 0:
+                self._set_forward(part, partial(self._drop_other, part, path, _FIRST_OTHER + number))
+
+    def _per_client(self, weight: Tensor | None) -> Tensor | None:
+        """Return a parameter as it is where it is stacked, and else expanded by clients; None stays None."""
+        if weight is None or any(weight is parameter for parameter in self._stacked.values()):
+            return weight
+        return weight.expand(self.clients, *weight.shape)
+
+    def _drop_other(self, layer: nn.Dropout, path: str, number: int, x: Tensor) -> Tensor:
+        return self._masks.drop(x, layer.p, number) if layer.training else x
+
+    def _set_forward(self, layer: nn.Module, forward: Any) -> None:
+        layer.__dict__["forward"] = forward
+        self._swapped.append(layer)
+
+
+def adapter_of(name: str) -> str | None:
+    """Return the adapter to which a parameter belongs, from its name; None without one.
+
+    Examples:
+        >>> adapter_of("model.q_proj.lora_A.default.weight"), adapter_of("model.head.weight")
+        ('default', None)
+    """
+    parts = name.split(".")
+    return next((own for kind, own in pairwise(parts) if kind in _BEFORE_ADAPTER), None)
+
+
+def with_adapter(name: str, adapter: str) -> str:
+    """Return the name of the same parameter of another adapter.
+
+    Examples:
+        >>> with_adapter("model.q_proj.lora_A.adapter0.weight", "adapter2"), with_adapter("head.weight", "adapter2")
+        ('model.q_proj.lora_A.adapter2.weight', 'head.weight')
+    """
+    parts = name.split(".")
+    for at, part in enumerate(parts[:-1]):
+        if part in _BEFORE_ADAPTER:
+            parts[at + 1] = adapter
+    return ".".join(parts)
+
+
+def _rate(dropout: nn.Module) -> float:
+    if isinstance(dropout, SeededDropout):
+        return dropout.rate
+    return dropout.p if isinstance(dropout, nn.Dropout) else 0.0

@@ -1,0 +1,407 @@
+"""Stacked adapters against plain PEFT with one client at a time."""
+
+import copy
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from fedlight.stacking import StackedAdapters
+from fedlight.stacking.rows import Rows
+
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1}
+LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def make_network(adapters=("default",), dtype=torch.float64, seed=0, **lora):
+    """Return a Llama of two layers with LoRA adapters whose weights are all random, B as well."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(**SIZES, num_hidden_layers=2, vocab_size=40, max_position_embeddings=32)
+    network = LlamaForCausalLM(config).to(dtype)
+    settings = {"r": 3, "lora_alpha": 5, "target_modules": list(LAYERS), **lora}
+    network = get_peft_model(network, LoraConfig(**settings), adapter_name=adapters[0])
+    for adapter in adapters[1:]:
+        network.add_adapter(adapter, LoraConfig(**settings))
+    for name, weight in network.named_parameters():
+        weight.requires_grad_("lora_" in name)
+        if "lora_" in name:
+            weight.data = torch.randn_like(weight, dtype=torch.promote_types(dtype, torch.float32)) / 4
+    return network.train()
+
+
+def trained(network):
+    return {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
+
+
+def make_starts(network, adapters, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        {
+            name: torch.randn(weight.shape, generator=generator) / 4
+            for name, weight in trained(network).items()
+            if adapter is None or f".{adapter}." in name
+        }
+        for adapter in adapters
+    ]
+
+
+def make_texts(counts, length=7, tiles=1, seed=2):
+    """Return token ids of each client, ``(tiles * count, tokens)``."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(40, (tiles * count, length), generator=generator) for count in counts]
+
+
+def join_texts(texts, tiles=1):
+    """Return one batch: the first tile of every client, then the second."""
+    return torch.cat([part.chunk(tiles)[tile] for tile in range(tiles) for part in texts])
+
+
+def row_losses(network, ids):
+    logits = network(input_ids=ids, use_cache=False).logits[:, :-1]
+    losses = nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    return losses.view(len(ids), -1).mean(dim=1)
+
+
+def joint_loss(network, texts, tiles=1):
+    """Return the sum over clients of each client's mean."""
+    losses = row_losses(network, join_texts(texts, tiles)).view(tiles, -1)
+    parts = losses.split([len(part) // tiles for part in texts], dim=1)
+    return sum(part.mean() for part in parts), [part.detach() for part in parts]
+
+
+def alone(network, start, adapter, ids):
+    """Return losses and gradients of one client with plain PEFT."""
+    network = copy.deepcopy(network)
+    if adapter is not None:
+        network.set_adapter(adapter)
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            if name in start:
+                weight.copy_(start[name])
+    losses = row_losses(network, ids)
+    losses.mean().backward()
+    return losses.detach(), {
+        name: weight.grad for name, weight in trained(network).items() if weight.grad is not None
+    }
+
+
+CASES = {
+    "equal counts": {"counts": (2, 2, 2)},
+    "one example each": {"counts": (1, 1)},
+    "unequal counts": {"counts": (3, 1, 2)},
+    "one client": {"counts": (4,)},
+    "pairs": {"counts": (2, 2, 2), "tiles": 2},
+    "unequal pairs": {"counts": (1, 3), "tiles": 2},
+    "adapters": {"counts": (2, 2, 2), "adapters": ("two", "one", "two")},
+    "unequal adapters": {"counts": (2, 3), "adapters": ("two", "three")},
+    "ranks by layer": {
+        "counts": (2, 2),
+        "rank_pattern": {"v_proj": 1, "up_proj": 4},
+        "alpha_pattern": {"v_proj": 7},
+    },
+    "rank-stabilized": {"counts": (2, 2), "use_rslora": True},
+    "bias of B": {"counts": (2, 1), "lora_bias": True},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*lora_bias=True.*")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_losses_and_gradients_are_those_of_one_client_at_a_time(case, dtype):
+    case = dict(case)
+    counts, tiles = case.pop("counts"), case.pop("tiles", 1)
+    adapters = case.pop("adapters", (None,) * len(counts))
+    named = sorted({name for name in adapters if name}) or ["default"]
+    network = make_network(named, dtype, **case)
+    starts, texts = make_starts(network, adapters), make_texts(counts, tiles=tiles)
+    expected = [alone(network, *one) for one in zip(starts, adapters, texts, strict=True)]
+
+    before = {name: weight.detach().clone() for name, weight in network.named_parameters()}
+    parameters = trained(network)
+    stacked = StackedAdapters(network, parameters)
+    stacked.enter(starts, adapters)
+    stacked.set_rows(counts, None)
+    loss, losses = joint_loss(network, texts, tiles)
+    loss.backward()
+    tolerance = {"rtol": 1e-11, "atol": 1e-13} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-6}
+    for k, (own_losses, gradients) in enumerate(expected):
+        torch.testing.assert_close(losses[k].flatten(), own_losses, **tolerance)
+        found = stacked.gradients(k)
+        assert found.keys() == gradients.keys()
+        assert len(found) > 20
+        for name, gradient in gradients.items():
+            assert gradient.abs().max() > 0
+            torch.testing.assert_close(found[name], gradient, **tolerance)
+    assert all(network.get_parameter(name) is weight for name, weight in parameters.items())
+
+    states = stacked.leave()
+    for state, start in zip(states, starts, strict=True):
+        assert state.keys() <= start.keys()
+        assert all(torch.equal(value, start[name]) for name, value in state.items())
+        assert all(value.dtype == torch.float32 for value in state.values())
+    for name, weight in network.named_parameters():
+        assert torch.equal(weight, before[name])
+        assert weight.grad is None
+    assert not any("forward" in vars(layer) for layer in network.modules())
+
+
+def write(weights, start):
+    with torch.no_grad():
+        for name, value in start.items():
+            weights[name].copy_(value)
+
+
+OPTIMIZERS = {
+    "SGD": (lambda weights: torch.optim.SGD(weights, lr=0.5, momentum=0.9), 1e-6),
+    "AdamW": (lambda weights: torch.optim.AdamW(weights, lr=0.02), 1e-4),
+    "RMSprop": (lambda weights: torch.optim.RMSprop(weights, lr=0.01), 1e-4),
+}
+
+
+@pytest.mark.parametrize(("make", "tolerance"), OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_an_optimizer_steps_each_client_as_if_it_were_alone(make, tolerance):
+    network = make_network(dtype=torch.float32)
+    starts = make_starts(network, [None] * 3)
+    batches = [make_texts((2, 1, 3), length=5 + step, seed=step) for step in range(3)]
+    expected = []
+    for k, start in enumerate(starts):
+        single = copy.deepcopy(network)
+        weights = trained(single)
+        write(weights, start)
+        optimizer = make(weights.values())
+        for batch in batches:
+            optimizer.zero_grad()
+            row_losses(single, batch[k]).mean().backward()
+            optimizer.step()
+        expected.append({name: weight.detach().clone() for name, weight in weights.items()})
+
+    optimizer = make(trained(network).values())
+    stacked = StackedAdapters(network, trained(network))
+    stacked.enter(starts, [None] * 3)
+    for batch in batches:
+        stacked.set_rows([len(part) for part in batch], None)
+        optimizer.zero_grad()
+        joint_loss(network, batch)[0].backward()
+        optimizer.step()
+    for state, own, start in zip(stacked.leave(), expected, starts, strict=True):
+        for name, value in own.items():
+            assert (state[name] - start[name]).abs().max() > 50 * tolerance
+            assert (state[name] - value).abs().max() < tolerance
+
+
+@pytest.mark.parametrize("counts", [(2, 2), (1, 3)])
+def test_activations_that_are_computed_twice_give_the_same_gradients(counts):
+    network = make_network()
+    starts, texts = make_starts(network, [None] * 2), make_texts(counts)
+    found = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            function = partial(checkpoint, use_reentrant=False)
+            network.get_base_model()._set_gradient_checkpointing(True, function)
+        stacked = StackedAdapters(network, trained(network))
+        stacked.enter(starts, [None] * 2)
+        stacked.set_rows(counts, None)
+        joint_loss(network, texts)[0].backward()
+        found.append(
+            [{name: value.clone() for name, value in stacked.gradients(k).items()} for k in range(2)]
+        )
+        stacked.leave()
+    kept, computed_twice = found
+    for one, other in zip(kept, computed_twice, strict=True):
+        assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize("kind", ["bf16 base", "autocast"])
+@pytest.mark.parametrize("counts", [(2, 2), (1, 3)])
+def test_casts_are_those_of_peft(kind, counts):
+    """Errors against fp32 are no larger than those of one client at a time."""
+    autocast = kind == "autocast"
+    network = make_network(dtype=torch.float32 if autocast else torch.bfloat16)
+    assert {weight.dtype for weight in trained(network).values()} == {torch.float32}
+    starts, texts = make_starts(network, [None] * 2), make_texts(counts)
+    layer = network.get_submodule("base_model.model.model.layers.0.mlp.up_proj")
+    inputs = [torch.randn(count, 5, 16).to(torch.float32 if autocast else torch.bfloat16) for count in counts]
+    stacked = StackedAdapters(network, trained(network))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        expected = [alone(network, *one) for one in zip(starts, [None] * 2, texts, strict=True)]
+        network_alone = copy.deepcopy(network).float()
+        results = []
+        for start, x in zip(starts, inputs, strict=True):
+            single = copy.deepcopy(network)
+            write(trained(single), start)
+            results.append(single.get_submodule("base_model.model.model.layers.0.mlp.up_proj")(x))
+        stacked.enter(starts, [None] * 2)
+        stacked.set_rows(counts, None)
+        result = layer(torch.cat(inputs))
+        loss, losses = joint_loss(network, texts)
+    assert result.dtype == torch.bfloat16
+    torch.testing.assert_close(result, torch.cat(results), rtol=2**-7, atol=2**-9)
+    if not autocast:  # there sums are rounded once where PEFT rounds product and sum
+        assert (result == torch.cat(results)).float().mean() > 0.95
+    loss.backward()
+    exact = [alone(network_alone, *one)[1] for one in zip(starts, [None] * 2, texts, strict=True)]
+    own, found = ([], [])
+    for k, (own_losses, gradients) in enumerate(expected):
+        torch.testing.assert_close(losses[k][0], own_losses, rtol=0.02, atol=0.02)
+        for name, gradient in stacked.gradients(k).items():
+            assert gradient.dtype == torch.float32
+            for errors, value in ((own, gradients[name]), (found, gradient)):
+                errors.append(float((value - exact[k][name]).norm() / exact[k][name].norm()))
+    assert 0 < sum(found) < 1.1 * sum(own)
+    assert max(found) < 2 * max(own)
+    stacked.leave()
+
+
+def test_equal_counts_are_a_view_and_unequal_counts_undone():
+    x = torch.randn(8, 3, 5)
+    equal, unequal = Rows([2, 2]), Rows([1, 3])
+    assert equal.split(x, 2).data_ptr() == x.data_ptr()
+    assert torch.equal(equal.split(x, 2)[1, :3], x[2])
+    blocks = unequal.split(x, 2)
+    assert blocks.shape == (4, 9, 5)
+    assert torch.equal(blocks[0, :3], x[0])
+    assert torch.equal(blocks[3].view(3, 3, 5), x[5:])
+    assert torch.equal(unequal.join(blocks, x.shape, 2), x)
+
+
+def test_a_step_keeps_no_copy_of_the_inputs():
+    """Autograd keeps of each LoRA layer its input, which it shares with others, and the product with A."""
+    network = make_network(dtype=torch.float32)
+    stacked = StackedAdapters(network, trained(network))
+    kept: dict[int, int] = {}
+
+    def pack(value):
+        kept[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        return value
+
+    texts = make_texts((2, 2))
+    sizes = []
+    for stack in (False, True):
+        kept.clear()
+        if stack:
+            stacked.enter(make_starts(network, [None] * 2), [None] * 2)
+            stacked.set_rows((2, 2), None)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+            joint_loss(network, texts)
+        sizes.append(sum(kept.values()))
+    weights = sum(weight[0].nbytes for weight in trained(network).values())
+    stacked.leave()
+    assert sizes[1] <= sizes[0] + weights
+
+
+def test_disabled_adapters_leave_the_base():
+    network = make_network()
+    [ids] = make_texts((4,))
+    stacked = StackedAdapters(network, trained(network))
+    with torch.no_grad(), network.disable_adapter():
+        expected = row_losses(network, ids)
+    stacked.enter(make_starts(network, [None] * 2), [None] * 2)
+    stacked.set_rows((2, 2), None)
+    with torch.no_grad():
+        with network.disable_adapter():
+            assert torch.equal(row_losses(network, ids[:3]), expected[:3])
+        assert not torch.equal(row_losses(network, ids), expected)
+    stacked.leave()
+
+
+def test_rows_of_something_else_are_refused():
+    network = make_network()
+    stacked = StackedAdapters(network, trained(network))
+    stacked.enter(make_starts(network, [None] * 2), [None] * 2)
+    stacked.set_rows((2, 2), None)
+    with pytest.raises(
+        ValueError, match=r"q_proj got an input of shape \(3, 7, 16\).* 4 examples of 2 clients"
+    ):
+        row_losses(network, torch.zeros(3, 7, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"counts=\[2\].* 2 clients"):
+        stacked.set_rows((2,), None)
+    with pytest.raises(ValueError, match="at least one example"):
+        stacked.set_rows((2, 0), None)
+    stacked.leave()
+
+
+def dora():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make_network(use_dora=True)
+
+
+def with_norm():
+    network = make_network()
+    network.base_model.model.model.norm.weight.requires_grad_()
+    return network
+
+
+def with_embedding():
+    return make_network(target_modules=["q_proj", "embed_tokens"])
+
+
+def merged():
+    network = make_network()
+    network.merge_adapter()
+    return network
+
+
+def replaced():
+    network = make_network()
+    layer = network.get_submodule("base_model.model.model.layers.1.mlp.up_proj")
+    layer.forward = layer.forward
+    return network
+
+
+def with_batch_norm():
+    network = make_network()
+    network.extra = nn.BatchNorm1d(3)
+    network.extra.requires_grad_(False)
+    return network
+
+
+def with_channel_dropout():
+    network = make_network()
+    network.extra = nn.Dropout1d(0.1)
+    return network
+
+
+REFUSED = {
+    dora: "adapter of the kind Dora.*clients_at_once to 1",
+    with_norm: "norm.weight is trained, the weight of a layer of type LlamaRMSNorm.*clients_at_once to 1",
+    with_embedding: "embed_tokens is a LoRA adapter on a layer of type Embedding",
+    merged: "merged into its weights: call unmerge_adapter",
+    replaced: r"forward of .*layers\.1\.mlp\.up_proj was replaced",
+    with_batch_norm: "extra is batch normalization",
+    with_channel_dropout: "extra is a Dropout1d",
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"), REFUSED.items(), ids=lambda value: getattr(value, "__name__", "")
+)
+def test_what_cannot_be_stacked_is_refused_by_name(make, message):
+    network = make()
+    with pytest.raises(ValueError, match=message):
+        StackedAdapters(network, trained(network))
+
+
+def test_adapters_that_are_not_alike_are_refused():
+    from peft import LoraConfig
+
+    network = make_network(("one",))
+    network.add_adapter("two", LoraConfig(r=2, target_modules=list(LAYERS)))
+    network.add_adapter("three", LoraConfig(r=3, lora_dropout=0.5, target_modules=list(LAYERS)))
+    for name, weight in network.named_parameters():
+        weight.requires_grad_("lora_" in name)
+    stacked = StackedAdapters(network, trained(network))
+    with pytest.raises(ValueError, match="same layers and ranks"):
+        stacked.enter([{}, {}], ["one", "two"])
+    with pytest.raises(ValueError, match=r"drops \[0.0, 0.5\]"):
+        stacked.enter([{}, {}], ["one", "three"])
+    assert not stacked.clients
+    network.base_model.set_adapter(["one", "three"])
+    with pytest.raises(ValueError, match="one, three are active at once"):
+        stacked.enter([{}, {}], [None, None])
