@@ -18,6 +18,7 @@ _FILES = {
     "FederatedWrapper": "datamodules.federated.by_client",
     "FederatedDataModule": "datamodules.federated.datamodule",
     "GivenLoaders": "datamodules.federated.by_client",
+    "ClientParallelStrategy": "processes.strategy",
     "PartitionByField": "datamodules.clients.partition",
     "Partition": "datamodules.clients.partition",
     "iid": "datamodules.clients.partition",
@@ -253,4 +254,5 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.modules.reward import RewardModule as RewardModule
     from fedlight.modules.selector import SelectorModule as SelectorModule
     from fedlight.modules.sft import SFTModule as SFTModule
+    from fedlight.processes.strategy import ClientParallelStrategy as ClientParallelStrategy
     from fedlight.support.seeding import derive_seed as derive_seed

@@ -34,7 +34,7 @@ FLOORS = (
     {"augmentation"},
     {"generators"},
     {"callbacks", "modules", "datamodules"},
-    {"evaluation", "toy", "devices", "stacking"},
+    {"evaluation", "toy", "devices", "stacking", "processes"},
     {"federation"},
     {"support"},
 )

@@ -15,7 +15,15 @@ FIRST_MET = ["__version__", "FederatedLoop", "ByClient", "FederatedWrapper", "Fe
 PUBLIC = {
     *FIRST_MET,
     # whose example is whose
-    *("GivenLoaders", "PartitionByField", "Partition", "iid", "dirichlet", "by_key"),
+    *(
+        "GivenLoaders",
+        "ClientParallelStrategy",
+        "PartitionByField",
+        "Partition",
+        "iid",
+        "dirichlet",
+        "by_key",
+    ),
     # what is shown and written
     *(
         "RoundProgress",

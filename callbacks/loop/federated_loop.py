@@ -68,6 +68,7 @@ from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.protocols import HoldsAdapters
 from fedlight.federation.server import Average, ServerOptimizer
 from fedlight.federation.state import DIVERGED, Diverged, State, read, write
+from fedlight.processes import strategy  # noqa: F401  Lightning knows client_parallel by name from here on
 from fedlight.support.checks import refuse_below
 
 

@@ -1,0 +1,15 @@
+"""Several processes that train one federation, each its share of every round: ``trainer.strategy=client_parallel``.
+
+`strategy` starts the processes through Lightning's launchers and environments, `team` exchanges what they have worked out,
+`watch` ends them all when one of them is gone.
+"""
+
+from fedlight.support.lazy import lazy_names
+
+# fmt: off
+_FILES = {
+    "ClientParallelStrategy": "strategy", "Team": "team", "ALONE": "team", "share": "team", "current_team": "team",
+}
+# fmt: on
+__all__ = [*_FILES]
+__getattr__ = lazy_names(__name__, _FILES)

@@ -1,0 +1,145 @@
+"""Processes that train one federation together, and the exchange of what each has worked out.
+
+Each call of a team is made by all its processes, in the same order. Whatever is computed from the gathered values is then
+the same in each of them, so nobody has to be told a decision.
+"""
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+Exchange = Callable[[bytes], list[bytes]]
+"""Function that gives every process the bytes of all, in the order of their ranks, once all have called it."""
+
+
+class Team:
+    """Processes of one run; without other arguments, the team of a single process.
+
+    Args:
+        rank: number of this process, in [0, size).
+        size: number of processes, at least 1.
+        exchange: way to the other processes.
+
+    Raises:
+        ValueError: rank or size is out of range, or there is no way to the others.
+
+    Examples:
+        >>> Team().gather({"loss": 0.5})
+        [{'loss': 0.5}]
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, exchange: Exchange | None = None) -> None:
+        if not 0 <= rank < size:
+            raise ValueError(f"rank={rank} must be in [0, {size}), the number of processes")
+        if size > 1 and exchange is None:
+            raise ValueError(f"a team of {size} processes needs a way to exchange what they have")
+        self.rank = rank
+        self.size = size
+        self._exchange = exchange
+
+    def gather(self, value: Any, what: str = "gather") -> list[Any]:
+        """Return the values of all processes in the order of their ranks; tensors come back on the CPU, as copies.
+
+        Args:
+            value: tensors, numbers, strings, bytes, None, and dicts, lists, tuples and sets of them.
+            what: name of the exchange, by which processes notice that they are not at the same place.
+
+        Raises:
+            ValueError: another process is at another exchange.
+        """
+        if self._exchange is None:
+            return [value]
+        answers = [_unpacked(data) for data in self._exchange(_packed((what, value)))]
+        for rank, (where, _) in enumerate(answers):
+            if where != what:
+                raise ValueError(
+                    f"process {self.rank} is at {what!r} and process {rank} at {where!r}: something made one of them go "
+                    "another way, such as a callback that stops the run by its own process's batches or clock"
+                )
+        return [answer for _, answer in answers]
+
+    def broadcast(self, value: Any, what: str = "broadcast") -> Any:
+        """Return the value of process 0; the others' values are not sent."""
+        return self.gather(value if self.rank == 0 else None, what)[0]
+
+    def barrier(self, what: str = "barrier") -> None:
+        """Wait until all processes are here."""
+        self.gather(None, what)
+
+
+ALONE = Team()
+"""Team of a single process."""
+_running: list[Team] = []
+
+
+def current_team() -> Team:
+    """Return the team of the strategy under which the trainer runs now; `ALONE` without one."""
+    return _running[-1] if _running else ALONE
+
+
+@contextmanager
+def working_in(team: Team) -> Iterator[None]:
+    """Make ``team`` the current one while the body runs."""
+    begin(team)
+    try:
+        yield
+    finally:
+        end(team)
+
+
+def begin(team: Team) -> None:
+    """Make ``team`` the current one until `end`."""
+    _running.append(team)
+
+
+def end(team: Team) -> None:
+    """Make the team before ``team`` the current one again."""
+    if team in _running:
+        _running.remove(team)
+
+
+def share(costs: Sequence[float], size: int) -> list[int]:
+    """Return for each piece of work the process that does it: the longest first, each to the process with least to do.
+
+    Equal costs go in their order, and equal loads to the lower rank, so all processes find the same.
+
+    Args:
+        costs: cost of each piece in any unit, at least 0.
+        size: number of processes, at least 1.
+
+    Examples:
+        >>> share([1.0, 5.0, 2.0, 2.0], size=2)
+        [1, 0, 1, 1]
+    """
+    loads = [0.0] * size
+    ranks = [0] * len(costs)
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        ranks[i] = loads.index(min(loads))
+        loads[ranks[i]] += costs[i]
+    return ranks
+
+
+def _packed(value: Any) -> bytes:
+    """Return ``value`` as `torch.save` writes it; of a view its own elements alone, not the whole storage."""
+    buffer = io.BytesIO()
+    torch.save(_own(value), buffer)
+    return buffer.getvalue()
+
+
+def _unpacked(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+def _own(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        value = value.detach()
+        whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
+        return value if whole else value.clone()
+    if type(value) is dict:
+        return {key: _own(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_own, value))
+    return value

@@ -1,0 +1,115 @@
+"""What the processes of a team exchange, and who does which work."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from threads import run_team
+
+from fedlight.processes import ALONE, Team, current_team, share
+from fedlight.processes.team import begin, end
+
+
+def test_each_gets_the_values_of_all_in_the_order_of_the_ranks():
+    def work(team):
+        return team.gather({"rank": team.rank, "list": [None, "a", (1, 2.5)], "set": {3}})
+
+    expected = [{"rank": r, "list": [None, "a", (1, 2.5)], "set": {3}} for r in range(3)]
+    assert run_team(3, work) == [expected] * 3
+
+
+def test_floats_and_tensors_arrive_bit_by_bit():
+    numbers = [0.1, -0.0, math.inf, 5e-324]
+    values = torch.tensor([*numbers, math.nan], dtype=torch.float64)
+    found = run_team(2, lambda team: team.gather((numbers, values)))[1][0]
+    assert [number.hex() for number in found[0]] == [number.hex() for number in numbers]
+    assert torch.equal(found[1].view(torch.int64), values.view(torch.int64))
+
+
+def test_a_view_is_sent_without_the_storage_behind_it():
+    sizes = []
+    large = torch.zeros(1_000_000)
+
+    def exchange(data):
+        sizes.append(len(data))
+        return [data, data]
+
+    assert Team(0, 2, exchange).gather({"row": large[7:9]})[1]["row"].tolist() == [0.0, 0.0]
+    assert sizes[0] < 10_000
+
+
+def test_gathered_tensors_are_copies():
+    own = torch.ones(3)
+    for found in run_team(2, lambda team: team.gather(own)):
+        found[0].zero_()
+    assert own.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_broadcast_gives_the_value_of_the_first():
+    assert run_team(3, lambda team: team.broadcast(f"of {team.rank}")) == ["of 0"] * 3
+
+
+def test_processes_at_different_places_notice_it():
+    def work(team):
+        with pytest.raises(
+            ValueError, match=r"at '(round|checkpoint)' and process . at '(round|checkpoint)'"
+        ):
+            team.gather(1, "round" if team.rank else "checkpoint")
+        return True
+
+    assert run_team(2, work) == [True, True]
+
+
+def test_alone_there_is_nothing_to_exchange():
+    value = object()
+    assert ALONE.gather(value)[0] is value
+    assert ALONE.broadcast(value) is value
+    assert (ALONE.rank, ALONE.size) == (0, 1)
+
+
+def test_the_current_team_is_that_of_the_run():
+    team = Team(1, 2, lambda data: [data, data])
+    assert current_team() is ALONE
+    begin(team)
+    assert current_team() is team
+    end(team)
+    end(team)
+    assert current_team() is ALONE
+
+
+@pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 1), (0, 0)])
+def test_a_rank_outside_of_the_team_is_refused(rank, size):
+    with pytest.raises(ValueError, match=rf"rank={rank} must be in \[0, {size}\)"):
+        Team(rank, size, lambda data: [data])
+
+
+def test_a_team_of_several_needs_a_way():
+    with pytest.raises(ValueError, match="2 processes needs a way"):
+        Team(0, 2)
+
+
+def test_work_is_shared_out_longest_first():
+    costs = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0]
+    ranks = share(costs, 3)
+    loads = [sum(cost for cost, rank in zip(costs, ranks, strict=True) if rank == r) for r in range(3)]
+    assert sorted(loads) == [10.0, 10.0, 11.0]  # 31 in all: no split is more even
+
+
+def test_a_share_is_at_most_four_thirds_of_the_best():
+    """Graham's bound of longest first, 4/3 - 1/(3 size), against every split."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        costs = torch.randint(1, 20, (7,), generator=generator).tolist()
+
+        def most(ranks, costs=costs):
+            return max(sum(c for c, r in zip(costs, ranks, strict=True) if r == one) for one in (0, 1, 2))
+
+        best = min(map(most, itertools.product(range(3), repeat=len(costs))))
+        assert most(share(costs, 3)) <= best * (4 / 3 - 1 / 9)
+
+
+def test_equal_costs_go_in_turn_and_idle_processes_stay_idle():
+    assert share([1.0] * 5, 2) == [0, 1, 0, 1, 0]
+    assert share([2.0], 4) == [0]
+    assert share([], 2) == []
