@@ -18,6 +18,7 @@ from fedlight.callbacks.loop.round_table import Record
 from fedlight.evaluation.tasks.model import KnowsWhatFits
 from fedlight.federation.client import Upload
 from fedlight.federation.state import State
+from fedlight.processes.work import is_first, once
 from fedlight.support.checks import refuse_below
 from fedlight.support.files import refuse_unwritable, write_json_lines
 from fedlight.support.types import Fields, FieldsByClient
@@ -164,7 +165,8 @@ class Attack(L.Callback, ABC):
         self._folder = Path(self.output or Path(trainer.default_root_dir) / "attacks")
         self._table = AttackTable(self._folder / "attacks.csv", self.name)
         self.prepare(data, pl_module)
-        refuse_unwritable(self._folder, f"{who}.output")
+        if is_first():
+            refuse_unwritable(self._folder, f"{who}.output")
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Remove rounds that will be measured again; a checkpoint is loaded by now."""
@@ -177,7 +179,7 @@ class Attack(L.Callback, ABC):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.before_training and self._rounds_done == 0:
-            self._finish(trainer, {GLOBAL: self._measure(pl_module, None)})
+            self._finish(trainer, {GLOBAL: self._attack_server(pl_module)})
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -192,7 +194,7 @@ class Attack(L.Callback, ABC):
         if done > self._rounds_done:
             self._rounds_done = done
             if self._is_due(trainer, done):
-                everybody = {GLOBAL: self._measure(pl_module, None)} if "global" in self.targets else {}
+                everybody = {GLOBAL: self._attack_server(pl_module)} if "global" in self.targets else {}
                 self._finish(trainer, {**self._uploads, **everybody})
             self._uploads = {}
 
@@ -253,6 +255,15 @@ class Attack(L.Callback, ABC):
             with self._loop.holding(upload.state):
                 self._uploads[upload.client_id] = self._measure(module, upload.client_id)
 
+    def _attack_server(self, module: L.LightningModule) -> Found:
+        """Attack the server's model; of several processes the first one does, and all have its findings."""
+
+        def attack() -> tuple[dict[str, float], list[dict[str, Any]]]:
+            found = self._measure(module, None)
+            return {name: float(value) for name, value in found.metrics.items()}, found.records
+
+        return Found(*once(attack))
+
     def _measure(self, module: L.LightningModule, client: str | None) -> Found:
         start = time.perf_counter()
         with isolate_rng():
@@ -267,7 +278,8 @@ class Attack(L.Callback, ABC):
         if not found:
             return
         lines = [{"target": target, **record} for target, one in found.items() for record in one.records]
-        write_json_lines(self._folder / f"round_{self._rounds_done}" / f"{self.name}.jsonl", lines)
+        if is_first():
+            write_json_lines(self._folder / f"round_{self._rounds_done}" / f"{self.name}.jsonl", lines)
         assert self._table is not None
         self._table.put(self._rounds_done, {target: one.metrics for target, one in found.items()})
         uploads = [one.metrics for target, one in found.items() if target != GLOBAL]

@@ -1,7 +1,8 @@
 """Files of the attacks: one table of all metrics, and a file of each attack's records in a round.
 
 A killed and resumed run leaves the files of an uninterrupted one: rows are ordered by round and target, and rounds that are
-trained again are removed first. The files hold clients' own rows, word for word: protect them like the rows.
+trained again are removed first. Of several processes the first one alone writes. The files hold clients' own rows, word for
+word: protect them like the rows.
 """
 
 import csv
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 
+from fedlight.processes.work import is_first
 from fedlight.support.files import csv_text, write_whole
 
 GLOBAL = "global"
@@ -35,6 +37,8 @@ class AttackTable:
         Raises ValueError if ``before``, the `digest` in the checkpoint (None: not compared), differs, or for another
         file.
         """
+        if not is_first():
+            return
         if None not in (before, found := self.digest(last_round)) and found != before:
             raise ValueError(
                 f"{self.file} is damaged or of another run: what {self.prefix[:-1]} found up to round {last_round} is not "
@@ -62,6 +66,8 @@ class AttackTable:
 
     def put(self, round_idx: int, found: Mapping[str, Metrics]) -> None:
         """Add this attack's metrics of a round, by target."""
+        if not is_first():
+            return
         rows = self.rows()
         for target, metrics in found.items():
             row = rows.setdefault((round_idx, target), {})
@@ -103,7 +109,7 @@ class AttackTable:
 
 def remove_later(folder: Path, name: str, last_round: int) -> None:
     """Remove the files of this name of rounds after ``last_round``; 0 keeps none, not even that of round 0."""
-    for file in folder.glob(f"round_*/{name}"):
+    for file in folder.glob(f"round_*/{name}") if is_first() else ():
         number = file.parent.name.removeprefix("round_")
         if number.isdigit() and (last_round == 0 or int(number) > last_round):
             file.unlink()

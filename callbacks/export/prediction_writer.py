@@ -5,12 +5,16 @@ a digest of them; ``<path>`` appears at the end, complete. A run that finds a pa
 batch and has the datamodule skip that many batches. It ends with the same file as an uninterrupted run, provided that
 ``predict_step`` draws its randomness from the batch (its ``index``), not from ``batch_idx``, which restarts at 0. Where one
 of the two files is damaged, all predictions are made again.
+
+Several processes predict in turn, one batch each, and the first of them writes the lines in order. So the file is the same
+on any number of processes, also that of a run that goes on with another number.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,6 +23,8 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from fedlight.processes.team import current_team
+from fedlight.processes.work import is_first, is_own_turn, once
 from fedlight.support.files import full_disk_named, sealed, sync, unsealed, write_whole
 
 LINES = "digest of lines"
@@ -66,16 +72,13 @@ class PredictionWriter(L.Callback):
             raise ValueError(
                 f"PredictionWriter writes {self.path} from one process: set devices=1 and num_nodes=1"
             )
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         data = trainer.datamodule  # type: ignore[attr-defined]
         can_skip = isinstance(data, SkipsPredictBatches)
         self._digest = hashlib.blake2b(digest_size=16)
-        self._state: dict[str, Any] = self._read_progress() if can_skip else {"batches": 0, "bytes": 0}
+        self._own, self._num_open = "", 0
+        self._state: dict[str, Any] = once(lambda: self._open(can_skip))
         if can_skip:
             data.skip_predict_batches = self._state["batches"]
-        with full_disk_named(self._partial), self._partial.open("ab") as file:
-            if file.tell() > self._state["bytes"]:
-                file.truncate(self._state["bytes"])
 
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Check that a partial file is of this model; weights from a checkpoint are loaded by now."""
@@ -86,6 +89,10 @@ class PredictionWriter(L.Callback):
                 f"{self._partial} was begun with another model, other data or other settings: "
                 "remove it to begin anew, or give another path"
             )
+        step = pl_module.predict_step
+        if current_team().size > 1 and not isinstance(step, _InTurn):
+            pl_module.predict_step = _InTurn(step)  # type: ignore[method-assign]
+            warnings.filterwarnings("ignore", "predict returned None")
 
     def on_predict_batch_start(
         self,
@@ -100,7 +107,8 @@ class PredictionWriter(L.Callback):
             raise ValueError(
                 f"PredictionWriter writes {self.path} from one predict loader, the datamodule has several"
             )
-        self._write_progress()
+        if self._num_open == 0 and is_first():
+            self._write_progress()
 
     def on_predict_batch_end(
         self,
@@ -111,16 +119,20 @@ class PredictionWriter(L.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Append the lines of this batch."""
-        text = "".join(line + "\n" for line in _lines(batch, outputs, self.fields, self.copy)).encode()
-        with full_disk_named(self._partial), self._partial.open("ab") as file:
-            file.write(text)
-        self._state["batches"] += 1
-        self._state["bytes"] += len(text)
-        self._digest.update(text)
+        """Append the lines of this batch, or of one batch of each process once all of them are predicted."""
+        if is_own_turn(batch_idx):
+            lines = _lines(batch, outputs, self.fields, self.copy)
+            self._own = "".join(line + "\n" for line in lines)
+        self._num_open += 1
+        if self._num_open == current_team().size:
+            self._append()
 
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Move the complete file to its place."""
+        if self._num_open:
+            self._append()
+        if not is_first():
+            return
         sync(self._partial)
         os.replace(self._partial, self.path)
         sync(self.path.parent)
@@ -128,9 +140,31 @@ class PredictionWriter(L.Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Make the next predict run of the datamodule skip nothing."""
+        if isinstance(vars(pl_module).get("predict_step"), _InTurn):
+            del pl_module.predict_step
         data = trainer.datamodule  # type: ignore[attr-defined]
         if stage == "predict" and isinstance(data, SkipsPredictBatches):
             data.skip_predict_batches = 0
+
+    def _open(self, can_skip: bool) -> dict[str, Any]:
+        """Cut a partial file back to its complete batches, if they can be skipped, and return the progress."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        state = self._read_progress() if can_skip else {"batches": 0, "bytes": 0}
+        with full_disk_named(self._partial), self._partial.open("ab") as file:
+            if file.tell() > state["bytes"]:
+                file.truncate(state["bytes"])
+        return state
+
+    def _append(self) -> None:
+        """Append the lines of all processes to the file; batches of the same turn lie with the processes in order."""
+        text = "".join(current_team().gather(self._own, "predictions")).encode()
+        if is_first():
+            with full_disk_named(self._partial), self._partial.open("ab") as file:
+                file.write(text)
+        self._state["batches"] += self._num_open
+        self._state["bytes"] += len(text)
+        self._digest.update(text)
+        self._own, self._num_open = "", 0
 
     def _read_progress(self) -> dict[str, Any]:
         """Return the progress of the partial file; none where a file is damaged or the two do not belong together."""
@@ -156,6 +190,16 @@ class PredictionWriter(L.Callback):
 
     def _write_progress(self) -> None:
         write_whole(self._progress, json.dumps(sealed({**self._state, LINES: self._digest.hexdigest()})))
+
+
+class _InTurn:
+    """``predict_step`` that predicts the batches of this process alone, and returns None for the others."""
+
+    def __init__(self, step: Callable[..., Any]) -> None:
+        self._step = step
+
+    def __call__(self, batch: Any, batch_idx: int, *args: Any) -> Any:
+        return self._step(batch, batch_idx, *args) if is_own_turn(batch_idx) else None
 
 
 def _lines(batch: Any, predictions: Any, fields: Sequence[str], copy: Sequence[str]) -> list[str]:

@@ -20,6 +20,7 @@ from fedlight.callbacks.logs.trainer import KeepsOwnModels, find_own_models, log
 from fedlight.callbacks.loop.round_table import Record, RoundTable
 from fedlight.callbacks.loop.run import parameters_of, ready
 from fedlight.evaluation.by_client import per_client, spread
+from fedlight.processes.work import for_each
 from fedlight.support.torch_parts import eval_mode
 
 Indices = Mapping[str, np.ndarray]
@@ -143,15 +144,24 @@ class ClientAccuracy(L.Callback):
         self._replace("test", self._evaluate(trainer, pl_module, "test"))
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Test the clients' own models; only now are the models of the last round complete, also of a finished run."""
+        """Test the clients' own models; only now are the models of the last round complete, also of a finished run.
+
+        Several processes share the clients.
+        """
         if not self.own_models:
             return
-        correct: dict[str, np.ndarray] = {}
-        for client, outputs in outputs_of_own_models(trainer, pl_module, self._loop, self._data):
-            outcomes = _stack_outcomes(outputs)
-            if outcomes is None:
-                return self._say_once(f"{type(pl_module).__name__}.test_step gives no 'correct' and 'vote'")
-            correct[client] = outcomes[:, :1]
+        clients = [*(self._data.test_client_indices or {})]
+
+        def measure(client: str) -> torch.Tensor | None:
+            outcomes = _stack_outcomes(
+                outputs_of_own_model(trainer, pl_module, self._loop, self._data, client)
+            )
+            return None if outcomes is None else torch.from_numpy(outcomes[:, :1])
+
+        found = dict(zip(clients, for_each(measure, clients), strict=True))
+        correct = {client: own.numpy() for client, own in found.items() if own is not None}
+        if len(correct) < len(clients):
+            return self._say_once(f"{type(pl_module).__name__}.test_step gives no 'correct' and 'vote'")
         accuracies = {client: float(own.mean()) for client, own in correct.items()}
         by_client = {f"own/{name}": x for name, x in spread([*accuracies.values()], self.worst).items()}
         self.summary = {"own/accuracy": float(np.concatenate([*correct.values()]).mean()), **by_client}
@@ -279,30 +289,31 @@ def _find_own_examples(trainer: L.Trainer) -> OwnTestExamples:
     )
 
 
-def outputs_of_own_models(
-    trainer: L.Trainer, module: L.LightningModule, loop: KeepsOwnModels, data: OwnTestExamples
-) -> Iterator[tuple[str, list[Any]]]:
-    """Yield each client's id and the outputs of ``test_step``, one per batch, with its own parameters in the module.
+def outputs_of_own_model(
+    trainer: L.Trainer,
+    module: L.LightningModule,
+    loop: KeepsOwnModels,
+    data: OwnTestExamples,
+    client_id: str,
+) -> list[Any]:
+    """Return the outputs of ``test_step``, one per batch of a client, with its own parameters in the module.
 
-    The module is in evaluation mode, without gradients, logs nothing, and has its parameters back bit for bit after each
-    client.
+    The module is in evaluation mode, without gradients, logs nothing, and has its parameters back bit for bit.
     """
     assert data.test_client_indices is not None
-    for client_id, indices in data.test_client_indices.items():
-        batches = [
-            indices[i : i + data.eval_batch_size] for i in range(0, len(indices), data.eval_batch_size)
-        ]
-        with (
-            parameters_of(module, loop.own_state(client_id) or {}),
-            eval_mode(module),
-            without_logging(module),
-        ):
-            outputs = []
-            for batch_idx, own in enumerate(batches):
-                batch = ready(module, data.collate([data.test_set[int(index)] for index in own]))
-                with torch.no_grad(), trainer.precision_plugin.test_step_context():
-                    outputs.append(module.test_step(batch, batch_idx))
-        yield client_id, outputs
+    indices = data.test_client_indices[client_id]
+    batches = [indices[i : i + data.eval_batch_size] for i in range(0, len(indices), data.eval_batch_size)]
+    outputs = []
+    with (
+        parameters_of(module, loop.own_state(client_id) or {}),
+        eval_mode(module),
+        without_logging(module),
+    ):
+        for batch_idx, own in enumerate(batches):
+            batch = ready(module, data.collate([data.test_set[int(index)] for index in own]))
+            with torch.no_grad(), trainer.precision_plugin.test_step_context():
+                outputs.append(module.test_step(batch, batch_idx))
+    return outputs
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """CSV file with rows by round: a killed and resumed run leaves the file of an uninterrupted one.
 
 Rows of rounds that will be trained again, and a half row left by a kill, are dropped when training starts. The rows of a
-round are added once, however often Lightning ends its epoch.
+round are added once, however often Lightning ends its epoch. Of several processes the first one alone writes.
 """
 
 import csv
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
+from fedlight.processes.work import is_first
 from fedlight.support.files import csv_text, full_disk_named, write_whole
 
 Record = dict[str, int | float | str]
@@ -34,9 +35,10 @@ class RoundTable:
 
         Raises ValueError if ``before``, the kept rows' `digest` in the checkpoint (None: not compared), has changed.
         """
-        self.refuse_changed_rows(last_round, before)
+        if is_first():
+            self.refuse_changed_rows(last_round, before)
+            self._rewrite([row for row in self.rows() if _is_of(row, last_round)])
         self.last_round = last_round
-        self._rewrite([row for row in self.rows() if _is_of(row, last_round)])
 
     def refuse_changed_rows(self, last_round: int, before: str | None) -> None:
         """Raise ValueError for rows up to ``last_round`` with another digest than ``before``; see `restart`."""
@@ -50,15 +52,17 @@ class RoundTable:
         """Add the rows of a round, unless there are none or the file has the round already."""
         if not rows or int(rows[0]["round"]) <= self.last_round:
             return
-        is_new = not self.file.exists()
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        with full_disk_named(self.file), self.file.open("a", newline="", encoding="utf-8") as file:
-            file.write(csv_text(rows, [*rows[0]], with_header=is_new))
+        if is_first():
+            is_new = not self.file.exists()
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with full_disk_named(self.file), self.file.open("a", newline="", encoding="utf-8") as file:
+                file.write(csv_text(rows, [*rows[0]], with_header=is_new))
         self.last_round = int(rows[0]["round"])
 
     def replace(self, column: str, value: str, rows: Sequence[Record]) -> None:
         """Replace the rows with ``value`` in ``column`` by ``rows``, at the end."""
-        self._rewrite([*(row for row in self.rows() if row[column] != value), *rows])
+        if is_first():
+            self._rewrite([*(row for row in self.rows() if row[column] != value), *rows])
 
     def rows(self) -> list[dict[str, str]]:
         """Return the whole rows of the file, as text."""

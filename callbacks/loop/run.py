@@ -21,6 +21,7 @@ from fedlight.federation.client import Client, Visit, Work
 from fedlight.federation.privacy import Private
 from fedlight.federation.protocols import FederatedData, SynthesizesData
 from fedlight.federation.state import DIVERGED, State, write
+from fedlight.processes.work import for_each
 from fedlight.support.seeding import derive_seed
 from fedlight.support.torch_parts import eval_mode
 
@@ -133,12 +134,17 @@ def check_client_losses(module: L.LightningModule, data: object) -> None:
 
 
 def client_losses(module: L.LightningModule, data: ValidatesByClient) -> dict[str, float]:
-    """Return the mean loss of each client's validation examples, in evaluation mode and without gradients."""
+    """Return the mean loss of each client's validation examples, in evaluation mode and without gradients.
+
+    Several processes share the batches.
+    """
     assert isinstance(module, LossPerExample)
+
+    def losses(batch: Any) -> Tensor:
+        return module.example_losses(ready(module, batch)).double().cpu()
+
     with torch.no_grad(), eval_mode(module):
-        found = [
-            module.example_losses(ready(module, batch)).double().cpu() for batch in data.val_dataloader()
-        ]
+        found = for_each(losses, data.val_dataloader())
     losses = torch.cat(found).numpy()
     assert data.val_client_indices is not None
     return mean_by_client(losses, data.val_client_indices)

@@ -18,6 +18,7 @@ from fedlight.evaluation.by_client import spread
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.evaluation.tasks.result import Result
 from fedlight.evaluation.tasks.task import Task
+from fedlight.processes.work import for_each, is_first, once
 from fedlight.support.files import refuse_unwritable, write_json_lines
 
 SECONDS_BETWEEN_REPORTS = 60
@@ -99,7 +100,8 @@ class TaskScores(L.Callback):
         self._tasks = data.tasks if self.tasks is None else self.tasks
         _check_names(self._tasks)
         self._folder = Path(self.output or Path(trainer.default_root_dir) / "tasks")
-        refuse_unwritable(self._folder, "TaskScores.output")
+        if is_first():
+            refuse_unwritable(self._folder, "TaskScores.output")
         for name, task in self._tasks.items():
             rank_zero_info(f"task {name}: {len(task.read()[0]):,} prompts")
         if self.own_models and stage == "fit":
@@ -135,9 +137,10 @@ class TaskScores(L.Callback):
             for task, of_clients in scores.items()
             for name, value in spread([*of_clients.values()], WORST).items()
         }
-        for task, lines in records.items():
-            write_json_lines(self._folder / "own" / f"{task}.jsonl", lines)
-        write_json_lines(self._folder / "own" / "scores.json", [{**found, "clients": scores}])
+        if is_first():
+            for task, lines in records.items():
+                write_json_lines(self._folder / "own" / f"{task}.jsonl", lines)
+            write_json_lines(self._folder / "own" / "scores.json", [{**found, "clients": scores}])
         log_now(trainer, found)
         shown = "  ".join(f"{name} {value:.4f}" for name, value in found.items())
         rank_zero_info(f"each of {len(self._loop.clients)} clients with its own model: {shown}")
@@ -148,15 +151,18 @@ class TaskScores(L.Callback):
         self.results = {}
         for name, task in self._tasks.items():
             with isolate_rng():
-                result = task.run(module, _progress_report(name))
+                result = task.run(module, _progress_report(name), for_each)
             self.results[name] = result
             found |= result.metrics(name)
-            write_json_lines(
-                self._folder / moment / f"{name}.jsonl", [outcome.record() for outcome in result.outcomes]
-            )
+            if is_first():
+                write_json_lines(
+                    self._folder / moment / f"{name}.jsonl", [outcome.record() for outcome in result.outcomes]
+                )
             rank_zero_info(f"{moment}: {name} {result}")
-        write_json_lines(self._folder / moment / "scores.json", [found])
-        return found
+        if is_first():
+            write_json_lines(self._folder / moment / "scores.json", [found])
+        # Answers that are programs are run in each process, where one may end at its limit of time.
+        return once(lambda: {name: float(value) for name, value in found.items()})
 
 
 def _progress_report(name: str) -> Callable[[int, int], None]:
@@ -197,8 +203,8 @@ def answers_of_own_models(
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[str, float]]]:
     """Run all tasks with each client's own model; a client without one answers with the global model.
 
-    Each model answers by itself, as it has its own weights. The module's parameters are restored bit for bit. Raises
-    ValueError if no client has a model of its own.
+    Each model answers by itself, as it has its own weights; several processes share the clients. The module's parameters
+    are restored bit for bit. Raises ValueError if no client has a model of its own.
 
     Returns:
         Task -> one record for each client and row, with ``client``; and task -> client -> its score, in [0, 1].
@@ -212,10 +218,17 @@ def answers_of_own_models(
         rank_zero_info(
             f"{len(without)} of {len(loop.clients)} clients were never trained and answer with the global model"
         )
-    for client in loop.clients:
+
+    def measure(client: str) -> dict[str, tuple[list[dict[str, Any]], float]]:
         with parameters_of(module, loop.own_state(client) or {}):
-            for name, task in tasks.items():
-                result = task.run(module)  # type: ignore[arg-type]  # setup has checked the module
-                records[name] += [{"client": client, **outcome.record()} for outcome in result.outcomes]
-                scores[name][client] = result.mean
+            results = {name: task.run(module) for name, task in tasks.items()}  # type: ignore[arg-type]  # see setup
+        return {
+            name: ([outcome.record() for outcome in result.outcomes], result.mean)
+            for name, result in results.items()
+        }
+
+    for client, found in zip(loop.clients, for_each(measure, loop.clients), strict=True):
+        for name, (lines, mean) in found.items():
+            records[name] += [{"client": client, **line} for line in lines]
+            scores[name][client] = mean
     return records, scores

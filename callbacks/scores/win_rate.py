@@ -7,6 +7,7 @@ Overoptimization", ICML 2023, https://arxiv.org/abs/2210.10760).
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
@@ -17,6 +18,7 @@ from fedlight.callbacks.logs.trainer import log_now
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.evaluation.judge import BothPositions, Judge
 from fedlight.evaluation.length_controlled import Compared, length_controlled
+from fedlight.processes.work import for_each, once
 from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
@@ -120,22 +122,18 @@ class WinRate(L.Callback):
 
     def _answers(self, module: Any, raw: bool) -> list[str]:
         drawn = {"temperature": self.temperature, "max_new_tokens": self.max_new_tokens}
+
+        def answer(prompts: Sequence[str]) -> list[str]:
+            seed = derive_seed(self.seed, "win rate", *prompts)
+            return [texts[0] for texts in module.generate(prompts, seed=seed, raw=raw, **drawn)]
+
         with isolate_rng():
-            return [
-                completions[0]
-                for prompts in self._batches
-                for completions in module.generate(
-                    prompts, seed=derive_seed(self.seed, "win rate", *prompts), raw=raw, **drawn
-                )
-            ]
+            return [text for own in for_each(answer, self._batches) for text in own]
 
     def _measure(self, trainer: L.Trainer, module: L.LightningModule, when: str) -> None:
         answers = self._answers(module, raw=False)
         with isolate_rng():  # a judge may load a model, whose weights are drawn before they are read
-            found = {
-                name: BothPositions(judge).scores(self._fields, answers, self._raw)
-                for name, judge in self.judges.items()
-            }
+            found = {name: once(partial(self._judged, judge, answers)) for name, judge in self.judges.items()}
         rates = {name: self._rates(scores, answers) for name, scores in found.items()}
         metrics = {
             f"{metric}/{name}": value for name, found in rates.items() for metric, value in found.items()
@@ -146,6 +144,10 @@ class WinRate(L.Callback):
             f"{name} {value:.4f}" for name, value in metrics.items() if name.startswith("win_rate/")
         )
         rank_zero_info(f"{when}, against the raw model on {len(answers)} prompts: {shown}")
+
+    def _judged(self, judge: Judge, answers: Sequence[str]) -> list[float]:
+        """Return a judge's scores of all answers; of several processes the first one asks it, as it may cost money."""
+        return [float(score) for score in BothPositions(judge).scores(self._fields, answers, self._raw)]
 
     def _rates(self, scores: Sequence[float], answers: Sequence[str]) -> dict[str, float]:
         """Return the win rate, its interval and the length-controlled rate, without undefined ones (too few prompts)."""

@@ -21,6 +21,7 @@ from fedlight.datamodules.rows.fields import OWNERS, make_question_key, make_row
 from fedlight.datamodules.rows.instruction_rows import PublicRows, check_slots, read_instructions
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.text.examples import ResponseExamples, join_examples
+from fedlight.processes.work import is_first, once
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields, FieldsByClient
 
@@ -148,21 +149,18 @@ class AugmentedInstructionDataModule(InstructionDataModule):
     def _augment(self, private: FieldsByClient, asked: set[tuple[str, ...]]) -> dict[str, list[Added]]:
         """Return each client's added rows, from a valid record of an earlier run or from the augmentation."""
         settings, record = self._describe_settings(private, asked), self._record()
-        why_not = "no folder" if record is None else record.why_not(settings)
-        if record is not None and why_not is None:
-            saved = record.read()
-            added = {client: saved.get(client, []) for client in private}
-            rank_zero_info(f"{record.folder}: rows added by an earlier run with the same settings and texts")
+        saved = once(lambda: _read_valid(record, settings))
+        if saved is not None:
+            added = {client: [Added(*row) for row in saved.get(client, [])] for client in private}
         else:
-            if record is not None and record.settings.exists():
-                rank_zero_info(f"{record.folder}: its rows are not used: {why_not}")
-            if record is not None:
-                record.make_folder()
             if record is not None and self.augmentation is not None:
                 self.augmentation.keep_in(record.folder / "unfinished")
             added, notes = self._choose(private, asked)
-            if record is not None:
+            if record is not None and is_first():
                 record.write(settings, private, added, self.public.sources, notes)
+            # Also from a user's augmentation, all processes of a team have the rows that the record has.
+            written = once(lambda: _plain(added))
+            added = {client: [Added(*row) for row in rows] for client, rows in written.items()}
         if self.augmentation is not None:
             rank_zero_info(describe_added(self.augmentation, added, len(self.public.rows)))
         return added
@@ -226,6 +224,37 @@ class AugmentedInstructionDataModule(InstructionDataModule):
     def _record(self) -> AugmentationRecord | None:
         folder = self._choose_folder(self.augmentation_folder, "augmentation")
         return None if folder is None else AugmentationRecord(folder)
+
+
+def _read_valid(
+    record: AugmentationRecord | None, settings: dict[str, object]
+) -> dict[str, list[tuple[Any, ...]]] | None:
+    """Return the rows of a record with these settings; None without one, in whose folder a new one can be written."""
+    if record is None:
+        return None
+    why_not = record.why_not(settings)
+    if why_not is None:
+        rank_zero_info(f"{record.folder}: rows added by an earlier run with the same settings and texts")
+        return _plain(record.read())
+    if record.settings.exists():
+        rank_zero_info(f"{record.folder}: its rows are not used: {why_not}")
+    record.make_folder()
+    return None
+
+
+def _plain(added: Mapping[str, Sequence[Added]]) -> dict[str, list[tuple[Any, ...]]]:
+    """Return added rows as plain values, which processes exchange."""
+    return {
+        client: [
+            (
+                dict(row.fields),
+                None if row.row is None else int(row.row),
+                None if row.score is None else float(row.score),
+            )
+            for row in rows
+        ]
+        for client, rows in added.items()
+    }
 
 
 def _expand(given: T | list[T], number: int, setting: str) -> list[T]:

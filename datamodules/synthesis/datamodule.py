@@ -37,6 +37,7 @@ from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.evaluation.tasks.task import continuation
 from fedlight.federation.candidates import MIXED, SYNTHETIC
 from fedlight.federation.client import Visit
+from fedlight.processes.work import for_each, merged
 from fedlight.support.seeding import derive_seed
 from fedlight.support.words import count_noun
 
@@ -91,6 +92,7 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         self._round_idx: int | None = None
         self._parts: list[Part] = []
         self._not_finite: Counter[str] = Counter()
+        self._scores: dict[str, list[float]] = {}
 
     # Interface for algorithms: fedlight.federation.protocols.SynthesizesData
 
@@ -122,13 +124,11 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         A candidate without a finite score is never selected. With fewer than ``keep`` finite scores the client trains on
         fewer examples more often; without any it trains on its first candidates.
         """
-        wanted = self.num_synthetic(client_id)
-        if self._pool is None or wanted == len(self._pool.candidates.get(client_id, [])):
+        if not self._leaves_some_out(client_id):
             return
-        assert isinstance(module, AnswersPrompts)  # checked by synthesize
-        candidates = self._pool.candidates[client_id]
-        seed = derive_seed(self.seed, "choice", self._round_idx or 0, client_id)
-        scores = score_candidates(self.score, candidates, self.template, module, seed)
+        known = self._scores.pop(client_id, None)
+        scores = np.array(self._score(client_id, module) if known is None else known)
+        wanted = self.num_synthetic(client_id)
         self._not_finite[client_id] = int((~np.isfinite(scores)).sum())
         if self._not_finite[client_id]:
             rank_zero_info(
@@ -137,19 +137,28 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         chosen = best(scores, wanted, highest=self.score == "ifd")
         self._select(client_id, np.sort(chosen) if len(chosen) else np.arange(wanted))
 
+    def score_together(self, client_ids: Sequence[str], module: nn.Module) -> None:
+        """Score several clients' candidates ahead of `choose`; see `ScoresTogether`."""
+        choosing = [client for client in client_ids if self._leaves_some_out(client)]
+        scores = for_each(lambda client: self._score(client, module), choosing)
+        self._scores = dict(zip(choosing, scores, strict=True))
+
     def num_synthetic(self, client_id: str) -> int:
         """Return the number of examples that `choose` keeps; 0 for a client without candidates."""
         made = 0 if self._pool is None else len(self._pool.candidates.get(client_id, []))
         return made if self.keep is None else min(self.keep, made)
 
     def synthesis_metrics(self) -> dict[str, float]:
-        """Return counts of tried, surviving and dropped candidates over all clients of the last round with candidates."""
+        """Return counts of tried, surviving and dropped candidates over all clients of the last round with candidates.
+
+        All processes of a team call it together: a private model scores candidates in the process that has trained it.
+        """
         counts: Counter[str] = Counter()
         notes: Counter[str] = Counter()
         for part in self._parts:
             counts.update(self._count(part))
             notes.update(part.notes)
-        notes["scores_not_finite"] = self._not_finite.total()
+        notes["scores_not_finite"] = sum(merged(self._not_finite).values())
         dropped = {
             f"dropped/{name}": value for name, value in counts.items() if name not in (TRIED, SURVIVED)
         }
@@ -163,6 +172,7 @@ class SyntheticInstructionDataModule(InstructionDataModule):
             self.plan.further.clear()
         self._pool, self._own, self._round_idx, self._parts = None, None, None, []
         self._not_finite.clear()
+        self._scores.clear()
 
     # Interface for the loop and the loader
 
@@ -194,6 +204,18 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         if any(weight != 1 for weight in weights):
             batch["weights"] = torch.tensor(weights, dtype=torch.float32)
         return batch
+
+    def _leaves_some_out(self, client_id: str) -> bool:
+        """Return whether a client has more candidates than it keeps."""
+        made = 0 if self._pool is None else len(self._pool.candidates.get(client_id, []))
+        return self.num_synthetic(client_id) < made
+
+    def _score(self, client_id: str, module: nn.Module) -> list[float]:
+        assert isinstance(module, AnswersPrompts)  # checked by synthesize
+        assert self._pool is not None
+        seed = derive_seed(self.seed, "choice", self._round_idx or 0, client_id)
+        candidates = self._pool.candidates[client_id]
+        return score_candidates(self.score, candidates, self.template, module, seed).tolist()
 
     def _count(self, part: Part) -> Counter[str]:
         """Return the part's counts, with too long candidates moved from survived to ``too_long``."""

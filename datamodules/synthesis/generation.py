@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from fedlight.datamodules.synthesis.filters import CUT_OFF, PROMPT_TOO_LONG
 from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
+from fedlight.processes.work import for_each
 from fedlight.support.console import progress_bar
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
@@ -49,7 +51,7 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchGenerator:
-    """Generator of answers in batches.
+    """Generator of answers in batches, which several processes share.
 
     Attributes:
         model: generating model; without a ``tokenizer``, no answer counts as cut off.
@@ -103,9 +105,9 @@ class BatchGenerator:
         # Greedy answers to equal prompts are equal. Prompts are sorted by length, as the longest pads its whole batch.
         distinct = list(dict.fromkeys(prompts)) if self.temperature == 0 else prompts
         order = sorted(range(len(distinct)), key=lambda index: -len(distinct[index]))
-        texts = [""] * len(distinct)
         with progress_bar(label, len(order)) as advance:
-            for at in range(0, len(order), self.batch_size):
+
+            def answer(at: int) -> list[str]:
                 batch = order[at : at + self.batch_size]
                 answers = self.model.generate(
                     [distinct[index] for index in batch],
@@ -117,9 +119,12 @@ class BatchGenerator:
                     stop=self.stop,
                     strip=True,
                 )
-                for index, (text,) in zip(batch, answers, strict=True):
-                    texts[index] = text
                 advance(len(batch))
+                return [text for (text,) in answers]
+
+            answered = chain.from_iterable(for_each(answer, range(0, len(order), self.batch_size)))
+        by_place = dict(zip(order, answered, strict=True))
+        texts = [by_place[index] for index in range(len(distinct))]
         answers_and_cuts = list(zip(texts, self._find_cut(texts), strict=True))
         if self.temperature > 0:
             return answers_and_cuts

@@ -24,6 +24,7 @@ from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate,
 from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.evaluation.tasks.task import continuation
+from fedlight.processes.work import for_each
 from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
@@ -97,16 +98,18 @@ class PseudoResponses(Synthesis):
             self.counts.update([TRIED, fault or SURVIVED])
             if fault is None:
                 made[client].append({**fields, "response": answer.text})
-        return {client: self._weight(rows, template, model) for client, rows in made.items()}
+        weights = for_each(lambda rows: self._weigh(rows, template, model), made.values())
+        return {
+            client: [Candidate(row, weight) for row, weight in zip(rows, own, strict=True)]
+            for (client, rows), own in zip(made.items(), weights, strict=True)
+        }
 
-    def _weight(
-        self, rows: list[dict[str, str]], template: Template, model: KnowsEnergies
-    ) -> list[Candidate]:
+    def _weigh(self, rows: list[dict[str, str]], template: Template, model: KnowsEnergies) -> list[float]:
+        """Return the weights of one client's pseudo examples."""
         prompts = [template.render(row).text for row in rows]
         answers = [continuation(template.text, row["response"]) for row in rows]
         energies = model.free_energies(prompts, answers, self.energy_temperature)
-        weights = energy_weights(energies, self.energy_temperature)
-        return [Candidate(row, weight) for row, weight in zip(rows, weights, strict=True)]
+        return energy_weights(energies, self.energy_temperature)
 
 
 def energy_weights(energies: Sequence[float], temperature: float) -> list[float]:

@@ -28,6 +28,7 @@ from fedlight.datamodules.synthesis.synthesis import Candidate, Synthesis
 from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.federation.protocols import KnowsBaseBits
+from fedlight.processes.work import is_first, once
 from fedlight.support.files import refuse_unwritable, sealed, unsealed, write_whole
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
@@ -120,23 +121,7 @@ class SynthesisRecord:
         write_whole(self.file(round_idx), b"".join(map(_serialize, parts)))
 
     def _read(self, round_idx: int) -> list[Part]:
-        lines = self.file(round_idx).read_bytes().splitlines(keepends=True)
-        parts = []
-        while lines:
-            head = json.loads(lines[0])
-            if ROWS_DIGEST in head:
-                head = unsealed(head)
-            else:  # a file of an earlier version
-                head[ROWS_DIGEST] = head["digest"]
-            rows, lines = lines[1 : 1 + head["rows"]], lines[1 + head["rows"] :]
-            if digest_bytes(b"".join(rows)) != head[ROWS_DIGEST]:
-                raise ValueError("the rows differ from those written")
-            candidates: dict[str, list[Candidate]] = {client: [] for client in head["clients"]}
-            for row in map(json.loads, rows):
-                candidates[row["client"]].append(Candidate(row["fields"], row["weight"]))
-            counts, notes = Counter(head["counts"]), Counter(head["notes"])
-            parts.append(Part(dict(head["settings"]), head["clients"], candidates, counts, notes))
-        return parts
+        return _parse(self.file(round_idx).read_bytes())
 
 
 def make_or_read(
@@ -171,21 +156,32 @@ def make_or_read(
         "model state": state_digest(module),
         "base bits": module.base_bits if isinstance(module, KnowsBaseBits) else None,
     }
-    if record is not None:
-        found, why_not = record.find(round_idx, settings, clients)
-        if found is not None:
-            rank_zero_info(
-                f"{record.file(round_idx)}: candidates of an earlier run with the same settings and model"
-            )
-            return found
-        if why_not:
-            rank_zero_info(f"{record.file(round_idx)}: its candidates are not used: {why_not}")
-        record.check_writable(round_idx)
+    if (found := once(lambda: _find(record, round_idx, settings, clients))) is not None:
+        return _parse(found)[0]
     made = synthesis.make(rows, template, module, derive_seed(seed, "synthesis", round_idx))
     part = Part(settings, clients, made, Counter(synthesis.counts), Counter(synthesis.notes))
-    if record is not None:
+    if record is not None and is_first():
         record.write(round_idx, [*others, part])
-    return part
+    # Also from a user's synthesis, all processes of a team have the candidates that the file has.
+    return _parse(once(lambda: _serialize(part).decode()))[0]
+
+
+def _find(
+    record: SynthesisRecord | None, round_idx: int, settings: Settings, clients: Sequence[str]
+) -> str | None:
+    """Return the lines of a part in the record; None for a part to make, which may then be written."""
+    if record is None:
+        return None
+    found, why_not = record.find(round_idx, settings, clients)
+    if found is not None:
+        rank_zero_info(
+            f"{record.file(round_idx)}: candidates of an earlier run with the same settings and model"
+        )
+        return _serialize(found).decode()
+    if why_not:
+        rank_zero_info(f"{record.file(round_idx)}: its candidates are not used: {why_not}")
+    record.check_writable(round_idx)
+    return None
 
 
 def state_digest(module: nn.Module) -> str:
@@ -213,6 +209,27 @@ def state_digest(module: nn.Module) -> str:
         }  # a path, which may change
         digest.update(json.dumps(described, sort_keys=True, default=str).encode())
     return digest.hexdigest()
+
+
+def _parse(content: bytes | str) -> list[Part]:
+    """Return the parts of a file; raise ValueError for damaged ones."""
+    lines = (content.encode() if isinstance(content, str) else content).splitlines(keepends=True)
+    parts = []
+    while lines:
+        head = json.loads(lines[0])
+        if ROWS_DIGEST in head:
+            head = unsealed(head)
+        else:  # a file of an earlier version
+            head[ROWS_DIGEST] = head["digest"]
+        rows, lines = lines[1 : 1 + head["rows"]], lines[1 + head["rows"] :]
+        if digest_bytes(b"".join(rows)) != head[ROWS_DIGEST]:
+            raise ValueError("the rows differ from those written")
+        candidates: dict[str, list[Candidate]] = {client: [] for client in head["clients"]}
+        for row in map(json.loads, rows):
+            candidates[row["client"]].append(Candidate(row["fields"], row["weight"]))
+        counts, notes = Counter(head["counts"]), Counter(head["notes"])
+        parts.append(Part(dict(head["settings"]), head["clients"], candidates, counts, notes))
+    return parts
 
 
 def _serialize(part: Part) -> bytes:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
+from fedlight.processes.work import for_each, is_first, once
 from fedlight.support.console import progress_bar
 from fedlight.support.hub import (
     NAME,
@@ -211,36 +212,60 @@ class SentenceEncoder(Encoder):
         return None if self.cache is None else EmbeddingCache(self.cache, self.identity)
 
     def _find(self, texts: Sequence[str]) -> tuple[np.ndarray | None, np.ndarray]:
-        """Return the vectors of cached texts, if any, and the missing texts; warn of damaged files."""
+        """Return the vectors of cached texts, if any, and the missing texts; one process looks for all."""
+
+        def look() -> tuple[Any, list[int]]:
+            import torch
+
+            vectors, missing = self._look_up(texts)
+            return None if vectors is None else torch.from_numpy(vectors), missing.tolist()
+
         if self._cache is None:
             return None, np.arange(len(texts))
+        vectors, missing = once(look)
+        return None if vectors is None else vectors.numpy(), np.array(missing, dtype=np.int64)
+
+    def _look_up(self, texts: Sequence[str]) -> tuple[np.ndarray | None, np.ndarray]:
+        """Return what is in the cache as `_find` does; warn of damaged files."""
+        assert self._cache is not None
         before = self._cache.damaged
         found = self._cache.find(texts)
         if self._cache.damaged > before:
             warnings.warn(
                 f"{self._cache.damaged - before} damaged files of the embedding cache {self._cache.folder} were removed; "
                 "their texts are encoded again",
-                stacklevel=3,
+                stacklevel=6,
             )
         return (None, np.arange(len(texts))) if found is None else (found[0], np.flatnonzero(~found[1]))
 
     def _encode_missing(
         self, texts: Sequence[str], vectors: np.ndarray | None, missing: np.ndarray
     ) -> np.ndarray:
-        """Return all vectors ``(texts, dimension)`` after encoding and caching the rows ``missing``."""
+        """Return all vectors ``(texts, dimension)`` after encoding and caching the rows ``missing``.
+
+        Several processes share the batches.
+        """
+        import torch
+
         with progress_bar(f"Encoding with {Path(self.model).name}", len(missing)) as advance:
             for start in range(0, len(missing), CACHED_AT_ONCE):
                 some = missing[start : start + CACHED_AT_ONCE]
                 some = some[np.argsort([-len(texts[row]) for row in some], kind="stable")]
-                for first in range(0, len(some), self.batch_size):
-                    batch = some[first : first + self.batch_size]
+                batches = [
+                    some[first : first + self.batch_size] for first in range(0, len(some), self.batch_size)
+                ]
+
+                def encode(batch: np.ndarray) -> torch.Tensor:
                     new = self._encode_batch([texts[row] for row in batch])
-                    if vectors is None:
-                        vectors = np.empty((len(texts), new.shape[1]), dtype=np.float32)
-                    vectors[batch] = new
                     advance(len(batch))
-                if self._cache is not None and vectors is not None:
-                    self._cache.add([texts[row] for row in some], vectors[some])
+                    return torch.from_numpy(new)
+
+                new = torch.cat(for_each(encode, batches)).numpy()
+                if vectors is None:
+                    vectors = np.empty((len(texts), new.shape[1]), dtype=np.float32)
+                vectors[some] = new
+                if self._cache is not None and is_first():
+                    self._cache.add([texts[row] for row in some], new)
         assert vectors is not None
         return vectors
 

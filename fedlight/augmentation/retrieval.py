@@ -17,6 +17,7 @@ from fedlight.datamodules.vectors.clusters import Clusters, cluster
 from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.datamodules.vectors.index_files import has_index
 from fedlight.datamodules.vectors.vector_index import Hits, VectorIndex
+from fedlight.processes.work import is_first
 from fedlight.support.files import refuse_unwritable
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
@@ -75,7 +76,9 @@ def build_index(
     """Return an index of the public instructions, kept in ``folder`` if there is one; release the encoder's model."""
     vectors = encoder.encode([instruction_text(row) for row in public])
     encoder.release()  # before the language model is loaded
-    return VectorIndex.build(vectors, kind) if folder is None else VectorIndex.open(folder, vectors, kind)
+    if folder is None or not is_first():
+        return VectorIndex.build(vectors, kind)
+    return VectorIndex.open(folder, vectors, kind)
 
 
 def to_added(hits: Hits, public: Sequence[Fields]) -> list[Added]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from fedlight.federation.client import Client, Visit
-from fedlight.federation.protocols import Federation, NumBatches, SynthesizesData
+from fedlight.federation.protocols import Federation, NumBatches, ScoresTogether, SynthesizesData
 from fedlight.federation.state import read
 
 SYNTHETIC = "synthetic"
@@ -45,11 +45,14 @@ class Candidates:
 
         The candidates are trained on in round ``round_idx``. Clients that keep none are logged.
         """
-        self._data.synthesize(round_idx, [client.id for client in clients], module)
-        for client in clients:
+        names = [client.id for client in clients]
+        self._data.synthesize(round_idx, names, module)
+        if choose and isinstance(self._data, ScoresTogether):
+            self._data.score_together(names, module)
+        for name in names:
             if choose:
-                self._data.choose(client.id, module)
-            self.left[client.id] = self._data.num_synthetic(client.id)
+                self._data.choose(name, module)
+            self.left[name] = self._data.num_synthetic(name)
         without = [client.id for client in clients if not self.left[client.id]]
         if without:
             logger.warning(

@@ -153,6 +153,17 @@ class SynthesizesData(Protocol):
 
 
 @runtime_checkable
+class ScoresTogether(Protocol):
+    """Data whose processes share the scores by one model of several clients' candidates, before a round."""
+
+    def score_together(self, client_ids: Sequence[str], module: nn.Module) -> None:
+        """Score the candidates of these clients for the calls of ``choose`` that follow.
+
+        All processes of a team call it together. A model of one client's own scores inside of its visit, without it.
+        """
+
+
+@runtime_checkable
 class KnowsBaseBits(Protocol):
     """Module whose results depend on the bits of its base (16, 8 or 4; None as it was loaded), which a device may change."""
 

@@ -26,6 +26,9 @@ class TextGenerator(ABC):
     sends_to: str | None = None
     """Host that receives the prompts; None where they stay on this machine."""
 
+    shares_work: bool = False
+    """Whether the processes of a team call `complete` together and share its prompts; otherwise one of them calls it."""
+
     @abstractmethod
     def complete(self, prompts: Sequence[str], draw: int = 0) -> list[str]:
         """Return one answer per prompt, in the order of the prompts; empty where there is none.

@@ -14,6 +14,7 @@ from fedlight.modules.language.adapter_folders import adapter_checksum
 from fedlight.modules.language.generation import encode_prompts
 from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.sft import SFTModule
+from fedlight.processes.work import for_each
 from fedlight.support.needs import Model, Need
 from fedlight.support.seeding import derive_seed
 
@@ -49,6 +50,7 @@ class LocalGenerator(TextGenerator):
     """
 
     without_effect = ("device",)
+    shares_work = True
 
     def __init__(
         self,
@@ -109,11 +111,13 @@ class LocalGenerator(TextGenerator):
         limit = getattr(module.causal_lm.config, "max_position_embeddings", None) or float("inf")
         fits = [index for index, length in enumerate(lengths) if length + self.max_new_tokens <= limit]
         fits.sort(key=lambda index: lengths[index])  # a batch is as wide as its longest
+        batches = [fits[start : start + self.batch_size] for start in range(0, len(fits), self.batch_size)]
+        found = for_each(lambda rows: self._answer([texts[row] for row in rows], draw), batches)
         answers = [""] * len(texts)
-        for start in range(0, len(fits), self.batch_size):
-            rows = fits[start : start + self.batch_size]
-            for row, answer in zip(rows, self._answer([texts[row] for row in rows], draw), strict=True):
+        for rows, (own, cut) in zip(batches, found, strict=True):
+            for row, answer in zip(rows, own, strict=True):
                 answers[row] = answer
+            self._counts["cut"] += cut
         self._counts.update(answers=len(fits), too_long=len(texts) - len(fits))
         return answers
 
@@ -165,7 +169,8 @@ class LocalGenerator(TextGenerator):
         text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return text.removeprefix(tokenizer.bos_token or "")
 
-    def _answer(self, texts: list[str], draw: int) -> list[str]:
+    def _answer(self, texts: list[str], draw: int) -> tuple[list[str], int]:
+        """Return the answers to a batch, and the number of those that were cut off."""
         found = self._module.generate(
             texts,
             temperature=self.temperature,
@@ -177,10 +182,10 @@ class LocalGenerator(TextGenerator):
         answers = [one for (one,) in found]
         lengths = [len(row) for row in encode_prompts(self._module.tokenizer, answers)]
         cut = [length >= CUT_SHARE * self.max_new_tokens for length in lengths]
-        self._counts["cut"] += sum(cut)
-        return [
+        kept = [
             answer if self.keep_cut or not is_cut else "" for answer, is_cut in zip(answers, cut, strict=True)
         ]
+        return kept, sum(cut)
 
 
 def make_ready(module: LanguageModule, device: str) -> None:

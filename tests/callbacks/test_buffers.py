@@ -13,7 +13,7 @@ from torch import nn
 from torchmetrics import MeanMetric
 from torchmetrics.classification import BinaryAccuracy
 
-from fedlight.callbacks.logs.client_accuracy import outputs_of_own_models
+from fedlight.callbacks.logs.client_accuracy import outputs_of_own_model
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.aggregation import CoordinateMedian
@@ -489,7 +489,8 @@ def test_what_a_client_would_go_on_with_is_what_its_own_examples_are_tested_with
     )  # fmt: skip
     model.test_step = lambda batch, batch_idx: model.net(batch)
     before = state_of(model)
-    for client, (output,) in outputs_of_own_models(model.trainer, model, loop, data):
+    for client in data.test_client_indices:
+        (output,) = outputs_of_own_model(model.trainer, model, loop, data, client)
         alone = module(**PLAIN)
         alone.load_state_dict(before | (loop.own_state(client) or {}))
         assert torch.equal(output, alone.eval().net(examples))

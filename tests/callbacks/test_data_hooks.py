@@ -9,7 +9,7 @@ from plain_lightning import trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedlight import ByClient, FederatedLoop, FederatedWrapper
-from fedlight.callbacks.logs.client_accuracy import outputs_of_own_models
+from fedlight.callbacks.logs.client_accuracy import outputs_of_own_model
 from fedlight.callbacks.loop.run import client_losses
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 
@@ -88,6 +88,9 @@ def test_clients_are_scored_and_tested_on_what_the_hooks_give():
     off = model.layer.weight.item() - 2
     expected = {client: ((off * x[own]) ** 2).mean().item() for client, own in HALVES.items()}
     assert client_losses(model, data) == pytest.approx(expected)
-    outputs = dict(outputs_of_own_models(model.trainer, model, loop, data))
+    outputs = {
+        client: outputs_of_own_model(model.trainer, model, loop, data, client)
+        for client in data.test_client_indices
+    }
     for client, own in HALVES.items():
         assert torch.allclose(outputs[client][0], model.layer(x[own]))

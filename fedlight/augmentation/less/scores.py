@@ -11,7 +11,7 @@ key of settings, seed and texts, so that several runs may share the folder.
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from fedlight.datamodules.instructions.augmentation_record import digest_rows
 from fedlight.datamodules.text.examples import ResponseExamples, collate_responses
 from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.sft import SFTModule
+from fedlight.processes.work import for_each, is_first, once
 from fedlight.support.console import progress_bar
 from fedlight.support.files import sealed_bytes, unsealed_bytes, write_whole
 from fedlight.support.types import Fields
@@ -123,18 +124,39 @@ class Features:
         sizes = {name: weight.numel() for name, weight in weights.items()}
         self.project = RandomProjection(sizes, dimension, seed, next(iter(weights.values())).device)
 
-    def compute(
-        self, examples: PaddedExamples, indices: np.ndarray, moments: Moments | None = None
-    ) -> Iterator[Tensor]:
-        """Yield the features of these indices batch by batch, ``(batch, dimension)``; see `gradient_features`."""
-        for start in range(0, len(indices), self.batch_size):
-            batch = examples.batch(indices[start : start + self.batch_size])
-            yield gradient_features(self.module, batch, self.project, moments, self.way)
+    def batches(self, indices: np.ndarray) -> list[np.ndarray]:
+        """Return these indices in batches."""
+        return [indices[start : start + self.batch_size] for start in range(0, len(indices), self.batch_size)]
+
+    def compute(self, examples: PaddedExamples, batch: np.ndarray, moments: Moments | None = None) -> Tensor:
+        """Return the features of a batch of indices, ``(batch, dimension)``; see `gradient_features`."""
+        return gradient_features(self.module, examples.batch(batch), self.project, moments, self.way)
 
     def mean(self, examples: PaddedExamples) -> Tensor:
         """Return the mean of the plain gradients' features, ``(dimension,)``."""
-        parts = [found.sum(dim=0) for found in self.compute(examples, examples.longest_first())]
+        parts = [self.compute(examples, batch).sum(dim=0) for batch in self.batches(examples.longest_first())]
         return torch.stack(parts).sum(dim=0) / len(examples)
+
+
+def _read(blocks: ScoredBlocks, number: int, block: int, shape: tuple[int, int]) -> Tensor | None:
+    """Return the known scores of a block of an epoch, None without them; one process looks for all."""
+
+    def look() -> Tensor | None:
+        found = blocks.read(number, block, shape)
+        return None if found is None else torch.from_numpy(found)
+
+    return once(look)
+
+
+def _compute(
+    features: Features, candidates: PaddedExamples, indices: np.ndarray, moments: Moments, means: Tensor
+) -> Tensor:
+    """Return the scores of these candidates, ``(candidates, targets)`` fp64; several processes share the batches."""
+
+    def score(batch: np.ndarray) -> Tensor:
+        return influence(features.compute(candidates, batch, moments), means).double().cpu()
+
+    return torch.cat(for_each(score, features.batches(indices)))
 
 
 def influence_scores(
@@ -146,6 +168,8 @@ def influence_scores(
     blocks: ScoredBlocks,
 ) -> tuple[np.ndarray, list[Epoch]]:
     """Warm the module up on some of the candidates and score all of them after each epoch.
+
+    Of several processes each warms up its module, and they share the gradients.
 
     Args:
         features: features by the module, which is trained in place.
@@ -162,14 +186,15 @@ def influence_scores(
     with progress_bar("LESS: gradients of public rows", len(epochs) * len(candidates)) as advance:
         for number, epoch in enumerate(warm_up(features.module, epochs, candidates.batch, lr)):
             finished.append(epoch)
-            means = torch.stack([features.mean(examples) for examples in targets])
+            found_means = for_each(lambda examples: features.mean(examples).cpu(), targets)
+            means = torch.stack(found_means).to(candidates.device)
             for block, start in enumerate(range(0, len(order), BLOCK)):
                 indices = order[start : start + BLOCK]
-                found = blocks.read(number, block, (len(indices), len(targets)))
+                found = _read(blocks, number, block, (len(indices), len(targets)))
                 if found is None:
-                    steps = features.compute(candidates, indices, epoch.moments)
-                    found = np.concatenate([influence(step, means).double().cpu().numpy() for step in steps])
-                    blocks.write(number, block, found)
-                scores[indices] += epoch.mean_lr * found
+                    found = _compute(features, candidates, indices, epoch.moments, means)
+                    if is_first():
+                        blocks.write(number, block, found.numpy())
+                scores[indices] += epoch.mean_lr * found.numpy()
                 advance(len(indices))
     return scores / sum(epoch.mean_lr for epoch in finished), finished

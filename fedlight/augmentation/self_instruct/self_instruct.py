@@ -33,6 +33,7 @@ from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.rows.fields import NO_SLOTS, instruction_text
 from fedlight.datamodules.text.templates import Template
 from fedlight.generators.endpoint import TextGenerator
+from fedlight.processes.work import is_first, once
 from fedlight.support.checks import refuse_below
 from fedlight.support.console import progress_bar
 from fedlight.support.types import Fields
@@ -102,19 +103,19 @@ class SelfInstruct(Augmentation):
         settings, own = self.settings(), {name: self._client(name, rows) for name, rows in clients.items()}
         wanted = self.number * sum(map(bool, clients.values()))
         with (
-            open_record(self.folder, settings, fingerprint(settings, clients, seed)) as record,
+            open_record(
+                self.folder if is_first() else None, settings, fingerprint(settings, clients, seed)
+            ) as record,
             progress_bar("Self-Instruct", wanted) as advance,
         ):
-            for batch in record.batches:
-                for attempt in batch:
-                    own[attempt.client].replay(attempt)
+            known = once(lambda: [[tuple(attempt) for attempt in batch] for batch in record.batches])
+            for attempt in (Try(*values) for batch in known for values in batch):
+                own[attempt.client].replay(attempt)
             advance(sum(len(client.accepted) for client in own.values()))
             todo = next_tries(list(own.values()), self.batch_size)
             if todo:
                 self._warn_of_sending(sum(map(bool, clients.values())))
-            draw = len(
-                record.batches
-            )  # makes answers differ where a client with few rows shows the same ones again
+            draw = len(known)  # makes answers differ where a client with few rows shows the same ones again
             while todo:
                 tries = self._make(todo, seed, draw)
                 record.append(tries)
@@ -156,7 +157,7 @@ class SelfInstruct(Augmentation):
             prompt.render({"first": instruction_text(first), "second": instruction_text(second)}).text
             for first, second, _ in shown
         ]
-        new = [extract_instruction(answer) for answer in self.generator.complete(asked, draw)]
+        new = [extract_instruction(answer) for answer in self._ask(asked, draw)]
         outcomes = [client.judge(text) for (client, _), text in zip(todo, new, strict=True)]
         passed = [index for index, outcome in enumerate(outcomes) if outcome == ACCEPTED]
         prompt = Template(self.response_prompt)
@@ -165,7 +166,7 @@ class SelfInstruct(Augmentation):
             example = shown[index][2]
             slots = {"instruction": instruction_text(example), "response": example["response"]}
             asked.append(prompt.render({**slots, "new": new[index]}).text)
-        answers = self.generator.complete(asked, draw) if asked else []
+        answers = self._ask(asked, draw) if asked else []
         responses = {index: extract_response(answer) for index, answer in zip(passed, answers, strict=True)}
         tries = []
         for index, (client, number) in enumerate(todo):
@@ -173,6 +174,12 @@ class SelfInstruct(Augmentation):
             outcome = NO_RESPONSE if outcomes[index] == ACCEPTED and not response else outcomes[index]
             tries.append(Try(client.name, number, outcome, new[index], response))
         return tries
+
+    def _ask(self, prompts: list[str], draw: int) -> list[str]:
+        """Return the generator's answers; one that does not share its work among processes is asked once for all."""
+        if self.generator.shares_work:
+            return self.generator.complete(prompts, draw)
+        return once(lambda: self.generator.complete(prompts, draw))
 
     def _to_added(self, attempt: Try, rows: Sequence[Fields]) -> Added:
         slots = {name: "" for name in rows[0] if name not in NO_SLOTS}
@@ -187,7 +194,7 @@ class SelfInstruct(Augmentation):
                 )
 
     def _warn_of_sending(self, clients: int) -> None:
-        if self.generator.sends_to is not None:
+        if self.generator.sends_to is not None and is_first():
             rank_zero_warn(
                 f"SelfInstruct sends private rows of {clients} clients to {self.generator.sends_to}: three examples "
                 "with each new row. LocalGenerator keeps them on this machine."

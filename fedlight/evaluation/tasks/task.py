@@ -7,10 +7,10 @@ answer and of the question, separated by blank lines.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, islice
 from statistics import fmean
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -54,6 +54,22 @@ class Example(NamedTuple):
     def shown(self) -> str:
         """Answer of a shown example."""
         return self.response or self.target
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class ForEach(Protocol):
+    """Function that computes something for each of some items, such as `fedlight.processes.work.for_each`."""
+
+    def __call__(self, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """Return ``work(item)`` for each item, in their order."""
+
+
+def in_turn(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Return ``work(item)`` for each item, in their order."""
+    return [work(item) for item in items]
 
 
 Ready = tuple[list[int], list[Example], list[str]]
@@ -178,12 +194,18 @@ class Task(ABC):
             self._ready = self._read()
         return self._ready
 
-    def run(self, model: AnswersPrompts, report: Callable[[int, int], None] | None = None) -> Result:
+    def run(
+        self,
+        model: AnswersPrompts,
+        report: Callable[[int, int], None] | None = None,
+        for_each: ForEach = in_turn,
+    ) -> Result:
         """Have a model answer all rows and score its answers.
 
         Args:
             model: see `AnswersPrompts`.
             report: called after each batch with the number of answered prompts and that of all prompts.
+            for_each: function that answers the batches, such as one by which several processes share them.
         """
         index, examples, prompts = self.read()
         fits = [True] * len(prompts)
@@ -192,13 +214,17 @@ class Task(ABC):
         answers: list[list[str]] = [[] for _ in prompts]
         # By length: little padding, and the batch that needs the most memory comes first.
         order = sorted(np.flatnonzero(fits).tolist(), key=lambda row: -len(prompts[row]))
-        for start in range(0, len(order), self.batch_size):
+
+        def answer(start: int) -> list[list[str]]:
             batch = order[start : start + self.batch_size]
             given = self.answer(model, [prompts[row] for row in batch], [examples[row] for row in batch])
-            for row, texts in zip(batch, given, strict=True):
-                answers[row] = texts
             if report is not None:
                 report(start + len(batch), len(order))
+            return given
+
+        given = for_each(answer, range(0, len(order), self.batch_size))
+        for row, texts in zip(order, chain.from_iterable(given), strict=True):
+            answers[row] = texts
         return Result(self._outcomes(index, examples, prompts, answers, fits))
 
     def _outcomes(

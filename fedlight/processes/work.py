@@ -1,0 +1,72 @@
+"""Work around the rounds, such as generation, that the processes of a team share, with the same results on any number.
+
+Every process of the team calls these functions with equal arguments, in the same order. What a process computes for an item
+must not depend on the items before it and must not advance a global random stream.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+from fedlight.processes.team import current_team
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def for_each(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Return ``work(item)`` for each item, in their order; the team's processes compute them in turn.
+
+    Args:
+        work: function to tensors on the CPU and plain values.
+        items: about equally large, or ordered by size; each process goes through all of them, as of a loader.
+
+    Examples:
+        >>> for_each(len, ["a", "bc"])
+        [1, 2]
+    """
+    team = current_team()
+    own, number = [], 0
+    for item in items:
+        if is_own_turn(number):
+            own.append(work(item))
+        number += 1
+    parts = team.gather(own, "for_each")
+    return [parts[place % team.size][place // team.size] for place in range(number)]
+
+
+def is_own_turn(number: int) -> bool:
+    """Return whether the piece of work with this number, from 0, is this process's; the processes take turns."""
+    team = current_team()
+    return number % team.size == team.rank
+
+
+def once(work: Callable[[], R]) -> R:
+    """Return ``work()`` of the team's first process; the others wait for it.
+
+    Args:
+        work: function to tensors on the CPU and plain values, such as one that reads a file which it may also write.
+
+    Examples:
+        >>> once(lambda: 3)
+        3
+    """
+    team = current_team()
+    return team.broadcast(work() if team.rank == 0 else None, "once")
+
+
+def merged(own: Mapping[str, R]) -> dict[str, R]:
+    """Return the entries that any of the team's processes has; for a name in several, that of the last process.
+
+    Examples:
+        >>> merged({"a": 1})
+        {'a': 1}
+    """
+    found: dict[str, R] = {}
+    for part in current_team().gather(dict(own), "merged"):
+        found |= part
+    return found
+
+
+def is_first() -> bool:
+    """Return whether this process is the team's first one, which alone writes files."""
+    return current_team().rank == 0

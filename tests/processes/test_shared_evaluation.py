@@ -1,0 +1,190 @@
+"""Predictions and scores: the same on any number of processes, each computed in one of them, written by the first."""
+
+import json
+from types import SimpleNamespace
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from plain_lightning import trainer as quiet_trainer
+from thread_team import on_team
+from tiny_world import EVAL_PROMPTS, write_rows
+from torch.utils.data import DataLoader
+
+from fedlight.callbacks.export.prediction_writer import PredictionWriter
+from fedlight.callbacks.loop.round_table import RoundTable
+from fedlight.callbacks.loop.run import client_losses
+from fedlight.callbacks.scores.task_scores import TaskScores
+from fedlight.callbacks.scores.win_rate import WinRate
+from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.datamodules.preferences.prompts import PromptDataModule
+from fedlight.datamodules.rows.task_rows import TaskRows
+from fedlight.evaluation.judge import Judge
+from fedlight.evaluation.tasks.exact_match import ExactMatch
+from fedlight.evaluation.tasks.result import Verdict
+from fedlight.modules.dpo import DPOModule
+from fedlight.processes.work import for_each
+from fedlight.toy import rows as toy_rows
+
+
+class Prompts(L.LightningDataModule):
+    """Eleven prompts in batches of two."""
+
+    def __init__(self):
+        super().__init__()
+        self.skip_predict_batches = 0
+
+    def predict_dataloader(self):
+        rows = [{"index": i, "prompt": f"prompt {i}"} for i in range(11)]
+        return DataLoader(rows[2 * self.skip_predict_batches :], batch_size=2)
+
+
+class Echo(L.LightningModule):
+    def __init__(self, dies_at=None):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(1.0))
+        self.dies_at, self.seen = dies_at, []
+
+    def predict_step(self, batch, batch_idx):
+        if self.dies_at in batch["index"].tolist():
+            raise KeyError("killed")
+        self.seen += batch["index"].tolist()
+        return [f"{prompt} ü" for prompt in batch["prompt"]]
+
+
+def predict(path, dies_at=None):
+    model, data = Echo(dies_at), Prompts()
+    L.Trainer(
+        callbacks=[PredictionWriter(str(path), ["text"], ["index"])],
+        logger=False,
+        accelerator="cpu",
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).predict(model, datamodule=data, return_predictions=False)
+    assert "predict_step" not in vars(model)
+    return model.seen
+
+
+EXPECTED = "".join(
+    json.dumps({"index": i, "text": f"prompt {i} ü"}, ensure_ascii=False) + "\n" for i in range(11)
+)
+
+
+@pytest.mark.parametrize(("size", "shares"), [(2, [6, 5]), (4, [4, 3, 2, 2]), (8, [2, 2, 2, 2, 2, 1, 0, 0])])
+def test_predictions_are_shared_and_written_in_order(monkeypatch, tmp_path, size, shares):
+    seen = on_team(monkeypatch, size, lambda rank: predict(tmp_path / "made.jsonl"))
+    assert (tmp_path / "made.jsonl").read_text() == EXPECTED
+    assert [len(own) for own in seen] == shares
+    assert sorted(sum(seen, [])) == list(range(11))
+    assert [file.name for file in tmp_path.iterdir()] == ["made.jsonl"]
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (3, 2)])
+def test_a_killed_run_goes_on_with_another_number_of_processes(monkeypatch, tmp_path, before, after):
+    path = tmp_path / "made.jsonl"
+    with pytest.raises(KeyError, match="killed"):
+        on_team(monkeypatch, before, lambda rank: predict(path, dies_at=8))
+    assert not path.exists()
+    seen = on_team(monkeypatch, after, lambda rank: predict(path))
+    assert path.read_text() == EXPECTED
+    assert min(sum(seen, [])) == {1: 8, 2: 8, 3: 6}[before]  # whole turns are kept
+
+
+def test_losses_by_client_are_shared(monkeypatch):
+    data = SimpleNamespace(
+        val_dataloader=lambda: DataLoader(torch.arange(10.0), batch_size=3),
+        val_client_indices={"a": np.array([0, 4, 9]), "b": np.array([1, 2])},
+    )
+    computed = []
+    monkeypatch.setattr("fedlight.callbacks.loop.run.ready", lambda module, batch: batch)
+
+    class Squares(L.LightningModule):
+        def example_losses(self, batch):
+            computed.append(batch.tolist())
+            return batch**2 / 7
+
+    def measure(rank=0):
+        return client_losses(Squares(), data)
+
+    alone = measure()
+    assert alone["b"] == pytest.approx(2.5 / 7)
+    batches, computed[:] = [*computed], []
+    assert on_team(monkeypatch, 3, measure) == [alone] * 3
+    assert sorted(computed) == sorted(batches)
+
+
+def test_tables_are_written_by_the_first_process(monkeypatch, tmp_path):
+    def write(rank):
+        table = RoundTable(tmp_path / "visits.csv")
+        table.restart(-1)
+        for round_idx in range(3):
+            table.append([{"round": round_idx, "rank": rank}])
+            for_each(str, [])  # all are here
+        return table.last_round
+
+    assert on_team(monkeypatch, 3, write) == [2, 2, 2]
+    assert (tmp_path / "visits.csv").read_text().split() == ["round,rank", "0,0", "1,0", "2,0"]
+
+
+class Counting(Judge):
+    sees_order = False
+
+    def __init__(self):
+        self.asked = 0
+
+    def verdicts(self, fields, ours, theirs):
+        self.asked += 1
+        return [0.5 if a == b else float(a > b) for a, b in zip(ours, theirs, strict=True)]
+
+
+class Words(ExactMatch):
+    def score(self, example, answer):
+        return Verdict(float(len(answer.split()) > 2), answer)
+
+
+def test_scores_in_training_are_shared(monkeypatch, tiny_model, tmp_path):
+    """Each prompt is answered in one process, the judge is asked by one, and all log the same."""
+    votes = [row for row in toy_rows("votes", num_clients=2, votes_per_client=9) if row["choice"] != "tie"]
+    pairs = write_rows(tmp_path / "pairs.jsonl", votes[:4])
+    asked = write_rows(
+        tmp_path / "asked.jsonl", [{"instruction": f"w{i}", "input": "", "response": "x"} for i in range(7)]
+    )
+    batches = []
+
+    class Counted(DPOModule):
+        def generate(self, prompts, *args, **options):
+            batches.append(tuple(prompts))
+            return super().generate(prompts, *args, **options)
+
+    def score(rank=0):
+        folder, judge = tmp_path / f"{size}", Counting()
+        prompts = PromptDataModule(
+            source=EVAL_PROMPTS, tokenizer=tiny_model, max_tokens=128, eval_batch_size=5
+        )
+        task = Words(TaskRows(str(asked), template="{instruction}"), batch_size=2, max_new_tokens=4)
+        callbacks = [
+            WinRate(prompts, {"longer": judge}, max_new_tokens=4),
+            TaskScores({"words": task}, output=str(folder)),
+        ]
+        trainer = quiet_trainer(1, callbacks, limit_val_batches=0)
+        data = PreferenceDataModule(str(pairs), view="dpo", tokenizer=tiny_model, batch_size=4, val_share=0.0)
+        trainer.fit(Counted(tiny_model, lr=0.05), datamodule=data)
+        metrics = {
+            name: float(value)
+            for name, value in trainer.callback_metrics.items()
+            if name.startswith(("win_rate", "score"))
+        }
+        return metrics, judge.asked
+
+    size = 1
+    alone, verdicts = score()
+    assert len(alone) > 4
+    known, batches[:] = sorted(batches), []
+    size = 2
+    on_each = on_team(monkeypatch, 2, score)
+    assert on_each == [(alone, verdicts), (alone, 0)]
+    assert sorted(batches) == known
+    files = [{file.name: file.read_bytes() for file in (tmp_path / name).rglob("*.json*")} for name in "12"]
+    assert files[0] == files[1] != {}
