@@ -1,7 +1,7 @@
 """Several processes that train one federation, each its share of every round: ``trainer.strategy=client_parallel``.
 
 `strategy` starts the processes through Lightning's launchers and environments, `team` exchanges what they have worked out,
-`watch` ends them all when one of them is gone.
+`watch` ends them all when one of them is gone, `work` shares the work around the rounds, such as generation.
 """
 
 from fedlight.support.lazy import lazy_names
