@@ -12,8 +12,8 @@ Generator: SplitMix64 of G. Steele, D. Lea and C. Flood, "Fast Splittable Pseudo
 https://doi.org/10.1145/2660193.2660195: its output i is a mixed ``seed + i * golden``, so all outputs are computed at once.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -54,23 +54,13 @@ class DropoutMasks:
         """
         self._now = None if seeds is None else _Pass(seeds, counts)
 
-    @contextmanager
-    def seeded(self, seed: int) -> Iterator[None]:
+    def seeded(self, seed: int) -> AbstractContextManager[None]:
         """Run the body with the masks of one seed, in [0, 2**64), which has all rows."""
-        with self._during(_Pass([seed], None)):
-            yield
+        return _During(self, _Pass([seed], None))
 
     def checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         """Return ``context_fn`` of ``torch.utils.checkpoint``: what is computed again has the masks of now."""
-        return nullcontext(), self._during(self._now)
-
-    @contextmanager
-    def _during(self, state: "_Pass | None") -> Iterator[None]:
-        before, self._now = self._now, state
-        try:
-            yield
-        finally:
-            self._now = before
+        return nullcontext(), _During(self, self._now)
 
     def drop(self, x: Tensor, rate: float, number: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return the input cast to a type, with entries set to 0 and the rest scaled up, so that the mean stays.
@@ -92,7 +82,7 @@ class DropoutMasks:
             return product
         if state is None:
             state = _Pass([int(torch.randint(2**63 - 1, ()))], None)
-        product = x.to(dtype) * self._mask(x, state, rate, number, dtype)
+        product = (x.to(dtype) * self._mask(x, state, rate, number, dtype)).to(dtype)
         if self._now is not None:
             # Lives as long as the input, so that no list of activations has to be cleared.
             setattr(x, _SHARED, (key, product))
@@ -116,6 +106,19 @@ class DropoutMasks:
         if known is None or len(known) < length:
             known = self._steps[device] = torch.arange(length, device=device) * _signed(_GOLDEN)
         return known[:length]
+
+
+class _During(AbstractContextManager[None]):
+    """Context with a pass's masks; a second backward pass enters it a second time."""
+
+    def __init__(self, masks: DropoutMasks, state: "_Pass | None") -> None:
+        self.masks, self.state = masks, state
+
+    def __enter__(self) -> None:
+        self.before, self.masks._now = self.masks._now, self.state
+
+    def __exit__(self, *error: object) -> None:
+        self.masks._now = self.before
 
 
 class _Pass:

@@ -21,7 +21,8 @@ from fedlight.modules.language.data_checks import check_batch, check_max_tokens,
 from fedlight.modules.language.generation import complete, encode_prompts
 from fedlight.modules.language.optimizers import SCHEDULES, check_optimizer, configure_optimizer
 from fedlight.modules.language.readout import check_readout
-from fedlight.modules.language.streams import joint_key, own_stream, text_keys
+from fedlight.modules.language.streams import joint_key, text_keys
+from fedlight.stacking.dropout import DropoutMasks, seed_dropout
 from fedlight.support.checkpoint_files import check_readable
 from fedlight.support.checks import check_choice, check_precision, check_range
 from fedlight.support.needs import Model, Need
@@ -62,6 +63,7 @@ class LanguageModule(LightningModule):
     Attributes:
         task: PEFT's name for the kind of model.
         num_labels: outputs of a classification head; None for a language model's own head.
+        dropout_masks: masks of the adapters' dropout.
         batch_form: entry of a batch -> its dimensions, 0 where they are not checked.
         data_hint: the same in words, with the datamodule and the setting that provide it.
 
@@ -112,6 +114,7 @@ class LanguageModule(LightningModule):
         self.network: Any = None
         self.tokenizer: Any = None
         self.base: dict[str, Any] = {}
+        self.dropout_masks = DropoutMasks()
         self._warned_of_length = False
 
     @classmethod
@@ -142,6 +145,7 @@ class LanguageModule(LightningModule):
         merged = self.options.adapter if self.options.merge_adapter else None
         self.base = checkpoints.describe_base(network, new, self.options.model, self.options.base, merged)
         self.network = adapters.add_adapters(network, names, self.options, self.task, new)
+        seed_dropout(self.network, self.dropout_masks)
         self.tokenizer = tokenizer
 
     def load_base(self) -> tuple[Any, list[str]]:
@@ -171,7 +175,8 @@ class LanguageModule(LightningModule):
         """
         # The public switch of transformers would also add a hook for gradients of the embeddings on each call, which only
         # reentrant checkpoints need.
-        function = functools.partial(checkpoint, use_reentrant=False)
+        contexts = self.dropout_masks.checkpoint_contexts
+        function = functools.partial(checkpoint, use_reentrant=False, context_fn=contexts)
         self.causal_lm._set_gradient_checkpointing(enable=enabled, gradient_checkpointing_func=function)
 
     @property
@@ -229,10 +234,12 @@ class LanguageModule(LightningModule):
         """Return a 63-bit key of a batch's texts."""
         return joint_key(*text_keys(batch["input_ids"], batch["attention_mask"]))
 
+    def dropout_seed(self, batch: Batch) -> int:
+        """Return the seed of dropout's masks: of the epoch and the texts, not of the client's place among the others."""
+        return derive_seed(self.options.seed, "dropout", self.current_epoch, self.batch_key(batch))
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        # Dropout follows from the epoch and the texts, not from what ran before or from the order of the clients.
-        seed = derive_seed(self.options.seed, "dropout", self.current_epoch, self.batch_key(batch))
-        with own_stream(seed, self.device):
+        with self.dropout_masks.seeded(self.dropout_seed(batch)):
             metrics = self.example_metrics(batch)
         self.log_means("train", metrics)
         return metrics["loss"].mean()

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fedlight.augmentation.less.features import BETAS, EPSILON, Moments
 from fedlight.modules.language.adapters import trained_parameters
-from fedlight.modules.language.streams import own_stream
 from fedlight.modules.sft import SFTModule
 from fedlight.support.seeding import derive_seed
 
@@ -89,7 +88,7 @@ def _train_step(
 ) -> float:
     seed = derive_seed(module.options.seed, "dropout", epoch, module.batch_key(batch))
     optimizer.zero_grad()
-    with own_stream(seed, batch["input_ids"].device):
+    with module.dropout_masks.seeded(seed):
         loss = module.example_losses(batch).mean()
     loss.backward()
     optimizer.step()
