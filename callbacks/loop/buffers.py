@@ -350,15 +350,15 @@ class AveragedBuffers(BufferPolicy):
 
     def add(self, buffers: Buffers, num_examples: int) -> None:
         self._all_examples += num_examples
-        for name, value in buffers.items():
-            self._sums.add(name, _real(value), num_examples)
+        self._sums.add({name: _real(value) for name, value in buffers.items()}, num_examples)
+        for name in buffers:
             self._examples[name] = self._examples.get(name, 0) + num_examples
 
     def finish_round(self) -> None:
         for name, examples in self._examples.items():
             # Clients whose visits have not changed the buffer have the server's.
             if others := self._all_examples - examples:
-                self._sums.add(name, _real(self.round_start[name]), others)
+                self._sums.add({name: _real(self.round_start[name])}, others)
         means: Buffers = {}
         for name, total in self._sums.result().items():
             before = self.round_start[name]

@@ -62,7 +62,7 @@ class WeightedSum(Aggregation):
         self.divide_by = divide_by
         self.scale = scale
         self._sums = ExactSums()
-        self._divisors: defaultdict[str, Fraction] = defaultdict(Fraction)
+        self._divisors: defaultdict[tuple[str, ...], Fraction] = defaultdict(Fraction)  # by the names sent
 
     def add(self, update: Update) -> None:
         """Add ``weight * movement``; raise ValueError if the weight is not finite."""
@@ -70,29 +70,30 @@ class WeightedSum(Aggregation):
             raise ValueError(
                 f"the weight {update.weight} of client {update.client_id} is not finite: lower the lr"
             )
-        step = Fraction(update.weight if self.divide_by == "weight" else 1.0)
-        for name, value in update.movement.items():
-            self._sums.add(name, value, update.weight)
-            self._divisors[name] += step
+        self._sums.add(update.movement, update.weight)
+        self._divisors[tuple(update.movement)] += Fraction(
+            update.weight if self.divide_by == "weight" else 1.0
+        )
 
     def partial(self) -> dict[str, Any]:
         """Return the sums of products and of weights (a numerator and a denominator each), and start anew."""
-        divisors = {name: number.as_integer_ratio() for name, number in self._divisors.items()}
+        divisors = [(names, number.as_integer_ratio()) for names, number in self._divisors.items()]
         self._divisors.clear()
         return {"sums": self._sums.partial(), "divisors": divisors}
 
     def merge(self, partial: Mapping[str, Any]) -> None:
         self._sums.merge(partial["sums"])
-        for name, ratio in partial["divisors"].items():
-            self._divisors[name] += Fraction(*ratio)
+        for names, ratio in partial["divisors"]:
+            self._divisors[tuple(names)] += Fraction(*ratio)
 
     def result(self) -> State:
-        total = {}
-        for name, value in self._sums.result().items():
+        total, divisors = self._sums.result(), defaultdict[str, Fraction](Fraction)
+        for names, number in self._divisors.items():
+            for name in names:
+                divisors[name] += number
+        for name, value in total.items():
             scale = self.scale[name] if isinstance(self.scale, Mapping) else self.scale
-            total[name] = value.mul_(
-                scale / (1.0 if self.divide_by == "one" else float(self._divisors[name]))
-            )
+            value.mul_(scale / (1.0 if self.divide_by == "one" else float(divisors[name])))
         self._divisors.clear()
         return total
 

@@ -1,26 +1,26 @@
 """Exact sums of tensors: the same bits in any order of the addends, and for any number of partial sums.
 
-Every finite fp64 number is a whole multiple of 2^-1074. A sum is held as such an integer, in digits of 56 bits with a sign,
-one int64 tensor for each digit that some element needs (a long accumulator: Kulisch and Miranker, "Computer Arithmetic in
+Every finite fp64 number is a whole multiple of 2^-1074. A sum is held as such an integer, in digits of 48 bits with a sign,
+one fp64 tensor for each digit that some element needs (a long accumulator: Kulisch and Miranker, "Computer Arithmetic in
 Theory and Practice", 1981; Collange et al., "Numerical reproducibility for the parallel reduction on multi- and many-core
-architectures", Parallel Computing 49, 2015). The sum is rounded to fp64 once, when it is read. Digits are added as they are
-needed, so nothing overflows before the sum itself leaves the range of fp64, where it becomes infinite.
+architectures", Parallel Computing 49, 2015). Digits are whole numbers below 2^53, which fp64 adds without rounding, several
+times as fast as int64. The sum is rounded to fp64 once, when it is read. Digits are added as they are needed, so nothing
+overflows before the sum itself leaves the range of fp64, where it becomes infinite.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedlight.federation.state import State
 
-BITS = 56
-"""Of a digit; int64 leaves 7 for the sum of digits, so carries are due after ``MOST_ADDENDS``."""
-MOST_ADDENDS = 127
+BITS = 48
+"""Of a digit; fp64 leaves 5 for the sum of digits, so carries are due after ``MOST_ADDENDS``."""
+MOST_ADDENDS = 31
 LOWEST = -1074
 """Digit 0 counts multiples of ``2**LOWEST``, the smallest fp64 number above 0."""
 CHUNK = 2**15
@@ -53,25 +53,44 @@ class ExactSum:
             ValueError: it has another shape than the sum, or is complex.
         """
         self._expect(value.shape)
-        if value.is_complex():
-            raise ValueError(f"an exact sum takes real numbers, not {value.dtype}: add both parts apart")
+        self.add_joined([value], times)
+
+    def add_joined(self, values: Iterable[Tensor], times: float = 1.0) -> None:
+        """Add ``times`` the elements of several tensors, which are as many as those of the sum, one tensor after another.
+
+        Raises:
+            ValueError: a tensor is complex.
+        """
         if self._addends == MOST_ADDENDS:
             self._carry()
         self._addends += 1
-        flat = value.detach().reshape(-1)
-        for start in range(0, len(flat), CHUNK):
-            where = slice(start, start + CHUNK)
-            rest = flat[where].to("cpu", torch.float64, copy=True).mul_(times)
-            if not math.isfinite(peak := _peak(rest)):
-                peak = self._set_aside(rest, where)
-            for index in range(max(math.frexp(peak)[1] - 1 - LOWEST, 0) // BITS, -1, -1):
-                if not rest.any():
-                    break
-                unit = math.ldexp(1.0, BITS * index + LOWEST)
-                # Division by a power of two is exact, and so is the difference: no bit of an addend is lost.
-                digit = torch.div(rest, unit, rounding_mode="trunc")
-                rest.sub_(digit, alpha=unit)
-                self._digit(index).view(-1)[where] += digit.to(torch.int64)
+        rest, digit = torch.empty(2, min(math.prod(self._shape), CHUNK), dtype=torch.float64)
+        for where, pieces in _chunks(values):
+            start = 0
+            for piece in pieces:
+                target = rest[start : (start := start + len(piece))]
+                if piece.dtype == torch.float64:
+                    torch.mul(piece, times, out=target)
+                else:
+                    target.copy_(piece).mul_(times)
+            self._take(where, rest[:start], digit[:start])
+
+    def _take(self, where: slice, rest: Tensor, digit: Tensor) -> None:
+        """Add ``rest``, which becomes 0; ``digit`` is room to work in."""
+        peak = _peak(rest)
+        if not math.isfinite(peak):
+            peak = self._set_aside(rest, where)
+        while peak:
+            index = max(math.frexp(peak)[1] - 1 - LOWEST, 0) // BITS
+            unit = math.ldexp(1.0, BITS * index + LOWEST)
+            # A power of two divides without a rounding error, and the difference is exact: no bit of an addend is lost.
+            if index < 2:  # 1 / unit would be infinite
+                torch.div(rest, unit, out=digit)
+            else:
+                torch.mul(rest, 1 / unit, out=digit)
+            self._digit(index).view(-1)[where].add_(digit.round_())
+            rest.sub_(digit, alpha=unit)
+            peak = _peak(rest)
 
     def partial(self) -> dict[str, Any]:
         """Return the sum so far as tensors and plain values, for `merge`."""
@@ -97,16 +116,23 @@ class ExactSum:
         if partial["not_finite"] is not None:
             self._not_finite = partial["not_finite"] + (0.0 if self._not_finite is None else self._not_finite)
 
+    def elements(self, where: slice, shape: Sequence[int]) -> "ExactSum":
+        """Return the sum of some elements, by their numbers, as a sum of tensors of another shape."""
+        found = ExactSum(shape)
+        found._addends = self._addends
+        found._digits = {i: digit.view(-1)[where].clone().view(shape) for i, digit in self._digits.items()}
+        if self._not_finite is not None:
+            found._not_finite = self._not_finite.view(-1)[where].view(shape)
+        return found
+
     def rounded(self) -> Tensor:
         """Return the sum in fp64, correctly rounded (half to even); a sum of 0 is +0."""
         total = torch.zeros(self._shape, dtype=torch.float64)
-        if self._digits:
-            lowest, zeros = min(self._digits), torch.zeros(self._shape, dtype=torch.int64)
-            digits = [self._digits.get(i, zeros).view(-1) for i in range(lowest, max(self._digits) + 1)]
-            for start in range(0, total.numel(), CHUNK):
-                where = slice(start, start + CHUNK)
-                part = [digit[where].clone() for digit in digits]
-                total.view(-1)[where] = _rounded(part, BITS * lowest + LOWEST)
+        indices = sorted(self._digits)
+        for start in range(0, total.numel() if indices else 0, CHUNK):
+            where = slice(start, start + CHUNK)
+            part = {index: self._digits[index].view(-1)[where].clone() for index in indices}
+            total.view(-1)[where] = _rounded(part)
         if self._not_finite is not None:
             total += self._not_finite
             total.masked_fill_(total.isnan(), math.nan)  # one bit pattern for every NaN
@@ -120,7 +146,7 @@ class ExactSum:
 
     def _digit(self, index: int) -> Tensor:
         if index not in self._digits:
-            self._digits[index] = torch.zeros(self._shape, dtype=torch.int64)
+            self._digits[index] = torch.zeros(self._shape, dtype=torch.float64)
         return self._digits[index]
 
     def _set_aside(self, values: Tensor, where: slice) -> float:
@@ -132,40 +158,87 @@ class ExactSum:
         return _peak(values.masked_fill_(odd, 0.0))
 
     def _carry(self) -> None:
-        """Bring all digits into [-2^55, 2^55), so that the sum counts as one addend."""
-        for index in range(min(self._digits, default=0), max(self._digits, default=0) + 3):
-            if (digit := self._digits.get(index)) is not None:
-                carried = (digit + 2 ** (BITS - 1)) >> BITS
-                digit.sub_(carried << BITS)
-                if carried.any():
-                    self._digit(index + 1).add_(carried)
+        """Bring all digits into [-2^47, 2^47], so that the sum counts as one addend."""
+        _carry(self._digits)
         self._addends = 1
 
 
 class ExactSums:
-    """Exact sums by name, such as those of a federated state."""
+    """Exact sums by name, such as those of a federated state.
+
+    Tensors that are added together are summed as one, which is much faster for many small ones.
+    """
 
     def __init__(self) -> None:
-        self._sums: dict[str, ExactSum] = {}
+        self._sums: dict[Layout, ExactSum] = {}
 
-    def add(self, name: str, value: Tensor, times: float = 1.0) -> None:
-        """Add ``times * value`` to the sum of this name, the product rounded to fp64."""
-        self._sums.setdefault(name, ExactSum(value.shape)).add(value, times)
+    def add(self, values: Mapping[str, Tensor], times: float = 1.0) -> None:
+        """Add ``times`` each tensor to the sum of its name, the product rounded to fp64."""
+        layout = tuple((name, tuple(value.shape)) for name, value in values.items())
+        self._of(layout).add_joined(values.values(), times)
 
-    def partial(self) -> dict[str, Any]:
+    def _of(self, layout: "Layout") -> ExactSum:
+        if layout not in self._sums:
+            self._sums[layout] = ExactSum((sum(math.prod(shape) for _, shape in layout),))
+        return self._sums[layout]
+
+    def partial(self) -> list[Any]:
         """Return the sums so far as tensors and plain values, and start anew."""
         sums, self._sums = self._sums, {}
-        return {name: total.partial() for name, total in sums.items()}
+        return [(layout, total.partial()) for layout, total in sums.items()]
 
-    def merge(self, partial: Mapping[str, Any]) -> None:
+    def merge(self, partial: Sequence[Any]) -> None:
         """Add the sums of another `partial`."""
-        for name, part in partial.items():
-            self._sums.setdefault(name, ExactSum(part["shape"])).merge(part)
+        for layout, part in partial:
+            self._of(tuple((name, tuple(shape)) for name, shape in layout)).merge(part)
 
     def result(self) -> State:
         """Return the sums in fp64, correctly rounded, and start anew; a name without addends is absent."""
         sums, self._sums = self._sums, {}
-        return {name: total.rounded() for name, total in sums.items()}
+        times, found, shared = Counter(name for layout in sums for name, _ in layout), {}, {}
+        for layout, total in sums.items():
+            alone = total.rounded() if any(times[name] == 1 for name, _ in layout) else None
+            for name, shape, where in _places(layout):
+                if times[name] == 1:
+                    assert alone is not None
+                    found[name] = alone[where].clone().view(shape)
+                else:
+                    own = total.elements(where, shape)
+                    shared.setdefault(name, ExactSum(shape)).merge(own.partial())
+        return found | {name: total.rounded() for name, total in shared.items()}
+
+
+Layout = tuple[tuple[str, tuple[int, ...]], ...]
+"""Names and shapes of tensors that are added together, in this order."""
+
+
+def _places(layout: Layout) -> Iterator[tuple[str, tuple[int, ...], slice]]:
+    """Yield name and shape of each tensor, and the place of its elements among those of all."""
+    start = 0
+    for name, shape in layout:
+        stop = start + math.prod(shape)
+        yield name, shape, slice(start, stop)
+        start = stop
+
+
+def _chunks(values: Iterable[Tensor]) -> Iterator[tuple[slice, list[Tensor]]]:
+    """Yield the elements of tensors in chunks: the chunk's place among all elements, and its pieces on the CPU."""
+    start = filled = 0
+    pieces: list[Tensor] = []
+    for value in values:
+        if value.is_complex():
+            raise ValueError(f"an exact sum takes real numbers, not {value.dtype}: add both parts apart")
+        flat = value.detach().to("cpu").reshape(-1)
+        taken = 0
+        while taken < len(flat):
+            piece = flat[taken : taken + CHUNK - filled]
+            pieces.append(piece)
+            taken, filled = taken + len(piece), filled + len(piece)
+            if filled == CHUNK:
+                yield slice(start, start + filled), pieces
+                start, filled, pieces = start + filled, 0, []
+    if pieces:
+        yield slice(start, start + filled), pieces
 
 
 def _peak(values: Tensor) -> float:
@@ -174,37 +247,46 @@ def _peak(values: Tensor) -> float:
     return max(most.item(), -least.item())
 
 
-def _carry_up(digits: list[Tensor]) -> None:
-    """Bring all digits but the highest into [0, 2^56), in place."""
-    for lower, higher in pairwise(digits):
-        carried = lower >> BITS  # rounds down, so the highest digit has the number's sign
-        lower.sub_(carried << BITS)
-        higher.add_(carried)
+def _carry(digits: dict[int, Tensor]) -> None:
+    """Bring digits into [-2^47, 2^47], in place; what is carried out of the highest becomes a digit of its own."""
+    index = min(digits, default=0)
+    while index <= max(digits, default=-1):
+        if (digit := digits.get(index)) is not None:
+            carried = (digit * 2.0**-BITS).round_()
+            if _peak(carried):
+                digit.sub_(carried, alpha=2.0**BITS)
+                digits[index + 1] = digits[index + 1].add_(carried) if index + 1 in digits else carried
+        index += 1
 
 
-def _rounded(digits: list[Tensor], exponent: int) -> Tensor:
-    """Return ``sum(digits[i] * 2**(BITS * i + exponent))`` in fp64, correctly rounded.
+def _rounded(digits: dict[int, Tensor]) -> Tensor:
+    """Return ``sum(digits[i] * 2**(BITS * i + LOWEST))``, correctly rounded; digits are changed in place."""
+    _carry(digits)
+    found = _leading(digits, LOWEST)
+    if not math.isfinite(_peak(found)):  # the sum, or its highest digit alone, is above the range of fp64
+        found = found.where(found.isfinite(), _leading(digits, LOWEST - 2 * BITS) * 2.0 ** (2 * BITS))
+    return found
 
-    Digits are int64 of one shape, lowest first, and changed in place.
+
+def _leading(digits: Mapping[int, Tensor], exponent: int) -> Tensor:
+    """Return the sum of digits in [-2^47, 2^47] times ``2**(BITS * index + exponent)`` in fp64, correctly rounded.
+
+    Digits are added from the highest on to a number ``high`` and what it ``lost``. Only half a unit in the last place may be
+    rounded the wrong way then: the sign of what is ``left`` decides. It is `math.fsum` for whole tensors.
     """
-    digits.append(torch.zeros_like(digits[0]))
-    _carry_up(digits)
-    sign = torch.where(digits[-1] < 0, -1, 1)
-    for digit in digits:
-        digit.mul_(sign)
-    _carry_up(digits)  # digits of the magnitude
-    high, low, place = digits[-1], torch.zeros_like(sign), torch.full_like(sign, len(digits) - 1)
-    inexact = torch.zeros_like(sign, dtype=torch.bool)  # whether anything is left below ``high`` and ``low``
-    for index in range(len(digits) - 2, -1, -1):
-        empty = high == 0
-        low = torch.where(~empty & (place == index + 1), digits[index], low)
-        inexact |= ~empty & (place > index + 1) & (digits[index] != 0)
-        place = torch.where(empty, index, place)
-        high = torch.where(empty, digits[index], high)
-    # The first 57 bits or more, the last of which says whether bits below it are lost: rounds like all bits would.
-    shift = (62 - torch.frexp(high.double()).exponent.long()).clamp(max=BITS)
-    inexact |= (low & ((1 << (BITS - shift)) - 1)) != 0
-    leading = (high << shift) | (low >> (BITS - shift)) | inexact
-    with np.errstate(over="ignore"):
-        power = (BITS * place + exponent - shift).numpy()
-        return torch.from_numpy(np.ldexp((leading * sign).double().numpy(), power))
+    high, lost, left = torch.zeros(3, *next(iter(digits.values())).shape, dtype=torch.float64)
+    for index in sorted(digits, reverse=True):
+        power = BITS * index + exponent
+        digit = digits[index] * (math.ldexp(1.0, power) if power < 1024 else math.inf)
+        if power >= 1024:
+            digit.nan_to_num_(0.0, math.inf, -math.inf)  # of 0 times infinity
+        # Errors are exact where the first number is 0 or has the larger magnitude (Dekker, 1971), as here.
+        below = lost + digit
+        left += digit.sub_(below - lost)
+        total = high + below
+        high, lost = total, below.sub_(total - high)
+    if not _peak(left):
+        return high
+    up = high + 2 * lost
+    halfway = (up - high == 2 * lost) & (lost.sign() * left.sign() > 0)
+    return high.where(~halfway, up)

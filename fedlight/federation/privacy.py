@@ -94,8 +94,7 @@ class PrivateMean(Aggregation):
             list(movement.values()), self.clip_norm, f"the movement of client {update.client_id!r}"
         )
         self._senders.update(movement.keys())
-        for name, value in movement.items():
-            self._sums.add(name, value, scale)
+        self._sums.add(movement, scale)
 
     def partial(self) -> dict[str, Any]:
         """Return the sum of clipped movements, without noise, and who sent them; start anew."""

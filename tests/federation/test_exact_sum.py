@@ -98,6 +98,39 @@ def test_a_sum_may_leave_the_range_on_the_way_but_not_in_the_end():
     assert summed([doubles([top, -top])] * 2).tolist() == [INF, -INF]
 
 
+def test_a_sum_far_above_the_range_leaves_its_neighbours_alone():
+    """Of 2^1038, which is more than the digits of any addend hold."""
+    total = ExactSum((4,))
+    total.add(doubles([1.7976931348623157e308, -1.7976931348623157e308, 2.0**-1074, 1.0]))
+    for _ in range(14):
+        total.merge(total.partial())
+    assert total.rounded().tolist() == [INF, -INF, 2.0**-1060, 2.0**14]
+
+
+def test_tensors_that_are_added_together_are_sums_of_their_own():
+    """Pieces of any sizes and types, more than a chunk, in several orders, together and apart."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = {"a": (3, 5), "b": (CHUNK + 7,), "c": (), "d": (0, 2), "e": (2, CHUNK)}
+    addends = [
+        {n: torch.randn(s, generator=draw, dtype=torch.float64) * 10.0 ** (9 * i) for n, s in shapes.items()}
+        for i in range(3)
+    ]
+    addends.append({"c": torch.tensor(7), "a": torch.ones(3, 5), "d": torch.ones(0, 2)})
+    addends.append({"d": torch.ones(0, 2, dtype=torch.float16)})
+    ours, theirs, apart = ExactSums(), ExactSums(), {n: ExactSum(s) for n, s in shapes.items()}
+    for number, addend in enumerate(addends):
+        (ours, theirs)[number % 2].add(addend, times=0.1)
+        for name, value in addend.items():
+            apart[name].add(value, times=0.1)
+    ours.merge(theirs.partial())
+    found = ours.result()
+    assert {name: tuple(value.shape) for name, value in found.items()} == shapes
+    for name, total in apart.items():
+        assert torch.equal(found[name], total.rounded())
+    scaled = [[0.1 * x for x in addend["e"].flatten().tolist()] for addend in addends[:3]]
+    assert found["e"].flatten().tolist() == [math.fsum(column) for column in zip(*scaled, strict=True)]
+
+
 def test_what_is_not_finite_adds_up_as_in_fp64_in_any_order():
     values = [
         doubles([1.0, INF, INF, NAN, 5.0]),
@@ -144,14 +177,14 @@ def test_addends_and_partials_are_not_changed():
 
 def test_named_sums_start_anew_and_their_partials_can_be_saved():
     ours, theirs, file = ExactSums(), ExactSums(), io.BytesIO()
-    ours.add("x", doubles([1e16]))
-    theirs.add("x", doubles([1.0]))
-    theirs.add("y", doubles([INF]))
+    ours.add({"x": doubles([1e16])})
+    theirs.add({"x": doubles([1.0])})
+    theirs.add({"y": doubles([INF])})
     torch.save(theirs.partial(), file)
     assert theirs.result() == {}
     file.seek(0)
     ours.merge(torch.load(file, weights_only=True))
-    ours.add("x", doubles([1.0]))
+    ours.add({"x": doubles([1.0])})
     assert {name: value.item() for name, value in ours.result().items()} == {"x": 1e16 + 2, "y": INF}
     assert ours.result() == {}
 

@@ -105,8 +105,7 @@ class Scaffold(Algorithm):
 
     def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
         parameters, changes = _split(movement)
-        for name, change in changes.items():
-            self._changes.add(name, change)
+        self._changes.add(changes)
         _keep_control(visiting.client, changes)
         return super().finish_visit(visiting, parameters, work)
 
