@@ -125,8 +125,8 @@ class ResumableLoop(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the result of ``state_dict``."""
 
-    def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch_idx: int) -> None:
-        """Open the visit that begins with this batch, if one does."""
+    def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+        """Open the visits that begin with this batch, if any do."""
 
     def refuse_changed(self) -> None:
         """Raise ``ValueError`` if a callback has changed parameters since the last batch of a visit."""
@@ -252,14 +252,14 @@ class RoundStart(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Begin the visit, so that callbacks' work with its first batch, such as setting rates, is within it."""
-        self.loop.begin_batch(trainer, pl_module, batch_idx)
+        self.loop.begin_batch(trainer, pl_module, batch, batch_idx)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Begin the visit of a batch that is None, for which Lightning calls only this hook."""
         if batch is None:
-            self.loop.begin_batch(trainer, pl_module, batch_idx)
+            self.loop.begin_batch(trainer, pl_module, batch, batch_idx)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Put the global model in place of a client's for validation, where the run is stopped inside a round."""

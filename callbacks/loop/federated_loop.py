@@ -21,6 +21,8 @@ from fedlight.callbacks.loop import guard, plan
 from fedlight.callbacks.loop.buffers import Policy, buffer_policy
 from fedlight.callbacks.loop.checkpoint import RoundStart, check_what_is_loaded, follow_what_is_saved
 from fedlight.callbacks.loop.devices import DeviceEmulation, PayloadSizes, check_device_settings
+from fedlight.callbacks.loop.groups.refusals import check_optimizers, check_run
+from fedlight.callbacks.loop.groups.side_by_side import SideBySide
 from fedlight.callbacks.loop.guard import SameFederation
 from fedlight.callbacks.loop.optimizers import (
     FreshOptimizers,
@@ -56,7 +58,7 @@ from fedlight.callbacks.loop.visit import (
     call_modules_own,
     call_on_visit_start,
     refuse_lost_model,
-    step_loss,
+    step_losses,
 )
 from fedlight.devices.fleet import Fleet
 from fedlight.federation.aggregation import Aggregation
@@ -65,7 +67,7 @@ from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.channel import Channel, Identity
 from fedlight.federation.client import OWN_STATE, Client, Group, Upload, Visit, Visiting, Work, build_clients
 from fedlight.federation.client_state import ClientMemories
-from fedlight.federation.protocols import HoldsAdapters
+from fedlight.federation.protocols import HoldsAdapters, StreamsGroups
 from fedlight.federation.server import Average, ServerOptimizer
 from fedlight.federation.state import DIVERGED, Diverged, State, read, write
 from fedlight.processes import strategy  # noqa: F401  Lightning knows client_parallel by name from here on
@@ -114,6 +116,8 @@ class FederatedLoop(L.Callback):
         step_schedule: treatment of learning-rate schedules that step within a round. Every visit starts them where the round
             began; the next round begins where the furthest visit left them (``continue``), or where this one began
             (``restart``); see `fedlight.callbacks.loop.optimizers`.
+        clients_at_once: most clients that are trained in one batch, each on an adapter of its own; see
+            `fedlight.callbacks.loop.groups`.
 
     Attributes:
         rounds_done: number of rounds with a finished server step.
@@ -140,8 +144,10 @@ class FederatedLoop(L.Callback):
         over_selection: float = 1.0,
         buffers: Policy = "refuse",
         step_schedule: StepSchedule = "continue",
+        clients_at_once: int = 1,
     ) -> None:
         refuse_below(1, "federated.", clients_per_round=clients_per_round, local_steps=local_steps)
+        refuse_below(1, "federated.", clients_at_once=clients_at_once)
         check_device_settings(fleet, deadline_seconds, over_selection)
         self.algorithm = algorithm or FedAvg()
         self.server = server or Average()
@@ -156,9 +162,11 @@ class FederatedLoop(L.Callback):
         self.over_selection = over_selection
         self.buffers = buffer_policy(buffers)
         self.step_schedule = step_schedule
+        self.clients_at_once = clients_at_once
         self._schedules = StepSchedules(step_schedule)
         self._loss_scale = LossScale()
         self._optimizers = FreshOptimizers()
+        self._side_by_side: SideBySide | None = None
         self._left: ParametersLeft | None = None
         self.virtual_seconds = 0.0
         self.privacy = PrivacyAccount(aggregation, self.channel)
@@ -185,6 +193,8 @@ class FederatedLoop(L.Callback):
         guard.refuse_own_iteration(pl_module)
         self.buffers.check(self.algorithm, self.aggregation, self.privacy.is_private)
         self._data = federated_data(trainer)
+        if self.clients_at_once > 1:
+            check_run(trainer, pl_module, self._data, self.buffers.name)
         self.memory.open(str(Path(trainer.default_root_dir) / "clients"))
         follow_what_is_saved(trainer, self.memory, self.state_key)
         guard.refuse_other_data(trainer, isinstance(self._data, OpensLater))
@@ -202,7 +212,7 @@ class FederatedLoop(L.Callback):
         self.privacy.check(len(self.clients))
         self._rounds = RoundPlanner(
             *(self.algorithm, self._data, self.clients, self.clients_per_round, self.over_selection),
-            *(self.local_steps, partial(plan.batches_per_step, trainer), self.seed),
+            *(self.local_steps, partial(plan.batches_per_step, trainer), self.seed, self.clients_at_once),
         )
         self._rounds.outline(self.rounds_done, trainer.accumulate_grad_batches)
 
@@ -220,6 +230,7 @@ class FederatedLoop(L.Callback):
         self._optimizers = FreshOptimizers()
         self.buffers.attach(pl_module)
         self._run.check(self.algorithm)
+        self._stack(trainer, pl_module)
         if self.fleet is not None:
             payloads = PayloadSizes(self.algorithm, self.channel, self.memory, self.clients, self.buffers)
             self._devices = self._run.devices = DeviceEmulation(
@@ -252,8 +263,8 @@ class FederatedLoop(L.Callback):
         if not self._rounds.cohort:
             plan.skip_batches(pl_module, self.rounds_done)
 
-    def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch_idx: int) -> None:
-        """Open the visit whose first batch this is, before ``on_train_batch_start`` of all callbacks."""
+    def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+        """Open the visits whose first batch this is, before ``on_train_batch_start`` of all callbacks."""
         if self._round is None:
             guard.refuse_middle_of_epoch(trainer.current_epoch, batch_idx)
         if batch_idx == 0:
@@ -262,7 +273,9 @@ class FederatedLoop(L.Callback):
             self._loss_scale.start_round(trainer, self._changes_gradients)
         if batch_idx in self._rounds.schedule.begins:
             self.refuse_changed()
-            self._begin_group(trainer, module, self._round, self._rounds.schedule.begins[batch_idx])
+            self._begin_group(trainer, module, self._round, self._rounds.schedule.begins[batch_idx], batch)
+        elif self._stacked is not None:
+            self._stacked.next_batch(batch)
 
     def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Note that there are gradients for the next optimizer step."""
@@ -274,6 +287,10 @@ class FederatedLoop(L.Callback):
         """Let the algorithm change the gradients of the visits under way; a round without visits has none."""
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         self.group.work.announce(optimizer)
+        if self._stacked is not None:
+            if self._changes_gradients:
+                self._stacked.adjust_gradients(self.algorithm, optimizer)
+            return
         for one in self.group.visits:
             if self._changes_gradients:
                 parameters = {name: p for name, p in self._parameters.items() if id(p) in own}
@@ -290,8 +307,7 @@ class FederatedLoop(L.Callback):
         visits, work = self.group.visits, self.group.work
         ended = [*visits] if batch_idx + 1 in self._rounds.schedule.ends else []
         if visits:
-            loss = step_loss(trainer, outputs)
-            work.add_losses(None if loss is None else loss.reshape(1))
+            work.add_losses(step_losses(trainer, outputs))
             self.buffers.after_batch()
         if ended:
             call_modules_own(trainer, pl_module, outputs, batch, batch_idx)
@@ -299,7 +315,11 @@ class FederatedLoop(L.Callback):
                 work.refuse_unused_gradients(ended[0].visiting.visit)
             refuse_joined(trainer, self._parameters, ended[0].visiting.visit.client_id)
             work.leave(len(ended))
+        trained = self._stacked.leave() if ended and self._stacked is not None else []
         for place, one in enumerate(ended):
+            if trained:  # as if the client had trained alone
+                self._use_adapter(pl_module, one.visiting)
+                write(trained[place], self._parameters)
             self._finish_visit(self._under_way, one, work.done(place, one.parameters))
         if batch_idx + 1 == self._rounds.schedule.num_batches:
             self._finish_round(trainer, pl_module, self._under_way)
@@ -334,6 +354,7 @@ class FederatedLoop(L.Callback):
         """Read weights and optimizers again, which the module or later callbacks may have changed at the epoch start."""
         self._parameters = federated_parameters(trainer, module)
         self._devices.check_parameters(self._parameters)
+        self._stack(trainer, module)
         self._start.also_trained(self._parameters.values())
         state = read(self._parameters)
         opened = {
@@ -345,21 +366,42 @@ class FederatedLoop(L.Callback):
         return self._open_round(opened, state)
 
     def _begin_group(
-        self, trainer: L.Trainer, module: L.LightningModule, under_way: OpenRound, group: Group
+        self, trainer: L.Trainer, module: L.LightningModule, under_way: OpenRound, group: Group, batch: Any
     ) -> None:
         plan.refuse_other_accumulation(trainer.accumulate_grad_batches, self._rounds.schedule.accumulation)
         visits = [self._receive(under_way, visit) for visit in group]
-        for one in visits:
-            self._put_in(module, under_way, one)
+        first = visits[0].visiting
+        self._use_adapter(module, first)
+        own = self.buffers.enter(first.client.memory, under_way.state, self._parameters)
+        write(first.start | own, self._parameters)
         self._optimizers.forget(trainer.optimizers)
         clear_gradients(module)
         self._schedules.start_visit()
         self._loss_scale.start_visit()
         self._devices.enter(group[0])
+        if len(group) > 1:
+            assert self._side_by_side is not None
+            self._side_by_side.enter([one.visiting for one in visits], batch, self.rounds_done)
         seed_all(self.seed, "visit", self.rounds_done, *(p for v in group for p in (v.client_id, v.split)))
         self.group = OpenGroup(visits, LocalWork(trainer.optimizers, self._changes_gradients))
         for visit in group:
             call_on_visit_start(trainer, module, visit.client_id)
+
+    @property
+    def _stacked(self) -> SideBySide | None:
+        """Group of several visits under way, or None."""
+        one = self._side_by_side
+        return one if one is not None and one.is_open else None
+
+    def _stack(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Get ready for groups of several visits, again where other parameters are trained."""
+        if self.clients_at_once == 1:
+            return
+        check_optimizers(trainer.optimizers, self._parameters)
+        before = {} if self._side_by_side is None else self._side_by_side.parameters
+        if [*map(id, before.values())] != [*map(id, self._parameters.values())]:
+            assert isinstance(self._data, StreamsGroups)
+            self._side_by_side = SideBySide(module, self._parameters, self._data, self.seed)
 
     def _receive(self, under_way: OpenRound, visit: Visit) -> OpenVisit:
         """Send the algorithm's message at the start of a visit."""
@@ -370,14 +412,10 @@ class FederatedLoop(L.Callback):
         visiting, bytes_down = under_way.exchange.down(visit, client, under_way.last.get(name))
         return OpenVisit(visiting, {name: self._parameters[name] for name in visiting.start}, bytes_down)
 
-    def _put_in(self, module: L.LightningModule, under_way: OpenRound, one: OpenVisit) -> None:
-        """Make the module the client's: its adapter, its buffers, and the parameters from which it trains."""
-        visiting = one.visiting
+    def _use_adapter(self, module: L.LightningModule, visiting: Visiting) -> None:
         if visiting.adapter is not None:
             assert isinstance(module, HoldsAdapters)
             module.use_adapter(visiting.adapter)
-        own = self.buffers.enter(visiting.client.memory, under_way.state, self._parameters)
-        write(visiting.start | own, self._parameters)
 
     def _finish_visit(self, under_way: OpenRound, one: OpenVisit, work: Work) -> None:
         visit, reason = one.visiting.visit, ""
@@ -471,12 +509,18 @@ class FederatedLoop(L.Callback):
         """Restore the global model when the trainer stops inside a round; the round does not count."""
         self.group.work.leave()
         self.group, self._left = OpenGroup([], LocalWork(())), None
+        self._unstack()
         call_again(module)
         self._devices.restore()
         plan.train_batches_again(module)
         if self._round is not None:
             write(self._round.opened, self._parameters)
             self.buffers.restore()
+
+    def _unstack(self) -> None:
+        """Give the module its own shapes back where the trainer stops inside a group, whose work is lost."""
+        if self._stacked is not None:
+            self._stacked.leave()
 
     def own_state(self, client_id: str) -> State | None:
         """Return parameters and buffers with which a client would go on alone; None for the global ones."""
@@ -494,6 +538,7 @@ class FederatedLoop(L.Callback):
 
     def before_round(self) -> AbstractContextManager[None]:
         """Put the global model from before the round into the module while the body runs."""
+        self._unstack()
         buffers = {name: b for name, b in self.buffers.round_start.items() if b is not None}
         return self.holding(self._under_way.opened | buffers)
 

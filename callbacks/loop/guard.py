@@ -150,8 +150,8 @@ def refuse_senseless(trainer: L.Trainer) -> None:
             raise ValueError(f"trainer.{setting}={value} must be at least {least}: it is {meaning}")
 
 
-MAY_CHANGE = ("memory",)
-"""Arguments of the loop on which no result depends: the store of memories."""
+MAY_CHANGE = ("memory", "clients_at_once")
+"""Arguments of the loop on which no result depends beyond rounding: the store of memories, and who shares a batch."""
 
 
 @runtime_checkable

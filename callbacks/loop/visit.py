@@ -165,13 +165,26 @@ def _check_hooks(optimizer: Optimizer) -> None:
         )
 
 
-def step_loss(trainer: L.Trainer, outputs: Any) -> Tensor | None:
-    """Return the loss from ``on_train_batch_end``'s ``outputs``, without the division by ``accumulate_grad_batches``.
+CLIENT_LOSSES = "client_losses"
+"""Key of a step's outputs with the loss of each visit of a group that is trained in one batch."""
 
-    None without a loss, as may be under manual optimization.
+
+def step_losses(trainer: L.Trainer, outputs: Any) -> Tensor | None:
+    """Return the loss of each visit under way, ``(visits,)``, from ``on_train_batch_end``'s ``outputs``.
+
+    The division by ``accumulate_grad_batches`` is undone. None without a loss, as may be under manual optimization.
     """
+    if isinstance(outputs, Mapping) and CLIENT_LOSSES in outputs:
+        found: Tensor = outputs[CLIENT_LOSSES]
+        return found
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-    return loss.detach() * trainer.accumulate_grad_batches if isinstance(loss, Tensor) else None
+    return loss.detach().reshape(1) * trainer.accumulate_grad_batches if isinstance(loss, Tensor) else None
+
+
+def step_loss(trainer: L.Trainer, outputs: Any) -> Tensor | None:
+    """Return the mean of `step_losses` over the visits under way; None without a loss."""
+    losses = step_losses(trainer, outputs)
+    return None if losses is None else losses.mean()
 
 
 @dataclass

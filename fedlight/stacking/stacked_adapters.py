@@ -136,6 +136,10 @@ class StackedAdapters:
             seeds = torch.randint(2**63 - 1, (self.clients,)).tolist()
         self._masks.set_rows(rows.counts, seeds)
 
+    def hosts(self, k: int) -> dict[str, nn.Parameter]:
+        """Return the stacked parameters that hold a client's, under the names of its adapter."""
+        return {self._names[k][name]: parameter for name, parameter in self._stacked.items()}
+
     def parameters(self, k: int) -> State:
         """Return views of a client's parameters under the names of its adapter."""
         return {self._names[k][name]: parameter.data[k] for name, parameter in self._stacked.items()}

@@ -1,17 +1,18 @@
 """Numbers whose clients make more of them by the model as it stands, and a diary of who did what when."""
 
 import random
+from functools import partial
 
 import lightning as L
 import numpy as np
 import torch
 from plain_lightning import Numbers, module, ten_clients, trainer
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
-from fedlight.datamodules.federated.rounds import draw_batches
+from fedlight.datamodules.federated.rounds import VisitSampler, draw_batches
 from fedlight.devices.shape import BatchShape
 from fedlight.support.seeding import derive_seed
 from fedlight.support.torch_parts import eval_mode
@@ -82,8 +83,15 @@ class Synthesizing(FederatedDataModule):
         return [BatchShape(size, 0, 0)] * visit.num_batches
 
     def train_dataloader(self):
-        visits, round_idx = self.plan.visits, self.plan.round_idx
-        return DataLoader(Examples(self), batch_sampler=Lazy(self, visits, round_idx))
+        sampler = VisitSampler(self.plan.groups, partial(self.read, round_idx=self.plan.round_idx))
+        self.plan.counts = sampler.counts
+        return DataLoader(Examples(self), batch_sampler=sampler)
+
+    def read(self, visit, round_idx):
+        """Batches of a visit, resolved when its first one is asked for."""
+        for keys in self.batches(visit, round_idx):
+            self.diary.append(("read", visit.client_id, visit.split))
+            yield keys
 
     def batches(self, visit, round_idx):
         """Keys of the visit's examples: an index of the client's own, or a pair."""
@@ -112,22 +120,6 @@ class Examples(Dataset):
             x, y = self.data.made[key[0]]
             return x[key[1]], y[key[1]]
         return self.data.train_set[key]
-
-
-class Lazy(Sampler):
-    """Resolves a visit when its first batch is asked for."""
-
-    def __init__(self, data, visits, round_idx):
-        self.data, self.visits, self.round_idx = data, visits, round_idx
-
-    def __len__(self):
-        return sum(visit.num_batches for visit in self.visits)
-
-    def __iter__(self):
-        for visit in self.visits:
-            for keys in self.data.batches(visit, self.round_idx):
-                self.data.diary.append(("read", visit.client_id, visit.split))
-                yield keys
 
 
 def state(of):

@@ -1,0 +1,194 @@
+"""Training of a group of visits in one batch, each on parameters of its own.
+
+The clients' adapters are stacked in the module (`fedlight.stacking`). The loss is the sum over clients of each client's mean
+loss, so the gradient of a client's slice is the one that it has alone. Gradients are clipped by client, and an elementwise
+optimizer steps the slices as it steps the parameters of one client. Between groups the module is as ever.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import wraps
+from typing import Any, Protocol, runtime_checkable
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities import GradClipAlgorithmType
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fedlight.callbacks.loop.fitted_step import take_examples
+from fedlight.callbacks.loop.groups.refusals import check_losses, check_shape, refusal
+from fedlight.callbacks.loop.run import LossPerExample
+from fedlight.callbacks.loop.visit import CLIENT_LOSSES
+from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.client import Visiting
+from fedlight.federation.protocols import StreamsGroups
+from fedlight.federation.state import State
+from fedlight.stacking import StackedAdapters
+from fedlight.support.seeding import derive_seed
+from fedlight.support.torch_parts import replaced
+
+
+@runtime_checkable
+class MetricsPerExample(Protocol):
+    """Module that logs metrics of a training batch beside its loss."""
+
+    def example_metrics(self, batch: Any) -> dict[str, Tensor]:
+        """Return one value per example of each metric, ``(batch,)``; ``loss`` is among them."""
+
+    def log_means(self, stage: str, metrics: dict[str, Tensor]) -> None:
+        """Log the mean of each metric as ``stage/name``."""
+
+
+@runtime_checkable
+class SeedsDropout(Protocol):
+    """Module whose dropout follows from a client's batch."""
+
+    def dropout_seed(self, batch: Any) -> int:
+        """Return the seed of dropout for a batch of one client in the present epoch."""
+
+
+class SideBySide:
+    """Group of visits that are trained in one batch; one object serves all groups of a run.
+
+    Args:
+        module: module that is trained.
+        parameters: federated parameters by name.
+        data: data that say whose examples are in a batch.
+        seed: seed of the dropout of modules that have no ``dropout_seed``.
+
+    Raises:
+        ValueError: a parameter cannot be stacked.
+    """
+
+    def __init__(
+        self, module: L.LightningModule, parameters: Mapping[str, Tensor], data: StreamsGroups, seed: int
+    ) -> None:
+        self.parameters = parameters
+        self._module = module
+        self._data = data
+        self._seed = seed
+        self._stack = StackedAdapters(module, parameters)
+        self._visits: list[Visiting] = []
+        self._counts: list[int] = []
+        self._round_idx = self._number = 0
+        self._as_before = ExitStack()
+        self._checked = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a group is under way."""
+        return bool(self._visits)
+
+    def enter(self, visits: Sequence[Visiting], batch: Any, round_idx: int) -> None:
+        """Begin the visits of a group with their first batch; the module holds what the clients do not train.
+
+        Raises:
+            ValueError: at the first group of the run, if the module's losses are not one for each example by itself.
+        """
+        self._counts = self._data.next_counts()
+        if not self._checked:
+            check_losses(self._module, batch, self._counts)
+            self._checked = True
+        self._stack.enter([one.start for one in visits], [one.adapter for one in visits])
+        self._visits, self._round_idx, self._number = [*visits], round_idx, 0
+
+        @wraps(self._module.training_step)  # Lightning looks at the names of its arguments
+        def training_step(batch: Any, *args: Any) -> dict[str, Tensor]:
+            return self._step(batch)
+
+        self._as_before.enter_context(replaced(self._module, "training_step", training_step))
+        self._as_before.enter_context(replaced(self._module, "configure_gradient_clipping", self._clip))
+        self._set_rows(batch)
+
+    def next_batch(self, batch: Any) -> None:
+        """Take the next batch of the group, before its step."""
+        self._counts = self._data.next_counts()
+        self._number += 1
+        self._set_rows(batch)
+
+    def _set_rows(self, batch: Any) -> None:
+        seeds, start = [], 0
+        for visiting, count in zip(self._visits, self._counts, strict=True):
+            if isinstance(self._module, SeedsDropout):
+                seeds.append(self._module.dropout_seed(take_examples(batch, start, start + count)))
+            else:
+                visit = visiting.visit
+                purpose = self._round_idx, visit.client_id, visit.split, self._number
+                seeds.append(derive_seed(self._seed, "dropout", *purpose))
+            start += count
+        self._stack.set_rows(self._counts, seeds)
+
+    def _step(self, batch: Any) -> dict[str, Tensor]:
+        """Return the sum over clients of each one's mean loss, and these means, ``(clients,)``."""
+        module = self._module
+        assert isinstance(module, LossPerExample)
+        if isinstance(module, MetricsPerExample):
+            metrics = module.example_metrics(batch)
+            module.log_means("train", metrics)
+            losses = metrics["loss"]
+        else:
+            losses = module.example_losses(batch)
+        check_shape(type(module).__name__, losses, self._counts)
+        means = torch.stack([part.mean() for part in losses.split(self._counts)])
+        return {"loss": means.sum(), CLIENT_LOSSES: means.detach()}
+
+    def _clip(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip the gradients of each client as `torch.nn.utils.clip_grad_norm_` clips those of one."""
+        kind = gradient_clip_algorithm or GradClipAlgorithmType.NORM
+        if kind == GradClipAlgorithmType.VALUE:
+            self._module.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        elif gradient_clip_val:
+            held = [p for group in optimizer.param_groups for p in group["params"]]
+            clip_by_client([p.grad for p in held if p.grad is not None], float(gradient_clip_val))
+
+    def adjust_gradients(self, algorithm: Algorithm, optimizer: Optimizer) -> None:
+        """Let an algorithm change the gradients of each client, of the parameters that an optimizer holds."""
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for place, visiting in enumerate(self._visits):
+            names = {name for name, held in self._stack.hosts(place).items() if id(held) in own}
+            parameters = {name: p for name, p in self._stack.parameters(place).items() if name in names}
+            slices = {name: g for name, g in self._stack.gradients(place).items() if name in names}
+            gradients = dict(slices)
+            algorithm.adjust_gradients(visiting, parameters, gradients)
+            for name, gradient in gradients.items():
+                if name not in slices:
+                    raise refusal(
+                        f"{type(algorithm).__name__} gives {name} a gradient, which has none in the step, so the clients "
+                        "beside would be stepped as well"
+                    )
+                if gradient is not slices[name]:
+                    slices[name].copy_(gradient)
+
+    def leave(self) -> list[State]:
+        """End the visits of the group; return what each client has trained. The module is as before the group."""
+        self._as_before.close()
+        self._visits = []
+        return self._stack.leave()
+
+
+@torch.no_grad()
+def clip_by_client(gradients: Sequence[Tensor], most: float) -> None:
+    """Scale the gradients of each client, in place, so that their common norm is at most ``most``.
+
+    Args:
+        gradients: stacked gradients, ``(clients, ...)`` each.
+        most: largest norm, above 0.
+
+    Examples:
+        >>> one, two = torch.tensor([[3.0], [0.3]]), torch.tensor([[4.0], [0.4]])
+        >>> clip_by_client([one, two], 1.0)
+        >>> [round(x, 3) for x in (one + two).flatten().tolist()]
+        [1.4, 0.7]
+    """
+    if not gradients:
+        return
+    norms = torch.stack([torch.linalg.vector_norm(each.flatten(1), dim=1) for each in gradients])
+    factors = (most / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
+    for each in gradients:
+        each.mul_(factors.view(-1, *[1] * (each.dim() - 1)))

@@ -1,0 +1,176 @@
+"""Clients that are trained in one batch, of a user's own module: as if each had trained alone."""
+
+import copy
+
+import pytest
+import torch
+from plain_lightning import assert_equal
+from stacked import Lora, Points, assert_same_rows, fit, furthest
+
+from fedlight.callbacks.loop.groups.side_by_side import clip_by_client
+from fedlight.federation.aggregation import CoordinateMedian
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedprox import FedProx
+from fedlight.federation.algorithms.local_only import LocalOnly
+from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.channel import Wire
+from fedlight.federation.codecs import Quantize
+from fedlight.federation.server import FedAdam
+
+ALGORITHMS = {
+    "FedAvg": {"algorithm": FedAvg()},
+    "FedProx": {"algorithm": FedProx(0.5)},
+    "Scaffold": {"algorithm": Scaffold()},
+    "FedAdam": {"algorithm": FedAvg("uniform"), "server": FedAdam(0.1)},
+    "median": {"aggregation": CoordinateMedian()},
+    "wire": {"channel": Wire(up=[Quantize("int8")])},
+}
+GROUPS = {2: [["a", "b"], ["c", "d"]], 3: [["a", "b", "c"], ["d"]], 4: [["a", "b", "c", "d"]]}
+
+
+def parts(name):
+    """Return the settings of one run, which remember."""
+    return copy.deepcopy(ALGORITHMS[name])
+
+
+@pytest.mark.parametrize("at_once", GROUPS)
+def test_clients_side_by_side_train_what_each_trains_alone(at_once):
+    """Client c has 3 examples in a batch, the others 4."""
+    alone, rows, groups, _ = fit(Lora(), Points())
+    assert groups == [[[name] for name in "abcd"]] * 2
+    beside, others, groups, _ = fit(Lora(), Points(), at_once)
+    assert groups == [GROUPS[at_once]] * 2
+    assert furthest(beside, alone) < 1e-6
+    assert_same_rows(others, rows, 1e-6)
+    start = {name: p for name, p in Lora().named_parameters() if p.requires_grad}
+    assert furthest(start, alone) > 0.05
+
+
+def test_in_fp64_the_uploads_are_the_same_bits():
+    """Uploads are rounded to fp32, which swallows the rounding of fp64."""
+    kind = {"dtype": torch.float64}
+    alone, rows, *_ = fit(Lora(**kind), Points(**kind))
+    beside, others, *_ = fit(Lora(**kind), Points(**kind), 3)
+    assert_equal(beside, alone)
+    assert_same_rows(others, rows, 1e-12)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_under_sgd(name):
+    alone, rows, *_ = fit(Lora(), Points(), **parts(name), rounds=3)
+    beside, others, *_ = fit(Lora(), Points(), 3, **parts(name), rounds=3)
+    # A quantizer rounds to one of 256 steps, and rounding may move a number to the next.
+    assert furthest(beside, alone) < (2e-3 if name == "wire" else 1e-5)
+    assert_same_rows(others, rows, 1e-2 if name == "wire" else 1e-5)
+
+
+OPTIMIZERS = {
+    "SGD": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+    "AdamW": {"fused": True},
+    "Adam": {"amsgrad": True},
+    "NAdam": {},
+    "RAdam": {},
+    "Adamax": {},
+    "Adagrad": {},
+    "Adadelta": {"rho": 0.5},
+    "RMSprop": {"centered": True},
+    "Rprop": {},
+    "ASGD": {},
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_elementwise_optimizer(optimizer):
+    made = {"optimizer": optimizer, "lr": 0.02, **OPTIMIZERS[optimizer]}
+    alone, rows, *_ = fit(Lora(**made), Points(), rounds=1, local_steps=7)
+    beside, others, *_ = fit(Lora(**made), Points(), 4, rounds=1, local_steps=7)
+    assert furthest(beside, alone) < (1e-5 if optimizer in ("SGD", "ASGD") else 1e-4)
+    assert_same_rows(others, rows)
+
+
+@pytest.mark.parametrize("kind", ["norm", "value"])
+@pytest.mark.parametrize("algorithm", ["FedAvg", "FedProx"])
+def test_gradients_are_clipped_by_client(kind, algorithm):
+    clip = {"settings": {"gradient_clip_val": 0.05, "gradient_clip_algorithm": kind}}
+    free, *_ = fit(Lora(), Points(), **parts(algorithm))
+    alone, rows, *_ = fit(Lora(), Points(), **parts(algorithm), **clip)
+    beside, others, *_ = fit(Lora(), Points(), 3, **parts(algorithm), **clip)
+    assert furthest(beside, alone) < 1e-6
+    assert_same_rows(others, rows)
+    assert furthest(alone, free) > 0.01
+
+
+def test_the_norm_of_each_client_is_that_of_torch():
+    """A client whose gradient is not finite makes no other's so."""
+    torch.manual_seed(0)
+    parts = [torch.randn(3, 4, 5), torch.randn(3, 7)]
+    parts[0][1, 0, 0] = torch.nan
+    expected = [[part[k].clone() for part in parts] for k in range(3)]
+    for own in expected:
+        held = [torch.nn.Parameter(torch.zeros_like(part)) for part in own]
+        for parameter, part in zip(held, own, strict=True):
+            parameter.grad = part
+        torch.nn.utils.clip_grad_norm_(held, 2.0)
+    clip_by_client(parts, 2.0)
+    for k in (0, 2):
+        for part, own in zip(parts, expected[k], strict=True):
+            torch.testing.assert_close(part[k], own[...], rtol=1e-6, atol=1e-7)
+    assert all(part[1].isnan().all() for part in parts)
+
+
+def test_batches_are_accumulated():
+    settings = {"settings": {"accumulate_grad_batches": 2}}
+    alone, rows, *_ = fit(Lora(), Points(), **settings)
+    beside, others, *_ = fit(Lora(), Points(), 3, **settings)
+    assert furthest(beside, alone) < 1e-6
+    assert_same_rows(others, rows)
+    assert {row["steps"] for row in others} == {3}
+
+
+@pytest.mark.parametrize("step_schedule", ["continue", "restart"])
+def test_schedules_step_by_the_steps_of_a_visit(step_schedule):
+    class Scheduled(Lora):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    alone, rows, *_ = fit(Scheduled(), Points(), step_schedule=step_schedule)
+    beside, others, *_ = fit(Scheduled(), Points(), 3, step_schedule=step_schedule)
+    assert furthest(beside, alone) < 1e-6
+    assert_same_rows(others, rows)
+
+
+def test_clients_keep_their_own_models():
+    kept = []
+    for at_once in (1, 3):
+        *_, loop = fit(Lora(), Points(), at_once, algorithm=LocalOnly())
+        kept.append({name: loop.own_state(name) for name in loop.clients})
+    assert max(furthest(kept[0][name], kept[1][name]) for name in "abcd") < 1e-6
+    assert furthest(kept[0]["a"], kept[0]["b"]) > 1e-2
+
+
+def test_any_order_of_the_clients_gives_the_same_bits():
+    class Reversed(FedProx):
+        def plan(self, *args):
+            return super().plan(*args)[::-1]
+
+    forward, *_ = fit(Lora("AdamW", 0.01), Points(), 3, algorithm=FedProx(0.1))
+    backward, *_ = fit(Lora("AdamW", 0.01), Points(), 3, algorithm=Reversed(0.1))
+    assert_equal(forward, backward)
+
+
+def test_visits_of_unlike_length_are_trained_with_their_like():
+    clients = {"a": 8, "b": 12, "c": 8, "d": 12}
+    alone, rows, *_ = fit(Lora(), Points(clients), local_steps=None)
+    beside, others, groups, _ = fit(Lora(), Points(clients), 4, local_steps=None)
+    assert groups[0] == [["a", "c"], ["b", "d"]]
+    assert furthest(beside, alone) < 1e-6
+    assert_same_rows(others, rows)
+
+
+def test_batches_that_workers_load():
+    alone, rows, *_ = fit(Lora(), Points())
+    beside, others, *_ = fit(Lora(), Points(num_workers=1), 3)
+    assert furthest(beside, alone) < 1e-6
+    assert_same_rows(others, rows)
