@@ -2,6 +2,7 @@
 
 import sys
 
+from fedlight.cli.threads import take_threads
 from fedlight.support.console import one_line_errors, quiet_when_unread
 
 USAGE = """usage: fedlight COMMAND ...
@@ -15,6 +16,8 @@ Federated fine-tuning of language models inside PyTorch Lightning.
   plan                           which devices could take part, from a config alone: fedlight plan --help
   report RUN ...                 a page about runs, for a browser: fedlight report runs/demo --open
 
+  --threads N                    of torch, for any command: 1 where other processes keep the cores busy
+
 A second call of the same run skips what is done and resumes what was stopped."""
 
 
@@ -24,7 +27,9 @@ COMMANDS = ("fit", "validate", "test", "predict", "run", "plan", "report")
 def main(argv: list[str] | None = None) -> None:
     """Run ``fedlight`` with the arguments of the process, or those given."""
     with quiet_when_unread():
-        _main(sys.argv[1:] if argv is None else argv)
+        with one_line_errors():
+            arguments = take_threads(sys.argv[1:] if argv is None else argv)
+        _main(arguments)
 
 
 def _main(argv: list[str]) -> None:

@@ -1,0 +1,38 @@
+"""``--threads N``: number of threads of torch and of the libraries under it, a setting of all commands.
+
+It belongs to the machine and not to the experiment, so it is no key of a config. The libraries read their variable when they
+are loaded, so it is set before a command imports them; processes that a command starts inherit it.
+"""
+
+import os
+import sys
+
+NAME = "--threads"
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""Variables of the environment that torch's and numpy's libraries read."""
+
+
+def take_threads(arguments: list[str]) -> list[str]:
+    """Set the number of threads if the arguments give one, anywhere; return the other arguments.
+
+    Raises:
+        ValueError: the number is missing, no whole number, or below 1.
+    """
+    others, words = [], iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name == NAME:
+            _set(value if equals else next(words, ""))
+        else:
+            others.append(word)
+    return others
+
+
+def _set(number: str) -> None:
+    if not number.isascii() or not number.isdecimal() or int(number) < 1:
+        raise ValueError(
+            f"{NAME} {number}".rstrip() + f" needs a number of threads of at least 1, as in {NAME} 1"
+        )
+    os.environ.update(dict.fromkeys(VARIABLES, number))
+    if "torch" in sys.modules:  # in a process that has run another command
+        sys.modules["torch"].set_num_threads(int(number))
