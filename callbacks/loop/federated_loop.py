@@ -71,6 +71,7 @@ from fedlight.federation.protocols import HoldsAdapters, StreamsGroups
 from fedlight.federation.server import Average, ServerOptimizer
 from fedlight.federation.state import DIVERGED, Diverged, State, read, write
 from fedlight.processes import strategy  # noqa: F401  Lightning knows client_parallel by name from here on
+from fedlight.processes.core_watch import CoreWatch
 from fedlight.support.checks import refuse_below
 
 
@@ -164,6 +165,7 @@ class FederatedLoop(L.Callback):
         self.step_schedule = step_schedule
         self.clients_at_once = clients_at_once
         self._schedules = StepSchedules(step_schedule)
+        self._cores = CoreWatch()
         self._loss_scale = LossScale()
         self._optimizers = FreshOptimizers()
         self._side_by_side: SideBySide | None = None
@@ -304,6 +306,7 @@ class FederatedLoop(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Close the visit, and the round, whose last batch this was."""
+        self._cores.look()
         visits, work = self.group.visits, self.group.work
         ended = [*visits] if batch_idx + 1 in self._rounds.schedule.ends else []
         if visits:

@@ -2,6 +2,7 @@
 
 `strategy` starts the processes through Lightning's launchers and environments, `team` exchanges what they have worked out,
 `watch` ends them all when one of them is gone, `work` shares the work around the rounds, such as generation.
+`core_watch` advises fewer threads where other processes keep the cores busy.
 """
 
 from fedlight.support.lazy import lazy_names
