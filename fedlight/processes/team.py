@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 Exchange = Callable[[bytes], list[bytes]]
 """Function that gives every process the bytes of all, in the order of their ranks, once all have called it."""
 
@@ -124,17 +122,23 @@ def share(costs: Sequence[float], size: int) -> list[int]:
 
 def _packed(value: Any) -> bytes:
     """Return ``value`` as `torch.save` writes it; of a view its own elements alone, not the whole storage."""
+    import torch  # here: a report asks for its team on the way to an encoder, and needs no torch
+
     buffer = io.BytesIO()
     torch.save(_own(value), buffer)
     return buffer.getvalue()
 
 
 def _unpacked(data: bytes) -> Any:
+    import torch
+
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
 def _own(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
+    from torch import Tensor
+
+    if isinstance(value, Tensor):
         value = value.detach()
         whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
         return value if whole else value.clone()
