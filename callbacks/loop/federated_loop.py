@@ -54,6 +54,7 @@ from fedlight.callbacks.loop.visit import (
     OpenGroup,
     OpenVisit,
     ParametersLeft,
+    TrainingMetrics,
     call_again,
     call_modules_own,
     call_on_visit_start,
@@ -90,6 +91,7 @@ class OpenRound:
     state: State
     exchange: Exchange
     contributions: Contributions
+    training: TrainingMetrics = field(default_factory=TrainingMetrics)
     last: dict[str, Visiting] = field(default_factory=dict)
     memories: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -319,10 +321,12 @@ class FederatedLoop(L.Callback):
             refuse_joined(trainer, self._parameters, ended[0].visiting.visit.client_id)
             work.leave(len(ended))
         trained = self._stacked.leave() if ended and self._stacked is not None else []
+        metrics = self._under_way.training.take(pl_module, len(ended)) if ended else []
         for place, one in enumerate(ended):
             if trained:  # as if the client had trained alone
                 self._use_adapter(pl_module, one.visiting)
                 write(trained[place], self._parameters)
+            self._under_way.training.add(one.visiting.client.id, metrics[place])
             self._finish_visit(self._under_way, one, work.done(place, one.parameters))
         if batch_idx + 1 == self._rounds.schedule.num_batches:
             self._finish_round(trainer, pl_module, self._under_way)
@@ -387,6 +391,7 @@ class FederatedLoop(L.Callback):
             self._side_by_side.enter([one.visiting for one in visits], batch, self.rounds_done)
         seed_all(self.seed, "visit", self.rounds_done, *(p for v in group for p in (v.client_id, v.split)))
         self.group = OpenGroup(visits, LocalWork(trainer.optimizers, self._changes_gradients))
+        under_way.training.start(module)
         for visit in group:
             call_on_visit_start(trainer, module, visit.client_id)
 
@@ -451,6 +456,7 @@ class FederatedLoop(L.Callback):
     def _leave_out(self, under_way: OpenRound, visiting: Visiting, work: Work, why: Diverged) -> None:
         """Leave a client out of the round; its memory is that from before the round."""
         name = visiting.client.id
+        under_way.training.leave_out(name)
         self.buffers.leave()
         write(under_way.state, self._parameters)
         self.algorithm.reply(visiting, visiting.start, work)  # its further visits may need what it does there
@@ -491,6 +497,9 @@ class FederatedLoop(L.Callback):
         named = {f"fed/{name}": value for name, value in metrics.items()}
         if not trainer.barebones:  # a barebones trainer warns about logging
             module.log_dict(named, on_step=False, on_epoch=True, batch_size=1)
+            for name, value in under_way.training.means().items():
+                shown = name == "loss"
+                module.log(f"train/{name}", value, prog_bar=shown, on_step=False, on_epoch=True, batch_size=1)
 
     def refuse_changed(self) -> None:
         """Raise ``ValueError`` if a callback has changed parameters since the last batch of a visit."""
@@ -517,6 +526,7 @@ class FederatedLoop(L.Callback):
         self._devices.restore()
         plan.train_batches_again(module)
         if self._round is not None:
+            self._round.training.take(module, 0)
             write(self._round.opened, self._parameters)
             self.buffers.restore()
 

@@ -362,6 +362,58 @@ class Contributions:
 
 
 @runtime_checkable
+class SumsTraining(Protocol):
+    """LightningModule that can sum its training metrics over visits, so that nothing is read from the device by batch."""
+
+    def sum_training(self) -> None:
+        """Sum the metrics of training batches until `training_sums`, instead of logging each batch."""
+
+    def training_sums(self) -> list[Mapping[str, tuple[float, int]]]:
+        """Return sum and number of examples of each metric since `sum_training`, client after client."""
+
+
+class TrainingMetrics:
+    """Training metrics of a round, from modules that sum them over each visit.
+
+    Attributes:
+        visits: client id -> metrics of each of its visits: name -> sum over examples and their number.
+    """
+
+    def __init__(self) -> None:
+        self.visits: dict[str, list[Mapping[str, tuple[float, int]]]] = {}
+
+    def start(self, module: L.LightningModule) -> None:
+        """Let the module sum the metrics of the visits that begin."""
+        if isinstance(module, SumsTraining):
+            module.sum_training()
+
+    def take(self, module: L.LightningModule, num_visits: int) -> list[Mapping[str, tuple[float, int]]]:
+        """Return the metrics of each visit that is over, empty ones where the module has none."""
+        found = module.training_sums() if isinstance(module, SumsTraining) else []
+        return found or [{}] * num_visits
+
+    def add(self, client_id: str, metrics: Mapping[str, tuple[float, int]]) -> None:
+        """Add the metrics of a visit."""
+        if metrics:
+            self.visits.setdefault(client_id, []).append(metrics)
+
+    def leave_out(self, client_id: str) -> None:
+        """Forget the visits of a client that diverged."""
+        self.visits.pop(client_id, None)
+
+    def means(self) -> dict[str, float]:
+        """Return the mean of each metric over the examples of all visits; their order does not matter."""
+        parts: dict[str, list[tuple[float, int]]] = {}
+        for metrics in (metrics for visits in self.visits.values() for metrics in visits):
+            for name, part in metrics.items():
+                parts.setdefault(name, []).append(part)
+        return {
+            name: math.fsum(total for total, _ in own) / sum(count for _, count in own)
+            for name, own in parts.items()
+        }
+
+
+@runtime_checkable
 class TakesVisitStart(Protocol):
     """LightningModule or callback of the trainer that is called when a client's visit begins."""
 

@@ -5,10 +5,12 @@ description of the base, which is read again from its own folder.
 """
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from lightning import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -116,6 +118,7 @@ class LanguageModule(LightningModule):
         self.base: dict[str, Any] = {}
         self.dropout_masks = DropoutMasks()
         self._warned_of_length = False
+        self._train_sums: dict[str, list[tuple[Tensor, list[int]]]] | None = None
 
     @classmethod
     def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
@@ -241,8 +244,43 @@ class LanguageModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         with self.dropout_masks.seeded(self.dropout_seed(batch)):
             metrics = self.example_metrics(batch)
-        self.log_means("train", metrics)
+        self.log_training(metrics)
         return metrics["loss"].mean()
+
+    def log_training(self, metrics: dict[str, Tensor], counts: Sequence[int] | None = None) -> None:
+        """Log the metrics of a training batch, ``(batch,)`` each, now or with all others of the visits under way.
+
+        ``counts`` are the examples of each client where several clients share the batch.
+        """
+        if self._train_sums is None:
+            self.log_means("train", metrics)
+            return
+        for name, values in metrics.items():
+            own = [len(values)] if counts is None else [*counts]
+            sums = torch.stack([part.sum() for part in values.detach().float().split(own)])
+            self._train_sums.setdefault(name, []).append((sums, own))
+
+    def sum_training(self) -> None:
+        """Sum the metrics of training batches until `training_sums`, instead of logging each batch."""
+        self._train_sums = {}
+
+    def training_sums(self) -> list[dict[str, tuple[float, int]]]:
+        """Return sum and number of examples of each metric since `sum_training`, client after client.
+
+        From now on each batch is logged again. The list is empty without a batch.
+        """
+        parts, self._train_sums = self._train_sums or {}, None
+        if not parts:
+            return []
+        # One transfer from the device for all batches.
+        batches = iter(torch.stack([sums for own in parts.values() for sums, _ in own]).tolist())
+        found: list[dict[str, tuple[float, int]]] = [{} for _ in next(iter(parts.values()))[0][1]]
+        for name, own in parts.items():
+            sums, counts = [next(batches) for _ in own], [counts for _, counts in own]
+            for client, metrics in enumerate(found):
+                total = math.fsum(each[client] for each in sums)
+                metrics[name] = total, sum(each[client] for each in counts)
+        return found
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Any:
         return self.evaluate_batch("val", batch)

@@ -101,7 +101,7 @@ def from_run(run):
 
 def test_all_that_belongs_to_a_run_is_there(logged):
     assert set(logged["csv"]) >= EXPECTED
-    assert sorted(logged["csv"]["train/loss"]) == list(range(8))  # 2 rounds x 2 clients x 2 steps
+    assert len(logged["csv"]["train/loss"]) == len(logged["csv"]["train/reward_margin"]) == 2  # once a round
     assert len(logged["csv"]["fed/bytes_up"]) == 2
     assert sorted(logged["csv"]["win_rate/alphabet"]) == [0, 4, 8]  # before training too
 

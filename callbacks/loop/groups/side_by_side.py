@@ -36,8 +36,8 @@ class MetricsPerExample(Protocol):
     def example_metrics(self, batch: Any) -> dict[str, Tensor]:
         """Return one value per example of each metric, ``(batch,)``; ``loss`` is among them."""
 
-    def log_means(self, stage: str, metrics: dict[str, Tensor]) -> None:
-        """Log the mean of each metric as ``stage/name``."""
+    def log_training(self, metrics: dict[str, Tensor], counts: Sequence[int]) -> None:
+        """Log the metrics of a batch with ``counts`` examples of each client."""
 
 
 @runtime_checkable
@@ -125,7 +125,7 @@ class SideBySide:
         assert isinstance(module, LossPerExample)
         if isinstance(module, MetricsPerExample):
             metrics = module.example_metrics(batch)
-            module.log_means("train", metrics)
+            module.log_training(metrics, self._counts)
             losses = metrics["loss"]
         else:
             losses = module.example_losses(batch)
