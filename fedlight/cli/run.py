@@ -9,7 +9,7 @@ from fedlight.support.console import OneLineArguments
 
 
 def main(argv: list[str]) -> None:
-    """Run ``fedlight run NAME [--seeds 0 1 2] [--output DIR] [--only STAGE ...] [KEY=VALUE ...]``."""
+    """Run ``fedlight run NAME [--seeds 0 1 2] [--output DIR] [--only STAGE ...] [--processes N] [KEY=VALUE ...]``."""
     parser = OneLineArguments(
         "fedlight run", description=_listing(), formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -21,6 +21,13 @@ def main(argv: list[str]) -> None:
         nargs="+",
         metavar="STAGE",
         help="these stages and those that they read from; results.json is not written",
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="share the clients of each round, and predictions, among N processes with one thread each; the results are "
+        "the same for any N",
     )
     parser.add_argument("--twin", action="store_true", help="the recipe's small copy on the embedded world")
     parser.add_argument(
@@ -40,10 +47,18 @@ def main(argv: list[str]) -> None:
     if options.dry_run:
         from fedlight.preflight.dry_run import dry_run
 
-        sys.exit(dry_run(options.name, options.seeds, options.output, changes + options.set, options.twin))
+        sys.exit(
+            dry_run(
+                *(options.name, options.seeds, options.output, changes + options.set, options.twin),
+                options.processes,
+            )
+        )
     from fedlight.recipes.recipe import run
 
-    run(options.name, options.seeds, options.output, changes + options.set, options.twin, options.only)
+    run(
+        *(options.name, options.seeds, options.output, changes + options.set, options.twin),
+        *(options.only, options.processes),
+    )
 
 
 def _listing() -> str:

@@ -19,9 +19,11 @@ from fedlight.preflight.machine import memory_of, size_text
 from fedlight.preflight.memory import check_memory, trainings
 from fedlight.preflight.models import check_models
 from fedlight.preflight.need import needs
+from fedlight.preflight.processes import check_shared
 from fedlight.preflight.reference import check_references
 from fedlight.preflight.rows import check_rows
 from fedlight.recipes import recipe as recipes
+from fedlight.recipes.followers import check_processes
 from fedlight.support.needs import Memory, Model, Need, Package, RowSource, Server
 
 
@@ -31,6 +33,7 @@ def dry_run(
     output: Path | None = None,
     overrides: list[str] | None = None,
     twin: bool = False,
+    processes: int | None = None,
 ) -> int:
     """Check a recipe, print the findings, and return the exit code; arguments as for `fedlight.recipes.recipe.run`.
 
@@ -39,24 +42,29 @@ def dry_run(
     recipe = recipes.load(name, overrides, twin)
     folder = recipes.folder_of(name, output, twin)
     wanted = seeds if seeds is not None else recipe.get("seeds", [0])
-    findings = check(recipe, folder, wanted)
+    findings = check(recipe, folder, wanted, processes)
     show(f"{Path(name).stem}{', its twin' if twin else ''}: before the run", findings)
     return exit_code(findings)
 
 
-def check(recipe: recipes.Recipe, folder: Path, seeds: Sequence[int]) -> list[Finding]:
+def check(
+    recipe: recipes.Recipe, folder: Path, seeds: Sequence[int], processes: int | None = None
+) -> list[Finding]:
     """Run all checks of a recipe, whose results go to ``folder``."""
+    check_processes(processes)
     # The log is for runs; the table has what matters here.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.disable(logging.WARNING)
         try:
-            return _check(recipe, folder, seeds)
+            return _check(recipe, folder, seeds, processes)
         finally:
             logging.disable(logging.NOTSET)
 
 
-def _check(recipe: recipes.Recipe, folder: Path, seeds: Sequence[int]) -> list[Finding]:
+def _check(
+    recipe: recipes.Recipe, folder: Path, seeds: Sequence[int], processes: int | None
+) -> list[Finding]:
     by_seed = {seed: recipes.stages(recipe, folder / f"seed{seed}", seed) for seed in seeds}
     together = recipes.stages_over_seeds(recipe, folder, list(seeds))
     first = seeds[0]
@@ -65,6 +73,8 @@ def _check(recipe: recipes.Recipe, folder: Path, seeds: Sequence[int]) -> list[F
     findings += [finding for finding in others if finding.state is State.PROBLEM]
     findings += check_references([*parsed, *over_seeds], [folder / f"seed{first}"])
     stages = [*(stage for of_seed in by_seed.values() for stage in of_seed), *together]
+    if processes is not None:
+        findings += check_shared([*by_seed[first], *together], processes)
     findings.append(check_output(folder, stages))
     wanted, hub = needs([*parsed, *over_seeds]), Hub()
     rows = check_rows(_of(wanted, RowSource), hub, folder)

@@ -148,6 +148,11 @@ def fail(exception: BaseException) -> None:
         _joined["team"][1].fail(f"{type(exception).__name__}: {first_line(exception)}")
 
 
+def leave() -> None:
+    """Forget the team of this process, whose other processes end; the next run may have another one."""
+    _joined.clear()
+
+
 def _join(environment: ClusterEnvironment) -> tuple[Team, Watch]:
     """Return the team of all processes and the watch over them; the first time, wait until all are there."""
     rank, size = environment.global_rank(), environment.world_size()

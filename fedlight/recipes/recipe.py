@@ -6,7 +6,6 @@ are done; a stopped stage resumes from its newest readable checkpoint, or from t
 """
 
 import functools
-import logging
 import math
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,8 +19,10 @@ from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.parser_words import near
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.recipes.chosen_stages import chosen_stages
+from fedlight.recipes.followers import Followers, check_processes
 from fedlight.recipes.overlay import merge_arguments, merge_recipes
 from fedlight.recipes.stages import Stage
+from fedlight.support.console import silence_lightning
 from fedlight.support.files import sealed, write_json
 
 Recipe = dict[str, Any]
@@ -154,6 +155,7 @@ def run(
     overrides: list[str] | None = None,
     twin: bool = False,
     only: list[str] | None = None,
+    processes: int | None = None,
 ) -> dict[str, Any]:
     """Run the stages of a recipe that are not done yet, print the table and write ``results.json``.
 
@@ -165,17 +167,21 @@ def run(
         twin: run its small copy; see `load`.
         only: run these stages and those that they read from, see `fedlight.recipes.chosen_stages`, and write no results.
 
+        processes: number of processes that share the work of stages, >= 1, each with one thread on the CPU; results do
+            not depend on it. None: one process with as many threads as torch takes.
+
     Returns:
         Content of ``results.json``: ``rows``, one per method and seed; ``seconds``; ``versions``. With ``only`` the rows are
         one per seed and stage, with its metrics.
 
     Raises:
-        ValueError: ``only`` names no stage, a stage was done with other settings in this folder, or another process works
-            there.
+        ValueError: ``only`` names no stage, ``processes`` is below 1 or a stage has a strategy of its own, a stage was done
+            with other settings in this folder, or another process works there.
     """
+    check_processes(processes)
     recipe = load(name, overrides, twin)
     output = folder_of(name, output, twin)
-    _silence_lightning()
+    silence_lightning()
     wanted = seeds if seeds is not None else recipe.get("seeds", [0])
     plan = {seed: stages(recipe, output / f"seed{seed}", seed) for seed in wanted}
     together = stages_over_seeds(recipe, output, wanted)
@@ -191,14 +197,15 @@ def run(
             stage.folder.parent for steps in (*plan.values(), together) for stage in steps
         ):
             stack.enter_context(alone_in(folder, "--output"))
+        followers = None if processes is None else stack.enter_context(Followers(processes))
         for seed, steps in plan.items():
             for stage in steps:
-                done = stage.run()
+                done = stage.run(followers)
                 seconds += done["seconds"]
                 of_stages.append({"method": stage.name, **done["result"].get("metrics", {}), "seed": seed})
             if only is None:
                 rows += [{**row, "seed": seed} for row in done["result"].get("rows", [])]
-        seconds += sum(stage.run()["seconds"] for stage in together)
+        seconds += sum(stage.run(followers)["seconds"] for stage in together)
     from fedlight.support.results import show, show_stages, versions
 
     results = {"recipe": Path(name).stem, "rows": rows, "seconds": round(seconds, 1), "versions": versions()}
@@ -208,20 +215,6 @@ def run(
     write_json(output / "results.json", sealed(results))
     show(results, output)
     return results
-
-
-def _silence_lightning() -> None:
-    """Hide Lightning's own messages, except warnings; fedlight reports through the same loggers."""
-    import lightning.pytorch  # it sets up its loggers when it is imported
-
-    own = Path(lightning.__file__).parent
-
-    def is_wanted(record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.WARNING or own not in Path(record.pathname).parents
-
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        for handler in logging.getLogger(name).handlers:
-            handler.addFilter(is_wanted)
 
 
 def stages(recipe: Recipe, folder: Path, seed: int) -> list[Stage]:

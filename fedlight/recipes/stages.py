@@ -12,11 +12,13 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.config_files import check_config
+from fedlight.recipes.followers import Followers, for_processes, why_one_process
 from fedlight.recipes.overlay import as_yaml, is_class, set_in, setting_order
 from fedlight.support.contents import Contents, changed, contents_of, left_in, refuse_changed_results
 from fedlight.support.files import (
@@ -69,8 +71,11 @@ class Stage:
         elif not _is_config(self.target):
             raise ValueError(f"stage {name}: there is no config {self.target!r} in fedlight or here")
 
-    def run(self) -> dict[str, Any]:
+    def run(self, followers: Followers | None = None) -> dict[str, Any]:
         """Run the stage unless it is done.
+
+        Args:
+            followers: processes that share its work, if it can be shared; the result is the same for any number.
 
         Returns:
             ``result``, the return value of the call or the metrics of the command; ``seconds`` that it took.
@@ -87,7 +92,7 @@ class Stage:
         start = time.perf_counter()
         try:
             with full_disk_named(self.folder):
-                result = self._call() if self.command == "call" else self._lightning()
+                result = self._call() if self.command == "call" else self._lightning(followers)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"in stage {self.name}; the same command goes on from here") from None
         if "report" in result:
@@ -203,19 +208,29 @@ class Stage:
         whole: dict[str, Any] = set_in(settings, "trainer.default_root_dir", str(self.folder))
         return whole
 
-    def write_config(self, folder: Path, checkpoint: Path | None = None) -> Path:
-        """Write `config` into a folder, with the checkpoint to resume from, and return the file."""
+    def why_one_process(self) -> str | None:
+        """Return why the stage runs in one process; None for a stage that several share."""
+        return why_one_process(self.command, {} if self.command == "call" else self.config())
+
+    def write_config(self, folder: Path, checkpoint: Path | None = None, processes: int = 1) -> Path:
+        """Write `config` into a folder, for several processes, with the checkpoint to resume from; return the file."""
         resumed = {} if checkpoint is None else {"ckpt_path": str(checkpoint)}
+        config = for_processes(self.config(), processes, self.name) if processes > 1 else self.config()
         file = folder / CONFIG
-        write_whole(file, as_yaml({**self.config(), **resumed}))
+        write_whole(file, as_yaml({**config, **resumed}))
         return file
 
-    def _lightning(self) -> dict[str, Any]:
+    def _lightning(self, followers: Followers | None) -> dict[str, Any]:
         from fedlight.lightning_cli.cli import lightning_cli
 
         checkpoint = newest_checkpoint(self.folder / "checkpoints") if self.command == "fit" else None
-        file = self.write_config(self.folder, checkpoint)
-        metrics = lightning_cli([self.command, f"--config={file}"]).trainer.callback_metrics
+        if followers is None or followers.number == 1 or self.why_one_process() is not None:
+            file, shared = self.write_config(self.folder, checkpoint), nullcontext()
+        else:
+            file = self.write_config(self.folder, checkpoint, followers.number)
+            shared = followers.running(self.command, file)
+        with shared:
+            metrics = lightning_cli([self.command, f"--config={file}"]).trainer.callback_metrics
         return {"metrics": {key: float(value) for key, value in metrics.items()}}
 
 

@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -144,9 +145,25 @@ class _Unless(logging.Filter):
         return not self.pattern.match(record.getMessage())
 
 
+def silence_lightning() -> None:
+    """Hide Lightning's own messages, except warnings; fedlight reports through the same loggers."""
+    import lightning.pytorch  # it sets up its loggers when it is imported
+
+    own = Path(lightning.__file__).parent
+
+    def is_wanted(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING or own not in Path(record.pathname).parents
+
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        for handler in logging.getLogger(name).handlers:
+            handler.addFilter(is_wanted)
+
+
 @contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """Yield a function that advances a progress bar, shown in a terminal only and until the end; a total of 0 shows none.
+
+    Of several processes the first one shows it.
 
     Examples:
         >>> with progress_bar("Encoding", total=2) as advance:
@@ -156,7 +173,8 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    if not console.is_terminal or not total:
+    is_first = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK"))
+    if not (console.is_terminal and total and is_first):
         yield lambda number: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -1,0 +1,168 @@
+"""``fedlight run NAME --processes N``: the same files on any number, and a run that goes on with another one."""
+
+import json
+import os
+import signal
+
+import pytest
+from killed import Child
+from tiny_world import HELDOUT, PROMPTS, VOTES, fedlight, refused
+
+from fedlight.recipes import followers
+from fedlight.recipes.followers import Followers, for_processes, why_one_process
+
+WALL = "seconds"
+
+
+@pytest.fixture(scope="module")
+def recipe(tiny_model, tmp_path_factory):
+    """A selector trained in two rounds, held-out votes, and completions in three batches."""
+    common = {"seed_everything": "${seed}", "trainer.accelerator": "cpu", "model.model": tiny_model}
+    selector = {
+        "trainer.max_epochs": 2, "data.source": VOTES, "data.test_source": HELDOUT, "data.batch_size": 4,
+        "federated.clients_per_round": 3, "federated.local_steps": 2,
+    }  # fmt: skip
+    completions = {
+        "data.source": PROMPTS,
+        "data.limit": 6,
+        "data.eval_batch_size": 2,
+        "model.max_new_tokens": 6,
+    }
+    stages = {
+        "selector": {"fit": "selector.yaml", "with": {**common, **selector}},
+        "test": {"test": "selector.yaml", "with": {**common, **selector, "trainer.logger": False}},
+        "completions": {"predict": "completions.yaml", "with": {**common, **completions}},
+    }
+    file = tmp_path_factory.mktemp("recipe") / "small.yaml"
+    file.write_text(json.dumps({"seeds": [0], "stages": stages}))
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def one(recipe, tmp_path_factory):
+    """Files of the run in one process."""
+    folder = tmp_path_factory.mktemp("one")
+    outcome = fedlight("run", recipe, f"--output={folder}", "--processes", "1")
+    assert outcome.code == 0, outcome.err
+    return files_of(folder)
+
+
+def files_of(folder):
+    """What a run has written, without wall times and the folder's own name."""
+    found = {}
+    for file in sorted((folder / "seed0").rglob("*")):
+        name = str(file.relative_to(folder))
+        if file.name == "visits.csv":
+            rows = [line.split(",") for line in file.read_text().splitlines()]
+            at = rows[0].index(WALL)
+            found[name] = [row[:at] + row[at + 1 :] for row in rows]
+        elif file.name == "done.json":
+            found[name] = json.loads(file.read_text())["result"]
+        elif file.suffix in (".csv", ".jsonl", ".safetensors"):
+            found[name] = file.read_bytes()
+        elif file.is_file() and "checkpoints" not in name and file.suffix not in (".yaml", ".json"):
+            found[name] = file.name
+    return found
+
+
+def test_two_processes_write_the_files_of_one(recipe, one, tmp_path):
+    child = Child(["run", recipe, f"--output={tmp_path / 'two'}", "--processes", "2"], tmp_path / "log")
+    assert child.wait() == 0, child.log.read_text()
+    assert files_of(tmp_path / "two") == one
+    assert len(one["seed0/completions/completions.jsonl"].splitlines()) == 6
+    assert len(one["seed0/selector/visits.csv"]) == 7
+    strategies = {
+        name: "client_parallel" in (tmp_path / "two/seed0" / name / "stage.yaml").read_text()
+        for name in ("selector", "test", "completions")
+    }
+    assert strategies == {"selector": True, "test": False, "completions": True}
+
+
+def test_a_follower_that_dies_ends_the_recipe_and_one_process_goes_on(recipe, one, tmp_path):
+    """It dies after the first round; the second is trained by one process."""
+    from fedlight.callbacks.loop.federated_loop import FederatedLoop
+
+    def prepare():
+        started, finish = [], FederatedLoop._finish_round
+        start = followers._Follower.__init__
+
+        def remembered(self, *arguments):
+            start(self, *arguments)
+            started.append(self._process.pid)
+
+        def sabotaged(self, *arguments):
+            if self.rounds_done == 1:
+                os.kill(started[0], signal.SIGKILL)
+            finish(self, *arguments)
+
+        followers._Follower.__init__, FederatedLoop._finish_round = remembered, sabotaged
+
+    arguments = ["run", recipe, f"--output={tmp_path / 'run'}"]
+    child = Child([*arguments, "--processes", "2"], tmp_path / "log", prepare)
+    assert child.wait() == 1
+    folder = tmp_path / "run/seed0/selector"
+    assert [file.name for file in folder.glob("checkpoints/*.ckpt")] == ["epoch=0.ckpt"]
+    assert not (folder / "done.json").exists()
+    outcome = fedlight(*arguments, "--processes", "1")
+    assert outcome.code == 0, outcome.err
+    assert ("round 1/2" in outcome.out, "round 2/2" in outcome.out) == (False, True)
+    resumed = files_of(tmp_path / "run")
+    # Lightning's logger begins a new version for the second round.
+    assert {name: own for name, own in resumed.items() if "metrics" not in name} == {
+        name: own for name, own in one.items() if "metrics" not in name
+    }
+
+
+def test_a_dry_run_says_who_shares_what(recipe, tmp_path):
+    outcome = fedlight("run", recipe, f"--output={tmp_path}", "--dry-run", "--processes", "2")
+    text = " ".join(outcome.out.split())
+    assert "one thread each on the CPU, for selector, completions" in text
+    assert "for test: it is one pass over examples" in text
+
+
+def test_less_than_one_process_is_refused(recipe, tmp_path):
+    for more in ([], ["--dry-run"]):
+        outcome = fedlight("run", recipe, f"--output={tmp_path}", "--processes", "0", *more)
+        assert refused(outcome) == "fedlight: --processes 0 must be at least 1"
+
+
+@pytest.mark.parametrize(
+    ("command", "config", "why"),
+    [
+        ("call", {}, "it is a function"),
+        ("fit", {"federated": None}, "it trains without `federated`, so there are no clients to share out"),
+        ("fit", {"federated": {"class_path": "fedlight.FederatedLoop"}}, None),
+        (
+            "predict",
+            {"trainer": {"callbacks": []}},
+            "it has no PredictionWriter, which puts predictions into order",
+        ),
+        ("predict", {"trainer": {"callbacks": [{"class_path": "fedlight.PredictionWriter"}]}}, None),
+        ("test", {"trainer": {"callbacks": [{"class_path": "fedlight.TaskScores"}]}}, None),
+        ("validate", {"trainer": {"callbacks": None}}, "it is one pass over examples"),
+    ],
+)
+def test_stages_that_are_shared(command, config, why):
+    assert why_one_process(command, config) == why
+
+
+@pytest.mark.parametrize(("name", "value"), [("strategy", "ddp"), ("devices", 2), ("num_nodes", 3)])
+def test_a_strategy_of_its_own_is_refused(name, value):
+    message = f"stage train has trainer.{name}={value}, and --processes 2 shares it by"
+    with pytest.raises(ValueError, match=message):
+        for_processes({"trainer": {name: value}}, 2, "train")
+    fine = {"trainer": {"strategy": "auto", "devices": 1, "accelerator": "cpu"}, "model": {"a": 1}}
+    assert for_processes(fine, 2, "train") == {
+        "trainer": {"strategy": "client_parallel", "devices": 2, "accelerator": "cpu"}, "model": {"a": 1},
+    }  # fmt: skip
+
+
+def test_one_thread_for_any_number_of_processes():
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    with Followers(1):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
