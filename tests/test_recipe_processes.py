@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+import torch
 from killed import Child
 from tiny_world import HELDOUT, PROMPTS, VOTES, fedlight, refused
 
@@ -116,8 +117,8 @@ def test_a_follower_that_dies_ends_the_recipe_and_one_process_goes_on(recipe, on
 def test_a_dry_run_says_who_shares_what(recipe, tmp_path):
     outcome = fedlight("run", recipe, f"--output={tmp_path}", "--dry-run", "--processes", "2")
     text = " ".join(outcome.out.split())
-    assert "one thread each on the CPU, for selector, completions" in text
-    assert "for test: it is one pass over examples" in text
+    assert "2 processes │ ok │ for selector, completions" in text
+    assert "one process │ ok │ for test: it is one pass over examples" in text
 
 
 def test_less_than_one_process_is_refused(recipe, tmp_path):
@@ -157,12 +158,14 @@ def test_a_strategy_of_its_own_is_refused(name, value):
     }  # fmt: skip
 
 
-def test_one_thread_for_any_number_of_processes():
-    import torch
-
+@pytest.mark.parametrize(("wanted", "threads"), [(None, 1), ("3", 3), ("4,2", 1)])
+def test_one_thread_for_any_number_of_processes(monkeypatch, wanted, threads):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if wanted:
+        monkeypatch.setenv("OMP_NUM_THREADS", wanted)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     with Followers(1):
-        assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == threads
     assert torch.get_num_threads() == 2
     torch.set_num_threads(before)

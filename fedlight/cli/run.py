@@ -26,8 +26,8 @@ def main(argv: list[str]) -> None:
         "--processes",
         type=int,
         metavar="N",
-        help="share the clients of each round, and predictions, among N processes with one thread each; the results are "
-        "the same for any N",
+        help="share the clients of each round, and predictions, among N processes with one thread each (or "
+        "--threads); the results are the same for any N",
     )
     parser.add_argument("--twin", action="store_true", help="the recipe's small copy on the embedded world")
     parser.add_argument(

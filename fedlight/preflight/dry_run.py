@@ -15,11 +15,10 @@ from fedlight.preflight.command import parse_stages
 from fedlight.preflight.disk import check_disk, check_output
 from fedlight.preflight.finding import Finding, State, exit_code, ok, problem, show, unknown
 from fedlight.preflight.hub import Hub
-from fedlight.preflight.machine import memory_of, size_text
+from fedlight.preflight.machine import check_shared, memory_of, size_text
 from fedlight.preflight.memory import check_memory, trainings
 from fedlight.preflight.models import check_models
 from fedlight.preflight.need import needs
-from fedlight.preflight.processes import check_shared
 from fedlight.preflight.reference import check_references
 from fedlight.preflight.rows import check_rows
 from fedlight.recipes import recipe as recipes

@@ -82,7 +82,8 @@ class Followers:
     """Followers of this process, from their first stage until the block is left.
 
     Args:
-        number: processes of the recipe, this one counted, >= 1; each has one thread on the CPU.
+        number: processes of the recipe, this one counted, >= 1; each has one thread of torch, or as many as
+            ``OMP_NUM_THREADS``, or ``fedlight --threads``, says.
     """
 
     def __init__(self, number: int) -> None:
@@ -96,7 +97,7 @@ class Followers:
 
         # The number of threads decides the order of sums, so it must not depend on the number of processes.
         self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+        torch.set_num_threads(_threads_of_each())
         return self
 
     def __exit__(
@@ -146,11 +147,16 @@ class Followers:
             "WORLD_SIZE": number,
             "LOCAL_WORLD_SIZE": number,
             "GROUP_RANK": "0",
-            "OMP_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": str(_threads_of_each()),
             "RANK": "",
             "LOCAL_RANK": "",
         }
         self._ranks = [_Follower(rank, self._environment) for rank in range(1, self.number)]
+
+
+def _threads_of_each() -> int:
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, int(wanted)) if wanted.isdecimal() else 1
 
 
 class _Follower:
@@ -224,7 +230,7 @@ def follow() -> None:
     from fedlight.lightning_cli.cli import lightning_cli
     from fedlight.support.console import quiet_logs, silence_lightning
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(_threads_of_each())
     with quiet_logs():
         silence_lightning()
         while True:

@@ -167,8 +167,8 @@ def run(
         twin: run its small copy; see `load`.
         only: run these stages and those that they read from, see `fedlight.recipes.chosen_stages`, and write no results.
 
-        processes: number of processes that share the work of stages, >= 1, each with one thread on the CPU; results do
-            not depend on it. None: one process with as many threads as torch takes.
+        processes: number of processes that share the work of stages, >= 1; results do not depend on it, see
+            `fedlight.recipes.followers.Followers`. None: one process with as many threads as torch takes.
 
     Returns:
         Content of ``results.json``: ``rows``, one per method and seed; ``seconds``; ``versions``. With ``only`` the rows are
