@@ -24,6 +24,7 @@ def test_an_entry_is_there_while_it_runs_and_says_how_it_ended(tmp_path):
         "done",
     )
     assert done["start"] <= done["end"]
+    assert done["threads"] == 1
     assert set(done["versions"]) == {"python", "fedlight", "torch", "lightning", "transformers", "peft"}
 
 

@@ -32,3 +32,13 @@ def test_help_imports_nothing_heavy(arguments):
 
 def test_a_report_reads_files_without_torch():
     assert imported("import fedlight.report.page") & HEAVY == {"matplotlib"}
+
+
+def test_a_recipe_is_read_without_torch():
+    assert imported("from fedlight.recipes.recipe import load; load('demo')") & HEAVY == {"omegaconf"}
+
+
+def test_settings_of_a_fit_are_parsed_without_what_its_classes_need_later():
+    code = "from fedlight.cli.main import main; main('fit --config selector.yaml --print_config'.split())"
+    later = {"peft", "datasets", "bitsandbytes", "accelerate", "sentence_transformers", "sklearn", "pandas"}
+    assert imported(code) & later == set()

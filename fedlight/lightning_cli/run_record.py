@@ -34,6 +34,7 @@ def recorded(folder: Path, command: str, argv: Sequence[str], seed: Any) -> Iter
         "seed": seed,
         "versions": {"python": platform.python_version(), **versions()},
         "machine": machine(),
+        "threads": torch.get_num_threads(),  # sums of another number of threads differ in their last bits
         "start": _now(),
         "state": "running",
     }

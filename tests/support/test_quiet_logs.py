@@ -11,7 +11,7 @@ from pathlib import Path
 import bitsandbytes
 import lightning
 import pytest
-from tiny_world import HELDOUT, VOTES
+from tiny_world import HELDOUT, VOTES, fedlight
 
 from fedlight.support.console import NOTICES, one_line_errors, quiet_logs
 
@@ -150,3 +150,25 @@ def test_loggers_and_warnings_are_as_before_when_a_command_ends():
         assert [list(logger.filters) for logger in loggers] != before[0]
         raise ValueError("a setting")
     assert ([list(logger.filters) for logger in loggers], list(warnings.filters)) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "work"),
+    [
+        ("fit --config=selector.yaml", "fedlight.lightning_cli.cli.lightning_cli"),
+        ("predict --config=completions.yaml", "fedlight.lightning_cli.cli.lightning_cli"),
+        ("run demo", "fedlight.recipes.recipe.run"),
+        ("run demo --dry-run", "fedlight.preflight.dry_run.dry_run"),
+        ("plan --config=selector.yaml", "fedlight.plan.plan.make_plan"),
+        ("report runs/demo", "fedlight.report.page.write_report"),
+    ],
+)
+def test_no_command_says_that_a_kernel_is_missing(arguments, work, monkeypatch, caplog):
+    def say(*args, **kwargs):
+        logging.getLogger("bitsandbytes.backends.cpu.ops").warning(KERNEL, "No module named 'kernels'")
+        logging.getLogger("bitsandbytes.backends.cpu.ops").warning("another notice")
+        sys.exit(3)
+
+    monkeypatch.setattr(work, say)
+    assert fedlight(*arguments.split()).code == 3
+    assert caplog.messages == ["another notice"]
