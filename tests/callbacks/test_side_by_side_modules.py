@@ -1,0 +1,88 @@
+"""fedlight's modules with clients side by side, under its algorithms: as if each client had trained alone."""
+
+import pytest
+import torch
+from stacked import assert_same_rows, fit, furthest
+from tiny_world import VOTES
+
+from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
+from fedlight.federation.algorithms.fedprox import FedProx
+from fedlight.federation.algorithms.local_only import LocalOnly
+from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.modules.dpo import DPOModule
+from fedlight.modules.reward import RewardModule
+from fedlight.modules.selector import SelectorModule
+from fedlight.modules.sft import SFTModule
+
+MODULES = {"selector": SelectorModule, "sft": SFTModule, "dpo": DPOModule, "reward": RewardModule}
+ALGORITHMS = {"FedAvg": FedAvg, "FedProx": lambda: FedProx(0.5), "Scaffold": Scaffold, "LocalOnly": LocalOnly}
+
+
+def make(kind, model, optimizer="SGD", lr=0.05, **settings):
+    made = {"lora_rank": 2, "lora_dropout": 0.0, "dtype": "fp32", "optimizer": optimizer, "lr": lr}
+    module = MODULES[kind](model, **made | settings)
+    module.configure_model()
+    generator = torch.Generator().manual_seed(7)
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and "lora_B" in name:
+            parameter.data.normal_(std=0.05, generator=generator)
+    return module
+
+
+def votes(kind, model, **settings):
+    view = {"reward": "dpo"}.get(kind, kind)
+    made = {"max_tokens": 128, "batch_size": 4, "val_share": 0, "tokenizer": model}
+    return PreferenceDataModule(VOTES, view=view, **made | settings)
+
+
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_module_under_every_algorithm(algorithm, kind, tiny_model):
+    def run(at_once):
+        loop = {"rounds": 2, "local_steps": 2, "clients_per_round": 4, "algorithm": ALGORITHMS[algorithm]()}
+        return fit(make(kind, tiny_model), votes(kind, tiny_model), at_once, **loop)
+
+    (alone, rows, _, own), (beside, others, groups, other) = run(1), run(3)
+    assert [[len(group) for group in each] for each in groups] == [[3, 1]] * 2
+    assert furthest(beside, alone) < 1e-5
+    assert_same_rows(others, rows, 1e-4)
+    if algorithm == "LocalOnly":
+        kept = {name for name in own.clients if own.memory.load(name)}
+        assert max(furthest(own.own_state(name), other.own_state(name)) for name in kept) < 1e-5
+    else:
+        assert furthest(alone, {n: p for n, p in make(kind, tiny_model).named_parameters() if n in alone}) > 1e-3
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_adamw_with_dropout_and_clipping(kind, tiny_model):
+    """Masks follow from a client's batch, so they are those that it has alone."""
+
+    def run(at_once):
+        module = make(kind, tiny_model, "AdamW", 1e-3, lora_dropout=0.2)
+        settings = {"gradient_clip_val": 0.5}
+        loop = {"rounds": 2, "local_steps": 2, "settings": settings}
+        return fit(module, votes(kind, tiny_model), at_once, **loop)
+
+    (alone, rows, *_), (beside, others, *_) = run(1), run(4)
+    assert furthest(beside, alone) < 1e-4
+    assert_same_rows(others, rows, 1e-4)
+
+
+@pytest.mark.parametrize("local", [None, FedProx(0.5)])
+def test_clients_of_several_selectors_share_a_batch(local, tiny_model):
+    def run(at_once):
+        algorithm = FedBiscuit(warmup_rounds=1, regroup_every=1, local=local)
+        data = votes("selector", tiny_model, val_share=0.3)
+        loop = {"rounds": 5, "local_steps": 2, "clients_per_round": 6, "algorithm": algorithm}
+        module = make("selector", tiny_model, lr=0.02, num_adapters=3)
+        settings = {"limit_val_batches": 1.0}
+        return fit(module, data, at_once, **loop, settings=settings)
+
+    (alone, rows, _, own), (beside, others, groups, other) = run(1), run(6)
+    assert own.algorithm.groups == other.algorithm.groups
+    assert len({*own.algorithm.groups.values()}) == 3
+    assert [len(group) for group in groups[-1]] == [6]
+    assert furthest(beside, alone) < 1e-5
+    assert_same_rows(others, rows, 1e-4)
