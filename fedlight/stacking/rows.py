@@ -72,7 +72,8 @@ class Rows:
             ends = torch.tensor(self.counts).cumsum(0)
             at = torch.arange(self.longest)
             inside = at < torch.tensor(self.counts)[:, None]
-            rows = torch.where(inside, (ends - torch.tensor(self.counts))[:, None] + at, 0)
+            starts = (ends - torch.tensor(self.counts))[:, None]
+            rows = torch.where(inside, starts + at, starts)
             first = torch.arange(tiles)[:, None]
             places = inside.flatten().nonzero()[:, 0]
             self._places[tiles, device] = (

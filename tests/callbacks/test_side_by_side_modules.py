@@ -52,7 +52,9 @@ def test_every_module_under_every_algorithm(algorithm, kind, tiny_model):
         kept = {name for name in own.clients if own.memory.load(name)}
         assert max(furthest(own.own_state(name), other.own_state(name)) for name in kept) < 1e-5
     else:
-        assert furthest(alone, {n: p for n, p in make(kind, tiny_model).named_parameters() if n in alone}) > 1e-3
+        assert (
+            furthest(alone, {n: p for n, p in make(kind, tiny_model).named_parameters() if n in alone}) > 1e-3
+        )
 
 
 @pytest.mark.parametrize("kind", MODULES)

@@ -13,11 +13,11 @@ CLIENTS = {"a": 8, "b": 8, "c": 3, "d": 8}
 
 
 class Points(FederatedDataModule):
-    """Four clients, of which c has fewer examples than a batch."""
+    """Four clients, of which c has fewer examples than a batch; those of ``broken`` have one number in all inputs."""
 
-    def __init__(self, clients=CLIENTS, batch_size=4, dtype=torch.float32, **options):
+    def __init__(self, clients=CLIENTS, batch_size=4, dtype=torch.float32, broken=None, **options):
         super().__init__(batch_size=batch_size, **options)
-        self.clients, self.dtype = clients, dtype
+        self.clients, self.dtype, self.broken = clients, dtype, broken or {}
 
     def setup(self, stage=None):
         generator = torch.Generator().manual_seed(5)
@@ -31,6 +31,8 @@ class Points(FederatedDataModule):
             name: np.arange(end - size, end)
             for (name, size), end in zip(self.clients.items(), ends, strict=True)
         }
+        for name, value in self.broken.items():
+            self.x[self.client_indices[name]] = value
 
     def collate(self, examples):
         return {"x": self.x[list(examples)], "y": self.y[list(examples)]}

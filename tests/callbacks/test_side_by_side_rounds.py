@@ -1,0 +1,167 @@
+"""Rounds with clients side by side that diverge, are stopped, go on, are attacked, or run on devices."""
+
+import lightning as L
+import pytest
+from fleets import make_fleet
+from lightning.pytorch.callbacks import ModelCheckpoint
+from plain_lightning import assert_equal
+from stacked import Lora, Points, assert_same_rows, by_visit, fit, furthest
+from tiny_world import VOTES
+
+from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.federation.algorithms.fedprox import FedProx
+from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.server import FedAdam
+from fedlight.modules.sft import SFTModule
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("value", [NAN, INF])
+@pytest.mark.parametrize("who", ["a", "c", "d"])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_only_the_client_that_diverges_is_left_out(who, value, clip):
+    """Clients a to c share a batch, in which c has fewer rows than the others."""
+    settings = {"gradient_clip_val": clip}
+    more = {"settings": settings, "rounds": 2, "algorithm": FedProx(0.1, "uniform")}
+    alone, rows, *_ = fit(Lora(), Points(broken={who: value}), 1, **more)
+    beside, others, groups, loop = fit(Lora(), Points(broken={who: value}), 3, **more)
+    assert groups[0] == [["a", "b", "c"], ["d"]]
+    assert [row["client"] for row in others if row["reason"] == "diverged"] == [who] * 2
+    assert furthest(beside, alone) < 1e-6
+    assert all(p.isfinite().all() for p in beside.values())
+    assert_same_rows(others, rows)
+    assert loop.rounds_done == 2
+
+
+def test_a_diverged_client_is_as_if_it_had_not_been_asked():
+    class Without(FedProx):
+        def plan(self, *args):
+            return [visit for visit in super().plan(*args) if visit.client_id != "a"]
+
+    left_out, *_ = fit(Lora(), Points(broken={"a": NAN}), 3, algorithm=FedProx(0.1, "uniform"), rounds=1)
+    without, *_ = fit(Lora(), Points(broken={"a": NAN}), 3, algorithm=Without(0.1, "uniform"), rounds=1)
+    assert furthest(left_out, without) < 1e-6
+
+
+class Stop(L.Callback):
+    """Ends the run inside a round, in a way that is said."""
+
+    takes_stacked = True
+
+    def __init__(self, how, epoch=1, batch_idx=1):
+        self.how, self.epoch, self.batch_idx = how, epoch, batch_idx
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if (trainer.current_epoch, batch_idx) != (self.epoch, self.batch_idx):
+            return
+        self.shapes = [p.dim() for p in pl_module.parameters() if p.requires_grad]
+        if self.how == "stop":
+            trainer.should_stop = True
+        else:
+            raise RuntimeError("the power went out")
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.parametrize("how", ["stop", "error"])
+@pytest.mark.parametrize("algorithm", [FedProx, Scaffold])
+def test_a_run_that_is_stopped_inside_a_group_goes_on_bit_for_bit(how, algorithm, tmp_path):
+    def run(*callbacks, ckpt_path=None):
+        more = {"rounds": 3, "callbacks": callbacks, "server": FedAdam(0.05)}
+        return fit(Lora(), Points(), 3, algorithm=algorithm(), ckpt_path=ckpt_path, **more)
+
+    whole, rows, *_ = run()
+    first, *_ = fit(Lora(), Points(), 3, rounds=1, algorithm=algorithm(), server=FedAdam(0.05))
+    save = ModelCheckpoint(tmp_path, filename="{epoch}-{step}", every_n_train_steps=5, save_top_k=-1)
+    stop = Stop(how)
+    module = Lora()
+    settings = {"enable_checkpointing": True, "default_root_dir": tmp_path}
+    more = {"rounds": 3, "settings": settings, "callbacks": [stop, save], "server": FedAdam(0.05)}
+    if how == "stop":
+        fit(module, Points(), 3, algorithm=algorithm(), **more)
+    else:
+        with pytest.raises(RuntimeError, match="the power went out"):
+            fit(module, Points(), 3, algorithm=algorithm(), **more)
+    assert {*stop.shapes} == {3}
+    left = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+    assert_equal(left, first)  # the model of the round before, in its own shapes
+    assert not {"training_step", "configure_gradient_clipping"} & vars(module).keys()
+    (file,) = [file for file in tmp_path.glob("*.ckpt") if "step=5" in file.name]
+    again, others, *_ = run(ckpt_path=file)
+    assert_equal(again, whole)
+    rest = by_visit(rows)
+    for visit, row in by_visit(others).items():
+        assert {**row, "seconds": 0} == {**rest[visit], "seconds": 0}
+
+
+def test_validation_of_a_run_that_is_stopped_inside_a_group_sees_the_global_model():
+    seen = []
+
+    class Validated(Lora):
+        def validation_step(self, batch, batch_idx):
+            seen.append({name: p.clone() for name, p in self.named_parameters() if p.requires_grad})
+
+    class Held(Points):
+        def setup(self, stage=None):
+            super().setup(stage)
+            self.val_set = range(4)
+
+    settings = {"limit_val_batches": 1.0}
+    fit(Validated(), Held(), 3, rounds=2, callbacks=[Stop("stop")], settings=settings)
+    assert len(seen) == 2
+    assert_equal(seen[0], seen[1])
+
+
+def language(tmp_path, at_once, tiny_model, devices, batch_size=4, **loop):
+    module = SFTModule(tiny_model, lora_rank=2, lora_dropout=0.1, dtype="fp32", optimizer="SGD", lr=0.05)
+    data = PreferenceDataModule(
+        VOTES, view="sft", tokenizer=tiny_model, max_tokens=128, batch_size=batch_size, val_share=0
+    )
+    fleet = make_fleet(tmp_path / str(at_once), **devices)
+    return fit(module, data, at_once, **{"clients_per_round": 6, "local_steps": 2, "fleet": fleet, **loop})
+
+
+def test_clients_of_one_precision_share_a_batch_and_eight_bits_are_alone(tiny_model, tmp_path):
+    devices = {"a": {"weight_bits": 4}, "b": {"weight_bits": 16}, "c": {"weight_bits": 8}}
+    alone, rows, *_ = language(tmp_path, 1, tiny_model, devices)
+    beside, others, groups, _ = language(tmp_path, 6, tiny_model, devices)
+    bits = {row["client"]: row["weight_bits"] for row in others}
+    kinds = [[bits[name] for name in group] for group in groups[0]]
+    assert sorted(kinds) == [[4, 4], [8], [8], [16, 16]]
+    assert furthest(beside, alone) < 1e-5
+    assert_same_rows(others, rows, 1e-4)
+
+
+@pytest.mark.parametrize(("batch_size", "share", "checkpointing"), [(4, 0.5, 0), (1, 0.9, 1)])
+def test_cut_steps_are_alone_and_checkpointed_ones_share_a_batch(
+    batch_size, share, checkpointing, tiny_model, tmp_path
+):
+    """A batch of one example cannot be cut, so it is computed twice. Costs on the devices' clock stay as they are."""
+    short = {"rounds": 1, "local_steps": 1, "batch_size": batch_size}
+    _, rows, *_ = language(tmp_path / "free", 1, tiny_model, {"a": {}}, **short)
+    least = min(row["peak_bytes"] for row in rows)
+    devices = {"small": {"memory_gib": share * least / 2**30}, "large": {}}
+    alone, rows, *_ = language(tmp_path, 1, tiny_model, devices, **short)
+    beside, others, groups, _ = language(tmp_path, 6, tiny_model, devices, **short)
+    assert furthest(beside, alone) < 1e-6
+    assert_same_rows(others, rows, 1e-5)
+    small = {row["client"]: row for row in others if row["device"] == "small"}
+    assert [len(group) for group in groups[0] if group[0] not in small] == [6 - len(small)]
+    assert {row["checkpointing"] for row in small.values()} == {checkpointing}
+    assert {row["micro_batch"] < batch_size for row in small.values()} == {not checkpointing}
+    together = [len(group) for group in groups[0] if group[0] in small]
+    assert together == ([len(small)] if checkpointing else [1] * len(small))
+    assert len(small) > 1
+
+
+def test_clients_that_drop_out_are_in_no_group(tmp_path):
+    devices = {"moody": {"availability": 0.5}, "fine": {}}
+    runs = []
+    for at_once in (1, 3):
+        fleet = make_fleet(tmp_path / str(at_once), **devices)
+        runs.append(fit(Lora(), Points(), at_once, rounds=4, fleet=fleet))
+    (alone, rows, *_), (beside, others, groups, _) = runs
+    assert "absent" in {row["reason"] for row in rows}
+    assert {sum(map(len, each)) for each in groups} - {4}
+    assert furthest(beside, alone) < 1e-6
+    assert_same_rows(others, rows)
