@@ -17,7 +17,7 @@ FedBN: Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch
 https://arxiv.org/abs/2102.07623, Algorithm 1. Deviation: other buffers that training changes stay with the client as well.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -278,6 +278,13 @@ class BufferPolicy:
     def add(self, buffers: Buffers, num_examples: int) -> None:
         """Add the changed buffers of a client that took part in the round to those of the server."""
 
+    def partial(self) -> dict[str, Any]:
+        """Return what was added in this process so far, as tensors and plain values, and start anew."""
+        return {}
+
+    def merge(self, partials: Sequence[Mapping[str, Any]]) -> None:
+        """Add the `partial` of all processes."""
+
     def leave(self) -> None:
         """Restore the server's buffers after a visit; here nothing has changed them."""
 
@@ -353,6 +360,18 @@ class AveragedBuffers(BufferPolicy):
         self._sums.add({name: _real(value) for name, value in buffers.items()}, num_examples)
         for name in buffers:
             self._examples[name] = self._examples.get(name, 0) + num_examples
+
+    def partial(self) -> dict[str, Any]:
+        examples, all_examples = self._examples, self._all_examples
+        self._examples, self._all_examples = {}, 0
+        return {"sums": self._sums.partial(), "examples": examples, "all_examples": all_examples}
+
+    def merge(self, partials: Sequence[Mapping[str, Any]]) -> None:
+        for partial in partials:
+            self._sums.merge(partial["sums"])
+            self._all_examples += partial["all_examples"]
+            for name, examples in partial["examples"].items():
+                self._examples[name] = self._examples.get(name, 0) + examples
 
     def finish_round(self) -> None:
         for name, examples in self._examples.items():

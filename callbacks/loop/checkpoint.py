@@ -18,7 +18,10 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
+from fedlight.callbacks.loop.ranks import agree_on_monitored
 from fedlight.federation.client_state import ClientMemories
+from fedlight.processes.strategy import fail
+from fedlight.processes.team import current_team
 from fedlight.support.checkpoint_files import damage_named
 
 COPIED_MIB = 256
@@ -269,12 +272,14 @@ class RoundStart(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Release the checkpoint: the round is over, if it was not cut short."""
+        agree_on_monitored(current_team(), trainer)
         self._aside.close()
         if self._is_aggregated():
             self._release()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Release the checkpoint of a round that is over; after a stop inside it, restore the global model."""
+        agree_on_monitored(current_team(), trainer)
         self.loop.refuse_changed()
         if self._is_aggregated():
             self._release()
@@ -286,6 +291,7 @@ class RoundStart(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
         """Restore the global model, in case it is used further."""
+        fail(exception)  # before other callbacks save something and wait for the other processes
         self._aside.close()
         self._reload_as_given(trainer)
         self.loop.break_off(pl_module)

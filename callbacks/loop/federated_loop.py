@@ -7,7 +7,7 @@ loggers keep their meaning.
 """
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from fedlight.callbacks.loop.optimizers import (
     which_are_trained,
 )
 from fedlight.callbacks.loop.plan import RoundPlanner
+from fedlight.callbacks.loop.ranks import Ranks, own_memories, refuse_uneven, same_start
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import (
     NoDevices,
@@ -52,9 +53,9 @@ from fedlight.callbacks.loop.visit import (
     Exchange,
     LocalWork,
     OpenGroup,
+    OpenRound,
     OpenVisit,
     ParametersLeft,
-    TrainingMetrics,
     call_again,
     call_modules_own,
     call_on_visit_start,
@@ -73,27 +74,8 @@ from fedlight.federation.server import Average, ServerOptimizer
 from fedlight.federation.state import DIVERGED, Diverged, State, read, write
 from fedlight.processes import strategy  # noqa: F401  Lightning knows client_parallel by name from here on
 from fedlight.processes.core_watch import CoreWatch
+from fedlight.processes.team import current_team
 from fedlight.support.checks import refuse_below
-
-
-@dataclass
-class OpenRound:
-    """Round under way as the loop keeps it.
-
-    Attributes:
-        opened: federated parameters before the round.
-        state: federated parameters at the first visit; callbacks may have changed them when the epoch started.
-        last: client id -> its last visit so far, of clients that have more visits in the round.
-        memories: client id -> its memory before the round, of clients with several visits.
-    """
-
-    opened: State
-    state: State
-    exchange: Exchange
-    contributions: Contributions
-    training: TrainingMetrics = field(default_factory=TrainingMetrics)
-    last: dict[str, Visiting] = field(default_factory=dict)
-    memories: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class FederatedLoop(L.Callback):
@@ -194,6 +176,8 @@ class FederatedLoop(L.Callback):
             return
         self._round = None
         guard.refuse_cut_rounds(trainer, self.rounds_done)
+        refuse_uneven(current_team(), trainer)
+        self.memory = own_memories(current_team(), self.memory)
         guard.refuse_own_iteration(pl_module)
         self.buffers.check(self.algorithm, self.aggregation, self.privacy.is_private)
         self._data = federated_data(trainer)
@@ -217,6 +201,7 @@ class FederatedLoop(L.Callback):
         self._rounds = RoundPlanner(
             *(self.algorithm, self._data, self.clients, self.clients_per_round, self.over_selection),
             *(self.local_steps, partial(plan.batches_per_step, trainer), self.seed, self.clients_at_once),
+            current_team(),
         )
         self._rounds.outline(self.rounds_done, trainer.accumulate_grad_batches)
 
@@ -225,6 +210,7 @@ class FederatedLoop(L.Callback):
         if isinstance(self._data, OpensLater):
             self._data.open()
         self._federation.meet(trainer, self._data)
+        same_start(current_team(), pl_module, self._federation.settings)
         train_again(pl_module, self._trained_before)
         self._parameters = federated_parameters(trainer, pl_module)
         self._run = Run(
@@ -235,6 +221,7 @@ class FederatedLoop(L.Callback):
         self.buffers.attach(pl_module)
         self._run.check(self.algorithm)
         self._stack(trainer, pl_module)
+        self._ranks = Ranks(current_team(), trainer, self._run, self.memory, self.algorithm)
         if self.fleet is not None:
             payloads = PayloadSizes(self.algorithm, self.channel, self.memory, self.clients, self.buffers)
             self._devices = self._run.devices = DeviceEmulation(
@@ -264,8 +251,9 @@ class FederatedLoop(L.Callback):
         state = read(self._parameters)
         self._round = self._open_round(state, state)
         self.algorithm.start_round(self.rounds_done, self._rounds.cohort, self._run)
-        if not self._rounds.cohort:
-            plan.skip_batches(pl_module, self.rounds_done)
+        self._ranks.start_round(self.rounds_done, self._rounds, self.visit_records)
+        if not self._rounds.schedule.visits:
+            plan.skip_batches(pl_module, self.rounds_done, nobody_is_left=not self._rounds.cohort)
 
     def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         """Open the visits whose first batch this is, before ``on_train_batch_start`` of all callbacks."""
@@ -273,7 +261,10 @@ class FederatedLoop(L.Callback):
             guard.refuse_middle_of_epoch(trainer.current_epoch, batch_idx)
         if batch_idx == 0:
             self._round = self._take_in(trainer, module, self._round)
-            self._schedules.start_round(trainer, [*self._rounds.schedule.begins])
+            self._schedules.start_round(trainer, self._rounds.begins)
+            if not self._rounds.schedule.visits:  # another process may have some
+                self.buffers.enter({}, self._round.state, self._parameters)
+                self.buffers.leave()
             self._loss_scale.start_round(trainer, self._changes_gradients)
         if batch_idx in self._rounds.schedule.begins:
             self.refuse_changed()
@@ -340,6 +331,7 @@ class FederatedLoop(L.Callback):
             guard.refuse_cut_short(trainer, self.rounds_done, self._rounds.schedule.num_batches)
 
     def _plan_round(self, trainer: L.Trainer) -> None:
+        trainer.should_stop = any(current_team().gather(trainer.should_stop, "stop"))
         if plan.takes_place(trainer, self.rounds_done):
             self._rounds.plan(self.rounds_done, self._run, self._parameters, self.virtual_seconds)
 
@@ -354,7 +346,10 @@ class FederatedLoop(L.Callback):
             *(self.algorithm, self.channel, self.seed, self.rounds_done),
             *(self.buffers.shared(state), self.buffers.num_bytes),
         )
-        contributions = Contributions(self.rounds_done, aggregation, self.buffers, self._rounds.schedule)
+        contributions = Contributions(
+            *(self.rounds_done, aggregation, self.buffers, self._rounds.schedule),
+            self._rounds.everything.clients,
+        )
         return OpenRound(opened, state, self._exchange, contributions)
 
     def _take_in(self, trainer: L.Trainer, module: L.LightningModule, before: OpenRound) -> OpenRound:
@@ -442,6 +437,7 @@ class FederatedLoop(L.Callback):
             del under_way.last[visit.client_id]
         row = visit_row(self.rounds_done, visit, num_examples, work, one.bytes_down, one.bytes_up, reason)
         self.visit_records.append(self._devices.visited(visit, row))
+        self._ranks.visited()
 
     def _contribute(self, under_way: OpenRound, one: OpenVisit, work: Work, num_examples: int) -> None:
         visiting, contributions = one.visiting, under_way.contributions
@@ -471,20 +467,23 @@ class FederatedLoop(L.Callback):
 
     def _save_memory(self, client: Client) -> None:
         self.memory.save(client.id, client.memory, self.rounds_done)
+        self._ranks.saved(client.id)
 
     def _finish_round(self, trainer: L.Trainer, module: L.LightningModule, under_way: OpenRound) -> None:
         self._devices.restore()
-        seed_all(self.seed, "server", self.rounds_done)
         hints = {
             "lr": trainer.optimizers[0].param_groups[0]["lr"],
             "trainer.gradient_clip_val": trainer.gradient_clip_val,
         }
+        self._schedules.finish_round(module)
+        parts = {"updates": under_way.contributions, "metrics": under_way.training, "buffers": self.buffers}
+        self._ranks.exchange({**parts, "schedules": self._schedules, "loss_scale": self._loss_scale})
+        seed_all(self.seed, "server", self.rounds_done)
         movement = self.algorithm.finish_round(under_way.contributions.result(hints))
         state = self.server.step(under_way.state, movement)
         refuse_lost_model(state, self.rounds_done, self.server)
         write(state, self._parameters)
         self.buffers.finish_round()
-        self._schedules.finish_round(module)
         self._loss_scale.finish_round()
         self._optimizers.forget(trainer.optimizers)  # or a checkpoint would carry the last client's moments
         self.group, self._round = OpenGroup([], LocalWork(())), None

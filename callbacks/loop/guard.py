@@ -48,7 +48,9 @@ def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
     if trainer.world_size != 1:
         raise ValueError(
             f"trainer.devices={trainer.num_devices} and trainer.num_nodes={trainer.num_nodes} make {trainer.world_size} "
-            "processes, and a federation is trained in one: set --trainer.devices 1 --trainer.num_nodes 1"
+            f"processes, which trainer.strategy={type(trainer.strategy).__name__} would give parts of one batch: set "
+            "--trainer.strategy client_parallel, under which each trains clients of its own, or --trainer.devices 1 "
+            "--trainer.num_nodes 1"
         )
     if isinstance(trainer.strategy, ParallelStrategy):
         refuse_parallel("strategy", trainer.strategy)
@@ -83,7 +85,8 @@ def refuse_parallel(setting: str, part: object) -> NoReturn:
     """Raise ValueError for a part that spreads batches or parameters over processes, even over one."""
     raise ValueError(
         f"trainer.{setting}={type(part).__name__} spreads batches or parameters over processes, but a client's visit is "
-        f"one's work: leave trainer.{setting} out and set devices=1"
+        f"one's work: leave trainer.{setting} out and set devices=1, or set trainer.strategy=client_parallel, under which "
+        "each process trains clients of its own"
     )
 
 

@@ -264,6 +264,25 @@ class StepSchedules:
                 self._put(optimizer, target)
                 self._step_by_epoch(optimizer, start, module)
 
+    def partial(self) -> dict[str, Any]:
+        """Return where this process is after `finish_round`, how far its furthest visits came, and its visits' settings."""
+        ends = []
+        for number, optimizer in enumerate(self._trainer.optimizers):
+            end, now = self._furthest[number], self._position(optimizer)
+            moved = self._of(optimizer, self._moving) or not _same(end.options, self._start[number].options)
+            ends.append((end.order, (now.options, now.schedules) if moved else None))
+        return {"ends": ends, "settings": self._settings}
+
+    def merge(self, partials: Sequence[Mapping[str, Any]]) -> None:
+        """Go where the furthest visit of all processes has come; ValueError if their steps had other settings."""
+        for partial in partials:
+            for number, (client, settings) in partial["settings"].items():
+                self._compare(Visit(client, len(settings)), {number: settings})
+        for number, optimizer in enumerate(self._trainer.optimizers):
+            order, at = max((partial["ends"][number] for partial in partials), key=lambda end: end[0])
+            if at is not None:
+                self._put(optimizer, _Position(order, *at), [*at[1]])
+
     def _moves(self, config: Any) -> bool:
         """Return whether a schedule may step within a round; under manual optimization any may."""
         return config.interval == "step" or not self._trainer.lightning_module.automatic_optimization
@@ -301,14 +320,15 @@ class StepSchedules:
             schedules |= {i: deepcopy(self._configs[i].scheduler.state_dict()) for i in others}
         return _Position(order, options, schedules)
 
-    def _put(self, optimizer: Optimizer, position: _Position) -> None:
+    def _put(self, optimizer: Optimizer, position: _Position, numbers: Sequence[int] | None = None) -> None:
+        """Put an optimizer and its moving schedules, or those of ``numbers``, at a position."""
         for group, options in zip(optimizer.param_groups, position.options, strict=True):
             for key, value in options.items():
                 if isinstance(value, Tensor) and isinstance(group.get(key), Tensor):
                     group[key].copy_(value)
                 else:
                     group[key] = _copy(value)
-        for i in self._of(optimizer, self._moving):
+        for i in self._of(optimizer, self._moving) if numbers is None else numbers:
             self._configs[i].scheduler.load_state_dict(deepcopy(position.schedules[i]))
 
     def _step_by_epoch(self, optimizer: Optimizer, start: _Position, module: L.LightningModule) -> None:
@@ -395,6 +415,15 @@ class LossScale:
         """Save the scale after the last batch of a visit."""
         if self.is_used:
             self._ends.append(self._plugin.state_dict())
+
+    def partial(self) -> list[dict[str, Any]]:
+        """Return the scales at the ends of the visits in this process, and start anew."""
+        ends, self._ends = (self._ends, []) if self.is_used else ([], [])
+        return ends
+
+    def merge(self, partials: Sequence[Sequence[dict[str, Any]]]) -> None:
+        """Add the `partial` of all processes."""
+        self._ends = [end for partial in partials for end in partial]
 
     def finish_round(self) -> None:
         """Set the loss scale for the next round, after the last batch of this one."""

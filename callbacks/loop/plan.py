@@ -18,6 +18,7 @@ from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client import Client, Group, Visit
 from fedlight.federation.protocols import FederatedData, NumBatches, StreamsGroups
+from fedlight.processes.team import ALONE, Team, share
 from fedlight.support.seeding import derive_seed
 
 
@@ -46,6 +47,7 @@ class RoundSchedule:
         begins: number of its first batch -> group of visits that are trained side by side.
         ends: numbers of the batches before which a group has ended.
         num_batches: batches of the round; of one optimizer step without visits, since Lightning needs some.
+        visits: visits of the groups, in their order.
 
     Raises:
         ValueError: a visit ends inside an optimizer step.
@@ -68,6 +70,7 @@ class RoundSchedule:
         ends = list(accumulate(group[0].num_batches for group in groups))
         self.begins = dict(zip([0, *ends[:-1]], groups, strict=True)) if groups else {}
         self.ends = set(ends)
+        self.visits = visits
         self._last = {visit.client_id: visit for visit in visits}
         self._first = {visit.client_id: visit for visit in reversed(visits)}
         self.num_batches = ends[-1] if ends else accumulation
@@ -131,13 +134,14 @@ def takes_place(trainer: L.Trainer, round_idx: int) -> bool:
     return round_idx < (trainer.max_epochs or 0) and not stops
 
 
-def skip_batches(module: L.LightningModule, round_idx: int) -> None:
-    """Make the module train nothing until `train_batches_again`, and log it.
+def skip_batches(module: L.LightningModule, round_idx: int, nobody_is_left: bool) -> None:
+    """Make the module train nothing until `train_batches_again`, and log it if no process has a visit.
 
     Lightning stops the run at an epoch without batches, so a round without visits has some that are skipped. The round is
     validated, logged and counted like any other.
     """
-    rank_zero_info(f"round {round_idx + 1}: nobody is left of those asked, so the model stays as it is")
+    if nobody_is_left:
+        rank_zero_info(f"round {round_idx + 1}: nobody is left of those asked, so the model stays as it is")
     warnings.filterwarnings("ignore", "`training_step` returned `None`")
     module.training_step = _skip  # type: ignore[method-assign]
 
@@ -171,17 +175,20 @@ class RoundPlanner:
         accumulation: function from a round to its batches per optimizer step.
         seed: seed of the sampling, and of the algorithm's draws when it prepares a round.
         clients_at_once: most clients that are trained side by side.
+        team: processes that train the rounds.
 
     Attributes:
         num_asked: number of clients asked in a round.
         cohort: clients that take part in the last planned round.
         bundles: groups of visits of the last planned round, in training order.
-        schedule: their places in the stream of batches.
+        everything: their places in the stream of batches, if one process trained them all.
+        schedule: groups that this process trains, by their places in its stream of batches.
         planned: last planned round; None before the first.
     """
 
     cohort: list[Client]
     bundles: list[Bundle]
+    everything: RoundSchedule
     schedule: RoundSchedule
 
     def __init__(
@@ -195,6 +202,7 @@ class RoundPlanner:
         accumulation: Callable[[int], int],
         seed: int,
         clients_at_once: int = 1,
+        team: Team = ALONE,
     ) -> None:
         self.algorithm = algorithm
         self.data = data
@@ -204,6 +212,7 @@ class RoundPlanner:
         self.accumulation = accumulation
         self.seed = seed
         self.clients_at_once = clients_at_once
+        self.team = team
         self.planned: int | None = None
 
     def outline(self, round_idx: int, accumulation: int) -> None:
@@ -234,7 +243,10 @@ class RoundPlanner:
         visits = run.devices.admit(round_idx, now_seconds, visits, parameters)
         self.cohort = [self.clients[name] for name in sorted({visit.client_id for visit in visits})]
         self.bundles = form_bundles(visits, self.clients_at_once, run.devices.kind)
-        groups = [group for bundle in self.bundles for group in bundle]
+        ranks = share([*map(self._cost, self.bundles)], self.team.size)
+        own = [bundle for bundle, rank in zip(self.bundles, ranks, strict=True) if rank == self.team.rank]
+        groups = [group for bundle in own for group in bundle]
+        self.everything = RoundSchedule([group for bundle in self.bundles for group in bundle], accumulation)
         self.schedule = RoundSchedule(groups, accumulation)
         # Lightning ends a run at an epoch without batches.
         groups = groups or [(Visit(next(iter(self.clients)), accumulation),)]
@@ -243,6 +255,16 @@ class RoundPlanner:
         else:
             assert isinstance(self.data, StreamsGroups)  # checked in setup
             self.data.set_groups(groups, round_idx)
+
+    @property
+    def begins(self) -> list[int]:
+        """Numbers of the batches at which visits begin, in one process or in this one."""
+        return [*self.everything.begins, *self.schedule.begins]
+
+    @staticmethod
+    def _cost(bundle: Bundle) -> float:
+        """Return the batches of a bundle, by which bundles are shared out among processes."""
+        return float(sum(visit.num_batches for group in bundle for visit in group))
 
     def _prepare(self, round_idx: int, now_seconds: float, run: Run) -> None:
         """Let the algorithm prepare the round for the clients that are present; keep every random stream as it was."""

@@ -14,7 +14,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
@@ -298,12 +298,23 @@ def refuse_lost_model(state: State, round_idx: int, server: ServerOptimizer) -> 
 
 
 class Contributions:
-    """Contributions of a round's clients, each as a whole; ``diverged``: client that is left out -> the reason."""
+    """Contributions of a round's clients, each as a whole; ``diverged``: client that is left out -> the reason.
+
+    Args:
+        schedule: visits of this process.
+        clients: clients with visits in any process.
+    """
 
     def __init__(
-        self, round_idx: int, aggregation: Aggregation, buffers: BufferPolicy, schedule: RoundSchedule
+        self,
+        round_idx: int,
+        aggregation: Aggregation,
+        buffers: BufferPolicy,
+        schedule: RoundSchedule,
+        clients: Sequence[str],
     ) -> None:
         self.diverged: dict[str, str] = {}
+        self._clients = clients
         self._round_idx = round_idx
         self._aggregation = aggregation
         self._buffers = buffers
@@ -329,13 +340,26 @@ class Contributions:
         self.diverged.setdefault(client_id, str(why))
         self._waiting.pop(client_id, None)
 
+    def partial(self) -> dict[str, Any]:
+        """Return the contributions in this process so far, as tensors and plain values, and start anew."""
+        diverged, self.diverged = self.diverged, {}
+        return {"updates": self._aggregation.partial(), "diverged": diverged}
+
+    def merge(self, partials: Sequence[Mapping[str, Any]]) -> None:
+        """Add the `partial` of all processes."""
+        found: dict[str, str] = {}
+        for partial in partials:
+            self._aggregation.merge(partial["updates"])
+            found |= partial["diverged"]
+        self.diverged = {name: found[name] for name in self._clients if name in found}
+
     def result(self, hints: Mapping[str, object]) -> State:
         """Return the combined update of the remaining clients; name the others and the settings in ``hints`` in a warning.
 
         Raises ValueError if all clients have diverged.
         """
         if self.diverged:
-            clients = self._schedule.clients
+            clients = self._clients
             client_id, first = next(iter(self.diverged.items()))
             settings = ", ".join(f"{name}={value}" for name, value in hints.items())
             why = f"NaN or Inf in what they trained; {client_id}: {first}"
@@ -400,6 +424,16 @@ class TrainingMetrics:
     def leave_out(self, client_id: str) -> None:
         """Forget the visits of a client that diverged."""
         self.visits.pop(client_id, None)
+
+    def partial(self) -> dict[str, list[Mapping[str, tuple[float, int]]]]:
+        """Return the metrics of this process's visits, and start anew."""
+        visits, self.visits = self.visits, {}
+        return visits
+
+    def merge(self, partials: Sequence[Mapping[str, list[Mapping[str, tuple[float, int]]]]]) -> None:
+        """Add the `partial` of all processes, each of clients of its own."""
+        for partial in partials:
+            self.visits |= partial
 
     def means(self) -> dict[str, float]:
         """Return the mean of each metric over the examples of all visits; their order does not matter."""
@@ -475,3 +509,23 @@ class ParametersLeft:
                 f"had been taken: a callback that changes weights in {HOOK} has to stand in front of FederatedLoop among "
                 "the trainer's callbacks"
             )
+
+
+@dataclass
+class OpenRound:
+    """Round under way as the loop keeps it.
+
+    Attributes:
+        opened: federated parameters before the round.
+        state: federated parameters at the first visit; callbacks may have changed them when the epoch started.
+        last: client id -> its last visit so far, of clients that have more visits in the round.
+        memories: client id -> its memory before the round, of clients with several visits.
+    """
+
+    opened: State
+    state: State
+    exchange: Exchange
+    contributions: Contributions
+    training: TrainingMetrics = field(default_factory=TrainingMetrics)
+    last: dict[str, Visiting] = field(default_factory=dict)
+    memories: dict[str, dict[str, Any]] = field(default_factory=dict)

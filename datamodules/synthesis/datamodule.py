@@ -165,6 +165,15 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         named = {TRIED: counts[TRIED], SURVIVED: counts[SURVIVED], **dropped, **notes}
         return {name: float(value) for name, value in named.items()}
 
+    def choices_made(self) -> dict[str, Any]:
+        """Return the number of candidates without a finite score, by client, where `choose` has scored some."""
+        return dict(self._not_finite)
+
+    def add_choices(self, choices: Mapping[str, Any]) -> None:
+        """Take the `choices_made` in one of the processes."""
+        for client, number in choices.items():
+            self._not_finite[client] = number
+
     def reset_synthesis(self) -> None:
         """Forget all candidates."""
         if self._pool is not None:

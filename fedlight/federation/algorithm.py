@@ -25,9 +25,9 @@ class Algorithm:
     """Hooks that the federated loop calls in each round; override what differs from FedAvg.
 
     Hooks of the server, in the order of a round: ``prepare_round``, ``plan``, ``start_round``; for each visit ``send`` and
-    ``finish_visit``; ``aggregation``, ``finish_round``. Hooks of a client, in each of its visits: ``start_visit``,
-    ``adjust_gradients``, ``reply``. What belongs to one visit is kept in its
-    `Visiting`, never in attributes of the algorithm, as several visits may be under way.
+    ``finish_visit``; ``aggregation``, ``partial`` and ``merge``, ``finish_round``. Hooks of a client, in each of its visits:
+    ``start_visit``, ``adjust_gradients``, ``reply``. What belongs to one visit is kept in its `Visiting`, never in
+    attributes of the algorithm, as several visits may be under way.
 
     Before a round, the loop of a run with devices calls ``send``, ``start_visit`` and ``reply`` on meta tensors, to know how
     many bytes each client will send (`predict_payloads`). These three hooks depend on names and shapes, not on values.
@@ -101,6 +101,16 @@ class Algorithm:
     def finish_round(self, movement: State) -> State:
         """Return what the server's optimizer gets of the combined movement: all but the algorithm's own tensors."""
         return movement
+
+    def partial(self) -> dict[str, Any]:
+        """Return what the visits of a round have left in attributes so far, as tensors and plain values, and start anew.
+
+        Several processes train the visits of a round; before ``finish_round`` each of them merges the parts of all.
+        """
+        return {}
+
+    def merge(self, partial: Mapping[str, Any]) -> None:
+        """Add the result of ``partial`` in one of the processes; its order among them must not matter."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs: tensors and plain values only.

@@ -1,13 +1,20 @@
 """Synthetic training examples that clients make for themselves: who makes candidates, when, and how many are kept."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
 from fedlight.federation.client import Client, Visit
-from fedlight.federation.protocols import Federation, NumBatches, ScoresTogether, SynthesizesData
+from fedlight.federation.protocols import (
+    Federation,
+    GathersChoices,
+    NumBatches,
+    ScoresTogether,
+    SynthesizesData,
+)
 from fedlight.federation.state import read
 
 SYNTHETIC = "synthetic"
@@ -71,6 +78,20 @@ class Candidates:
     def choose(self, client: Client) -> None:
         """Have the module as it stands choose among the candidates of a client."""
         self._data.choose(client.id, self._federation.module)
+
+    def partial(self) -> dict[str, Any]:
+        """Return what clients have chosen in this process; ValueError for data that do not say it."""
+        if not isinstance(self._data, GathersChoices):
+            raise ValueError(
+                f"clients choose among their candidates in several processes, and {type(self._data).__name__} does not say "
+                "what was chosen: give it choices_made() and add_choices(choices), or set trainer.devices=1"
+            )
+        return self._data.choices_made()
+
+    def merge(self, partial: Mapping[str, Any]) -> None:
+        """Add what clients have chosen in one of the processes."""
+        assert isinstance(self._data, GathersChoices)
+        self._data.add_choices(partial)
 
     def mixed_visits(self, cohort: Sequence[Client], num_batches: NumBatches) -> list[Visit]:
         """Return one visit for each client, on its own and its synthetic examples; on its own alone if it has none."""

@@ -13,7 +13,9 @@ import io
 import os
 import re
 import secrets
+import shutil
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -303,6 +306,26 @@ class ClientMemories:
                 "folder for them: set federated.memory.folder"
             )
         return self._folder / name
+
+
+class PassingMemories(ClientMemories):
+    """Memories in a process that writes no checkpoint: above ``limit_mib`` in a temporary folder, until it ends.
+
+    Args:
+        limit_mib: see `ClientMemories`.
+    """
+
+    def __init__(self, limit_mib: float) -> None:
+        super().__init__(str(Path(tempfile.gettempdir()) / f"fedlight-{uuid.uuid4().hex}"), limit_mib, keep=1)
+        assert self._folder is not None
+        finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+
+    @contextmanager
+    def being_saved(self, state: dict[str, Any], path: str | Path) -> Iterator[None]:
+        """Remove files that no later round needs; another process writes the checkpoint."""
+        yield
+        self._unlink(self._obsolete - self._named())
+        self._obsolete.clear()
 
 
 def _own(value: Any) -> Any:

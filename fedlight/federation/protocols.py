@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -161,6 +161,17 @@ class ScoresTogether(Protocol):
 
         All processes of a team call it together. A model of one client's own scores inside of its visit, without it.
         """
+
+
+@runtime_checkable
+class GathersChoices(Protocol):
+    """Data whose clients choose among their candidates in several processes."""
+
+    def choices_made(self) -> dict[str, Any]:
+        """Return what ``choose`` has changed in this round, as plain values."""
+
+    def add_choices(self, choices: Mapping[str, Any]) -> None:
+        """Take the result of ``choices_made`` in one of the processes, this one's among them."""
 
 
 @runtime_checkable

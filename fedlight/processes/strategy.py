@@ -112,13 +112,21 @@ class ClientParallelStrategy(SingleDeviceStrategy):
 
     def broadcast(self, obj: TBroadcast, src: int = 0) -> TBroadcast:
         """Return the value of process ``src``."""
+        if self._has_failed:
+            return obj
         value = os.fspath(obj) if isinstance(obj, Path) else obj
         found: Any = self.team.gather(value if self.global_rank == src else None, "broadcast")[src]
         return type(obj)(found) if isinstance(obj, Path) else found
 
     def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
         """Wait for all processes."""
-        self.team.barrier(f"barrier {name or ''}")
+        if not self._has_failed:
+            self.team.barrier(f"barrier {name or ''}")
+
+    @property
+    def _has_failed(self) -> bool:
+        """Whether this process ends by an error, so that the others wait for it no more."""
+        return self.size > 1 and "team" in _joined and _joined["team"][1].has_failed
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Return whether all processes (or any) decide so."""

@@ -40,12 +40,15 @@ class Watch:
         size: number of processes, at least 2.
         store: store in which process 0 says where it listens.
         host: address of process 0, as the others reach it.
+
+    Attributes:
+        has_failed: whether this process ends by an error.
     """
 
     def __init__(self, rank: int, size: int, store: Store, host: str) -> None:
         self.rank = rank
         self._sending = threading.Lock()
-        self._at_work = self._failed = False
+        self._at_work = self.has_failed = False
         self._lost = ""
         self._resting: set[int] = set()
         self._peers: dict[int, tuple[socket.socket, BinaryIO]] = {}
@@ -86,14 +89,14 @@ class Watch:
 
     def rest(self) -> None:
         """Say that this process is done for now, so that it may end."""
-        if not self._failed:
+        if not self.has_failed:
             self._at_work = False
             self._tell(state="resting", rank=self.rank)
 
     def fail(self, why: str) -> None:
         """Say that this process ends because of an error; call it before the error is raised further."""
-        if not self._failed:
-            self._failed = True
+        if not self.has_failed:
+            self.has_failed = True
             self._tell(state="failed", rank=self.rank, why=why)
 
     def _tell(self, **message: Any) -> None:
@@ -139,7 +142,7 @@ class Watch:
             timer.start()
 
     def _end(self) -> None:
-        if self._failed:
+        if self.has_failed:
             return
         if self.rank == 0 or self._lost.startswith("process 0 "):  # otherwise process 0 says it
             print(

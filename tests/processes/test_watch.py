@@ -32,7 +32,7 @@ def ended(monkeypatch):
     found = queue.Queue()
 
     def end(self):
-        if not self._failed:
+        if not self.has_failed:
             found.put((self.rank, self._lost))
 
     monkeypatch.setattr(Watch, "_end", end)

@@ -21,8 +21,8 @@ On devices, candidates are made and scored on the base of the client's device. T
 its memory is not held against the device's.
 """
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from fedlight.federation.algorithm import Algorithm, Weighting
 from fedlight.federation.candidates import SYNTHETIC, Candidates
@@ -87,6 +87,13 @@ class FewFedPIT(Algorithm):
 
     def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
         return super().finish_visit(visiting, movement, work) if self._is_last(visiting.visit) else None
+
+    def partial(self) -> dict[str, Any]:
+        return self._candidates.partial() if self.beta < 1 else {}
+
+    def merge(self, partial: Mapping[str, Any]) -> None:
+        if self.beta < 1:
+            self._candidates.merge(partial)
 
     def finish_round(self, movement: State) -> State:
         if self.beta < 1:

@@ -109,6 +109,12 @@ class Scaffold(Algorithm):
         _keep_control(visiting.client, changes)
         return super().finish_visit(visiting, parameters, work)
 
+    def partial(self) -> dict[str, Any]:
+        return self._changes.partial()
+
+    def merge(self, partial: Mapping[str, Any]) -> None:
+        self._changes.merge(partial)
+
     def finish_round(self, movement: State) -> State:
         for name, change in self._changes.result().items():
             before = self._control.get(name, torch.zeros_like(change))

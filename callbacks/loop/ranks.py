@@ -1,0 +1,332 @@
+"""Rounds of which each process of a team trains a share: what they exchange, so that all go on from the same state.
+
+Every process plans all visits, trains its own, and at the end of the round gathers whatever visits change outside of their
+clients: sums of updates and buffers, memories, rows, logged values, schedules, loss scales, counts of steps. The parts are
+merged in the order of the plan, and the server's step is computed in each process, so no result depends on their number.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, Protocol
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from torch import Tensor
+
+from fedlight.callbacks.loop.plan import RoundPlanner
+from fedlight.callbacks.loop.round_table import Record
+from fedlight.callbacks.loop.run import Run
+from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.client_state import ClientMemories, PassingMemories
+from fedlight.processes.team import Team
+
+
+class Part(Protocol):
+    """Part of a round's state that visits change."""
+
+    def partial(self) -> Any:
+        """Return what this process's visits have changed, as tensors and plain values, and start anew."""
+
+    def merge(self, partials: Sequence[Any]) -> None:
+        """Take what all processes have, in the order of their ranks, this one's among them."""
+
+
+class KeptByAlgorithm:
+    """What visits leave in attributes of an algorithm; refuses an algorithm of which that is not known.
+
+    Raises:
+        ValueError: in `visited`, if a visit has changed an attribute and the algorithm has no ``partial`` of its own.
+    """
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self._algorithm = algorithm
+        self._before: dict[str, str] | None = None
+        self._checked = type(algorithm).partial is not Algorithm.partial
+
+    def start_round(self) -> None:
+        """Note the attributes before this process's first visit of the run."""
+        if not self._checked:
+            self._before = _attributes(self._algorithm)
+
+    def visited(self) -> None:
+        """Compare the attributes after that visit."""
+        if self._checked or self._before is None:
+            return
+        self._checked, now = True, _attributes(self._algorithm)
+        changed = [name for name in {**self._before, **now} if self._before.get(name) != now.get(name)]
+        if changed:
+            raise ValueError(
+                f"a visit changes {type(self._algorithm).__name__}.{changed[0]}, which the processes of "
+                "trainer.strategy=client_parallel would have unlike: keep what belongs to a visit in its Visiting, and give "
+                "the algorithm partial() and merge(partial) for what the server adds up, as Scaffold does; or train in one "
+                "process, trainer.devices=1"
+            )
+
+    def partial(self) -> Any:
+        return self._algorithm.partial()
+
+    def merge(self, partials: Sequence[Any]) -> None:
+        for one in partials:
+            self._algorithm.merge(one)
+
+
+def _attributes(of: object) -> dict[str, str]:
+    """Return a digest of each attribute by its content; objects other than plain values and tensors count by identity."""
+    return {name: _digest(value) for name, value in vars(of).items()}
+
+
+def _digest(value: Any) -> str:
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        return _digest(("tensor", value.dtype, value.reshape(-1).double().numpy()))
+    if isinstance(value, np.ndarray):
+        return hashlib.blake2b(np.ascontiguousarray(value).tobytes()).hexdigest()
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {_digest(item)}' for key, item in value.items())}}}"
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return f"[{', '.join(map(_digest, value))}]"
+    return repr(value) if isinstance(value, (str, bytes, int, float, type(None))) else f"object {id(value)}"
+
+
+class VisitsMade:
+    """Rows and logged values of the visits that this process has made in a round, and then of all visits.
+
+    Args:
+        places: places of this process's visits among all visits of the round, in their order.
+        run: the run, with the values that the algorithm has logged.
+        records: rows of the round so far, of clients that dropped out; rows of visits are added behind them.
+    """
+
+    def __init__(self, places: Sequence[int], run: Run, records: list[Record]) -> None:
+        self._places, self._run, self._records = places, run, records
+        self._others = len(records)
+        self._logged: list[dict[str, float]] = []
+        self._before = run.logged
+        run.logged = {}
+
+    def visited(self) -> None:
+        """Note what the algorithm has logged in a visit."""
+        self._logged.append(self._run.logged)
+        self._run.logged = {}
+
+    def partial(self) -> Any:
+        rows = self._records[self._others :]
+        return [*zip(self._places, rows, self._logged, strict=True)]
+
+    def merge(self, partials: Sequence[Any]) -> None:
+        made = sorted((one for each in partials for one in each), key=lambda one: one[0])
+        if [place for place, _, _ in made] != [*range(len(made))]:
+            raise ValueError(
+                "the processes have shared out the visits of a round unlike: have the algorithm's plan and the data depend "
+                "on nothing but their settings, the seed and the round"
+            )
+        self._records[self._others :] = [row for _, row, _ in made]
+        self._run.logged = dict(self._before)
+        for _, _, logged in made:
+            self._run.logged |= logged
+
+
+class SavedMemories:
+    """Clients' memories that the visits of a round have changed."""
+
+    def __init__(self, memory: ClientMemories, round_idx: int) -> None:
+        self._memory, self._round_idx = memory, round_idx
+        self._saved: dict[str, None] = {}
+
+    def saved(self, client_id: str) -> None:
+        """Note that a client's memory was saved."""
+        self._saved[client_id] = None
+
+    def partial(self) -> Any:
+        return {client: self._memory.load(client) for client in self._saved}
+
+    def merge(self, partials: Sequence[Any]) -> None:
+        for one in partials:
+            for client, memory in one.items():
+                if client not in self._saved:
+                    self._memory.save(client, memory, self._round_idx)
+
+
+class StepCounts:
+    """Lightning's counts of batches and steps, which after a round are those of all its visits in every process.
+
+    They are in checkpoints and beside logged values, and ``trainer.global_step`` is one of them.
+    """
+
+    def __init__(self, trainer: L.Trainer, planned: RoundPlanner) -> None:
+        own = planned.schedule
+        self._loop: Any = trainer.fit_loop.epoch_loop
+        self._batches = own.num_batches if own.visits else 0
+        self._passed_over = 0 if own.visits else own.num_batches
+        self._counts_passed = not planned.everything.visits
+        self._accumulation = own.accumulation
+        self._before = self._steps()
+
+    def _trackers(self) -> list[Any]:
+        optimizer = self._loop.automatic_optimization.optim_progress.optimizer
+        manual = self._loop.manual_optimization.optim_step_progress
+        return [optimizer.step.total, optimizer.zero_grad.total, manual.total]
+
+    def _steps(self) -> list[dict[str, int]]:
+        return [dict(vars(tracker)) for tracker in self._trackers()]
+
+    def _made(self) -> list[dict[str, int]]:
+        pairs = zip(self._steps(), self._before, strict=True)
+        return [{name: now[name] - before[name] for name in now} for now, before in pairs]
+
+    def partial(self) -> Any:
+        counts = self._batches > 0 or self._counts_passed
+        return {"batches": self._batches, "steps": self._made() if counts else None}
+
+    def merge(self, partials: Sequence[Any]) -> None:
+        # Where nobody has a visit, every process passes over the same batch, which counts once.
+        made = [one["steps"] for one in partials if one["steps"] is not None]
+        made = made[:1] if self._counts_passed else made
+        for place, (tracker, own) in enumerate(zip(self._trackers(), self._made(), strict=True)):
+            for name, number in own.items():
+                others = sum(each[place][name] for each in made) - number
+                setattr(tracker, name, getattr(tracker, name) + others)
+        if self._counts_passed:
+            return
+        others = sum(one["batches"] for one in partials) - self._batches - self._passed_over
+        total = self._loop.batch_progress.total
+        for name in vars(total):
+            setattr(total, name, getattr(total, name) + others)
+        self._loop._batches_that_stepped += others // self._accumulation
+
+
+class Ranks:
+    """Process of a team in the rounds of a run; alone it has nothing to do.
+
+    Args:
+        run, memory, algorithm: those of the loop.
+    """
+
+    def __init__(
+        self, team: Team, trainer: L.Trainer, run: Run, memory: ClientMemories, algorithm: Algorithm
+    ) -> None:
+        self._team, self._trainer, self._run, self._memory = team, trainer, run, memory
+        self._kept = KeptByAlgorithm(algorithm)
+
+    def start_round(self, round_idx: int, planned: RoundPlanner, records: list[Record]) -> None:
+        """Begin a round; ``records`` are its rows so far, to which the loop adds those of visits."""
+        if self._team.size == 1:
+            return
+        self._round_idx = round_idx
+        places = {id(visit): place for place, visit in enumerate(planned.everything.visits)}
+        own = [places[id(visit)] for visit in planned.schedule.visits]
+        self._made = VisitsMade(own, self._run, records)
+        self._memories = SavedMemories(self._memory, round_idx)
+        self._counts = StepCounts(self._trainer, planned)
+        self._kept.start_round()
+
+    def visited(self) -> None:
+        """Take what a visit has left beside its results."""
+        if self._team.size > 1:
+            self._kept.visited()
+            self._made.visited()
+
+    def saved(self, client_id: str) -> None:
+        """Note that a client's memory was saved."""
+        if self._team.size > 1:
+            self._memories.saved(client_id)
+
+    def exchange(self, parts: Mapping[str, Part]) -> None:
+        """Give every process what the visits of all have changed, here and in the ``parts`` of the loop."""
+        if self._team.size == 1:
+            return
+        own: dict[str, Part] = {
+            "algorithm": self._kept,
+            "visits": self._made,
+            "memories": self._memories,
+            "counts": self._counts,
+        }
+        together = {**own, **parts}
+        what = f"end of round {self._round_idx + 1}"
+        found = self._team.gather({name: part.partial() for name, part in together.items()}, what)
+        for name, part in together.items():
+            part.merge([one[name] for one in found])
+
+
+@torch.no_grad()
+def same_start(team: Team, module: L.LightningModule, settings: Mapping[str, Any]) -> None:
+    """Give every process the weights of process 0, where they have drawn others, and compare what they are to train.
+
+    Raises:
+        ValueError: the processes have unlike data or settings.
+    """
+    if team.size == 1:
+        return
+    for rank, others in enumerate(team.gather(dict(settings), "settings")):
+        for name in settings:
+            if others.get(name) != settings[name]:
+                raise ValueError(
+                    f"{name} is {settings[name]} in process {team.rank} and {others.get(name)} in process {rank}: give all "
+                    "processes the same settings and data, and seed whatever makes them"
+                )
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    tensors = {name: value for name, value in tensors.items() if not value.is_meta}
+    sums = {name: _sum_of_bits(value) for name, value in tensors.items()}
+    unlike = [
+        name
+        for name, own in sums.items()
+        if any(one.get(name) != own for one in team.gather(sums, "weights"))
+    ]
+    for name, value in team.broadcast({name: tensors[name] for name in unlike}, "first weights").items():
+        tensors[name].copy_(value)
+
+
+def _sum_of_bits(value: Tensor) -> list[int]:
+    """Return two sums over the bytes of a tensor, plain and by place, in which random weights differ."""
+    flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
+    if flat.numel() > 2**20:  # a base of billions: some bytes of each part are enough to see another draw
+        flat = flat[:: flat.numel() // 2**19]
+    places = torch.arange(1, flat.numel() + 1, device=flat.device)
+    return [int(flat.sum()), int((flat * places).sum())]
+
+
+def agree_on_monitored(team: Team, trainer: L.Trainer) -> None:
+    """Raise ValueError if processes have unlike values of what a callback monitors, by which they would decide unlike."""
+    names = sorted({str(one.monitor) for one in trainer.callbacks if getattr(one, "monitor", None)})  # type: ignore[attr-defined]
+    if not names or team.size == 1:
+        return
+    values = {name: trainer.callback_metrics.get(name) for name in names}
+    own = {name: None if value is None else float(value).hex() for name, value in values.items()}
+    for one in team.gather(own, "monitored values"):
+        for name in names:
+            if one[name] != own[name]:
+                _refuse_monitored(name)
+
+
+def _refuse_monitored(name: str) -> NoReturn:
+    raise ValueError(
+        f"monitor={name}: under trainer.strategy=client_parallel each process logs it over the clients that it trains, so "
+        "the processes would decide unlike: monitor a value of validation, or one that begins with fed/"
+    )
+
+
+def own_memories(team: Team, memory: ClientMemories) -> ClientMemories:
+    """Return the store of a process: that of the run in process 0, one that holds them while it runs in the others."""
+    return (
+        memory if team.rank == 0 or isinstance(memory, PassingMemories) else PassingMemories(memory.limit_mib)
+    )
+
+
+def refuse_uneven(team: Team, trainer: L.Trainer) -> None:
+    """Raise ValueError for callbacks that work by the batches or the clock of one process."""
+    if team.size == 1:
+        return
+    for one in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(one, ModelCheckpoint) and (one._every_n_train_steps or one._train_time_interval):
+            name = "every_n_train_steps" if one._every_n_train_steps else "train_time_interval"
+            raise ValueError(
+                f"{type(one).__name__}({name}=...) saves inside a round, by the batches or the clock of each process of "
+                "trainer.strategy=client_parallel: set every_n_epochs, which counts rounds"
+            )
+        if isinstance(one, Timer) and one._interval == "step":
+            raise ValueError(
+                "trainer.max_time and Timer stop by the clock at a batch, and the processes of "
+                "trainer.strategy=client_parallel have unlike batches: take Timer(duration, interval='epoch')"
+            )
