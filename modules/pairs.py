@@ -32,7 +32,7 @@ class PairModule(LanguageModule):
 
     def evaluate_batch(self, stage: str, batch: Batch) -> dict[str, Tensor]:
         """Log the means; return whether each pair is decided correctly, ``correct (batch, 1)`` and ``vote (batch,)``."""
-        metrics = self.example_metrics(batch)
+        metrics = self.evaluated(batch)
         self.log_means(stage, metrics)
         correct = metrics[self.accuracy_name] == 1
         return {"correct": correct[:, None], "vote": correct}

@@ -103,13 +103,16 @@ class SelectorModule(LanguageModule):
         """Return the active adapter's cross-entropy over the two choices, ``(batch,)``."""
         return choice_loss(self.choice_logits(batch), batch["labels"])
 
+    def evaluation(self, batch: Batch) -> dict[str, Tensor]:
+        return {"logits": self.ensemble_logits(batch)}
+
     def evaluate_batch(self, stage: str, batch: Batch) -> dict[str, Tensor]:
         """Log the means and return which examples are decided correctly.
 
         Returns:
             ``correct``, ``(batch, U)`` bool, by each adapter; ``vote``, ``(batch,)`` bool, by their majority.
         """
-        logits, labels = self.ensemble_logits(batch), batch["labels"]
+        logits, labels = self.evaluated(batch)["logits"], batch["labels"]
         losses = [choice_loss(part, labels) for part in logits.unbind(dim=1)]
         choices = logits.argmax(dim=2)
         winners = (

@@ -17,7 +17,7 @@ WALL = "seconds"
 
 @pytest.fixture(scope="module")
 def recipe(tiny_model, tmp_path_factory):
-    """A selector trained in two rounds, held-out votes, and completions in three batches."""
+    """A selector trained in two rounds, held-out votes, completions in three batches, and a function."""
     common = {"seed_everything": "${seed}", "trainer.accelerator": "cpu", "model.model": tiny_model}
     selector = {
         "trainer.max_epochs": 2, "data.source": VOTES, "data.test_source": HELDOUT, "data.batch_size": 4,
@@ -33,6 +33,14 @@ def recipe(tiny_model, tmp_path_factory):
         "selector": {"fit": "selector.yaml", "with": {**common, **selector}},
         "test": {"test": "selector.yaml", "with": {**common, **selector, "trainer.logger": False}},
         "completions": {"predict": "completions.yaml", "with": {**common, **completions}},
+        "label": {
+            "call": "fedlight.recipes.steps.label_with_oracle",
+            "with": {
+                "completions": "${run}/completions/completions.jsonl",
+                "seed": 0,
+                "output": "${run}/label/preferences.jsonl",
+            },
+        },
     }
     file = tmp_path_factory.mktemp("recipe") / "small.yaml"
     file.write_text(json.dumps({"seeds": [0], "stages": stages}))
@@ -76,7 +84,7 @@ def test_two_processes_write_the_files_of_one(recipe, one, tmp_path):
         name: "client_parallel" in (tmp_path / "two/seed0" / name / "stage.yaml").read_text()
         for name in ("selector", "test", "completions")
     }
-    assert strategies == {"selector": True, "test": False, "completions": True}
+    assert strategies == {"selector": True, "test": True, "completions": True}
 
 
 def test_a_follower_that_dies_ends_the_recipe_and_one_process_goes_on(recipe, one, tmp_path):
@@ -117,8 +125,8 @@ def test_a_follower_that_dies_ends_the_recipe_and_one_process_goes_on(recipe, on
 def test_a_dry_run_says_who_shares_what(recipe, tmp_path):
     outcome = fedlight("run", recipe, f"--output={tmp_path}", "--dry-run", "--processes", "2")
     text = " ".join(outcome.out.split())
-    assert "2 processes │ ok │ for selector, completions" in text
-    assert "one process │ ok │ for test: it is one pass over examples" in text
+    assert "2 processes │ ok │ for selector, test, completions" in text
+    assert "one process │ ok │ for label: it is a function" in text
 
 
 def test_less_than_one_process_is_refused(recipe, tmp_path):
@@ -140,7 +148,12 @@ def test_less_than_one_process_is_refused(recipe, tmp_path):
         ),
         ("predict", {"trainer": {"callbacks": [{"class_path": "fedlight.PredictionWriter"}]}}, None),
         ("test", {"trainer": {"callbacks": [{"class_path": "fedlight.TaskScores"}]}}, None),
-        ("validate", {"trainer": {"callbacks": None}}, "it is one pass over examples"),
+        ("test", {"model": {"class_path": "fedlight.SFTModule"}}, None),
+        (
+            "validate",
+            {"trainer": {"callbacks": None}, "model": {"class_path": "my.Module"}},
+            "evaluation is shared by SFTModule, SelectorModule, RewardModule, DPOModule and by TaskScores",
+        ),
     ],
 )
 def test_stages_that_are_shared(command, config, why):

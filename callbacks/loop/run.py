@@ -140,11 +140,11 @@ def client_losses(module: L.LightningModule, data: ValidatesByClient) -> dict[st
     """
     assert isinstance(module, LossPerExample)
 
-    def losses(batch: Any) -> Tensor:
+    def measure(batch: Any) -> Tensor:
         return module.example_losses(ready(module, batch)).double().cpu()
 
     with torch.no_grad(), eval_mode(module):
-        found = for_each(losses, data.val_dataloader())
+        found = for_each(measure, data.val_dataloader())
     losses = torch.cat(found).numpy()
     assert data.val_client_indices is not None
     return mean_by_client(losses, data.val_client_indices)

@@ -21,6 +21,8 @@ from typing import Any, Self
 from fedlight.recipes.overlay import set_in
 
 SHARED_STRATEGY = "client_parallel"
+SHARED_EVALUATION = ("SFTModule", "SelectorModule", "RewardModule", "DPOModule")
+"""Modules whose validation and test batches several processes share; see `fedlight.modules.evaluation`."""
 GRACE_SECONDS = 8.0
 """Until the recipe ends when a follower has, unless it fails by itself by the same error."""
 STARTED = "from fedlight.recipes.followers import follow; follow()"
@@ -54,7 +56,9 @@ def why_one_process(command: str, config: Mapping[str, Any]) -> str | None:
     if command == "predict":
         shared = "PredictionWriter" in classes
         return None if shared else "it has no PredictionWriter, which puts predictions into order"
-    return None if "TaskScores" in classes else "it is one pass over examples"
+    model = str((config.get("model") or {}).get("class_path")).rpartition(".")[2]
+    shared = "TaskScores" in classes or model in SHARED_EVALUATION
+    return None if shared else f"evaluation is shared by {', '.join(SHARED_EVALUATION)} and by TaskScores"
 
 
 def for_processes(config: dict[str, Any], number: int, stage: str) -> dict[str, Any]:
@@ -75,7 +79,8 @@ def for_processes(config: dict[str, Any], number: int, stage: str) -> dict[str, 
                 f"trainer.strategy={SHARED_STRATEGY}: leave one of the two out"
             )
     shared: dict[str, Any] = set_in(config, "trainer.strategy", SHARED_STRATEGY)
-    return set_in(shared, "trainer.devices", number)  # type: ignore[no-any-return]
+    whole: dict[str, Any] = set_in(shared, "trainer.devices", number)
+    return whole
 
 
 class Followers:

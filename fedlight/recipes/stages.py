@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +225,8 @@ class Stage:
 
         checkpoint = newest_checkpoint(self.folder / "checkpoints") if self.command == "fit" else None
         if followers is None or followers.number == 1 or self.why_one_process() is not None:
-            file, shared = self.write_config(self.folder, checkpoint), nullcontext()
+            file = self.write_config(self.folder, checkpoint)
+            shared: AbstractContextManager[None] = nullcontext()
         else:
             file = self.write_config(self.folder, checkpoint, followers.number)
             shared = followers.running(self.command, file)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fedlight.evaluation.tasks.model import Likelihood
+from fedlight.modules.evaluation import Results, evaluate_together
 from fedlight.modules.language import adapter_folders, adapters, base_model, checkpoints, scoring, skeleton
 from fedlight.modules.language.data_checks import check_batch, check_max_tokens, describe_overlong
 from fedlight.modules.language.generation import complete, encode_prompts
@@ -118,6 +119,7 @@ class LanguageModule(LightningModule):
         self.base: dict[str, Any] = {}
         self.dropout_masks = DropoutMasks()
         self._warned_of_length = False
+        self._evaluated = Results()
         self._train_sums: dict[str, list[tuple[Tensor, list[int]]]] | None = None
 
     @classmethod
@@ -288,9 +290,26 @@ class LanguageModule(LightningModule):
     def test_step(self, batch: Batch, batch_idx: int) -> Any:
         return self.evaluate_batch("test", batch)
 
+    def on_validation_epoch_start(self) -> None:
+        self._evaluated = evaluate_together(self, "val")
+
+    def on_test_epoch_start(self) -> None:
+        self._evaluated = evaluate_together(self, "test")
+
+    def evaluation(self, batch: Batch) -> dict[str, Tensor]:
+        """Return what a validation or test step computes of a batch, each with a first dimension of examples."""
+        return self.example_metrics(batch)
+
+    def evaluated(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the `evaluation` of the present step's batch, which another process may have computed."""
+        found = self._evaluated.take(self, batch)
+        if found is None:
+            return self.evaluation(batch)
+        return {name: values.to(self.device) for name, values in found.items()}
+
     def evaluate_batch(self, stage: str, batch: Batch) -> Any:
         """Log the metrics of a validation or test batch; return what the step returns."""
-        self.log_means(stage, self.example_metrics(batch))
+        self.log_means(stage, self.evaluated(batch))
 
     def log_means(self, stage: str, metrics: dict[str, Tensor]) -> None:
         """Log the mean of each metric as ``stage/name``."""

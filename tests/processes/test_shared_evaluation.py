@@ -24,6 +24,8 @@ from fedlight.evaluation.judge import Judge
 from fedlight.evaluation.tasks.exact_match import ExactMatch
 from fedlight.evaluation.tasks.result import Verdict
 from fedlight.modules.dpo import DPOModule
+from fedlight.modules.evaluation import Results
+from fedlight.modules.selector import SelectorModule
 from fedlight.processes.work import for_each
 from fedlight.toy import rows as toy_rows
 
@@ -188,3 +190,54 @@ def test_scores_in_training_are_shared(monkeypatch, tiny_model, tmp_path):
     assert sorted(batches) == known
     files = [{file.name: file.read_bytes() for file in (tmp_path / name).rglob("*.json*")} for name in "12"]
     assert files[0] == files[1] != {}
+
+
+@pytest.mark.parametrize("view", ["selector", "dpo"])
+def test_a_pass_over_validation_examples_is_shared(monkeypatch, tiny_model, tmp_path, view):
+    """All processes log the values of one process, bit for bit, and compute a share of the batches each."""
+    votes = [row for row in toy_rows("votes", num_clients=3, votes_per_client=9) if row["choice"] != "tie"]
+    pairs = write_rows(tmp_path / "pairs.jsonl", votes)
+    computed = []
+
+    def evaluate(rank=0):
+        class Counted({"selector": SelectorModule, "dpo": DPOModule}[view]):
+            def evaluation(self, batch):
+                computed.append(self.batch_key(batch))
+                return super().evaluation(batch)
+
+        data = PreferenceDataModule(
+            str(pairs), test_source=str(pairs), view=view, tokenizer=tiny_model, batch_size=4,
+            eval_batch_size=3, val_share=0.5, val_max=20,
+        )  # fmt: skip
+        module = Counted(tiny_model, seed=1)
+        trainer = quiet_trainer(1, [Outputs()], limit_val_batches=3)
+        metrics = trainer.validate(module, data, verbose=False) + trainer.test(module, data, verbose=False)
+        return metrics, [float(value) for value in trainer.callbacks[0].correct]
+
+    alone = evaluate()
+    keys, computed[:] = sorted(computed), []
+    assert len(keys) > 6
+    assert on_team(monkeypatch, 2, evaluate) == [alone, alone]
+    assert sorted(computed) == keys
+
+
+class Outputs(L.Callback):
+    """Keeps what the steps return."""
+
+    def __init__(self):
+        self.correct = []
+
+    def on_test_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.correct += outputs["vote"].tolist()
+
+
+def test_a_loader_with_another_order_each_time_is_noticed():
+    class Keyed:
+        def batch_key(self, batch):
+            return batch
+
+    found = Results([(1, {"loss": torch.ones(1)}), (2, {"loss": torch.zeros(1)})])
+    assert found.take(Keyed(), 1) == {"loss": 1.0}
+    with pytest.raises(ValueError, match="gives other batches when it is read again"):
+        found.take(Keyed(), 3)
+    assert found.take(Keyed(), 4) is None

@@ -9,6 +9,7 @@ is too similar to a known one is dropped (ROUGE-L above 0.7, as in Self-Instruct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
@@ -108,7 +109,9 @@ class SelfInstruct(Augmentation):
             ) as record,
             progress_bar("Self-Instruct", wanted) as advance,
         ):
-            known = once(lambda: [[tuple(attempt) for attempt in batch] for batch in record.batches])
+            known: list[list[Any]] = once(
+                lambda: [[tuple(attempt) for attempt in batch] for batch in record.batches]
+            )
             for attempt in (Try(*values) for batch in known for values in batch):
                 own[attempt.client].replay(attempt)
             advance(sum(len(client.accepted) for client in own.values()))

@@ -1,0 +1,89 @@
+"""Validation and test batches that the processes of a team share.
+
+Before a pass each process computes its batches and all gather the results; then Lightning's loop goes over all batches in
+each process, where a step takes its result instead of computing it. So logged values and their rounding are those of one
+process, and callbacks see every step.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Protocol
+
+import lightning as L
+from torch import Tensor
+from torch.utils.data import DataLoader, SequentialSampler
+
+from fedlight.processes.team import current_team
+from fedlight.processes.work import for_each
+
+
+class Evaluates(Protocol):
+    """Module whose evaluation of a batch is a function of the batch and the weights."""
+
+    trainer: Any
+
+    def evaluation(self, batch: Any) -> dict[str, Tensor]:
+        """Return what a validation or test step computes of a batch."""
+
+    def batch_key(self, batch: Any) -> int:
+        """Return a key of a batch's content."""
+
+
+class Results:
+    """Results of the batches of a pass that are still to come, in order, each with the key of its batch."""
+
+    def __init__(self, found: Iterable[tuple[int, dict[str, Tensor]]] = ()) -> None:
+        self._found = deque(found)
+
+    def take(self, module: Evaluates, batch: Any) -> dict[str, Tensor] | None:
+        """Return the next result, on the CPU; None after the last one.
+
+        Raises:
+            ValueError: it is of another batch.
+        """
+        if not self._found:
+            return None
+        key, found = self._found.popleft()
+        if key != module.batch_key(batch):
+            raise ValueError(
+                "a validation or test loader gives other batches when it is read again, so processes cannot share them: "
+                "make its order fixed, or set trainer.devices=1"
+            )
+        return found
+
+
+def evaluate_together(module: Any, stage: str) -> Results:
+    """Return the results of all batches of the pass that begins, ``val`` or ``test``; none where each step computes its own.
+
+    That is so in a single process, and for loaders that shuffle.
+    """
+    trainer: L.Trainer = module.trainer
+    if current_team().size == 1:
+        return Results()
+    loaders: Any = trainer.val_dataloaders if stage == "val" else trainer.test_dataloaders
+    loaders = loaders if isinstance(loaders, list) else [loaders]
+    if not all(isinstance(one, DataLoader) and isinstance(one.sampler, SequentialSampler) for one in loaders):
+        return Results()
+    plugin = trainer.precision_plugin
+    context = plugin.val_step_context if stage == "val" else plugin.test_step_context
+
+    def evaluate(batch: Any) -> tuple[int, dict[str, Tensor]]:
+        key = module.batch_key(batch)
+        batch = module._on_before_batch_transfer(plugin.convert_input(batch))
+        with context():
+            found = module.evaluation(module._apply_batch_transfer_handler(batch))
+        return key, {name: values.detach().cpu() for name, values in found.items()}
+
+    return Results(for_each(evaluate, _batches(loaders, _limits(trainer, stage))))
+
+
+def _limits(trainer: L.Trainer, stage: str) -> list[int | float]:
+    if trainer.sanity_checking:
+        return trainer.num_sanity_val_batches
+    return trainer.num_val_batches if stage == "val" else trainer.num_test_batches
+
+
+def _batches(loaders: list[DataLoader], limits: list[int | float]) -> Iterator[Any]:
+    for loader, limit in zip(loaders, limits, strict=True):
+        yield from islice(loader, None if limit == float("inf") else int(limit))
