@@ -14,7 +14,6 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from fedlight.callbacks.attacks.records import GLOBAL, AttackTable, remove_later
 from fedlight.callbacks.logs.trainer import find_callback, log_now
-from fedlight.callbacks.loop.round_table import Record
 from fedlight.evaluation.tasks.model import KnowsWhatFits
 from fedlight.federation.client import Upload
 from fedlight.federation.state import State
@@ -60,15 +59,10 @@ class HoldsClientRows(Protocol):
 
 
 @runtime_checkable
-class TakesUploads(Protocol):
-    """Federated loop that holds the last upload, with a row in ``visit_records`` for each finished visit of the round."""
+class HoldsStates(Protocol):
+    """Federated loop that gives its callbacks each upload, ``on_upload``, and can hold one in the module."""
 
     rounds_done: int
-    visit_records: list[Record]
-
-    @property
-    def upload(self) -> Upload | None:
-        """Last upload of the round from a visit with an update; None before the first."""
 
     def holding(self, state: State) -> AbstractContextManager[None]:
         """Put this state into the module while the body runs."""
@@ -128,7 +122,6 @@ class Attack(L.Callback, ABC):
         self._before: str | None = None
         self._table: AttackTable | None = None
         self._uploads: dict[str, Found] = {}
-        self._seen: Record | None = None
         self._reported: set[str | None] = set()
 
     @abstractmethod
@@ -172,7 +165,8 @@ class Attack(L.Callback, ABC):
         """Remove rounds that will be measured again; a checkpoint is loaded by now."""
         if self._loop is not None:
             self._rounds_done = self._loop.rounds_done
-        self._seen, self._uploads = None, {}
+        self._uploads = {}
+        self._trainer, self._module = trainer, pl_module
         assert self._table is not None
         self._table.restart(self._rounds_done, self._before if self._rounds_done == self._restored else None)
         remove_later(self._folder, f"{self.name}.jsonl", self._rounds_done)
@@ -184,12 +178,10 @@ class Attack(L.Callback, ABC):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Attack the upload that has arrived, and the server's model at the end of a round.
+        """Attack the server's model at the end of a round.
 
         ``on_train_epoch_end`` is too late: a checkpoint may be taken before it, and a resumed run would lack the round.
         """
-        if "uploads" in self.targets and self._is_due(trainer, self._rounds_done + 1):
-            self._attack_upload(pl_module)
         done = self._loop.rounds_done if self._loop else trainer.current_epoch + trainer.is_last_batch
         if done > self._rounds_done:
             self._rounds_done = done
@@ -230,30 +222,27 @@ class Attack(L.Callback, ABC):
             )
         return kept
 
-    def _move_behind_loop(self, trainer: L.Trainer) -> TakesUploads | None:
+    def _move_behind_loop(self, trainer: L.Trainer) -> HoldsStates | None:
         """Return the loop, None without one; make Lightning call it first from now on, or uploads come a batch late."""
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        loop = find_callback(trainer, TakesUploads)
+        loop = find_callback(trainer, HoldsStates)
         if loop is not None and callbacks.index(loop) > callbacks.index(self):
             # In a new list: Lightning is iterating over the old one. The command line puts the loop behind all callbacks.
             others = [one for one in callbacks if one is not self]
             at = others.index(loop) + 1
             trainer.callbacks = [*others[:at], self, *others[at:]]  # type: ignore[attr-defined]
-        found: TakesUploads | None = loop
+        found: HoldsStates | None = loop
         return found
 
     def _is_due(self, trainer: L.Trainer, round_number: int) -> bool:
         return round_number % self.every_n_rounds == 0 or round_number == trainer.max_epochs
 
-    def _attack_upload(self, module: L.LightningModule) -> None:
-        """Attack the upload of a visit that has just ended and has given one."""
-        if self._loop is None or not self._loop.visit_records or self._loop.visit_records[-1] is self._seen:
-            return
-        self._seen = self._loop.visit_records[-1]
-        upload = self._loop.upload
-        if upload is not None and upload.client_id == self._seen["client"]:
+    def on_upload(self, upload: Upload) -> None:
+        """Attack the upload of a visit that has just ended."""
+        if "uploads" in self.targets and self._is_due(self._trainer, upload.round_idx + 1):
+            assert self._loop is not None  # checked in setup
             with self._loop.holding(upload.state):
-                self._uploads[upload.client_id] = self._measure(module, upload.client_id)
+                self._uploads[upload.client_id] = self._measure(self._module, upload.client_id)
 
     def _attack_server(self, module: L.LightningModule) -> Found:
         """Attack the server's model; of several processes the first one does, and all have its findings."""

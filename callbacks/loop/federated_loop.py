@@ -319,6 +319,7 @@ class FederatedLoop(L.Callback):
                 write(trained[place], self._parameters)
             self._under_way.training.add(one.visiting.client.id, metrics[place])
             self._finish_visit(self._under_way, one, work.done(place, one.parameters))
+            self._under_way.exchange.call_on_upload(trainer.callbacks)  # type: ignore[attr-defined]
         if batch_idx + 1 == self._rounds.schedule.num_batches:
             self._finish_round(trainer, pl_module, self._under_way)
         if ended:
@@ -510,6 +511,11 @@ class FederatedLoop(L.Callback):
     def visit(self) -> Visit | None:
         """First visit of the group under way, or None."""
         return self.group.visits[0].visiting.visit if self.group.visits else None
+
+    @property
+    def visits(self) -> list[Visit]:
+        """Visits of the group under way; they stay until the next group begins or the round is over."""
+        return [one.visiting.visit for one in self.group.visits]
 
     @property
     def device_name(self) -> str:

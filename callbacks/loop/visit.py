@@ -234,6 +234,7 @@ class Exchange:
         self.buffer_bytes = buffer_bytes
         self._arrived: tuple[str, State, State] | None = None
         self._upload: Upload | None = None
+        self._is_new = False
 
     def down(self, visit: Visit, client: Client, before: Visiting | None) -> tuple[Visiting, int]:
         """Send the algorithm's message at the start of a visit; return the visit under way and the bytes down.
@@ -264,7 +265,7 @@ class Exchange:
         if update is not None and not math.isfinite(update.weight):
             raise Diverged(f"its weight {update.weight} is not finite")
         if update is not None:
-            self._arrived = client.id, received, payload.state
+            self._arrived, self._is_new = (client.id, received, payload.state), True
         return update, self._with_buffers(payload)
 
     def _with_buffers(self, payload: Payload) -> int:
@@ -281,6 +282,22 @@ class Exchange:
             own = {name: received[name] for name in movement if name in self.state}
             self._upload, self._arrived = Upload(self.round_idx, client_id, moved(own, movement)), None
         return self._upload
+
+    def call_on_upload(self, callbacks: Sequence[L.Callback]) -> None:
+        """Call ``on_upload`` of the callbacks that have it, if the last visit has given an upload."""
+        is_new, self._is_new = self._is_new, False
+        takers = [one for one in callbacks if isinstance(one, TakesUpload)] if is_new else []
+        for one in takers:
+            assert self.upload is not None
+            one.on_upload(self.upload)
+
+
+@runtime_checkable
+class TakesUpload(Protocol):
+    """Callback of the trainer that sees every upload when it arrives at the server."""
+
+    def on_upload(self, upload: Upload) -> None:
+        """Look at the upload of a visit that is over; what the module holds now is left as it is."""
 
 
 logger = logging.getLogger("fedlight")

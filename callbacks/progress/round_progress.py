@@ -30,13 +30,15 @@ STEP_LOSSES = {"train/loss", "train_loss"}
 
 @runtime_checkable
 class VisitsClients(Protocol):
-    """Federated loop with the visit under way, None outside of one."""
+    """Federated loop with the visits under way."""
 
-    visit: Visit | None
+    @property
+    def visits(self) -> list[Visit]:
+        """Visits that are trained side by side, none outside of a group."""
 
     @property
     def device_name(self) -> str:
-        """Name of the visit's device, empty without a fleet."""
+        """Name of the first visit's device, empty without a fleet."""
 
 
 @runtime_checkable
@@ -114,9 +116,10 @@ class RoundProgress(ProgressBar):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._loop is not None and self._loop.visit is not None:
-            device = self._loop.device_name
-            self._client = f"client {self._loop.visit.client_id}{f' on {device}' if device else ''}"
+        if self._loop is not None and self._loop.visits:
+            self._client = name_clients(
+                [visit.client_id for visit in self._loop.visits], self._loop.device_name
+            )
         if (loss := step_loss(trainer, outputs)) is not None:
             self._losses.append(loss)
         if self._is_due(batch_idx + 1):
@@ -282,3 +285,16 @@ def seconds_left(rounds: Sequence[float], elapsed: float, share: float, rounds_a
     else:
         return None
     return max(each - elapsed, 0.0) + rounds_after * each
+
+
+def name_clients(names: Sequence[str], device: str) -> str:
+    """Return the clients that are trained side by side in few words; ``device`` is the first one's, empty for none.
+
+    Examples:
+        >>> name_clients(["c001"], "phone"), name_clients(["c001", "c002"], ""), name_clients(["c001"] * 8, "phone")
+        ('client c001 on phone', 'clients c001, c002', 'clients c001, c001 and 6 more')
+    """
+    if len(names) == 1:
+        return f"client {names[0]}{f' on {device}' if device else ''}"
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return f"clients {', '.join(names[:2])}{more}"

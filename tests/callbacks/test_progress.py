@@ -16,11 +16,11 @@ from fedlight.federation.client import Visit
 class VisitsEach(L.Callback):
     """Stands in for the federated loop: batch i belongs to client ci."""
 
-    visit: Visit | None = None
+    visits: tuple[Visit, ...] = ()
     device_name = ""
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        self.visit = Visit(f"c{batch_idx}", 1)
+        self.visits = (Visit(f"c{batch_idx}", 1),)
 
 
 class FixedLoss(L.LightningModule):

@@ -165,3 +165,45 @@ def test_clients_that_drop_out_are_in_no_group(tmp_path):
     assert {sum(map(len, each)) for each in groups} - {4}
     assert furthest(beside, alone) < 1e-6
     assert_same_rows(others, rows)
+
+
+class Uploads(L.Callback):
+    """Every upload, as an attacker at the server sees it."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def on_upload(self, upload):
+        assert (upload.round_idx, upload.client_id) not in self.seen
+        self.seen[upload.round_idx, upload.client_id] = upload.state
+
+
+def test_every_upload_is_seen_also_in_groups_and_none_of_a_client_that_diverged():
+    found = []
+    for at_once in (1, 3):
+        uploads = Uploads()
+        fit(Lora(), Points(broken={"b": NAN}), at_once, callbacks=[uploads])
+        found.append(uploads.seen)
+    one, three = found
+    assert one.keys() == three.keys() == {(r, name) for r in (0, 1) for name in "acd"}
+    assert max(furthest(one[key], three[key]) for key in one) < 1e-6
+    assert furthest(one[0, "a"], one[0, "d"]) > 1e-2
+
+
+def test_training_metrics_are_means_over_the_examples_of_a_round(tiny_model):
+    logged = []
+
+    class Metrics(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            named = trainer.callback_metrics.items()
+            logged.append({name: float(value) for name, value in named if name.startswith("train/")})
+
+    for at_once in (1, 3):
+        module = SFTModule(tiny_model, lora_rank=2, dtype="fp32", optimizer="SGD", lr=0.05)
+        data = PreferenceDataModule(
+            VOTES, view="sft", tokenizer=tiny_model, max_tokens=128, batch_size=4, val_share=0
+        )
+        fit(module, data, at_once, local_steps=2, rounds=1, callbacks=[Metrics()])
+    alone, beside = logged
+    assert alone.keys() == beside.keys() == {"train/loss"}
+    assert beside == pytest.approx(alone, abs=1e-5)
