@@ -17,7 +17,7 @@ from fedlight.callbacks.logs.trainer import find_callback, log_now
 from fedlight.evaluation.tasks.model import KnowsWhatFits
 from fedlight.federation.client import Upload
 from fedlight.federation.state import State
-from fedlight.processes.work import is_first, once
+from fedlight.processes.work import is_first, merged, once
 from fedlight.support.checks import refuse_below
 from fedlight.support.files import refuse_unwritable, write_json_lines
 from fedlight.support.types import Fields, FieldsByClient
@@ -187,7 +187,7 @@ class Attack(L.Callback, ABC):
             self._rounds_done = done
             if self._is_due(trainer, done):
                 everybody = {GLOBAL: self._attack_server(pl_module)} if "global" in self.targets else {}
-                self._finish(trainer, {**self._uploads, **everybody})
+                self._finish(trainer, {**self._all_uploads(), **everybody})
             self._uploads = {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -243,6 +243,16 @@ class Attack(L.Callback, ABC):
             assert self._loop is not None  # checked in setup
             with self._loop.holding(upload.state):
                 self._uploads[upload.client_id] = self._measure(self._module, upload.client_id)
+
+    def _all_uploads(self) -> dict[str, Found]:
+        """Return the findings on the round's uploads, those that other processes have attacked among them, by client."""
+        if "uploads" not in self.targets:
+            return {}
+        own = {
+            client: ({name: float(value) for name, value in one.metrics.items()}, one.records)
+            for client, one in self._uploads.items()
+        }
+        return {client: Found(*found) for client, found in sorted(merged(own).items())}
 
     def _attack_server(self, module: L.LightningModule) -> Found:
         """Attack the server's model; of several processes the first one does, and all have its findings."""

@@ -4,7 +4,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from synthetic_data import Listed
+from synthetic_data import Words
 from tiny_world import make_model
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
@@ -18,19 +18,6 @@ from fedlight.modules.sft import SFTModule
 
 COLUMNS = {"instruction": "instruction", "input": "input", "response": "output", "client": "client"}
 SETTINGS = {"columns": COLUMNS, "template": "POST : {instruction} {input}\nCHOICE :", "max_tokens": 64}
-
-
-class Words(Listed):
-    """Candidates in words that the tiny model knows, each a word longer than the one before, and other ones every time."""
-
-    def make(self, clients, template, model, seed):
-        made = super().make(clients, template, model, seed)
-        words = ["rude", "plain", "kind", "right", "wrong", "silent"]
-        for own in made.values():
-            for n, candidate in enumerate(own):
-                text = f"which {words[seed % 6]} {words[n]} ?"
-                candidate.fields.update(instruction=text, input="", response=" ".join(words[: n + 1]))
-        return made
 
 
 class Seen(L.Callback):

@@ -36,6 +36,19 @@ class Listed(Synthesis):
         return made
 
 
+class Words(Listed):
+    """Candidates in words that the tiny model knows, each a word longer than the one before, and other ones every time."""
+
+    def make(self, clients, template, model, seed):
+        made = super().make(clients, template, model, seed)
+        words = ["rude", "plain", "kind", "right", "wrong", "silent"]
+        for own in made.values():
+            for n, candidate in enumerate(own):
+                text = f"which {words[seed % 6]} {words[n]} ?"
+                candidate.fields.update(instruction=text, input="", response=" ".join(words[: n + 1]))
+        return made
+
+
 class Scorer(ScriptedModel, nn.Module):
     """Knows the loss of every response: ``losses`` by its number of words; counts what it is asked."""
 

@@ -1,0 +1,53 @@
+"""Clients that make training data for themselves, side by side: each visit trains on what the client chose alone."""
+
+import pytest
+from stacked import assert_same_rows, fit, furthest
+from synthetic_data import Words
+
+from fedlight.datamodules.clients.partition import Partition
+from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
+from fedlight.federation.algorithms.fedmit import FedMIT
+from fedlight.federation.algorithms.fewfedpit import FewFedPIT
+from fedlight.federation.algorithms.fewfedweight import FewFedWeight
+from fedlight.federation.algorithms.local_self_generation import LocalSelfGeneration
+from fedlight.modules.sft import SFTModule
+
+COLUMNS = {"instruction": "instruction", "input": "input", "response": "output", "client": "client"}
+SETTINGS = {"columns": COLUMNS, "template": "POST : {instruction} {input}\nCHOICE :", "max_tokens": 64}
+ALGORITHMS = {
+    "FewFedPIT": lambda: FewFedPIT(0.5),
+    "FewFedPIT by the global model": lambda: FewFedPIT(0.25, scorer="global"),
+    "FedMIT": FedMIT,
+    "FewFedWeight": FewFedWeight,
+    "LocalSelfGeneration": LocalSelfGeneration,
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_visits_side_by_side_are_on_what_each_client_has_chosen(name, tiny_model, tmp_path):
+    def run(at_once):
+        data = SyntheticInstructionDataModule(
+            "toy:instructions?num_clients=3&client_rows=6",
+            **SETTINGS,
+            **{"synthesis": Words(sizes=(6, 5, 4)), "keep": 2, "tokenizer": tiny_model, "batch_size": 2},
+            **{"partition": Partition("client"), "val_share": 0.0},
+        )
+        settings = {"default_root_dir": tmp_path / str(at_once)}
+        loop = {
+            "clients_per_round": 3,
+            "local_steps": 2,
+            "algorithm": ALGORITHMS[name](),
+            "settings": settings,
+        }
+        module = SFTModule(tiny_model, lr=0.02, dtype="fp32", lora_dropout=0.1, lora_rank=2, optimizer="SGD")
+        return fit(module, data, at_once, rounds=2, **loop)
+
+    (alone, rows, _, own), (beside, others, groups, other) = run(1), run(3)
+    clients = sorted({row["client"] for row in rows})
+    visits = 2 if name.startswith("FewFedPIT") else 1
+    assert groups == [[clients] * visits] * 2
+    assert furthest(beside, alone) < 1e-5
+    assert_same_rows(others, rows, 1e-4)
+    assert {row["split"] for row in rows} == ({"train", "synthetic"} if visits == 2 else {"mixed"})
+    for client in clients if name == "LocalSelfGeneration" else ():
+        assert furthest(own.own_state(client), other.own_state(client)) < 1e-5
