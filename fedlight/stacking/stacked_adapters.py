@@ -132,8 +132,6 @@ class StackedAdapters:
         rows = Rows(counts)
         for layer in self._layers:
             layer.rows = rows
-        if seeds is None:
-            seeds = torch.randint(2**63 - 1, (self.clients,)).tolist()
         self._masks.set_rows(rows.counts, seeds)
 
     def hosts(self, k: int) -> dict[str, nn.Parameter]:

@@ -1,13 +1,12 @@
-"""Batched completion of prompts with left padding, a KV cache, an isolated random stream and stop texts."""
+"""Batched completion of prompts with left padding, a KV cache, random streams by client and stop texts."""
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedlight.modules.language.streams import own_stream
 from fedlight.support.checks import check_range
 from fedlight.support.torch_parts import eval_mode
 
@@ -15,35 +14,43 @@ STOP_MARGIN = 4
 """Tokens that are decoded besides those of a stop text: the first of a window may lose its blank."""
 
 
+class Request(NamedTuple):
+    """Prompts of one client, and the seed of their draws."""
+
+    prompts: Sequence[str]
+    seed: int
+
+
 def complete(
     causal_lm: Any,
     tokenizer: Any,
-    prompts: Sequence[str],
+    requests: Sequence[Request],
     *,
     n: int,
     temperature: float,
     top_p: float,
     max_new_tokens: int,
-    seed: int,
     stop: Sequence[str] = (),
     strip: bool = True,
-) -> list[list[str]]:
-    """Complete each prompt n times.
+    set_rows: Callable[[list[int]], None] | None = None,
+) -> list[list[list[str]]]:
+    """Complete each prompt of each request n times, all in one batch.
 
     Args:
         causal_lm: a ``transformers`` model.
         tokenizer: its tokenizer, with a padding token.
-        prompts: texts; they are encoded as the training texts are, with the opening token only.
+        requests: prompts, encoded as the training texts are, with the opening token only. Draws for a request depend on its
+            seed, the model and its own list of prompts, not on the other requests.
         n: completions per prompt, at least 1.
         temperature: sampling temperature; 0 for greedy decoding.
         top_p: share of the probability to draw from, in (0, 1].
         max_new_tokens: most tokens of a completion, at least 1.
-        seed: seed of the draws, which depend only on it, the model and the whole list of prompts.
         stop: texts before which a completion ends, such as the next question of a few-shot prompt.
         strip: remove white space around the completions; off for code, where leading blanks count.
+        set_rows: called before forward passes with the number of rows of each request that has prompts.
 
     Returns:
-        Per prompt n texts without special tokens.
+        Per request and prompt n texts without special tokens.
 
     Raises:
         ValueError: a prompt and its completion do not fit into the model, or a setting is out of range.
@@ -52,20 +59,32 @@ def complete(
     check_range("top_p", top_p, 0, 1, above_low=True)
     check_range("n", n, 1, float("inf"))
     check_range("max_new_tokens", max_new_tokens, 1, float("inf"))
+    prompts = [prompt for request in requests for prompt in request.prompts]
     if not prompts:
-        return []
+        return [[] for _ in requests]
     rows = encode_prompts(tokenizer, prompts)
     _check_length(rows, max_new_tokens, getattr(causal_lm.config, "max_position_embeddings", None))
     copies = n if temperature > 0 else 1  # greedy completions are all the same
     padded = {
         name: part.to(causal_lm.device) for name, part in pad_left(rows, tokenizer.pad_token_id).items()
     }
-    config = _generation_config(causal_lm, tokenizer, temperature, top_p, max_new_tokens)
-    with own_stream(seed, causal_lm.device), eval_mode(causal_lm), torch.no_grad():
+    config = _generation_config(causal_lm, tokenizer, max_new_tokens)
+    counts = [len(request.prompts) for request in requests if request.prompts]
+    width = padded["input_ids"].shape[1]
+    options: dict[str, Any] = {}
+    if stop:
+        options["stopping_criteria"] = [make_stopping(tokenizer, stop, width)]
+    if temperature > 0:
+        sizes = [len(request.prompts) * copies for request in requests]
+        seeds = [request.seed for request in requests]
+        options["logits_processor"] = [_Draws(sizes, seeds, temperature, top_p, causal_lm.device)]
+    with eval_mode(causal_lm), torch.no_grad():
+        if set_rows is not None:
+            set_rows(counts)
         inputs = _encode_once(causal_lm, padded, copies, tokenizer.pad_token_id)
-        width = padded["input_ids"].shape[1]
-        stopping = {"stopping_criteria": [make_stopping(tokenizer, stop, width)]} if stop else {}
-        tokens = causal_lm.generate(**inputs, generation_config=config, **stopping)[:, width:]
+        if set_rows is not None:
+            set_rows([count * copies for count in counts])
+        tokens = causal_lm.generate(**inputs, generation_config=config, **options)[:, width:]
     ends = config.eos_token_id or []
     written = [list(takewhile(lambda token: token not in ends, row)) for row in tokens.tolist()]
     if strip:
@@ -73,7 +92,50 @@ def complete(
     else:
         texts = decode_completions(tokenizer, [row for row in rows for _ in range(copies)], written)
     texts = [cut_at(text, stop).strip() if strip else cut_at(text, stop) for text in texts]
-    return [texts[row : row + copies] * (n // copies) for row in range(0, len(texts), copies)]
+    by_prompt = iter([texts[row : row + copies] * (n // copies) for row in range(0, len(texts), copies)])
+    return [[next(by_prompt) for _ in request.prompts] for request in requests]
+
+
+class _Draws:
+    """Logits processor of ``generate`` that draws the next tokens, those of each request from a stream of its own.
+
+    It leaves the drawn token alone possible, so that greedy decoding takes it. The draws of a single request are those of
+    ``do_sample`` on a global stream with its seed.
+
+    Args:
+        sizes: rows of each request, in order.
+        seeds: seed of each request.
+        temperature: above 0.
+        top_p: in (0, 1].
+        device: device of the model.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        seeds: Sequence[int],
+        temperature: float,
+        top_p: float,
+        device: torch.device,
+    ) -> None:
+        from transformers import TemperatureLogitsWarper, TopPLogitsWarper
+
+        self.sizes = list(sizes)
+        self.streams = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        self.warpers: list[Any] = [TemperatureLogitsWarper(float(temperature))]
+        if top_p < 1:
+            self.warpers.append(TopPLogitsWarper(top_p))
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        for warper in self.warpers:
+            scores = warper(ids, scores)
+        shares = scores.softmax(dim=-1).split(self.sizes)
+        drawn = [
+            torch.multinomial(own, 1, generator=stream)
+            for own, stream in zip(shares, self.streams, strict=True)
+            if len(own)
+        ]
+        return torch.full_like(scores, -float("inf")).scatter_(1, torch.cat(drawn), 0.0)
 
 
 def encode_prompts(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
@@ -136,24 +198,19 @@ def _check_length(rows: Sequence[Sequence[int]], max_new_tokens: int, limit: int
             )
 
 
-def _generation_config(
-    causal_lm: Any, tokenizer: Any, temperature: float, top_p: float, max_new_tokens: int
-) -> Any:
+def _generation_config(causal_lm: Any, tokenizer: Any, max_new_tokens: int) -> Any:
     """Return a config that sets everything that matters, so that a model's own defaults cannot change it."""
     from transformers import GenerationConfig
 
     own = causal_lm.generation_config.eos_token_id
     ends = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None}
-    drawn = (
-        {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0} if temperature > 0 else {}
-    )
     return GenerationConfig(
         max_new_tokens=max_new_tokens,
         eos_token_id=sorted(ends) or None,
         pad_token_id=tokenizer.pad_token_id,
         use_cache=True,
         repetition_penalty=1.0,
-        **{"do_sample": False, **drawn},
+        do_sample=False,
     )
 
 

@@ -21,11 +21,12 @@ from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.modules.evaluation import Results, evaluate_together
 from fedlight.modules.language import adapter_folders, adapters, base_model, checkpoints, scoring, skeleton
 from fedlight.modules.language.data_checks import check_batch, check_max_tokens, describe_overlong
-from fedlight.modules.language.generation import complete, encode_prompts
+from fedlight.modules.language.generation import Request, complete, encode_prompts
 from fedlight.modules.language.optimizers import SCHEDULES, check_optimizer, configure_optimizer
 from fedlight.modules.language.readout import check_readout
 from fedlight.modules.language.streams import joint_key, text_keys
 from fedlight.stacking.dropout import DropoutMasks, seed_dropout
+from fedlight.stacking.stacked_adapters import StackedAdapters
 from fedlight.support.checkpoint_files import check_readable
 from fedlight.support.checks import check_choice, check_precision, check_range
 from fedlight.support.needs import Model, Need
@@ -337,10 +338,59 @@ class LanguageModule(LightningModule):
     ) -> list[list[str]]:
         """Complete each prompt n times, ``raw`` without the adapter; see `fedlight.modules.language.generation`."""
         self.configure_model()
-        settings: dict[str, Any] = {"n": n, "temperature": temperature, "top_p": top_p, "seed": seed}
+        settings: dict[str, Any] = {"n": n, "temperature": temperature, "top_p": top_p}
         settings |= {"max_new_tokens": max_new_tokens, "stop": stop, "strip": strip}
         with adapters.disable_adapters(self.network, raw):
-            return complete(self.causal_lm, self.tokenizer, prompts, **settings)
+            [texts] = complete(self.causal_lm, self.tokenizer, [Request(prompts, seed)], **settings)
+        return texts
+
+    def generate_for(
+        self,
+        states: Sequence[Mapping[str, Tensor]],
+        prompts: Sequence[Texts],
+        seeds: Sequence[int],
+        n: int = 1,
+        temperature: float = 0.7,
+        top_p: float = 1.0,
+        max_new_tokens: int = 80,
+        stop: Texts = (),
+        strip: bool = True,
+    ) -> list[list[list[str]]]:
+        """Complete the prompts of several clients in one batch, each client's by its own weights.
+
+        A client's texts are those of `generate` with its weights and its seed, up to ties of rounding.
+
+        Args:
+            states: of each client the trained weights that differ from the module's, by name; the module keeps its own.
+            prompts: of each client.
+            seeds: of each client's draws.
+            n: completions per prompt.
+            temperature: 0 for greedy decoding.
+            top_p: share of the probability to draw from, in (0, 1].
+            max_new_tokens: most tokens of a completion.
+            stop: texts before which a completion ends.
+            strip: remove white space around the completions.
+
+        Raises:
+            ValueError: the adapters cannot be stacked (`fedlight.stacking.StackedAdapters`), or see `generate`.
+        """
+        self.configure_model()
+        asked = [k for k, own in enumerate(prompts) if own]
+        settings: dict[str, Any] = {"n": n, "temperature": temperature, "top_p": top_p}
+        settings |= {"max_new_tokens": max_new_tokens, "stop": stop, "strip": strip}
+        stacked = StackedAdapters(self, adapters.trained_parameters(self))
+        requests = [Request(own, seed) for own, seed in zip(prompts, seeds, strict=True)]
+        if not asked:
+            return [[] for _ in requests]
+        gradients = {weight: weight.grad for weight in self.parameters() if weight.grad is not None}
+        stacked.enter([states[k] for k in asked], [None] * len(asked))
+        try:
+            set_rows = functools.partial(stacked.set_rows, seeds=None)
+            return complete(self.causal_lm, self.tokenizer, requests, set_rows=set_rows, **settings)
+        finally:
+            stacked.leave()
+            for weight, gradient in gradients.items():
+                weight.grad = gradient
 
     def fits(self, prompts: Texts, new_tokens: int) -> list[bool]:
         """Return whether each prompt and ``new_tokens`` more tokens fit into the model."""
