@@ -37,7 +37,7 @@ from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.evaluation.tasks.task import continuation
 from fedlight.federation.candidates import MIXED, SYNTHETIC
 from fedlight.federation.client import Visit
-from fedlight.processes.work import for_each, merged
+from fedlight.processes.work import for_each
 from fedlight.support.seeding import derive_seed
 from fedlight.support.words import count_noun
 
@@ -149,16 +149,13 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         return made if self.keep is None else min(self.keep, made)
 
     def synthesis_metrics(self) -> dict[str, float]:
-        """Return counts of tried, surviving and dropped candidates over all clients of the last round with candidates.
-
-        All processes of a team call it together: a private model scores candidates in the process that has trained it.
-        """
+        """Return counts of tried, surviving and dropped candidates over all clients of the last round with candidates."""
         counts: Counter[str] = Counter()
         notes: Counter[str] = Counter()
         for part in self._parts:
             counts.update(self._count(part))
             notes.update(part.notes)
-        notes["scores_not_finite"] = sum(merged(self._not_finite).values())
+        notes["scores_not_finite"] = self._not_finite.total()
         dropped = {
             f"dropped/{name}": value for name, value in counts.items() if name not in (TRIED, SURVIVED)
         }

@@ -18,6 +18,7 @@ from fedlight.datamodules.synthesis.pseudo_responses import PseudoResponses
 from fedlight.datamodules.synthesis.self_generation import SelfGeneration
 from fedlight.datamodules.vectors.encoders import SentenceEncoder
 from fedlight.generators.local_generator import LocalGenerator
+from fedlight.processes.team import current_team
 
 
 class Drawing(ScriptedModel, nn.Module):
@@ -116,6 +117,8 @@ def test_what_a_private_model_could_not_score_is_counted_over_all_processes(
         data.synthesize(0, ["c0", "c1"], Scorer())
         if rank == 1:  # which trains the client
             data.choose("c0", Scorer([float("nan"), 3.0, 1.0, 5.0, 7.0, float("nan")]))
+        for choices in current_team().gather(data.choices_made()):  # as at the end of a round
+            data.add_choices(choices)
         return data.synthesis_metrics()["scores_not_finite"]
 
     assert on_team(monkeypatch, 2, choose) == [2, 2]
