@@ -248,20 +248,12 @@ class Attack(L.Callback, ABC):
         """Return the findings on the round's uploads, those that other processes have attacked among them, by client."""
         if "uploads" not in self.targets:
             return {}
-        own = {
-            client: ({name: float(value) for name, value in one.metrics.items()}, one.records)
-            for client, one in self._uploads.items()
-        }
+        own = {client: _plain(one) for client, one in self._uploads.items()}
         return {client: Found(*found) for client, found in sorted(merged(own).items())}
 
     def _attack_server(self, module: L.LightningModule) -> Found:
         """Attack the server's model; of several processes the first one does, and all have its findings."""
-
-        def attack() -> tuple[dict[str, float], list[dict[str, Any]]]:
-            found = self._measure(module, None)
-            return {name: float(value) for name, value in found.metrics.items()}, found.records
-
-        return Found(*once(attack))
+        return Found(*once(lambda: _plain(self._measure(module, None))))
 
     def _measure(self, module: L.LightningModule, client: str | None) -> Found:
         start = time.perf_counter()
@@ -288,6 +280,11 @@ class Attack(L.Callback, ABC):
         if GLOBAL in found:
             metrics |= {f"attack/{self.name}/{name}": value for name, value in found[GLOBAL].metrics.items()}
         log_now(trainer, metrics)
+
+
+def _plain(found: Found) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Return findings as plain values, which processes exchange."""
+    return {name: float(value) for name, value in found.metrics.items()}, found.records
 
 
 def mean_metrics(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
