@@ -28,6 +28,7 @@ from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.channel import serialized_bytes
 from fedlight.federation.exact_sum import ExactSums
 from fedlight.federation.state import State, read, refuse_not_finite
+from fedlight.support.torch_parts import named_parts
 
 Buffers = dict[str, Tensor | None]
 """Dotted name -> buffer, of its own type and on its own device; None for a buffer that is declared but not made."""
@@ -118,7 +119,7 @@ def normalization_parameters(module: nn.Module) -> frozenset[str]:
 
 def _named(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
     """Yield dotted name, submodule, name in it, and buffer; meta tensors, which have no content, are left out."""
-    for prefix, part in module.named_modules():
+    for prefix, part in named_parts(module):
         for key, value in part._buffers.items():
             if value is None or not value.is_meta:
                 yield f"{prefix}.{key}" if prefix else key, part, key, value
@@ -263,6 +264,8 @@ class BufferPolicy:
         Raises ValueError for a buffer that the policy cannot handle, and Diverged for one that is no longer finite.
         """
         names = changed(self._module, self.round_start)
+        if not names:
+            return {}
         self._refuse(names)
         found = copies(self._module, names)
         refuse_not_finite({n: v for n, v in found.items() if v is not None and self._was_finite(n)}, "buffer")

@@ -280,20 +280,20 @@ class FederatedLoop(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         """Let the algorithm change the gradients of the visits under way; a round without visits has none."""
-        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         self.group.work.announce(optimizer)
-        if self._stacked is not None:
-            if self._changes_gradients:
-                self._stacked.adjust_gradients(self.algorithm, optimizer)
+        if not self._changes_gradients:
             return
+        if self._stacked is not None:
+            self._stacked.adjust_gradients(self.algorithm, optimizer)
+            return
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for one in self.group.visits:
-            if self._changes_gradients:
-                parameters = {name: p for name, p in self._parameters.items() if id(p) in own}
-                gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-                self.algorithm.adjust_gradients(one.visiting, parameters, gradients)
-                for name, gradient in gradients.items():
-                    if parameters[name].grad is not gradient:
-                        parameters[name].grad = gradient
+            parameters = {name: p for name, p in self._parameters.items() if id(p) in own}
+            gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+            self.algorithm.adjust_gradients(one.visiting, parameters, gradients)
+            for name, gradient in gradients.items():
+                if parameters[name].grad is not gradient:
+                    parameters[name].grad = gradient
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int

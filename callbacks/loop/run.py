@@ -1,7 +1,6 @@
 """Run of a federated loop as an algorithm sees it, and the metrics of its rounds."""
 
 import math
-import random
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, runtime_checkable
@@ -23,7 +22,7 @@ from fedlight.federation.protocols import FederatedData, SynthesizesData
 from fedlight.federation.state import DIVERGED, State, write
 from fedlight.processes.work import for_each
 from fedlight.support.seeding import derive_seed
-from fedlight.support.torch_parts import eval_mode
+from fedlight.support.torch_parts import eval_mode, named_parts, seed_streams
 
 
 class NoDevices:
@@ -318,19 +317,15 @@ def federated_data(trainer: L.Trainer) -> FederatedData:
 
 def clear_gradients(module: nn.Module) -> None:
     """Delete all gradients of an earlier visit, also in a module that clears its gradients itself."""
-    for parameter in module.parameters():
-        parameter.grad = None
+    for _, part in named_parts(module):
+        for parameter in part._parameters.values():
+            if parameter is not None:
+                parameter.grad = None
 
 
 def seed_all(*parts: int | str) -> None:
     """Seed every global random stream by ``parts``, which name the purpose."""
-    seed = derive_seed(*parts)
-    random.seed(seed)
-    np.random.seed(seed)
-    if torch.accelerator.is_available():
-        torch.manual_seed(seed)
-    else:  # torch.manual_seed takes 0.2 ms to note the seed for devices that this machine does not have
-        torch.default_generator.manual_seed(seed)
+    seed_streams(derive_seed(*parts))
 
 
 def visit_row(

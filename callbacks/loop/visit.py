@@ -31,7 +31,7 @@ from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.channel import Channel, Payload
 from fedlight.federation.client import Client, Update, Upload, Visit, Visiting, Work
 from fedlight.federation.server import ServerOptimizer
-from fedlight.federation.state import Diverged, State, moved, refuse_not_finite
+from fedlight.federation.state import Diverged, State, is_finite, moved, refuse_not_finite
 
 SET_BY_HAND = ("lr", "momentum", "betas", "weight_decay")
 """Settings of an optimizer's group that projects may change from step to step."""
@@ -306,7 +306,7 @@ logger = logging.getLogger("fedlight")
 def refuse_lost_model(state: State, round_idx: int, server: ServerOptimizer) -> None:
     """Raise ValueError if the server's step has made a non-finite global model out of finite updates."""
     for name, value in state.items():
-        if not value.isfinite().all():
+        if not is_finite(value):
             raise ValueError(
                 f"round {round_idx + 1}: {name} of the global model is not finite after the step of "
                 f"{type(server).__name__}, so the run ends with the global model of the round before: lower "

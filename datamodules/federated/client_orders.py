@@ -4,7 +4,6 @@ torch's samplers are made anew over the client's examples. A sampler of the user
 and each client takes its own examples from that pass, in that order.
 """
 
-import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -17,6 +16,7 @@ from torch.utils.data import RandomSampler, SequentialSampler, SubsetRandomSampl
 from torch.utils.data.distributed import DistributedSampler
 
 from fedlight.support.seeding import derive_seed
+from fedlight.support.torch_parts import seed_streams
 
 Passes = Iterator[Iterable[int]]
 PASSES = 100
@@ -195,13 +195,6 @@ def use_seed(seed: int) -> Iterator[None]:
     with isolate_rng():
         seed_streams(seed)
         yield
-
-
-def seed_streams(seed: int) -> None:
-    """Seed the global streams of Python, numpy and torch."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 def _repeat(sampler: Iterable[int], positions: np.ndarray) -> Passes:

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from fedlight.datamodules.clients.partition import Clients
 from fedlight.datamodules.clients.splits import ClientCount, count_labels
-from fedlight.datamodules.federated.client_orders import seed_streams
 from fedlight.datamodules.federated.client_positions import read_positions
 from fedlight.datamodules.federated.client_reading import ClientReading, MakeBatches
 from fedlight.datamodules.federated.rounds import VisitSampler
@@ -20,6 +19,7 @@ from fedlight.devices.shape import BatchShape
 from fedlight.federation.client import Group, Visit
 from fedlight.support.seeding import derive_seed
 from fedlight.support.settings_record import digest
+from fedlight.support.torch_parts import seed_streams
 
 
 class LoaderByClient(_DataLoaderSource):
