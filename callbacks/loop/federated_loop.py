@@ -21,8 +21,7 @@ from fedlight.callbacks.loop import guard, plan
 from fedlight.callbacks.loop.buffers import Policy, buffer_policy
 from fedlight.callbacks.loop.checkpoint import RoundStart, check_what_is_loaded, follow_what_is_saved
 from fedlight.callbacks.loop.devices import DeviceEmulation, PayloadSizes, check_device_settings
-from fedlight.callbacks.loop.groups.refusals import check_optimizers, check_run
-from fedlight.callbacks.loop.groups.side_by_side import SideBySide
+from fedlight.callbacks.loop.groups.at_once import AtOnce, ClientsAtOnce
 from fedlight.callbacks.loop.guard import SameFederation
 from fedlight.callbacks.loop.optimizers import (
     FreshOptimizers,
@@ -69,7 +68,7 @@ from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.channel import Channel, Identity
 from fedlight.federation.client import OWN_STATE, Client, Group, Upload, Visit, Visiting, Work, build_clients
 from fedlight.federation.client_state import ClientMemories
-from fedlight.federation.protocols import HoldsAdapters, StreamsGroups
+from fedlight.federation.protocols import HoldsAdapters
 from fedlight.federation.server import Average, ServerOptimizer
 from fedlight.federation.state import DIVERGED, Diverged, State, read, write
 from fedlight.processes import strategy  # noqa: F401  Lightning knows client_parallel by name from here on
@@ -101,8 +100,8 @@ class FederatedLoop(L.Callback):
         step_schedule: treatment of learning-rate schedules that step within a round. Every visit starts them where the round
             began; the next round begins where the furthest visit left them (``continue``), or where this one began
             (``restart``); see `fedlight.callbacks.loop.optimizers`.
-        clients_at_once: most clients that are trained in one batch, each on an adapter of its own; see
-            `fedlight.callbacks.loop.groups`.
+        clients_at_once: most clients that are trained in one batch, each on an adapter of its own; ``auto`` tries which
+            number is fastest; see `fedlight.callbacks.loop.groups`.
 
     Attributes:
         rounds_done: number of rounds with a finished server step.
@@ -129,10 +128,9 @@ class FederatedLoop(L.Callback):
         over_selection: float = 1.0,
         buffers: Policy = "refuse",
         step_schedule: StepSchedule = "continue",
-        clients_at_once: int = 1,
+        clients_at_once: ClientsAtOnce = 1,
     ) -> None:
         refuse_below(1, "federated.", clients_per_round=clients_per_round, local_steps=local_steps)
-        refuse_below(1, "federated.", clients_at_once=clients_at_once)
         check_device_settings(fleet, deadline_seconds, over_selection)
         self.algorithm = algorithm or FedAvg()
         self.server = server or Average()
@@ -152,7 +150,7 @@ class FederatedLoop(L.Callback):
         self._cores = CoreWatch()
         self._loss_scale = LossScale()
         self._optimizers = FreshOptimizers()
-        self._side_by_side: SideBySide | None = None
+        self._at_once = AtOnce(clients_at_once)
         self._left: ParametersLeft | None = None
         self.virtual_seconds = 0.0
         self.privacy = PrivacyAccount(aggregation, self.channel)
@@ -181,8 +179,7 @@ class FederatedLoop(L.Callback):
         guard.refuse_own_iteration(pl_module)
         self.buffers.check(self.algorithm, self.aggregation, self.privacy.is_private)
         self._data = federated_data(trainer)
-        if self.clients_at_once > 1:
-            check_run(trainer, pl_module, self._data, self.buffers.name)
+        self._at_once.check(trainer, pl_module, self._data, self.buffers.name)
         self.memory.open(str(Path(trainer.default_root_dir) / "clients"))
         follow_what_is_saved(trainer, self.memory, self.state_key)
         guard.refuse_other_data(trainer, isinstance(self._data, OpensLater))
@@ -200,7 +197,7 @@ class FederatedLoop(L.Callback):
         self.privacy.check(len(self.clients))
         self._rounds = RoundPlanner(
             *(self.algorithm, self._data, self.clients, self.clients_per_round, self.over_selection),
-            *(self.local_steps, partial(plan.batches_per_step, trainer), self.seed, self.clients_at_once),
+            *(self.local_steps, partial(plan.batches_per_step, trainer), self.seed, self._at_once.number),
             current_team(),
         )
         self._rounds.outline(self.rounds_done, trainer.accumulate_grad_batches)
@@ -220,7 +217,7 @@ class FederatedLoop(L.Callback):
         self._optimizers = FreshOptimizers()
         self.buffers.attach(pl_module)
         self._run.check(self.algorithm)
-        self._stack(trainer, pl_module)
+        self._at_once.stack(trainer, pl_module, self._parameters, self._data, self.seed)
         self._ranks = Ranks(current_team(), trainer, self._run, self.memory, self.algorithm)
         if self.fleet is not None:
             payloads = PayloadSizes(self.algorithm, self.channel, self.memory, self.clients, self.buffers)
@@ -269,8 +266,8 @@ class FederatedLoop(L.Callback):
         if batch_idx in self._rounds.schedule.begins:
             self.refuse_changed()
             self._begin_group(trainer, module, self._round, self._rounds.schedule.begins[batch_idx], batch)
-        elif self._stacked is not None:
-            self._stacked.next_batch(batch)
+        elif (stacked := self._at_once.under_way) is not None:
+            stacked.next_batch(batch)
 
     def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Note that there are gradients for the next optimizer step."""
@@ -283,8 +280,8 @@ class FederatedLoop(L.Callback):
         self.group.work.announce(optimizer)
         if not self._changes_gradients:
             return
-        if self._stacked is not None:
-            self._stacked.adjust_gradients(self.algorithm, optimizer)
+        if (stacked := self._at_once.under_way) is not None:
+            stacked.adjust_gradients(self.algorithm, optimizer)
             return
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for one in self.group.visits:
@@ -311,7 +308,8 @@ class FederatedLoop(L.Callback):
                 work.refuse_unused_gradients(ended[0].visiting.visit)
             refuse_joined(trainer, self._parameters, ended[0].visiting.visit.client_id)
             work.leave(len(ended))
-        trained = self._stacked.leave() if ended and self._stacked is not None else []
+        stacked = self._at_once.under_way if ended else None
+        trained = [] if stacked is None else stacked.leave()
         metrics = self._under_way.training.take(pl_module, len(ended)) if ended else []
         for place, one in enumerate(ended):
             if trained:  # as if the client had trained alone
@@ -357,7 +355,7 @@ class FederatedLoop(L.Callback):
         """Read weights and optimizers again, which the module or later callbacks may have changed at the epoch start."""
         self._parameters = federated_parameters(trainer, module)
         self._devices.check_parameters(self._parameters)
-        self._stack(trainer, module)
+        self._at_once.stack(trainer, module, self._parameters, self._data, self.seed)
         self._start.also_trained(self._parameters.values())
         state = read(self._parameters)
         opened = {
@@ -383,29 +381,12 @@ class FederatedLoop(L.Callback):
         self._loss_scale.start_visit()
         self._devices.enter(group[0])
         if len(group) > 1:
-            assert self._side_by_side is not None
-            self._side_by_side.enter([one.visiting for one in visits], batch, self.rounds_done)
+            self._at_once.groups.enter([one.visiting for one in visits], batch, self.rounds_done)
         seed_all(self.seed, "visit", self.rounds_done, *(p for v in group for p in (v.client_id, v.split)))
         self.group = OpenGroup(visits, LocalWork(trainer.optimizers, self._changes_gradients))
         under_way.training.start(module)
         for visit in group:
             call_on_visit_start(trainer, module, visit.client_id)
-
-    @property
-    def _stacked(self) -> SideBySide | None:
-        """Group of several visits under way, or None."""
-        one = self._side_by_side
-        return one if one is not None and one.is_open else None
-
-    def _stack(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Get ready for groups of several visits, again where other parameters are trained."""
-        if self.clients_at_once == 1:
-            return
-        check_optimizers(trainer.optimizers, self._parameters)
-        before = {} if self._side_by_side is None else self._side_by_side.parameters
-        if [*map(id, before.values())] != [*map(id, self._parameters.values())]:
-            assert isinstance(self._data, StreamsGroups)
-            self._side_by_side = SideBySide(module, self._parameters, self._data, self.seed)
 
     def _receive(self, under_way: OpenRound, visit: Visit) -> OpenVisit:
         """Send the algorithm's message at the start of a visit."""
@@ -537,8 +518,8 @@ class FederatedLoop(L.Callback):
 
     def _unstack(self) -> None:
         """Give the module its own shapes back where the trainer stops inside a group, whose work is lost."""
-        if self._stacked is not None:
-            self._stacked.leave()
+        if (stacked := self._at_once.under_way) is not None:
+            stacked.leave()
 
     def own_state(self, client_id: str) -> State | None:
         """Return parameters and buffers with which a client would go on alone; None for the global ones."""

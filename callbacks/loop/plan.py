@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
-from fedlight.callbacks.loop.groups.bundles import Bundle, form_bundles
+from fedlight.callbacks.loop.groups.bundles import Bundle, Kind, form_bundles
 from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client import Client, Group, Visit
@@ -174,7 +174,7 @@ class RoundPlanner:
         local_steps: optimizer steps of a visit; None for one pass over the data.
         accumulation: function from a round to its batches per optimizer step.
         seed: seed of the sampling, and of the algorithm's draws when it prepares a round.
-        clients_at_once: most clients that are trained side by side.
+        at_once: function from the visits of a round, their kinds and the round to the most clients of a group.
         team: processes that train the rounds.
 
     Attributes:
@@ -201,7 +201,7 @@ class RoundPlanner:
         local_steps: int | None,
         accumulation: Callable[[int], int],
         seed: int,
-        clients_at_once: int = 1,
+        at_once: Callable[[Sequence[Visit], Kind, int], int],
         team: Team = ALONE,
     ) -> None:
         self.algorithm = algorithm
@@ -211,7 +211,7 @@ class RoundPlanner:
         self.local_steps = local_steps
         self.accumulation = accumulation
         self.seed = seed
-        self.clients_at_once = clients_at_once
+        self.at_once = at_once
         self.team = team
         self.planned: int | None = None
 
@@ -242,7 +242,8 @@ class RoundPlanner:
         visits = self.algorithm.plan(round_idx, self._asked(round_idx), num_batches)
         visits = run.devices.admit(round_idx, now_seconds, visits, parameters)
         self.cohort = [self.clients[name] for name in sorted({visit.client_id for visit in visits})]
-        self.bundles = form_bundles(visits, self.clients_at_once, run.devices.kind)
+        at_once = self.at_once(visits, run.devices.kind, round_idx)
+        self.bundles = form_bundles(visits, at_once, run.devices.kind)
         ranks = share([*map(self._cost, self.bundles)], self.team.size)
         own = [bundle for bundle, rank in zip(self.bundles, ranks, strict=True) if rank == self.team.rank]
         groups = [group for bundle in own for group in bundle]
@@ -250,7 +251,7 @@ class RoundPlanner:
         self.schedule = RoundSchedule(groups, accumulation)
         # Lightning ends a run at an epoch without batches.
         groups = groups or [(Visit(next(iter(self.clients)), accumulation),)]
-        if self.clients_at_once == 1:
+        if at_once == 1:
             self.data.set_visits([visit for (visit,) in groups], round_idx)
         else:
             assert isinstance(self.data, StreamsGroups)  # checked in setup

@@ -1,0 +1,198 @@
+"""Number of clients that are trained in one batch: as set, or found in a short trial before the first round.
+
+The trial runs forward and backward passes on the batches with which the first round begins, for 1, 2, 4, ... clients, and
+takes the number with most clients a second. It ends where the time of a client grows again or memory would run short. Two
+runs may find different numbers, which changes their results by rounding alone. Weights, random streams and data stay as they
+are.
+"""
+
+import resource
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+
+from fedlight.callbacks.loop.groups.bundles import Kind, form_bundles
+from fedlight.callbacks.loop.groups.refusals import check_optimizers, check_run
+from fedlight.callbacks.loop.groups.side_by_side import SideBySide
+from fedlight.callbacks.loop.run import LossPerExample, ready
+from fedlight.federation.client import Visit
+from fedlight.federation.protocols import StreamsGroups
+from fedlight.processes.work import once
+from fedlight.stacking import StackedAdapters
+from fedlight.support.checks import refuse_below
+from fedlight.support.torch_parts import undisturbed
+
+ClientsAtOnce = int | Literal["auto"]
+REPEATS = 3
+"""Timed passes of each number of clients, of which the fastest counts."""
+WORSE = 1.1
+"""Factor on the least time of a client at which more clients are not tried."""
+SHARE_OF_MEMORY = 0.7
+"""Largest share of the free memory that a group may take: later batches may be longer than the first."""
+
+
+class AtOnce:
+    """Groups of a run: how many clients they have, and the one under way.
+
+    Args:
+        setting: ``federated.clients_at_once``.
+
+    Raises:
+        ValueError: the setting is no number above 0 and not ``auto``.
+    """
+
+    def __init__(self, setting: ClientsAtOnce) -> None:
+        if isinstance(setting, str):
+            if setting != "auto":
+                raise ValueError(
+                    f"federated.clients_at_once={setting!r} is no number: give one, at least 1, or auto"
+                )
+        else:
+            refuse_below(1, "federated.", clients_at_once=setting)
+        self._is_auto = setting == "auto"
+        self._number = None if isinstance(setting, str) else setting
+        self._groups: SideBySide | None = None
+
+    def check(self, trainer: L.Trainer, module: L.LightningModule, data: object, buffers: str) -> None:
+        """Raise ValueError for a run whose clients cannot be trained side by side; ``auto`` then takes one at a time."""
+        if self._number == 1:
+            return
+        try:
+            check_run(trainer, module, data, buffers)
+        except ValueError as why:
+            self._one_at_a_time(why)
+
+    def _one_at_a_time(self, why: ValueError) -> None:
+        if not self._is_auto:
+            raise why
+        self._number = 1
+        rank_zero_info(f"federated.clients_at_once=auto: one client at a time. {why}")
+
+    def stack(
+        self,
+        trainer: L.Trainer,
+        module: L.LightningModule,
+        parameters: Mapping[str, Tensor],
+        data: object,
+        seed: int,
+    ) -> None:
+        """Get ready for groups of clients that train ``parameters``; raise ValueError for what cannot be stacked."""
+        if self._number == 1:
+            return
+        self._trainer, self._module, self._data = trainer, module, data
+        try:
+            check_optimizers(trainer.optimizers, parameters)
+            before = {} if self._groups is None else self._groups.parameters
+            if [*map(id, before.values())] != [*map(id, parameters.values())]:
+                assert isinstance(data, StreamsGroups)  # see `check`
+                self._groups = SideBySide(module, parameters, data, seed)
+        except ValueError as why:
+            self._one_at_a_time(why)
+
+    @property
+    def groups(self) -> SideBySide:
+        """Trainer of groups of several visits."""
+        assert self._groups is not None
+        return self._groups
+
+    @property
+    def under_way(self) -> SideBySide | None:
+        """Group of several visits under way, or None."""
+        return self._groups if self._groups is not None and self._groups.is_open else None
+
+    def number(self, visits: Sequence[Visit], kind: Kind, round_idx: int) -> int:
+        """Return the most clients of a group in a round with these visits; in several processes it is the same number."""
+        if self._number is None:
+            largest = max(
+                form_bundles(visits, max(1, len(visits)), kind), key=lambda one: len(one[0]), default=((),)
+            )[0]
+            if len(largest) < 2:
+                return 1  # this round shows nothing
+            self._number = once(lambda: self._try(largest, round_idx))
+        return self._number
+
+    def _try(self, visits: Sequence[Visit], round_idx: int) -> int:
+        found: dict[int, float] = {}
+        with isolate_rng(), undisturbed(self._module):
+            self._module.train()
+            for number in _doubled(len(visits)):
+                before = _memory()
+                try:
+                    seconds = self._seconds(visits[:number], round_idx)
+                except torch.OutOfMemoryError:
+                    break
+                found[number] = number / seconds
+                grown = _memory() - before
+                # Twice the clients take twice of what these have taken, and their own memory is free again.
+                if found[number] * WORSE < max(found.values()) or 2 * grown > SHARE_OF_MEMORY * _free(
+                    self._module.device
+                ):
+                    break
+        best = max(found, key=lambda number: found[number], default=1)
+        shown = ", ".join(f"{number}: {rate:.3g}" for number, rate in found.items())
+        rank_zero_info(
+            f"federated.clients_at_once=auto: {best} (client steps a second in a trial, by clients at once: {shown})"
+        )
+        return best
+
+    def _seconds(self, visits: Sequence[Visit], round_idx: int) -> float:
+        """Return the time of a forward and backward pass for one batch of each visit."""
+        data, module = self._data, self._module
+        assert isinstance(data, StreamsGroups)
+        assert isinstance(module, LossPerExample)
+        data.set_groups([tuple(visits)], round_idx)
+        loader: Any = self._trainer.fit_loop._data_source.dataloader()
+        batch = ready(module, next(iter(loader)))
+        stack = None
+        if len(visits) > 1:
+            counts = data.next_counts()
+            stack = StackedAdapters(module, self.groups.parameters)
+            stack.enter([{}] * len(visits), [None] * len(visits))
+        try:
+            times = []
+            for _ in range(1 + REPEATS):
+                if stack is not None:
+                    stack.set_rows(counts, None)
+                start = time.perf_counter()
+                with self._trainer.precision_plugin.forward_context():
+                    losses = module.example_losses(batch)
+                losses.sum().backward()
+                if module.device.type == "cuda":
+                    torch.cuda.synchronize(module.device)
+                times.append(time.perf_counter() - start)
+            return min(times[1:])
+        finally:
+            if stack is not None:
+                stack.leave()
+
+
+def _doubled(most: int) -> Iterator[int]:
+    """Yield 1, 2, 4, ... below ``most``, and ``most``."""
+    number = 1
+    while number < most:
+        yield number
+        number *= 2
+    yield most
+
+
+def _memory() -> int:
+    """Return the largest memory that this process has taken so far, in bytes, on the GPU where there is one."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_reserved()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _free(device: torch.device) -> float:
+    """Return the free memory of the device in bytes; endless where the system does not say."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []
+    available = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return float(available[0]) if available else float("inf")
