@@ -14,6 +14,8 @@ from torch import nn
 
 from fedlight.augmentation.less.less import LESS
 from fedlight.augmentation.self_instruct.self_instruct import SelfInstruct
+from fedlight.datamodules.instructions.augmentation import Added, Augmentation
+from fedlight.datamodules.instructions.augmented import AugmentedInstructionDataModule
 from fedlight.datamodules.synthesis.pseudo_responses import PseudoResponses
 from fedlight.datamodules.synthesis.self_generation import SelfGeneration
 from fedlight.datamodules.vectors.encoders import SentenceEncoder
@@ -202,3 +204,37 @@ def test_texts_are_encoded_once_and_cached_by_one_process(monkeypatch, tmp_path)
     for found in on_team(monkeypatch, 2, encode):
         assert np.array_equal(found, alone)
     assert batches == []
+
+
+class Random(Augmentation):
+    """Gives other rows in each process, as a user's augmentation with a draw of its own might."""
+
+    needs_public = False
+
+    def augment(self, clients, public, seed):
+        self.calls = getattr(self, "calls", 0) + 1
+        drawn = np.random.default_rng().integers(10**9)
+        return {
+            client: [Added({"instruction": f"w{drawn} {client}", "response": "y"}, None, np.float64(0.5))]
+            for client in clients
+        }
+
+
+def test_all_processes_have_the_added_rows_of_the_record(monkeypatch, tmp_path, tiny_model):
+    augmentations = [Random(1), Random(1), Random(1)]
+
+    def add(rank=0):
+        data = make_data(
+            tmp_path, tiny_model, kind=AugmentedInstructionDataModule, augmentation=augmentations[rank],
+            augmentation_folder=str(tmp_path / "added"),
+        )  # fmt: skip
+        return {client: [row.fields["instruction"] for row in rows] for client, rows in data.added.items()}
+
+    first = on_team(monkeypatch, 2, add)
+    assert first[0] == first[1]
+    assert [len(rows) for rows in first[0].values()] == [1, 1]
+    files = {file.name: file.read_bytes() for file in (tmp_path / "added").iterdir()}
+    assert len(files) == 3
+    assert on_team(monkeypatch, 3, add) == first[:1] * 3
+    assert [getattr(one, "calls", 0) for one in augmentations] == [1, 1, 0]
+    assert {file.name: file.read_bytes() for file in (tmp_path / "added").iterdir()} == files
