@@ -4,7 +4,9 @@ The tasks are in `fedlight.evaluation.tasks`.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,6 +21,7 @@ from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.evaluation.tasks.result import Result
 from fedlight.evaluation.tasks.task import Task
 from fedlight.processes.work import for_each, is_first, once
+from fedlight.stacking.client_models import CLIENTS_TOGETHER, work_with_models
 from fedlight.support.files import refuse_unwritable, write_json_lines
 
 SECONDS_BETWEEN_REPORTS = 60
@@ -203,8 +206,8 @@ def answers_of_own_models(
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[str, float]]]:
     """Run all tasks with each client's own model; a client without one answers with the global model.
 
-    Each model answers by itself, as it has its own weights; several processes share the clients. The module's parameters
-    are restored bit for bit. Raises ValueError if no client has a model of its own.
+    Several models answer side by side, each with its own weights; several processes share the clients. The module's
+    parameters are restored bit for bit. Raises ValueError if no client has a model of its own.
 
     Returns:
         Task -> one record for each client and row, with ``client``; and task -> client -> its score, in [0, 1].
@@ -219,15 +222,21 @@ def answers_of_own_models(
             f"{len(without)} of {len(loop.clients)} clients were never trained and answer with the global model"
         )
 
-    def measure(client: str) -> dict[str, tuple[list[dict[str, Any]], float]]:
-        with parameters_of(module, loop.own_state(client) or {}):
-            results = {name: task.run(module) for name, task in tasks.items()}  # type: ignore[arg-type]  # see setup
+    def work(model: Any) -> dict[str, tuple[list[dict[str, Any]], float]]:
+        results = {name: task.run(model) for name, task in tasks.items()}
         return {
             name: ([outcome.record() for outcome in result.outcomes], result.mean)
             for name, result in results.items()
         }
 
-    for client, found in zip(loop.clients, for_each(measure, loop.clients), strict=True):
+    def measure(clients: Sequence[str]) -> list[dict[str, tuple[list[dict[str, Any]], float]]]:
+        states = [loop.own_state(client) or {} for client in clients]
+        return work_with_models(module, states, [work] * len(states), partial(parameters_of, module))
+
+    clients = list(loop.clients)
+    starts = range(0, len(clients), CLIENTS_TOGETHER)
+    groups = for_each(measure, [clients[start : start + CLIENTS_TOGETHER] for start in starts])
+    for client, found in zip(clients, chain.from_iterable(groups), strict=True):
         for name, (lines, mean) in found.items():
             records[name] += [{"client": client, **line} for line in lines]
             scores[name][client] = mean

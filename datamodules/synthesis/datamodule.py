@@ -18,7 +18,8 @@ model's own scores training collapsed. Under an algorithm that requests no candi
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +29,12 @@ from torch import nn
 
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.synthesis.pool import CandidatePool
-from fedlight.datamodules.synthesis.record import Part, SynthesisRecord, make_or_read
+from fedlight.datamodules.synthesis.record import (
+    Part,
+    SynthesisRecord,
+    make_or_read,
+    make_or_read_by_own_models,
+)
 from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Synthesis
 from fedlight.datamodules.text.templates import Template
 from fedlight.devices.shape import BatchShape
@@ -37,6 +43,7 @@ from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.evaluation.tasks.task import continuation
 from fedlight.federation.candidates import MIXED, SYNTHETIC
 from fedlight.federation.client import Visit
+from fedlight.federation.state import State
 from fedlight.processes.work import for_each
 from fedlight.support.seeding import derive_seed
 from fedlight.support.words import count_noun
@@ -103,20 +110,49 @@ class SyntheticInstructionDataModule(InstructionDataModule):
             TypeError: the module generates no text.
             OSError: the folder cannot be written.
         """
-        if round_idx != self._round_idx or self._pool is None:
-            self.reset_synthesis()
-            self._round_idx, self._own = round_idx, self.train_set
-            self._pool = CandidatePool(self._own, self.tokenizer, self.template, self.max_tokens)
-        others = [one for one in self._parts if one.clients != list(client_ids)]
+        others = self._begin_synthesis(round_idx, client_ids)
         rows = {client: self.client_rows[client] for client in client_ids}
         part = make_or_read(
             self.synthesis, rows, self.template, module, self.seed, round_idx, self._record(), others
         )
-        self._parts = [*others, part]
-        self._pool.put(part.candidates)
-        sizes = {client: len(self._pool.candidates[client]) for client in part.clients}
-        rank_zero_info(_describe(round_idx, sizes, self._count(part), part.notes))
-        self._add_candidates(part.clients)
+        self._put([*others, part], [part])
+
+    def synthesize_by_own_models(
+        self,
+        round_idx: int,
+        states: Mapping[str, State],
+        module: nn.Module,
+        holding: Callable[[State], AbstractContextManager[None]],
+    ) -> None:
+        """Generate candidates for each client by its own model, or read them; see `SynthesizesByOwnModels`.
+
+        Raises:
+            TypeError: the module generates no text.
+            OSError: the folder cannot be written.
+        """
+        others = self._begin_synthesis(round_idx, list(states))
+        rows = {client: self.client_rows[client] for client in states}
+        given = (self.synthesis, rows, self.template, module, self.seed, round_idx, self._record(), others)
+        parts = make_or_read_by_own_models(*given, states, holding)
+        self._put([*others, *parts], parts)
+
+    def _begin_synthesis(self, round_idx: int, client_ids: Sequence[str]) -> list[Part]:
+        """Forget the candidates of another round; return the parts of other clients in this one."""
+        if round_idx != self._round_idx or self._pool is None:
+            self.reset_synthesis()
+            self._round_idx, self._own = round_idx, self.train_set
+            self._pool = CandidatePool(self._own, self.tokenizer, self.template, self.max_tokens)
+        return [one for one in self._parts if not set(one.clients) <= set(client_ids)]
+
+    def _put(self, parts: Sequence[Part], new: Sequence[Part]) -> None:
+        """Take all parts of a round, some of which are new."""
+        assert self._pool is not None
+        self._parts = list(parts)
+        for part in new:
+            self._pool.put(part.candidates)
+            sizes = {client: len(self._pool.candidates[client]) for client in part.clients}
+            rank_zero_info(_describe(self._round_idx or 0, sizes, self._count(part), part.notes))
+            self._add_candidates(part.clients)
 
     def choose(self, client_id: str, module: nn.Module) -> None:
         """Score a client's candidates and keep the best; see `SynthesizesData`.

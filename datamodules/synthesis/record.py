@@ -6,11 +6,15 @@ each candidate with its client, fields and weight. A file appears whole or not a
 client would keep its own lines, as they come from its private rows.
 """
 
+import copy
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -28,7 +32,10 @@ from fedlight.datamodules.synthesis.synthesis import Candidate, Synthesis
 from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.federation.protocols import KnowsBaseBits
-from fedlight.processes.work import is_first, once
+from fedlight.federation.state import State
+from fedlight.processes.team import ALONE, working_in
+from fedlight.processes.work import for_each, is_first, once
+from fedlight.stacking.client_models import CLIENTS_TOGETHER, work_with_models
 from fedlight.support.files import refuse_unwritable, sealed, unsealed, write_whole
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
@@ -142,12 +149,82 @@ def make_or_read(
         TypeError: the module generates no text.
         OSError: the folder cannot be written.
     """
+    settings = _part_settings(synthesis, rows, template, module, seed, round_idx)
+    if (found := once(lambda: _find(record, round_idx, settings, list(rows)))) is not None:
+        return _parse(found)[0]
+    part = _make(synthesis, rows, template, module, settings)
+    if record is not None and is_first():
+        record.write(round_idx, [*others, part])
+    # Also from a user's synthesis, all processes of a team have the candidates that the file has.
+    return _parse(once(lambda: _serialize(part).decode()))[0]
+
+
+def make_or_read_by_own_models(
+    synthesis: Synthesis,
+    rows: Mapping[str, Sequence[Fields]],
+    template: Template,
+    module: nn.Module,
+    seed: int,
+    round_idx: int,
+    record: SynthesisRecord | None,
+    others: Sequence[Part],
+    states: Mapping[str, State],
+    holding: Callable[[State], AbstractContextManager[None]],
+) -> list[Part]:
+    """Return a part for each client, as `make_or_read` does with the client's own state in the module.
+
+    Several clients' models generate side by side; several processes share the clients. ``states`` has for each client what
+    its model has instead of the module's parameters; ``holding`` puts a state into the module while its context lasts.
+
+    Raises:
+        TypeError: the module generates no text.
+        OSError: the folder cannot be written.
+    """
+    parts: dict[str, Part] = {}
+    wanted: dict[str, Settings] = {}
+    for client, own in rows.items():
+        with holding(states[client]):
+            settings = _part_settings(synthesis, {client: own}, template, module, seed, round_idx)
+        found = once(partial(_find, record, round_idx, settings, [client]))
+        if found is None:
+            wanted[client] = settings
+        else:
+            parts[client] = _parse(found)[0]
+
+    def make(clients: Sequence[str]) -> list[str]:
+        def work_of(client: str) -> Callable[[Any], str]:
+            own, chosen = {client: rows[client]}, copy.copy(synthesis)
+            return lambda model: _serialize(_make(chosen, own, template, model, wanted[client])).decode()
+
+        works = [work_of(client) for client in clients]
+        with working_in(ALONE):  # the work of one process
+            return work_with_models(module, [states[client] for client in clients], works, holding)
+
+    clients = list(wanted)
+    starts = range(0, len(clients), CLIENTS_TOGETHER)
+    made = for_each(make, [clients[start : start + CLIENTS_TOGETHER] for start in starts])
+    parts |= {
+        client: _parse(lines)[0] for client, lines in zip(clients, chain.from_iterable(made), strict=True)
+    }
+    if record is not None and clients and is_first():
+        record.write(round_idx, [*others, *(parts[client] for client in rows)])
+    return [parts[client] for client in rows]
+
+
+def _part_settings(
+    synthesis: Synthesis,
+    rows: Mapping[str, Sequence[Fields]],
+    template: Template,
+    module: nn.Module,
+    seed: int,
+    round_idx: int,
+) -> Settings:
+    """Return everything that the candidates of a part depend on; raise TypeError where the module generates no text."""
     if not isinstance(module, AnswersPrompts):
         raise TypeError(
             f"{type(module).__name__} generates no text: train a LanguageModule such as SFTModule"
         )
-    clients = list(rows)
-    settings = {
+    return {
         "synthesis": synthesis.settings(),
         "seed": seed,
         "round": round_idx,
@@ -156,14 +233,19 @@ def make_or_read(
         "model state": state_digest(module),
         "base bits": module.base_bits if isinstance(module, KnowsBaseBits) else None,
     }
-    if (found := once(lambda: _find(record, round_idx, settings, clients))) is not None:
-        return _parse(found)[0]
-    made = synthesis.make(rows, template, module, derive_seed(seed, "synthesis", round_idx))
-    part = Part(settings, clients, made, Counter(synthesis.counts), Counter(synthesis.notes))
-    if record is not None and is_first():
-        record.write(round_idx, [*others, part])
-    # Also from a user's synthesis, all processes of a team have the candidates that the file has.
-    return _parse(once(lambda: _serialize(part).decode()))[0]
+
+
+def _make(
+    synthesis: Synthesis,
+    rows: Mapping[str, Sequence[Fields]],
+    template: Template,
+    model: Any,
+    settings: Settings,
+) -> Part:
+    """Generate a part."""
+    seed = derive_seed(int(str(settings["seed"])), "synthesis", int(str(settings["round"])))
+    made = synthesis.make(rows, template, model, seed)
+    return Part(settings, list(rows), made, Counter(synthesis.counts), Counter(synthesis.notes))
 
 
 def _find(

@@ -13,6 +13,7 @@ from fedlight.federation.protocols import (
     GathersChoices,
     NumBatches,
     ScoresTogether,
+    SynthesizesByOwnModels,
     SynthesizesData,
 )
 from fedlight.federation.state import read
@@ -52,8 +53,28 @@ class Candidates:
 
         The candidates are trained on in round ``round_idx``. Clients that keep none are logged.
         """
+        self._data.synthesize(round_idx, [client.id for client in clients], module)
+        self._take(round_idx, clients, module, choose)
+
+    def make_by_own_models(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
+        """Let each client make candidates and choose with its own model, on the base of its device."""
+        self.forget()
+        with as_received(federation):
+            for clients in federation.by_base(cohort):
+                states = {client.id: federation.own_state(client.id) or {} for client in clients}
+                if together := isinstance(self._data, SynthesizesByOwnModels):
+                    self._data.synthesize_by_own_models(
+                        round_idx, states, federation.module, federation.holding
+                    )
+                for client in clients:
+                    with federation.holding(states[client.id]):
+                        if not together:
+                            self._data.synthesize(round_idx, [client.id], federation.module)
+                        self._take(round_idx, [client], federation.module, choose=True)
+
+    def _take(self, round_idx: int, clients: Sequence[Client], module: nn.Module, choose: bool) -> None:
+        """Count the candidates that clients have made; with ``choose``, let the module select the best before."""
         names = [client.id for client in clients]
-        self._data.synthesize(round_idx, names, module)
         if choose and isinstance(self._data, ScoresTogether):
             self._data.score_together(names, module)
         for name in names:

@@ -1,6 +1,6 @@
 """Protocols between algorithm, loop, module and data of a federation, and checks of what an algorithm cannot work with."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
@@ -150,6 +150,27 @@ class SynthesizesData(Protocol):
 
     def reset_synthesis(self) -> None:
         """Drop the candidates of all clients."""
+
+
+@runtime_checkable
+class SynthesizesByOwnModels(Protocol):
+    """Data whose clients may make their candidates side by side, each with a model of its own."""
+
+    def synthesize_by_own_models(
+        self,
+        round_idx: int,
+        states: Mapping[str, State],
+        module: nn.Module,
+        holding: Callable[[State], AbstractContextManager[None]],
+    ) -> None:
+        """Make new candidates for these clients, as ``synthesize`` does for one with its state in the module.
+
+        Args:
+            round_idx: round in which they are trained on.
+            states: client -> what its model has instead of the module's parameters.
+            module: module as it stands.
+            holding: function that puts a state into the module while its context lasts.
+        """
 
 
 @runtime_checkable

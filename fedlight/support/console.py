@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -174,7 +175,8 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
     console = Console(stderr=True)
     is_first = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK"))
-    if not (console.is_terminal and total and is_first):
+    is_main = threading.current_thread() is threading.main_thread()  # work side by side would show a bar each
+    if not (console.is_terminal and total and is_first and is_main):
         yield lambda number: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

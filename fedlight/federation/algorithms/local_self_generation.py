@@ -8,7 +8,7 @@ model also chooses among its candidates.
 from collections.abc import Sequence
 
 from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.federation.candidates import Candidates, as_received
+from fedlight.federation.candidates import Candidates
 from fedlight.federation.client import Client, Visit
 from fedlight.federation.protocols import Federation, NumBatches
 from fedlight.federation.state import State
@@ -30,12 +30,7 @@ class LocalSelfGeneration(LocalOnly):
         self._candidates.made_in(federation, type(self).__name__)
 
     def prepare_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
-        self._candidates.forget()
-        with as_received(federation):
-            for clients in federation.by_base(cohort):
-                for client in clients:
-                    with federation.holding(federation.own_state(client.id) or {}):
-                        self._candidates.make(round_idx, [client], federation.module, choose=True)
+        self._candidates.make_by_own_models(round_idx, cohort, federation)
 
     def plan(self, round_idx: int, cohort: Sequence[Client], num_batches: NumBatches) -> list[Visit]:
         return self._candidates.mixed_visits(cohort, num_batches)

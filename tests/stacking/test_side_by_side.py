@@ -1,0 +1,64 @@
+"""Pieces of work whose questions are answered together."""
+
+import threading
+
+import pytest
+
+from fedlight.stacking.side_by_side import side_by_side
+
+
+def test_questions_are_answered_together_until_the_last_work_ends():
+    rounds = []
+
+    def answer(asked):
+        rounds.append([number for number, _ in asked])
+        return [question**2 for _, question in asked]
+
+    def work(first, times):
+        return lambda ask: [ask(first + i) for i in range(times)]
+
+    found = side_by_side([work(1, 3), work(5, 1), work(7, 0), work(9, 2)], answer)
+    assert found == [[1, 4, 9], [25], [], [81, 100]]
+    assert rounds == [[0, 1, 3], [0, 3], [0]]
+
+
+def test_one_work_runs_at_a_time():
+    running, most = [], []
+
+    def work(ask):
+        for _ in range(20):
+            running.append(1)
+            most.append(len(running))
+            sum(range(2000))
+            running.pop()
+            ask(None)
+
+    side_by_side([work] * 5, lambda asked: [None] * len(asked))
+    assert set(most) == {1}
+
+
+@pytest.mark.parametrize("where", ["work", "answer"])
+def test_an_error_ends_all_of_them(where):
+    before, ended = threading.active_count(), []
+
+    def fails(ask):
+        ask(1)
+        if where == "work":
+            raise OSError("disk full")
+
+    def waits(ask):
+        try:
+            ask(2)
+            ask(3)
+        finally:
+            ended.append(True)
+
+    def answer(asked):
+        if where == "answer":
+            raise OSError("disk full")
+        return [None] * len(asked)
+
+    with pytest.raises(OSError, match="disk full"):
+        side_by_side([waits, fails, waits], answer)
+    assert ended == [True, True]
+    assert threading.active_count() == before
