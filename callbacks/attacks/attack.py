@@ -99,6 +99,8 @@ class Attack(L.Callback, ABC):
     name: ClassVar[str]
     """Name in metrics and files."""
 
+    shares_uploads = True  # each process attacks those of its own clients, and all have the findings
+
     def __init__(
         self,
         every_n_rounds: int = 1,

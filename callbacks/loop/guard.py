@@ -1,9 +1,11 @@
 """Settings, trainers and checkpoints that a federated run refuses before it starts."""
 
+import os
 from collections.abc import Mapping
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import lightning as L
+from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     LearningRateFinder,
@@ -16,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from fedlight.federation.protocols import FederatedData
+from fedlight.processes.strategy import ClientParallelStrategy
 from fedlight.support.settings_record import (
     constructor_arguments,
     described,
@@ -51,6 +54,12 @@ def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
             f"processes, which trainer.strategy={type(trainer.strategy).__name__} would give parts of one batch: set "
             "--trainer.strategy client_parallel, under which each trains clients of its own, or --trainer.devices 1 "
             "--trainer.num_nodes 1"
+        )
+    started = int(os.environ.get("WORLD_SIZE", "1")) if TorchElasticEnvironment.detect() else 1
+    if started > 1 and not isinstance(trainer.strategy, ClientParallelStrategy):
+        raise ValueError(
+            f"torchrun has started {started} processes, each of which would train the whole federation: set "
+            "--trainer.strategy client_parallel, or start one process without torchrun"
         )
     if isinstance(trainer.strategy, ParallelStrategy):
         refuse_parallel("strategy", trainer.strategy)

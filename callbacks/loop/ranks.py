@@ -13,14 +13,19 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedlight.callbacks.loop.plan import RoundPlanner
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run
+from fedlight.callbacks.loop.visit import TakesUpload
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client_state import ClientMemories, PassingMemories
 from fedlight.processes.team import Team
+
+STEP = "training_step."
+"""With which Lightning's keys of values begin that training_step logs."""
 
 
 class Part(Protocol):
@@ -209,6 +214,9 @@ class Ranks:
     ) -> None:
         self._team, self._trainer, self._run, self._memory = team, trainer, run, memory
         self._kept = KeptByAlgorithm(algorithm)
+        self._said = False
+        if team.size > 1:
+            algorithm.partial()  # refuses what it cannot share, before any work
 
     def start_round(self, round_idx: int, planned: RoundPlanner, records: list[Record]) -> None:
         """Begin a round; ``records`` are its rows so far, to which the loop adds those of visits."""
@@ -243,11 +251,23 @@ class Ranks:
             "memories": self._memories,
             "counts": self._counts,
         }
+        self._say_what_is_partial()
         together = {**own, **parts}
         what = f"end of round {self._round_idx + 1}"
         found = self._team.gather({name: part.partial() for name, part in together.items()}, what)
         for name, part in together.items():
             part.merge([one[name] for one in found])
+
+    def _say_what_is_partial(self) -> None:
+        """Say once which values of the run's log are of the clients of process 0 alone."""
+        keys = [] if self._said else [*(self._trainer._results or {})]  # type: ignore[attr-defined]
+        names = sorted({key.removeprefix(STEP) for key in keys if key.startswith(STEP)})
+        if names:
+            self._said = True
+            rank_zero_info(
+                f"{', '.join(names)}: training_step logs it, so under trainer.strategy=client_parallel it is of the clients "
+                "that process 0 trains; fed/loss is of all"
+            )
 
 
 @torch.no_grad()
@@ -324,6 +344,13 @@ def refuse_uneven(team: Team, trainer: L.Trainer) -> None:
             raise ValueError(
                 f"{type(one).__name__}({name}=...) saves inside a round, by the batches or the clock of each process of "
                 "trainer.strategy=client_parallel: set every_n_epochs, which counts rounds"
+            )
+        if isinstance(one, TakesUpload) and not getattr(one, "shares_uploads", False):
+            raise ValueError(
+                f"{type(one).__name__}.on_upload sees the uploads of those clients that its own process of "
+                "trainer.strategy=client_parallel trains: have it gather what it finds when a round is over, "
+                "fedlight.processes.current_team().gather(...), and give the class shares_uploads = True; or set "
+                "trainer.devices=1"
             )
         if isinstance(one, Timer) and one._interval == "step":
             raise ValueError(

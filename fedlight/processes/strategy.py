@@ -17,6 +17,7 @@ from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.strategies import _StrategyRegistry
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
@@ -25,6 +26,7 @@ from lightning.pytorch.strategies.strategy import TBroadcast
 from lightning_utilities.core.rank_zero import rank_zero_only
 from torch import Tensor, distributed
 
+from fedlight.federation.protocols import TrainsRounds
 from fedlight.processes.team import ALONE, Team, begin, end
 from fedlight.processes.watch import GRACE_SECONDS, JOIN_SECONDS, Watch
 from fedlight.support.words import first_line
@@ -109,6 +111,16 @@ class ClientParallelStrategy(SingleDeviceStrategy):
             self.team, self._watch = _join(self.cluster_environment)
             self._watch.begin()
             begin(self.team)
+
+    def setup(self, trainer: Trainer) -> None:
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        if self.size > 1 and trainer.training and not any(isinstance(one, TrainsRounds) for one in callbacks):
+            raise ValueError(
+                "trainer.strategy=client_parallel shares out the clients of a federation, and this run has none, so each "
+                "process would train the same: add FederatedLoop to the callbacks (the key federated: of a config), or "
+                "set trainer.strategy=ddp"
+            )
+        super().setup(trainer)
 
     def broadcast(self, obj: TBroadcast, src: int = 0) -> TBroadcast:
         """Return the value of process ``src``."""

@@ -5,13 +5,19 @@ import math
 
 import pytest
 import torch
-from threads import run_team
+from thread_team import on_team
 
 from fedlight.processes import ALONE, Team, current_team, share
 from fedlight.processes.team import begin, end
 
 
-def test_each_gets_the_values_of_all_in_the_order_of_the_ranks():
+@pytest.fixture
+def run_team(monkeypatch):
+    """Function from a size and work of a team to the results of its members."""
+    return lambda size, work: on_team(monkeypatch, size, lambda rank: work(current_team()))
+
+
+def test_each_gets_the_values_of_all_in_the_order_of_the_ranks(run_team):
     def work(team):
         return team.gather({"rank": team.rank, "list": [None, "a", (1, 2.5)], "set": {3}})
 
@@ -19,7 +25,7 @@ def test_each_gets_the_values_of_all_in_the_order_of_the_ranks():
     assert run_team(3, work) == [expected] * 3
 
 
-def test_floats_and_tensors_arrive_bit_by_bit():
+def test_floats_and_tensors_arrive_bit_by_bit(run_team):
     numbers = [0.1, -0.0, math.inf, 5e-324]
     values = torch.tensor([*numbers, math.nan], dtype=torch.float64)
     found = run_team(2, lambda team: team.gather((numbers, values)))[1][0]
@@ -39,18 +45,18 @@ def test_a_view_is_sent_without_the_storage_behind_it():
     assert sizes[0] < 10_000
 
 
-def test_gathered_tensors_are_copies():
+def test_gathered_tensors_are_copies(run_team):
     own = torch.ones(3)
     for found in run_team(2, lambda team: team.gather(own)):
         found[0].zero_()
     assert own.tolist() == [1.0, 1.0, 1.0]
 
 
-def test_broadcast_gives_the_value_of_the_first():
+def test_broadcast_gives_the_value_of_the_first(run_team):
     assert run_team(3, lambda team: team.broadcast(f"of {team.rank}")) == ["of 0"] * 3
 
 
-def test_processes_at_different_places_notice_it():
+def test_processes_at_different_places_notice_it(run_team):
     def work(team):
         with pytest.raises(
             ValueError, match=r"at '(round|checkpoint)' and process . at '(round|checkpoint)'"

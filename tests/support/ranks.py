@@ -1,6 +1,7 @@
 """Work in several processes under the strategy ``client_parallel``: forks, because importing torch anew takes longer."""
 
 import contextlib
+import logging
 import os
 import pickle
 import signal
@@ -43,6 +44,7 @@ def _start(rank, size, port, work, folder):
         os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
         with (folder / f"{rank}.log").open("w", buffering=1) as log:
             os.dup2(log.fileno(), 2)
+            logging.getLogger("lightning.pytorch").addHandler(logging.StreamHandler(log))
             with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
                 try:
                     (folder / f"{rank}.pickle").write_bytes(pickle.dumps(work(rank)))

@@ -191,7 +191,7 @@ def train(name, root, label, processes, resumes=False, rounds=None):
         accelerator="cpu",
         default_root_dir=folder,
         callbacks=[loop, VisitLog(), saved, *kind.callbacks()],
-        logger=CSVLogger(folder, "metrics", version=f"to_{rounds or kind.rounds}"),
+        logger=CSVLogger(folder, "metrics", version=f"resumed_{resumes}"),
         log_every_n_steps=1,
         enable_progress_bar=False,
         enable_model_summary=False,

@@ -1,0 +1,171 @@
+"""What several processes cannot do together is refused before it can go wrong, with a remedy."""
+
+from datetime import timedelta
+from types import SimpleNamespace
+
+import lightning as L
+import pytest
+import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from plain_lightning import Numbers, module, ten_clients, trainer
+from ranks import log_of, start_ranks, wait_for
+from thread_team import on_team
+
+from fedlight import ByClient, ClientParallelStrategy, FederatedLoop
+from fedlight.callbacks.attacks.membership_inference import MembershipInference
+from fedlight.callbacks.loop.guard import refuse_cut_rounds
+from fedlight.callbacks.loop.ranks import KeptByAlgorithm, agree_on_monitored, refuse_uneven, same_start
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.client import Client, Visit, Work
+from fedlight.processes import ALONE, Team, current_team
+
+TWO = Team(0, 2, lambda data: [data, data])
+
+
+class Uploads(L.Callback):
+    def on_upload(self, upload):
+        pass
+
+
+class SharedUploads(Uploads):
+    shares_uploads = True
+
+
+@pytest.mark.parametrize(
+    ("callback", "complaint"),
+    [
+        (ModelCheckpoint(every_n_train_steps=5), r"every_n_train_steps=.* inside a round.*every_n_epochs"),
+        (ModelCheckpoint(train_time_interval=timedelta(minutes=1)), "train_time_interval=.*every_n_epochs"),
+        (Timer("00:01:00:00"), r"max_time and Timer .*interval='epoch'"),
+        (Uploads(), r"Uploads.on_upload sees .*shares_uploads = True; or set trainer.devices=1"),
+    ],
+)
+def test_callbacks_that_work_by_one_process_are_refused(callback, complaint):
+    run = SimpleNamespace(callbacks=[callback])
+    with pytest.raises(ValueError, match=complaint):
+        refuse_uneven(TWO, run)
+    refuse_uneven(ALONE, run)
+
+
+def test_callbacks_that_work_by_rounds_are_not():
+    fine = [ModelCheckpoint(every_n_epochs=2), Timer("00:01:00:00", interval="epoch"), SharedUploads()]
+    refuse_uneven(TWO, SimpleNamespace(callbacks=[*fine, MembershipInference.__new__(MembershipInference)]))
+
+
+class Counting(FedAvg):
+    def __init__(self):
+        super().__init__()
+        self.visits, self.seen, self.total = 0, [], torch.zeros(2)
+
+    def finish_visit(self, visiting, movement, work):
+        getattr(self, f"count_{self.how}")(visiting)
+        return super().finish_visit(visiting, movement, work)
+
+    def count_number(self, visiting):
+        self.visits += 1
+
+    def count_list(self, visiting):
+        self.seen.append(visiting.client.id)
+
+    def count_tensor(self, visiting):
+        self.total.add_(1)
+
+    def count_own(self, visiting):
+        visiting.own["visits"] = 1
+
+
+def visited(algorithm):
+    kept = KeptByAlgorithm(algorithm)
+    kept.start_round()
+    client = Client("a", 1, 1.0)
+    visiting = algorithm.start_visit(Visit("a", 1), client, {"w": torch.zeros(1)})
+    algorithm.finish_visit(visiting, {"w": torch.ones(1)}, Work(1, 0.1, 1.0, 0.0))
+    kept.visited()
+
+
+@pytest.mark.parametrize(("how", "name"), [("number", "visits"), ("list", "seen"), ("tensor", "total")])
+def test_an_algorithm_that_keeps_something_in_its_attributes_is_refused(how, name):
+    algorithm = Counting()
+    algorithm.how = how
+    with pytest.raises(ValueError, match=rf"a visit changes Counting\.{name}, .*partial\(\) and merge"):
+        visited(algorithm)
+
+
+def test_one_that_keeps_it_in_the_visit_or_says_what_it_adds_up_is_not():
+    algorithm = Counting()
+    algorithm.how = "own"
+    visited(algorithm)
+    visited(Scaffold())
+
+
+def test_processes_with_unlike_values_to_decide_by_are_refused(monkeypatch):
+    def body(rank):
+        metrics = {"val/loss": torch.tensor(0.5), "train/loss": torch.tensor(float(rank))}
+        run = SimpleNamespace(callbacks=[ModelCheckpoint(monitor="val/loss")], callback_metrics=metrics)
+        agree_on_monitored(current_team(), run)
+        run.callbacks.append(ModelCheckpoint(monitor="train/loss"))
+        with pytest.raises(ValueError, match=r"monitor=train/loss: .* monitor a value of validation"):
+            agree_on_monitored(current_team(), run)
+
+    on_team(monkeypatch, 2, body)
+
+
+def test_processes_with_unlike_data_are_refused(monkeypatch):
+    def body(rank):
+        with pytest.raises(ValueError, match=rf"data.clients is {7 + rank} in process {rank} and {8 - rank}"):
+            same_start(current_team(), module(), {"seed": 1, "data.clients": 7 + rank})
+
+    on_team(monkeypatch, 2, body)
+
+
+def test_unlike_weights_are_those_of_the_first_process(monkeypatch):
+    models = [module(seed) for seed in (3, 4)]
+    expected = {name: value.clone() for name, value in models[0].state_dict().items()}
+    assert not torch.equal(models[1].net[0].weight, expected["net.0.weight"])
+    on_team(monkeypatch, 2, lambda rank: same_start(current_team(), models[rank], {}))
+    for model in models:
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, expected[name])
+
+
+def test_torchrun_without_the_strategy_is_refused(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        ValueError, match=r"torchrun has started 2 processes.*--trainer.strategy client_parallel"
+    ):
+        refuse_cut_rounds(trainer(devices=1, strategy="auto"), 0)
+
+
+def test_other_strategies_name_the_one_that_works():
+    with pytest.raises(ValueError, match=r"--trainer.strategy client_parallel"):
+        refuse_cut_rounds(trainer(devices=2, strategy="ddp_spawn"), 0)
+
+
+def test_more_processes_than_devices_are_refused(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    strategy = ClientParallelStrategy(parallel_devices=[torch.device("cuda", 0)])
+    strategy.cluster_environment = LightningEnvironment()
+    with pytest.raises(ValueError, match=r"process 1 is number 1 on its host.*gives 1 there"):
+        strategy.set_world_ranks()
+
+
+def test_one_device_is_one_process():
+    loop = FederatedLoop(clients_per_round=2, local_steps=1)
+    run = trainer(1, [loop, ByClient(ten_clients)], strategy=ClientParallelStrategy(), devices=1)
+    run.fit(module(), Numbers())
+    assert loop.rounds_done == 1
+    assert run.strategy.team is ALONE
+
+
+def test_a_run_without_a_federation_is_refused_by_each_process(tmp_path):
+    def work(rank):
+        trainer(1, strategy="client_parallel", devices=2).fit(module(), Numbers())
+
+    assert wait_for(start_ranks(2, work, tmp_path), 60) == [1, 1]
+    for rank in range(2):
+        assert "ValueError: trainer.strategy=client_parallel shares out" in log_of(tmp_path, rank)
+        assert "so process" not in log_of(tmp_path, rank)

@@ -1,0 +1,127 @@
+"""Ways to start several processes, and what happens when one of them dies."""
+
+import os
+import signal
+import time
+
+import lightning as L
+import pytest
+from plain_lightning import Numbers, module, ten_clients, trainer
+from ranks import log_of, run_ranks, start_ranks, wait_for
+from shared_runs import files_of, folder_of, train
+
+from fedlight import ByClient, FederatedLoop
+from fedlight.callbacks.loop.ranks import Ranks
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+]
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": lambda rank: "none",
+    "RANK": str,
+    "LOCAL_RANK": str,
+    "LOCAL_WORLD_SIZE": lambda rank: "2",
+    "WORLD_SIZE": lambda rank: "2",
+}
+SLURM = {
+    "SLURM_NTASKS": lambda rank: "2",
+    "SLURM_NTASKS_PER_NODE": lambda rank: "1",
+    "SLURM_NNODES": lambda rank: "2",
+    "SLURM_PROCID": str,
+    "SLURM_NODEID": str,
+    "SLURM_LOCALID": lambda rank: "0",
+    "SLURM_JOB_NAME": lambda rank: "train",
+    "SLURM_JOB_ID": lambda rank: "17",
+}
+
+
+@pytest.mark.parametrize("place", [TORCHRUN, SLURM], ids=["torchrun", "slurm"])
+def test_the_environment_says_how_many_processes_there_are(tmp_path, place):
+    """Whatever trainer.devices says: a processor has room for any number."""
+
+    def work(rank):
+        for name in ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE"):
+            os.environ.pop(name, None)
+        os.environ.update({name: value(rank) for name, value in place.items()})
+        loop = FederatedLoop(clients_per_round=3, local_steps=1)
+        run = trainer(1, [loop, ByClient(ten_clients)], strategy="client_parallel", devices=1)
+        run.fit(module(), Numbers())
+        others = len(loop.visit_records), run.world_size, run.strategy.team.size
+        return (run.global_rank, run.local_rank, run.is_global_zero, *others)
+
+    local = [0, 1] if place is TORCHRUN else [0, 0]
+    assert run_ranks(2, work, tmp_path) == [(0, local[0], True, 3, 1, 2), (1, local[1], False, 3, 1, 2)]
+
+
+class Deadly:
+    """Has a process do something at the end of its second visit of round 2."""
+
+    def __init__(self, monkeypatched, rank, what):
+        original = Ranks.visited
+
+        def visited(ranks):
+            original(ranks)
+            if ranks._team.rank == rank and ranks._round_idx == 1:
+                what()
+
+        monkeypatched.setattr(Ranks, "visited", visited)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_when_one_is_killed_the_other_ends_and_the_rerun_ends_alike(tmp_path, monkeypatch, rank):
+    name = "scaffold"
+    with monkeypatch.context() as patched:
+        Deadly(patched, rank, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        began = time.monotonic()
+        children = start_ranks(2, lambda rank: train(name, tmp_path, "killed", 2), tmp_path / "logs")
+        codes = wait_for(children, 60)
+        assert time.monotonic() - began < 30
+    assert codes == ([-signal.SIGKILL, 1] if rank == 0 else [1, -signal.SIGKILL])
+    last = log_of(tmp_path / "logs", 1 - rank).strip().splitlines()[-1]
+    assert last == (
+        f"fedlight: process {rank} is gone, so process {1 - rank} ends too: start again from the newest checkpoint"
+    )
+    (alone,) = run_ranks(1, lambda _: train(name, tmp_path, "alone", 1), tmp_path / "logs_alone")
+    found = run_ranks(2, lambda _: train(name, tmp_path, "killed", 2, resumes=True), tmp_path / "logs_then")
+    assert found == [alone, alone]
+    visits = [files_of(folder_of(tmp_path, name, label))["visits.csv"] for label in ("alone", "killed")]
+    assert visits[0] == visits[1]
+
+
+def test_when_one_fails_the_other_ends_with_its_reason(tmp_path, monkeypatch):
+    def fail():
+        raise RuntimeError("out of paper")
+
+    Deadly(monkeypatch, 1, fail)
+    codes = wait_for(
+        start_ranks(2, lambda rank: train("fedavg", tmp_path, "failed", 2), tmp_path / "logs"), 60
+    )
+    assert codes == [1, 1]
+    assert "RuntimeError: out of paper" in log_of(tmp_path / "logs", 1)
+    assert "process 1 has failed (RuntimeError: out of paper), so process 0 ends too" in log_of(
+        tmp_path / "logs", 0
+    )
+
+
+def test_what_training_steps_log_is_said_to_be_of_one_process(tmp_path):
+    def work(rank):
+        class Logging(type(module())):
+            def training_step(self, batch, batch_idx):
+                loss = super().training_step(batch, batch_idx)
+                self.log("train/loss", loss, on_epoch=True)
+                return loss
+
+        run = trainer(
+            2,
+            [FederatedLoop(clients_per_round=3, local_steps=1), ByClient(ten_clients)],
+            strategy="client_parallel",
+            devices=2,
+        )
+        L.seed_everything(0, verbose=False)
+        run.fit(Logging(), Numbers())
+
+    run_ranks(2, work, tmp_path)
+    said = "train/loss: training_step logs it, so under trainer.strategy=client_parallel it is of the clients"
+    assert log_of(tmp_path, 0).count(said) == 1
+    assert said not in log_of(tmp_path, 1)
