@@ -405,3 +405,37 @@ def test_adapters_that_are_not_alike_are_refused():
     network.base_model.set_adapter(["one", "three"])
     with pytest.raises(ValueError, match="one, three are active at once"):
         stacked.enter([{}, {}], [None, None])
+
+
+def test_torchs_dropout_draws_for_each_client_alone():
+    """In a user's own model: dropout of adapters and of the base. Who else is in the batch changes nothing."""
+    network = make_network(lora_dropout=0.4)
+    layers = network.get_base_model().model.layers
+    layers[0].mlp.act_fn = nn.Sequential(nn.SiLU(), nn.Dropout(0.3))
+    starts, texts, seeds = make_starts(network, [None] * 3), make_texts((2, 1, 2)), [7, 8, 9]
+
+    def gradients(clients, shift=0):
+        stacked = StackedAdapters(network, trained(network))
+        stacked.enter([starts[k] for k in clients], [None] * len(clients))
+        stacked.set_rows([len(texts[k]) for k in clients], [seeds[k] + shift for k in clients])
+        joint_loss(network, [texts[k] for k in clients])[0].backward()
+        found = [
+            {name: value.clone() for name, value in stacked.gradients(at).items()}
+            for at in range(len(clients))
+        ]
+        stacked.leave()
+        return found
+
+    together = gradients([0, 1, 2])
+    for own, other in ((together[1], gradients([1])[0]), (together[2], gradients([2, 0])[0])):
+        for name, gradient in own.items():
+            torch.testing.assert_close(gradient, other[name], rtol=1e-10, atol=1e-13)
+    changed = gradients([1], shift=1)[0]
+    assert all(not torch.allclose(gradient, changed[name]) for name, gradient in together[1].items())
+    network.eval()
+    stacked = StackedAdapters(network, trained(network))
+    stacked.enter(starts[:1], [None])
+    stacked.set_rows([2], [7])
+    expected = alone(network, starts[0], None, texts[0])[0]
+    torch.testing.assert_close(joint_loss(network, texts[:1])[1][0].flatten(), expected)
+    stacked.leave()
