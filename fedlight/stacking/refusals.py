@@ -58,7 +58,9 @@ def refuse_replaced(name: str, layer: nn.Module) -> None:
 def refuse_mixing(module: nn.Module) -> None:
     """Raise ValueError for a module with layers whose result for one example depends on the rest of the batch."""
     for name, layer in module.named_modules():
-        if type(layer).__name__ == "Linear8bitLt":
+        # The base of a device computes by a twin, which is in the layer's ``forward`` (fedlight.devices.quantization).
+        computes = getattr(vars(layer).get("forward"), "twin", layer)
+        if type(computes).__name__ == "Linear8bitLt":
             raise ValueError(
                 f"{name} is an int8 layer (LLM.int8), which picks its outlier columns over all clients of a batch: use "
                 f"model.base=nf4 or plain, or {REMEDY}"

@@ -199,7 +199,7 @@ class StackedAdapters:
 
     def _swap(self, adapters: Sequence[str]) -> None:
         """Give all trained layers their stacked forward passes."""
-        host = adapters[0]
+        host, self._ids = adapters[0], {id(parameter) for parameter in self._stacked.values()}
         for number, (path, layer) in enumerate(self._loras.items()):
             if host not in layer.lora_A:
                 continue
@@ -217,18 +217,17 @@ class StackedAdapters:
         for path, linear in self._linears.items():
             # The wrapper of a trained head calls the module of the active adapter, whichever that is.
             weight = self._linears.get(with_adapter(path, host), linear)
-            one = StackedLinear(linear, path, self._per_client(weight.weight), self._per_client(weight.bias))
+            shift = None if weight.bias is None else self._per_client(weight.bias)
+            one = StackedLinear(linear, path, self._per_client(weight.weight), shift)
             self._layers.append(one)
             self._set_forward(linear, one.forward)
         for number, (path, part) in enumerate(self.module.named_modules()):
             if type(part) is nn.Dropout and part.p > 0:
                 self._set_forward(part, partial(self._drop_other, part, path, _FIRST_OTHER + number))
 
-    def _per_client(self, weight: Tensor | None) -> Tensor | None:
-        """Return a parameter as it is where it is stacked, and else expanded by clients; None stays None."""
-        if weight is None or any(weight is parameter for parameter in self._stacked.values()):
-            return weight
-        return weight.expand(self.clients, *weight.shape)
+    def _per_client(self, weight: Tensor) -> Tensor:
+        """Return a parameter as it is where it is stacked, and else expanded by clients."""
+        return weight if id(weight) in self._ids else weight.expand(self.clients, *weight.shape)
 
     def _drop_other(self, layer: nn.Dropout, path: str, number: int, x: Tensor) -> Tensor:
         return self._masks.drop(x, layer.p, number) if layer.training else x

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny_world import make_encoder, make_model
 
+from fedlight.devices.quantization import QuantizedBase
 from fedlight.modules import DPOModule, RewardModule, SelectorModule, SFTModule
 from fedlight.modules.functional import IGNORED
 from fedlight.stacking import StackedAdapters
@@ -200,6 +201,19 @@ def test_an_int8_base_is_refused(models):
     module, _ = make_module(models, "sft", base="int8")
     with pytest.raises(ValueError, match=r"int8 layer .*picks its outlier columns.*model.base=nf4 or plain"):
         StackedAdapters(module, trained(module))
+
+
+def test_a_devices_int8_base_is_refused_and_its_nf4_base_is_not(models):
+    """There only ``forward`` of the base's layers changes."""
+    module, _ = make_module(models, "sft")
+    quantized = QuantizedBase(module)
+    quantized.use(8)
+    with pytest.raises(ValueError, match="int8 layer"):
+        StackedAdapters(module, trained(module))
+    quantized.use(4)
+    StackedAdapters(module, trained(module))
+    quantized.use(16)
+    StackedAdapters(module, trained(module))
 
 
 def test_activations_computed_twice_have_the_same_dropout(models):
