@@ -458,8 +458,9 @@ class FederatedLoop(L.Callback):
             "trainer.gradient_clip_val": trainer.gradient_clip_val,
         }
         self._schedules.finish_round(module)
-        parts = {"updates": under_way.contributions, "metrics": under_way.training, "buffers": self.buffers}
-        self._ranks.exchange({**parts, "schedules": self._schedules, "loss_scale": self._loss_scale})
+        self._ranks.exchange(
+            *(under_way.contributions, under_way.training, self.buffers, self._schedules, self._loss_scale)
+        )
         seed_all(self.seed, "server", self.rounds_done)
         movement = self.algorithm.finish_round(under_way.contributions.result(hints))
         state = self.server.step(under_way.state, movement)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import lightning as L
-from lightning.fabric.plugins.environments import TorchElasticEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     LearningRateFinder,
@@ -51,9 +51,8 @@ def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
     if trainer.world_size != 1:
         raise ValueError(
             f"trainer.devices={trainer.num_devices} and trainer.num_nodes={trainer.num_nodes} make {trainer.world_size} "
-            f"processes, which trainer.strategy={type(trainer.strategy).__name__} would give parts of one batch: set "
-            "--trainer.strategy client_parallel, under which each trains clients of its own, or --trainer.devices 1 "
-            "--trainer.num_nodes 1"
+            "processes, and a federation is trained in one, or in several of which each trains other clients: set "
+            "--trainer.strategy client_parallel, or set --trainer.devices 1 --trainer.num_nodes 1"
         )
     started = int(os.environ.get("WORLD_SIZE", "1")) if TorchElasticEnvironment.detect() else 1
     if started > 1 and not isinstance(trainer.strategy, ClientParallelStrategy):
@@ -94,8 +93,8 @@ def refuse_parallel(setting: str, part: object) -> NoReturn:
     """Raise ValueError for a part that spreads batches or parameters over processes, even over one."""
     raise ValueError(
         f"trainer.{setting}={type(part).__name__} spreads batches or parameters over processes, but a client's visit is "
-        f"one's work: leave trainer.{setting} out and set devices=1, or set trainer.strategy=client_parallel, under which "
-        "each process trains clients of its own"
+        "one's work: set trainer.strategy=client_parallel, under which each process trains other clients, or "
+        f"leave trainer.{setting} out and set devices=1"
     )
 
 

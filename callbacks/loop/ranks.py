@@ -241,26 +241,20 @@ class Ranks:
         if self._team.size > 1:
             self._memories.saved(client_id)
 
-    def exchange(self, parts: Mapping[str, Part]) -> None:
+    def exchange(self, *parts: Part) -> None:
         """Give every process what the visits of all have changed, here and in the ``parts`` of the loop."""
         if self._team.size == 1:
             return
-        own: dict[str, Part] = {
-            "algorithm": self._kept,
-            "visits": self._made,
-            "memories": self._memories,
-            "counts": self._counts,
-        }
         self._say_what_is_partial()
-        together = {**own, **parts}
+        together = [self._kept, self._made, self._memories, self._counts, *parts]
         what = f"end of round {self._round_idx + 1}"
-        found = self._team.gather({name: part.partial() for name, part in together.items()}, what)
-        for name, part in together.items():
-            part.merge([one[name] for one in found])
+        found = self._team.gather([part.partial() for part in together], what)
+        for place, part in enumerate(together):
+            part.merge([one[place] for one in found])
 
     def _say_what_is_partial(self) -> None:
         """Say once which values of the run's log are of the clients of process 0 alone."""
-        keys = [] if self._said else [*(self._trainer._results or {})]  # type: ignore[attr-defined]
+        keys = [] if self._said else [*(self._trainer._results or {})]
         names = sorted({key.removeprefix(STEP) for key in keys if key.startswith(STEP)})
         if names:
             self._said = True

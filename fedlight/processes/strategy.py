@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
-from lightning.fabric.plugins.environments import LightningEnvironment
-from lightning.fabric.strategies import _StrategyRegistry
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.strategies.registry import _StrategyRegistry
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators import Accelerator
@@ -25,6 +25,7 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.strategies.strategy import TBroadcast
 from lightning_utilities.core.rank_zero import rank_zero_only
 from torch import Tensor, distributed
+from torch.distributed.rendezvous import rendezvous
 
 from fedlight.federation.protocols import TrainsRounds
 from fedlight.processes.team import ALONE, Team, begin, end
@@ -94,7 +95,8 @@ class ClientParallelStrategy(SingleDeviceStrategy):
                 f"{len(devices)} there: set trainer.devices to the number of processes on each host"
             )
         self._root_device = devices[min(self.local_rank, len(devices) - 1)]
-        rank_zero_only.rank = self.global_rank  # loggers are made after this and ask for it
+        # Loggers are made after this and ask for it.
+        rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
 
     def _configure_launcher(self) -> None:
         environment, devices = self.cluster_environment, self.parallel_devices
@@ -185,7 +187,7 @@ def _join(environment: ClusterEnvironment) -> tuple[Team, Watch]:
     host = os.environ["MASTER_ADDR"] = environment.main_address
     os.environ["MASTER_PORT"] = str(environment.main_port)
     # Takes torchrun's own store where there is one.
-    store, _, _ = next(distributed.rendezvous("env://", rank, size, timeout=timedelta(seconds=JOIN_SECONDS)))
+    store, _, _ = next(rendezvous("env://", rank, size, timeout=timedelta(seconds=JOIN_SECONDS)))
     watch = Watch(rank, size, store, host)
     group = distributed.ProcessGroupGloo(store, rank, size, timedelta(days=30))  # the watch finds who is gone
 

@@ -110,10 +110,10 @@ class Scaffold(Algorithm):
         return super().finish_visit(visiting, parameters, work)
 
     def partial(self) -> dict[str, Any]:
-        return self._changes.partial()
+        return {"changes": self._changes.partial()}
 
     def merge(self, partial: Mapping[str, Any]) -> None:
-        self._changes.merge(partial)
+        self._changes.merge(partial["changes"])
 
     def finish_round(self, movement: State) -> State:
         for name, change in self._changes.result().items():
