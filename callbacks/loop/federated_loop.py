@@ -34,7 +34,14 @@ from fedlight.callbacks.loop.optimizers import (
     which_are_trained,
 )
 from fedlight.callbacks.loop.plan import RoundPlanner
-from fedlight.callbacks.loop.ranks import Ranks, own_memories, refuse_uneven, same_start
+from fedlight.callbacks.loop.ranks import (
+    Ranks,
+    agree_on_monitored,
+    own_memories,
+    own_settings,
+    refuse_uneven,
+    same_start,
+)
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import (
     NoDevices,
@@ -207,7 +214,8 @@ class FederatedLoop(L.Callback):
         if isinstance(self._data, OpensLater):
             self._data.open()
         self._federation.meet(trainer, self._data)
-        same_start(current_team(), pl_module, self._federation.settings)
+        team = current_team()
+        same_start(team, pl_module, self._federation.settings | own_settings(team, trainer, self._data))
         train_again(pl_module, self._trained_before)
         self._parameters = federated_parameters(trainer, pl_module)
         self._run = Run(
@@ -330,6 +338,7 @@ class FederatedLoop(L.Callback):
             guard.refuse_cut_short(trainer, self.rounds_done, self._rounds.schedule.num_batches)
 
     def _plan_round(self, trainer: L.Trainer) -> None:
+        agree_on_monitored(current_team(), trainer)  # also what on_train_epoch_end has logged
         trainer.should_stop = any(current_team().gather(trainer.should_stop, "stop"))
         if plan.takes_place(trainer, self.rounds_done):
             self._rounds.plan(self.rounds_done, self._run, self._parameters, self.virtual_seconds)

@@ -7,23 +7,33 @@ merged in the order of the plan, and the server's step is computed in each proce
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.seed import isolate_rng
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from fedlight.callbacks.loop.plan import RoundPlanner
 from fedlight.callbacks.loop.round_table import Record
-from fedlight.callbacks.loop.run import Run
+from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.callbacks.loop.visit import TakesUpload
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client_state import ClientMemories, PassingMemories
 from fedlight.processes.team import Team
+from fedlight.support.settings_record import described, digest
 
+OF_ALL_PROCESSES = (
+    *("max_epochs", "min_epochs", "precision", "gradient_clip_val", "gradient_clip_algorithm"),
+    *("check_val_every_n_epoch", "limit_val_batches", "num_sanity_val_steps"),
+)
+"""Settings of the trainer that decide what a process does and when."""
+COMPARED = (Tensor, np.ndarray, str, bytes, int, float)
+"""Parts of an example that are compared."""
 STEP = "training_step."
 """With which Lightning's keys of values begin that training_step logs."""
 
@@ -301,9 +311,38 @@ def _sum_of_bits(value: Tensor) -> list[int]:
     return [int(flat.sum()), int((flat * places).sum())]
 
 
+@runtime_checkable
+class ReadsFirstExamples(Protocol):
+    """Data of which the processes compare the first examples."""
+
+    def first_examples(self) -> Any:
+        """Return a few training examples as a batch; None where worker processes read them."""
+
+
+def own_settings(team: Team, trainer: L.Trainer, data: object) -> dict[str, str]:
+    """Return what each process has to have alike beside the federation: trainer, optimizers, versions, first examples."""
+    if team.size == 1:
+        return {}
+    found = {f"trainer.{name}": str(getattr(trainer, name)) for name in OF_ALL_PROCESSES}
+    for number, optimizer in enumerate(trainer.optimizers):
+        groups = [{**group, "params": len(group["params"])} for group in optimizer.param_groups]
+        found[f"optimizers[{number}]"] = str({"class": type(optimizer).__name__, "groups": described(groups)})
+    found["versions"] = f"torch {torch.__version__}, lightning {L.__version__}"
+    if isinstance(data, ReadsFirstExamples):
+        with isolate_rng():
+            seed_all(0, "first examples")
+            examples = data.first_examples()
+        parts: list[str] = []
+        apply_to_collection(examples, COMPARED, lambda part: parts.append(_digest(part)))
+        found["data.first_examples"] = f"digest {digest(*parts)}"
+    return found
+
+
 def agree_on_monitored(team: Team, trainer: L.Trainer) -> None:
-    """Raise ValueError if processes have unlike values of what a callback monitors, by which they would decide unlike."""
-    names = sorted({str(one.monitor) for one in trainer.callbacks if getattr(one, "monitor", None)})  # type: ignore[attr-defined]
+    """Raise ValueError if processes have unlike values of what a callback or schedule monitors, as they decide by it."""
+    monitors = [getattr(one, "monitor", None) for one in trainer.callbacks]  # type: ignore[attr-defined]
+    monitors += [one.monitor for one in trainer.lr_scheduler_configs if one.reduce_on_plateau]
+    names = sorted({str(one) for one in monitors if one})
     if not names or team.size == 1:
         return
     values = {name: trainer.callback_metrics.get(name) for name in names}

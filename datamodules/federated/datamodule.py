@@ -139,6 +139,10 @@ class FederatedDataModule(L.LightningDataModule):
         """Return the first ``examples`` training examples as a batch, to measure where lengths are not known."""
         return self.collate([self.train_set[i] for i in range(examples)])
 
+    def first_examples(self) -> Any:
+        """Return the first training examples as a batch, by which processes compare their data; None with workers."""
+        return None if self.num_workers else self.example_batch(min(2, len(self.train_set)))  # type: ignore[arg-type]
+
     def train_dataloader(self) -> DataLoader:
         """Return the loader of the round's batches, or without a federated loop of one shuffled pass over the pooled set."""
         if self.plan.groups is not None:

@@ -137,6 +137,17 @@ class LoaderByClient(_DataLoaderSource):
     def example_batch(self, examples: int) -> Any:
         return self._loader.collate_fn([self._loader.dataset[i] for i in range(examples)])
 
+    def first_examples(self) -> Any:
+        """Return the first examples of the first client, by which processes compare their data.
+
+        Returns:
+            A batch; None where worker processes read, as some data sets must not be opened before they are forked.
+        """
+        own = next(iter(self._indices.values()))[:2].tolist()
+        if self._loader.num_workers:
+            return None
+        return self._loader.collate_fn([self._loader.dataset[i] for i in own])
+
     def _read(self, visit: Visit) -> Iterator[Any]:
         """Yield the batches of a visit; random transforms of the data set draw from seeds of this visit alone.
 

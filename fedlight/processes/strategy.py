@@ -167,7 +167,8 @@ class ClientParallelStrategy(SingleDeviceStrategy):
 def fail(exception: BaseException) -> None:
     """Let the other processes know that this one ends by ``exception``, if there are any."""
     if "team" in _joined:
-        _joined["team"][1].fail(f"{type(exception).__name__}: {first_line(exception)}")
+        kind, line = type(exception).__name__, first_line(exception)
+        _joined["team"][1].fail(kind if line == kind else f"{kind}: {line}")
 
 
 def leave() -> None:

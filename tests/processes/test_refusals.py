@@ -1,5 +1,6 @@
 """What several processes cannot do together is refused before it can go wrong, with a remedy."""
 
+import os
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -7,10 +8,11 @@ import lightning as L
 import pytest
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
-from lightning.pytorch.callbacks import ModelCheckpoint, Timer
-from plain_lightning import Numbers, module, ten_clients, trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
+from plain_lightning import Numbers, Regression, module, ten_clients, trainer
 from ranks import log_of, start_ranks, wait_for
 from thread_team import on_team
+from torch.utils.data import DataLoader, TensorDataset
 
 from fedlight import ByClient, ClientParallelStrategy, FederatedLoop
 from fedlight.callbacks.attacks.membership_inference import MembershipInference
@@ -103,13 +105,85 @@ def test_one_that_keeps_it_in_the_visit_or_says_what_it_adds_up_is_not():
 def test_processes_with_unlike_values_to_decide_by_are_refused(monkeypatch):
     def body(rank):
         metrics = {"val/loss": torch.tensor(0.5), "train/loss": torch.tensor(float(rank))}
-        run = SimpleNamespace(callbacks=[ModelCheckpoint(monitor="val/loss")], callback_metrics=metrics)
+        run = SimpleNamespace(
+            callbacks=[ModelCheckpoint(monitor="val/loss")], callback_metrics=metrics, lr_scheduler_configs=[]
+        )
         agree_on_monitored(current_team(), run)
         run.callbacks.append(ModelCheckpoint(monitor="train/loss"))
         with pytest.raises(ValueError, match=r"monitor=train/loss: .* monitor a value of validation"):
             agree_on_monitored(current_team(), run)
 
     on_team(monkeypatch, 2, body)
+
+
+class Plateau(Regression):
+    """Lowers its rate by the loss of its own clients."""
+
+    def on_train_epoch_end(self):
+        self.log("train/last", self.trainer.callback_metrics["fed/loss"] + self.trainer.global_rank)
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "train/last"}}
+
+
+class Last(Plateau):
+    def configure_optimizers(self):
+        return Regression.configure_optimizers(self)
+
+
+class Unseeded(Numbers):
+    """Data that each process draws for itself."""
+
+    def setup(self, stage):
+        super().setup(stage)
+        self.data = TensorDataset(torch.randn(120, 4, generator=torch.Generator()), self.data.tensors[1])
+        if os.environ["LOCAL_RANK"] == "1":
+            self.data.tensors[0].add_(1)
+
+
+STOPS = EarlyStopping("train/last", check_on_train_epoch_end=True, stopping_threshold=1e9)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "callbacks", "settings", "complaint"),
+    [
+        (Plateau, Numbers, [], [{}, {}], "ValueError: monitor=train/last: under trainer.strategy=client_parallel"),
+        (Last, Numbers, [STOPS], [{}, {}], "ValueError: monitor=train/last: under trainer.strategy"),
+        (Regression, Unseeded, [], [{}, {}], "ValueError: data.first_examples is digest "),
+        (Regression, Numbers, [], [{"rounds": 1}, {"rounds": 2}], "ValueError: trainer.max_epochs is "),
+        (Regression, Numbers, [], [{}, {"gradient_clip_val": 1.0}], "ValueError: trainer.gradient_clip_val is "),
+        (Regression, Numbers, [], [{"lr": 0.1}, {"lr": 0.2}], "ValueError: optimizers[0] is {'class': 'AdamW', "),
+    ],
+    ids=["plateau", "logged when the round ends", "unseeded data", "rounds", "clipping", "optimizer"],
+)  # fmt: skip
+def test_what_processes_have_unlike_is_refused_in_each(tmp_path, model, data, callbacks, settings, complaint):
+    def work(rank):
+        own = {"rounds": 1, **settings[rank]}
+        L.seed_everything(0, verbose=False)
+        run = trainer(
+            own.pop("rounds"),
+            [FederatedLoop(clients_per_round=4, local_steps=1), ByClient(ten_clients), *callbacks],
+            strategy="client_parallel",
+            devices=2,
+            **{name: value for name, value in own.items() if name != "lr"},
+        )
+        run.fit(model(lr=own.get("lr", 0.05)), data())
+
+    assert wait_for(start_ranks(2, work, tmp_path), 60) == [1, 1]
+    for rank in range(2):
+        assert complaint in log_of(tmp_path, rank)
+
+
+def test_examples_that_worker_processes_read_are_not_read_to_compare_them():
+    class Loaded(Numbers):
+        def train_dataloader(self):
+            return DataLoader(self.data, batch_size=4, num_workers=2)
+
+    run = trainer(1, [ByClient(ten_clients), FederatedLoop(clients_per_round=2, local_steps=1)])
+    run.fit(module(), Loaded())
+    assert run.fit_loop._data_source.first_examples() is None
 
 
 def test_processes_with_unlike_data_are_refused(monkeypatch):
