@@ -181,12 +181,6 @@ def step_losses(trainer: L.Trainer, outputs: Any) -> Tensor | None:
     return loss.detach().reshape(1) * trainer.accumulate_grad_batches if isinstance(loss, Tensor) else None
 
 
-def step_loss(trainer: L.Trainer, outputs: Any) -> Tensor | None:
-    """Return the mean of `step_losses` over the visits under way; None without a loss."""
-    losses = step_losses(trainer, outputs)
-    return None if losses is None else losses.mean()
-
-
 @dataclass
 class OpenVisit:
     """Visit under way as the loop keeps it, with the module's parameters that the client trains, by name.

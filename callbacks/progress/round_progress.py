@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from torch import Tensor
 
 from fedlight.callbacks.logs.trainer import find_callback
-from fedlight.callbacks.loop.visit import step_loss
+from fedlight.callbacks.loop.visit import step_losses
 from fedlight.callbacks.progress.run_summary import (
     device_table,
     metric_table,
@@ -120,14 +120,14 @@ class RoundProgress(ProgressBar):
             self._client = name_clients(
                 [visit.client_id for visit in self._loop.visits], self._loop.device_name
             )
-        if (loss := step_loss(trainer, outputs)) is not None:
-            self._losses.append(loss)
+        if (losses := step_losses(trainer, outputs)) is not None:
+            self._losses.append(losses)
         if self._is_due(batch_idx + 1):
-            last = f"loss {self._losses[-1].item():.4f}" if self._losses else ""
+            last = f"loss {self._losses[-1].mean().item():.4f}" if self._losses else ""
             self._show(batch_idx + 1, f"{self._client}  {last}".strip())
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        shown = {"loss": torch.stack(self._losses).mean().item()} if self._losses else {}
+        shown = {"loss": torch.cat(self._losses).mean().item()} if self._losses else {}
         metrics = trainer.progress_bar_metrics
         shown |= {name: float(value) for name, value in metrics.items() if name not in STEP_LOSSES}
         self._history[trainer.current_epoch + 1] = shown

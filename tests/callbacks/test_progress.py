@@ -103,6 +103,25 @@ def test_a_terminal_sees_the_device_where_there_is_one():
     assert "client c9 on iphone_12  loss 10.0000" in output.getvalue()
 
 
+def test_clients_side_by_side_are_named_and_count_each():
+    """Three clients share the last of ten batches: the mean is over visits, not over batches."""
+
+    class Groups(VisitsEach):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            self.visits = tuple(Visit(name, 1) for name in (["c1", "c2", "c3"] if batch_idx == 9 else ["c0"]))
+
+    class GroupLoss(NotValidated):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            means = loss.detach() + torch.arange(0.0, 3.0)
+            return {"loss": 3 * loss, "client_losses": means} if batch_idx == 9 else loss
+
+    output, trainer = trainer_with(terminal=True, callbacks=[Groups()], max_epochs=1)
+    trainer.fit(GroupLoss(), LOADER)
+    assert "clients c1, c2 and 1 more  loss 11.0000" in output.getvalue()  # the mean of 10, 11 and 12
+    assert "round 1/1: loss 6.5000" in output.getvalue()  # (1 + ... + 9 + 10 + 11 + 12) / 12
+
+
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
 def test_other_stages_print_ten_lines_at_most(stage):
     output, trainer = trainer_with(terminal=False)
