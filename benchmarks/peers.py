@@ -56,7 +56,7 @@ FURTHER = [
 ]
 """Further comparisons, each a row of its own."""
 ONE_THREAD = ("own, one thread", "own, two processes", "own, two processes, stacked")
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 600
 """Longest wait for a round, or for the processes of a way to be there."""
 WAYS = Path(__file__).with_name("peers_ways.py")
 
