@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import sys
+import time
 
 import pytest
 import torch
@@ -182,3 +184,56 @@ def test_one_thread_for_any_number_of_processes(monkeypatch, wanted, threads):
         assert torch.get_num_threads() == threads
     assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
+
+
+def stage_file(folder, **values):
+    """A recipe of one stage that processes would share."""
+    stage = {"fit": "selector.yaml", "with": {"trainer.accelerator": "cpu", "data.source": VOTES, **values}}
+    file = folder / "small.yaml"
+    file.write_text(json.dumps({"stages": {"selector": stage}}))
+    return str(file)
+
+
+def test_a_follower_that_never_joins_ends_the_recipe(tiny_model, tmp_path):
+    recipe, log = stage_file(tmp_path, **{"model.model": tiny_model}), tmp_path / "log"
+
+    def prepare():
+        followers.STARTED, followers.GRACE_SECONDS = "import sys; sys.exit(3)", 0.1
+        leave = os._exit
+
+        def exits(code):
+            log.write_text(sys.stderr.getvalue())
+            leave(code)
+
+        followers.os._exit = exits
+
+    child = Child(["run", recipe, f"--output={tmp_path / 'run'}", "--processes", "2"], log, prepare)
+    assert child.wait() == 1
+    assert (
+        "fedlight: process 1 has ended (it was killed), so the recipe ends; the same command"
+        in log.read_text()
+    )
+
+
+def test_what_the_first_process_refuses_is_said_once_and_ends_the_others(tmp_path):
+    recipe, log = stage_file(tmp_path, **{"trainer.max_epochs": 0}), tmp_path / "log"
+    started = tmp_path / "pid"
+
+    def prepare():
+        code = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(300)"
+        followers.STARTED = code
+        ends = followers._Follower.end
+
+        def end(self):
+            while not started.exists():  # it has begun
+                time.sleep(0.01)
+            ends(self)
+
+        followers._Follower.end = end
+
+    child = Child(["run", recipe, f"--output={tmp_path / 'run'}", "--processes", "2"], log, prepare)
+    assert child.wait() == 1
+    (line,) = [line for line in log.read_text().splitlines() if line.startswith("fedlight: ")]
+    assert line.startswith("fedlight: trainer.max_epochs=0: give the number of rounds")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
