@@ -74,6 +74,75 @@ class ClipsItself(Lora):
         pass
 
 
+class Deep(Lora):
+    """Three layers, whose adapters change the result."""
+
+    def read(self, x):
+        return self.net(x)
+
+
+class TokensFirst(Deep):
+    """As many tokens as the batch has examples, so that no number of rows gives it away."""
+
+    def example_losses(self, batch):
+        tokens = torch.linspace(0.3, 3, 8)[:, None, None] * batch["x"]
+        return (self.read(tokens) - batch["y"]).square().mean(dim=(0, 2))
+
+
+class Choices(Deep):
+    """Two rows of each example next to each other, as models for multiple choice have them."""
+
+    def example_losses(self, batch):
+        rows = torch.stack([batch["x"], batch["x"] / 2], dim=1).flatten(0, 1)
+        return (self.read(rows).view(-1, 2) - batch["y"]).square().mean(dim=1)
+
+
+class HidesItsStep(Lora):
+    """Its regularizer of B is 0 where the run begins."""
+
+    def __init__(self):
+        super().__init__()
+        for name, parameter in self.named_parameters():
+            if "lora_B" in name:
+                nn.init.zeros_(parameter)
+
+    def training_step(self, batch, batch_idx):
+        parts = [p.square().sum() for name, p in self.named_parameters() if "lora_B" in name]
+        return super().training_step(batch, batch_idx) + 0.01 * sum(parts)
+
+
+class SlightlyOtherStep(Lora):
+    """As large as the balance of experts beside the loss of a language model."""
+
+    def training_step(self, batch, batch_idx):
+        return 1.001 * super().training_step(batch, batch_idx)
+
+
+class GradientHook(Lora):
+    def __init__(self):
+        super().__init__()
+        for parameter in self.parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(lambda gradient: gradient / gradient.norm())
+
+
+class StepHook(Lora):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        optimizer.register_step_post_hook(lambda *args: None)
+        return optimizer
+
+
+class Centres(Lora):
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return {**batch, "x": batch["x"] - batch["x"].mean(dim=0)}
+
+
+class CentredPoints(Points):
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        return {**batch, "x": batch["x"] - batch["x"].mean(dim=0)}
+
+
 def with_optimizer(make):
     class Own(Lora):
         def configure_optimizers(self):
@@ -91,6 +160,17 @@ def with_optimizer(make):
         (Dora, {}, "Dora"),
         (Coupled, {}, r"Coupled\.example_losses gives an example another loss beside other examples"),
         (OtherStep, {}, r"OtherStep\.training_step returns a loss of .* where the mean of example_losses"),
+        (TokensFirst, {}, "TokensFirst gives its layers with adapters another input than the examples"),
+        (Choices, {}, "Choices gives its layers with adapters another input .* several rows of each example"),
+        (HidesItsStep, {}, r"HidesItsStep\.training_step returns a loss of .* where the mean"),
+        (SlightlyOtherStep, {}, r"SlightlyOtherStep\.training_step returns a loss of .* where the mean"),
+        (
+            GradientHook,
+            {},
+            "a hook on net.*lora_A.* would see the gradients of several clients.*take the hook",
+        ),
+        (StepHook, {}, "a hook on the steps of SGD would see parameters and gradients of several clients"),
+        (Centres, {}, r"Centres\.on_after_batch_transfer would see a batch of several clients"),
         (Scalar, {}, r"Scalar\.example_losses gives losses of shape \(\) for a batch of 4 examples"),
         (VisitStarts, {}, r"VisitStarts\.on_visit_start would see a batch of several clients"),
         (ClipsItself, {}, r"ClipsItself\.configure_gradient_clipping would see"),
@@ -120,6 +200,35 @@ def test_refused_with_the_reason_and_the_remedy(make, settings, message):
     assert "clients_at_once" in str(refused.value)
     after = list(module.parameters())[: len(before)]
     assert all(torch.equal(p, old) for p, old in zip(after, before, strict=True))
+
+
+def test_a_datamodule_that_changes_whole_batches():
+    message = r"CentredPoints\.on_before_batch_transfer would see a batch of several clients"
+    with pytest.raises(ValueError, match=message):
+        fit(Lora(), CentredPoints(), 2)
+    fit(Lora(), CentredPoints(), 1)
+
+
+@pytest.mark.parametrize("make", [TokensFirst, Choices, HidesItsStep, GradientHook])
+def test_auto_takes_one_client_at_a_time_instead(make):
+    *_, groups, _ = fit(make(), Points(), "auto", rounds=1)
+    assert {len(group) for group in groups[0]} == {1}
+
+
+class Logs(Lora):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("train/loss", loss)
+        self.log_dict({"train/twice": 2 * loss})
+        return loss
+
+
+def test_what_training_step_logs_is_named_as_it_is_not_called():
+    with pytest.warns(
+        UserWarning, match=r"Logs\.training_step logs train/loss, train/twice, and is not called for"
+    ):
+        fit(Logs(), Points(), 3, rounds=1)
+    fit(Logs(), Points(), 1, rounds=1)
 
 
 @pytest.mark.parametrize("at_once", [0, -1])
@@ -164,5 +273,5 @@ def test_a_callback_that_says_so_sees_the_stacked_gradients():
 
 
 def test_one_client_at_a_time_goes_on_with_all_of_them():
-    for make in (Whole, Dora, Coupled, OtherStep, Scalar, VisitStarts, ClipsItself):
+    for make in (Whole, Dora, Coupled, OtherStep, Scalar, VisitStarts, ClipsItself, GradientHook, StepHook):
         fit(make(), Points(), 1, rounds=1)

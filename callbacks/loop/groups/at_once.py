@@ -128,6 +128,9 @@ class AtOnce:
                     seconds = self._seconds(visits[:number], round_idx)
                 except torch.OutOfMemoryError:
                     break
+                except ValueError as why:
+                    self._one_at_a_time(why)
+                    return 1
                 found[number] = number / seconds
                 grown = _memory() - before
                 # Twice the clients take twice of what these have taken, and their own memory is free again.
@@ -153,6 +156,7 @@ class AtOnce:
         stack = None
         if len(visits) > 1:
             counts = data.next_counts()
+            self.groups.compare(batch, counts, [None] * len(visits))
             stack = StackedAdapters(module, self.groups.parameters)
             stack.enter([{}] * len(visits), [None] * len(visits))
         try:

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedlight.callbacks.loop.fitted_step import take_examples
 from fedlight.callbacks.loop.run import LossPerExample
 from fedlight.callbacks.loop.visit import TakesVisitStart
 from fedlight.federation.protocols import StreamsGroups
 from fedlight.stacking.stacked_adapters import with_adapter
-from fedlight.support.torch_parts import eval_mode, replaced, undisturbed
 
 ELEMENTWISE = frozenset(
     getattr(torch.optim, name)
@@ -43,10 +41,17 @@ IN_VISITS = (
     "on_before_zero_grad",
 )
 """Hooks that see the module, its batch or its gradients during a visit."""
-OF_MODULES = (*IN_VISITS, "backward", "configure_gradient_clipping", "optimizer_step", "optimizer_zero_grad")
+OF_DATA = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+"""Hooks that see a batch on its way to the module."""
+OF_MODULES = (
+    *IN_VISITS,
+    *OF_DATA,
+    "backward",
+    "configure_gradient_clipping",
+    "optimizer_step",
+    "optimizer_zero_grad",
+)
 OURS = ("lightning.", "fedlight.")
-NOT_ROUNDING, IN_16_BITS = 1e-3, 5e-2
-"""Relative difference of losses that rounding does not explain, and that of losses computed in 16 bits."""
 
 
 def refusal(why: str, remedy: str = "") -> ValueError:
@@ -80,6 +85,8 @@ def check_run(trainer: L.Trainer, module: L.LightningModule, data: object, buffe
             f"federated.buffers={buffers} gives each client buffers of its own, and a batch has one set"
         )
     _refuse_hooks(module, OF_MODULES)
+    if trainer.datamodule is not None:  # type: ignore[attr-defined]
+        _refuse_hooks(trainer.datamodule, OF_DATA)  # type: ignore[attr-defined]
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         _refuse_hooks(callback, IN_VISITS)
 
@@ -106,7 +113,19 @@ def check_optimizers(optimizers: Sequence[Optimizer], parameters: Mapping[str, T
     Clients that train several adapters side by side share the parameters of one of them.
     """
     groups: dict[int, int] = {}
+    for name, held in parameters.items():
+        if held._backward_hooks or getattr(held, "_post_accumulate_grad_hooks", None):
+            raise refusal(
+                f"a hook on {name} would see the gradients of several clients, with a leading dimension of clients",
+                "take the hook out",
+            )
     for optimizer in optimizers:
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            raise refusal(
+                f"a hook on the steps of {type(optimizer).__name__} would see parameters and gradients of several clients, "
+                "with a leading dimension of clients",
+                "take the hook out",
+            )
         if type(optimizer) not in ELEMENTWISE:
             raise refusal(
                 f"{type(optimizer).__name__} is not known to step each number by its own gradients alone",
@@ -122,60 +141,3 @@ def check_optimizers(optimizers: Sequence[Optimizer], parameters: Mapping[str, T
                 "by side share one",
                 "give all adapters one group",
             )
-
-
-def check_losses(module: L.LightningModule, batch: Any, counts: Sequence[int]) -> None:
-    """Raise ValueError if a client's losses depend on the others in its batch, or are not what training_step returns.
-
-    Both are asked once a run, in evaluation mode and without gradients, for the first client of a group.
-
-    Args:
-        module: module with its own shapes.
-        batch: examples of several clients, client after client.
-        counts: number of examples of each.
-    """
-    assert isinstance(module, LossPerExample)
-    name, first = type(module).__name__, take_examples(batch, 0, counts[0])
-    with (
-        torch.no_grad(),
-        undisturbed(module),
-        eval_mode(module),
-        replaced(module, "log", lambda *args, **kwargs: None),
-        replaced(module, "log_dict", lambda *args, **kwargs: None),
-        module.trainer.precision_plugin.forward_context(),
-    ):
-        alone = module.example_losses(first)
-        check_shape(name, alone, counts[:1])
-        beside = module.example_losses(batch)
-        check_shape(name, beside, counts)
-        is_own = not type(module).training_step.__module__.startswith(OURS)
-        step = module.training_step(first, 0) if is_own else alone.mean()
-    loss = step["loss"] if isinstance(step, Mapping) else step
-    most = IN_16_BITS if _is_in_16_bits(module) else NOT_ROUNDING
-    if not torch.allclose(alone, beside[: counts[0]], rtol=most, atol=most, equal_nan=True):
-        raise refusal(
-            f"{name}.example_losses gives an example another loss beside other examples, as contrastive losses do, so "
-            "clients of one batch would change each other"
-        )
-    if isinstance(loss, Tensor) and not torch.allclose(
-        loss, alone.mean(), rtol=most, atol=most, equal_nan=True
-    ):
-        raise refusal(
-            f"{name}.training_step returns a loss of {loss.item():.6g} where the mean of example_losses is "
-            f"{alone.mean().item():.6g}, which is what clients side by side train",
-            "make them equal",
-        )
-
-
-def check_shape(name: str, losses: Tensor, counts: Sequence[int]) -> None:
-    """Raise ValueError unless there is one loss for each example of a batch with so many examples of each client."""
-    if losses.shape != (sum(counts),):
-        raise refusal(
-            f"{name}.example_losses gives losses of shape {tuple(losses.shape)} for a batch of {sum(counts)} examples",
-            "give one for each, (examples,)",
-        )
-
-
-def _is_in_16_bits(module: L.LightningModule) -> bool:
-    kinds = {p.dtype for p in module.parameters() if p.is_floating_point()}
-    return "16" in str(module.trainer.precision) or bool(kinds & {torch.bfloat16, torch.float16})

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedlight.callbacks.loop.fitted_step import take_examples
-from fedlight.callbacks.loop.groups.refusals import check_losses, check_shape, refusal
+from fedlight.callbacks.loop.groups.comparison import check_shape, compare_losses
+from fedlight.callbacks.loop.groups.refusals import refusal
 from fedlight.callbacks.loop.run import LossPerExample
 from fedlight.callbacks.loop.visit import CLIENT_LOSSES
 from fedlight.federation.algorithm import Algorithm
@@ -73,7 +74,7 @@ class SideBySide:
         self._counts: list[int] = []
         self._round_idx = self._number = 0
         self._as_before = ExitStack()
-        self._checked = False
+        self._is_compared = False
 
     @property
     def is_open(self) -> bool:
@@ -84,13 +85,12 @@ class SideBySide:
         """Begin the visits of a group with their first batch; the module holds what the clients do not train.
 
         Raises:
-            ValueError: at the first group of the run, if the module's losses are not one for each example by itself.
+            ValueError: at the first group of the run, if a client would train otherwise than alone.
         """
         self._counts = self._data.next_counts()
-        if not self._checked:
-            check_losses(self._module, batch, self._counts)
-            self._checked = True
-        self._stack.enter([one.start for one in visits], [one.adapter for one in visits])
+        adapters = [one.adapter for one in visits]
+        self.compare(batch, self._counts, adapters)
+        self._stack.enter([one.start for one in visits], adapters)
         self._visits, self._round_idx, self._number = [*visits], round_idx, 0
 
         @wraps(self._module.training_step)  # Lightning looks at the names of its arguments
@@ -100,6 +100,12 @@ class SideBySide:
         self._as_before.enter_context(replaced(self._module, "training_step", training_step))
         self._as_before.enter_context(replaced(self._module, "configure_gradient_clipping", self._clip))
         self._set_rows(batch)
+
+    def compare(self, batch: Any, counts: Sequence[int], adapters: Sequence[str | None]) -> None:
+        """Compare a client of a group with the same one alone, once a run; see `compare_losses`."""
+        if not self._is_compared:
+            compare_losses(self._module, self.parameters, batch, counts, adapters)
+            self._is_compared = True
 
     def next_batch(self, batch: Any) -> None:
         """Take the next batch of the group, before its step."""

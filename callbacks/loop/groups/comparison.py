@@ -1,0 +1,163 @@
+"""Comparison of a client in a batch with others and the same client alone, before the first group of a run.
+
+It shows what no look at a module does: losses that depend on the other examples, layers that see the examples of a batch in
+another order, and a training step with another loss. New adapters change nothing, as their B is 0, and would hide all of
+it, so the comparison is at weights that are moved at random, those of the client in another way than those of the others.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from fedlight.callbacks.loop.fitted_step import take_examples
+from fedlight.callbacks.loop.groups.refusals import OURS, refusal
+from fedlight.callbacks.loop.run import LossPerExample, parameters_of
+from fedlight.federation.state import State
+from fedlight.stacking import StackedAdapters
+from fedlight.support.torch_parts import eval_mode, replaced, undisturbed
+
+MOVED = 0.05
+"""Standard deviation of what is added to the weights: of the size of the weights of a large layer."""
+NOT_ROUNDING, IN_16_BITS = 1e-3, 5e-2
+"""Relative difference of losses that rounding does not explain, and that of losses computed in 16 bits."""
+SAME_BATCH = 1e-4, 2e-2
+"""The same where the batch is the same, so that only the mean may be taken in another way."""
+
+
+def compare_losses(
+    module: L.LightningModule,
+    parameters: Mapping[str, Tensor],
+    batch: Any,
+    counts: Sequence[int],
+    adapters: Sequence[str | None],
+) -> None:
+    """Raise ValueError if a client has other losses beside others than alone, or trains another loss in training_step.
+
+    Asked is a client with most examples, in evaluation mode and without gradients. What training_step logs, which is not
+    called for clients side by side, is named in a warning.
+
+    Args:
+        module: module with its own shapes, and with the first client's adapter active.
+        parameters: trained parameters by name.
+        batch: examples of several clients, client after client.
+        counts: number of examples of each.
+        adapters: adapter of each; None for the one that is active.
+    """
+    assert isinstance(module, LossPerExample)
+    alike = [k for k, adapter in enumerate(adapters) if adapter == adapters[0]]
+    asked = max(alike, key=lambda k: counts[k])
+    start = sum(counts[:asked])
+    own = slice(start, start + counts[asked])
+    examples = take_examples(batch, own.start, own.stop)
+    weights, others = (_moved(parameters, seed) for seed in (0, 1))
+    name, step, logged = type(module).__name__, None, _Names()
+    with (
+        torch.no_grad(),
+        undisturbed(module),
+        eval_mode(module),
+        replaced(module, "log", logged.log),
+        replaced(module, "log_dict", logged.log_dict),
+        module.trainer.precision_plugin.forward_context(),
+    ):
+        with parameters_of(module, weights):
+            alone = module.example_losses(examples)
+            check_shape(name, alone, counts[asked : asked + 1])
+            beside = module.example_losses(batch)
+            check_shape(name, beside, counts)
+            if not type(module).training_step.__module__.startswith(OURS):
+                logged.names.clear()
+                step = module.training_step(examples, 0)
+        stacked = _stacked_losses(
+            module,
+            parameters,
+            [weights if k == asked else others for k in range(len(counts))],
+            *(batch, counts, adapters),
+        )
+    is_16_bits = _is_in_16_bits(module)
+    most = IN_16_BITS if is_16_bits else NOT_ROUNDING
+    if not _alike(alone, beside[own], most):
+        raise refusal(
+            f"{name}.example_losses gives an example another loss beside other examples, as contrastive losses do, so "
+            "clients of one batch would change each other"
+        )
+    if not _alike(alone, stacked[own], most):
+        raise refusal(
+            f"{name} gives its layers with adapters another input than the examples of a batch in their order along the "
+            "first dimension, as models do that have tokens first, or several rows of each example next to each other, so "
+            "clients would train each other's adapters"
+        )
+    loss = step["loss"] if isinstance(step, Mapping) else step
+    if isinstance(loss, Tensor) and not _alike(loss, alone.mean(), SAME_BATCH[is_16_bits]):
+        raise refusal(
+            f"{name}.training_step returns a loss of {loss.item():.6g} where the mean of example_losses is "
+            f"{alone.mean().item():.6g}, which is what clients side by side train",
+            "make them equal",
+        )
+    if logged.names:
+        rank_zero_warn(
+            f"{name}.training_step logs {', '.join(logged.names)}, and is not called for clients side by side, so these are "
+            "metrics of the clients alone that a round trains one at a time, if it has any: fed/loss is the mean loss of "
+            "all visits"
+        )
+
+
+def _stacked_losses(
+    module: L.LightningModule,
+    parameters: Mapping[str, Tensor],
+    states: Sequence[State],
+    batch: Any,
+    counts: Sequence[int],
+    adapters: Sequence[str | None],
+) -> Tensor:
+    assert isinstance(module, LossPerExample)
+    stack = StackedAdapters(module, parameters)  # type: ignore[arg-type]
+    stack.enter(states, adapters)
+    try:
+        stack.set_rows(counts, None)
+        return module.example_losses(batch)
+    finally:
+        stack.leave()
+
+
+def _moved(parameters: Mapping[str, Tensor], seed: int) -> State:
+    """Return the parameters with something random added."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: p.detach().cpu().float() + MOVED * torch.randn(p.shape, generator=generator)
+        for name, p in parameters.items()
+    }
+
+
+class _Names:
+    """Names of what a step logs, none of which is logged."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}
+
+    def log(self, name: str, *_: Any, **__: Any) -> None:
+        self.names[name] = None
+
+    def log_dict(self, values: Mapping[str, Any], *_: Any, **__: Any) -> None:
+        self.names |= dict.fromkeys(values)
+
+
+def _alike(some: Tensor, others: Tensor, most: float) -> bool:
+    return torch.allclose(some.double(), others.double(), rtol=most, atol=most / 10, equal_nan=True)
+
+
+def check_shape(name: str, losses: Tensor, counts: Sequence[int]) -> None:
+    """Raise ValueError unless there is one loss for each example of a batch with so many examples of each client."""
+    if losses.shape != (sum(counts),):
+        raise refusal(
+            f"{name}.example_losses gives losses of shape {tuple(losses.shape)} for a batch of {sum(counts)} examples",
+            "give one for each, (examples,)",
+        )
+
+
+def _is_in_16_bits(module: L.LightningModule) -> bool:
+    kinds = {p.dtype for p in module.parameters() if p.is_floating_point()}
+    return "16" in str(module.trainer.precision) or bool(kinds & {torch.bfloat16, torch.float16})
