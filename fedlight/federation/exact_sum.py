@@ -195,7 +195,9 @@ class ExactSums:
     def result(self) -> State:
         """Return the sums in fp64, correctly rounded, and start anew; a name without addends is absent."""
         sums, self._sums = self._sums, {}
-        times, found, shared = Counter(name for layout in sums for name, _ in layout), {}, {}
+        times = Counter(name for layout in sums for name, _ in layout)
+        found: State = {}
+        shared: dict[str, ExactSum] = {}
         for layout, total in sums.items():
             alone = total.rounded() if any(times[name] == 1 for name, _ in layout) else None
             for name, shape, where in _places(layout):

@@ -43,7 +43,8 @@ def named_parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         >>> [name for name, _ in named_parts(net)]
         ['', '0', '1', '1.0']
     """
-    waiting, seen = [("", module)], set()
+    waiting = [("", module)]
+    seen: set[nn.Module] = set()
     while waiting:
         name, part = waiting.pop()
         if part in seen:
