@@ -5,6 +5,8 @@ Two commands, each a process of its own, killed again and again until it gets th
 * ``recipe``: the demo, smaller: 4 rounds of 4 clients, 40 prompts to label and 40 to judge, and no ceiling.
 * ``fit``: the demo's selector, 6 rounds of SCAFFOLD on a fleet of devices, the updates thinned out (top-k with error
   feedback), all clients' memories on disk; each start goes on from the newest checkpoint.
+* ``processes``, where it is asked for: ``fit`` on two processes, of which one or the other is killed. The one that is left
+  has 30 seconds to end by itself, or else the run has failed.
 
 A moment is drawn evenly from the measured length of the undisturbed run. A run is killed up to four times and then left
 alone. It counts as equal if results.json, adapters, JSON lines, clients' memories and visits.csv are the same to the last
@@ -27,6 +29,7 @@ import random
 import select
 import shutil
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -43,6 +46,9 @@ from fedlight.recipes.stages import newest_checkpoint
 from fedlight.support.files import read_json, sealed, write_json
 
 KILLS_OF_A_RUN = 4
+OUTLIVES_SECONDS = 30
+LEFT_BEHIND = 1000
+"""Exit code, which no process has, of a run with a process that did not end when the other was killed."""
 TIMES = ("seconds",)
 CEILING = ("label_by_oracle", "dpo_by_oracle", "answers_oracle", "verdict")
 
@@ -67,12 +73,14 @@ def command_of(what: str, folder: Path) -> list[str]:
         *("--federated.channel.up.share=0.1", "--federated.channel.up.error_feedback=true"),
         *("--federated.memory=ClientMemories", "--federated.memory.limit_mib=0"),
     ]
+    if what == "processes":
+        command += ["--trainer.strategy=client_parallel", "--trainer.devices=2"]
     checkpoint = newest_checkpoint(folder / "checkpoints")
     return [*command, f"--ckpt_path={checkpoint}"] if checkpoint else command
 
 
 def attempt(what: str, folder: Path, kill_after: float | None) -> int | None:
-    """Starts the command, or goes on with it.
+    """Starts the command, or goes on with it, in two processes where ``what`` says so.
 
     Args:
         what: which command.
@@ -83,18 +91,53 @@ def attempt(what: str, folder: Path, kill_after: float | None) -> int | None:
         Its exit code; None where it was killed.
     """
     arguments = command_of(what, folder)
-    child = os.fork()  # torch and Lightning are imported by now: there is nothing to be killed in that
-    if child == 0:
-        _be(arguments, folder.with_suffix(".log"))
-    handle = os.pidfd_open(child)
+    places = places_of(what)
+    # torch and Lightning are imported by now: there is nothing to be killed in that
+    children = [_fork(arguments, folder.with_suffix(".log"), place) for place in places]
+    victim = children[0 if kill_after is None else int(kill_after * 1e6) % len(children)]
+    handle = os.pidfd_open(victim)
     try:
         ended = select.select([handle], [], [], kill_after)[0]
         if not ended:
+            os.kill(victim, signal.SIGKILL)
+    finally:
+        os.close(handle)
+    codes = {child: _code_of(child) for child in children}
+    if codes[victim] == -signal.SIGKILL:
+        return (
+            LEFT_BEHIND if -signal.SIGKILL in [c for child, c in codes.items() if child != victim] else None
+        )
+    return max(codes.values(), key=abs)
+
+
+def places_of(what: str) -> list[dict[str, str]]:
+    """The environment of each process of a command, as its starter would set it."""
+    if what != "processes":
+        return [{}]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "NODE_RANK": "0"}
+    return [{**common, "LOCAL_RANK": str(rank)} for rank in range(2)]
+
+
+def _fork(arguments: list[str], log: Path, place: dict[str, str]) -> int:
+    child = os.fork()
+    if child == 0:
+        os.environ.update(place)
+        _be(arguments, log)
+    return child
+
+
+def _code_of(child: int) -> int:
+    """The exit code of a process, which is killed if it takes longer than another one may outlive its own."""
+    handle = os.pidfd_open(child)
+    try:
+        if not select.select([handle], [], [], OUTLIVES_SECONDS)[0]:
             os.kill(child, signal.SIGKILL)
     finally:
         os.close(handle)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return None if code == -signal.SIGKILL else code
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def _be(arguments: list[str], log: Path) -> None:
@@ -144,7 +187,7 @@ def _digest(data: bytes) -> str:
 
 def where(what: str, folder: Path) -> str:
     """What a killed run was at: the stage of a recipe, the round of a fit."""
-    if what == "fit":
+    if what != "recipe":
         return f"in round {1 + len(list(folder.glob('checkpoints/*.ckpt')))}"
     begun = [file.parent for file in folder.glob("seed*/*/settings.json")]
     open_ = [stage.name for stage in begun if not (stage / "done.json").exists()]
@@ -254,7 +297,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--kills", type=int, default=50, help="of each command")
     parser.add_argument("--minutes", type=float, default=60, help="after which no further run is begun")
-    parser.add_argument("--what", nargs="+", choices=("recipe", "fit"), default=["recipe", "fit"])
+    parser.add_argument(
+        "--what", nargs="+", choices=("recipe", "fit", "processes"), default=["recipe", "fit"]
+    )
     parser.add_argument("--folder", type=Path, default=Path("runs/kills"))
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     options = parser.parse_args(argv)
