@@ -192,7 +192,7 @@ def _join(environment: ClusterEnvironment) -> tuple[Team, Watch]:
     watch = Watch(rank, size, store, host)
     group = distributed.ProcessGroupGloo(store, rank, size, timedelta(days=30))  # the watch finds who is gone
 
-    def exchange(data: bytes) -> list[bytes]:
+    def exchange(data: memoryview) -> list[memoryview]:
         try:
             return _all_of(group, rank, size, data)
         except RuntimeError as error:
@@ -203,21 +203,21 @@ def _join(environment: ClusterEnvironment) -> tuple[Team, Watch]:
     return _joined["team"]
 
 
-def _all_of(group: Any, rank: int, size: int, data: bytes) -> list[bytes]:
-    """Return the bytes of all processes; each sends its own, however long, to all."""
+def _all_of(group: Any, rank: int, size: int, data: memoryview) -> list[memoryview]:
+    """Return the bytes of all processes; each sends its own, however long, to all, and nothing is copied."""
     own = torch.tensor([len(data)])
     lengths: list[Tensor] = [torch.zeros_like(own) for _ in range(size)]
     group.allgather([lengths], [own]).wait()
     found = []
     for root, length in enumerate(lengths):
-        if root == rank:
-            part = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        else:
-            part = torch.empty(int(length), dtype=torch.uint8)
+        here = root == rank
+        part = (
+            torch.frombuffer(data, dtype=torch.uint8) if here else torch.empty(int(length), dtype=torch.uint8)
+        )
         options = distributed.BroadcastOptions()
         options.rootRank = root
         group.broadcast([part], options).wait()
-        found.append(data if root == rank else part.numpy().tobytes())
+        found.append(memoryview(part.numpy()))
     return found
 
 

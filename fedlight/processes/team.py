@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-Exchange = Callable[[bytes], list[bytes]]
+Exchange = Callable[[memoryview], list[memoryview]]
 """Function that gives every process the bytes of all, in the order of their ranks, once all have called it."""
 
 
@@ -50,7 +50,10 @@ class Team:
         """
         if self._exchange is None:
             return [value]
-        answers = [_unpacked(data) for data in self._exchange(_packed((what, value)))]
+        received = self._exchange(_packed((what, value)))
+        answers = []
+        while received:  # whatever is unpacked is freed: sums of a whole model are gigabytes
+            answers.append(_unpacked(received.pop(0)))
         for rank, (where, _) in enumerate(answers):
             if where != what:
                 raise ValueError(
@@ -120,16 +123,16 @@ def share(costs: Sequence[float], size: int) -> list[int]:
     return ranks
 
 
-def _packed(value: Any) -> bytes:
+def _packed(value: Any) -> memoryview:
     """Return ``value`` as `torch.save` writes it; of a view its own elements alone, not the whole storage."""
     import torch  # here: a report asks for its team on the way to an encoder, and needs no torch
 
     buffer = io.BytesIO()
     torch.save(_own(value), buffer)
-    return buffer.getvalue()
+    return buffer.getbuffer()
 
 
-def _unpacked(data: bytes) -> Any:
+def _unpacked(data: memoryview) -> Any:
     import torch
 
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
