@@ -62,7 +62,9 @@ class DropoutMasks:
         """Return ``context_fn`` of ``torch.utils.checkpoint``: what is computed again has the masks of now."""
         return nullcontext(), _During(self, self._now)
 
-    def drop(self, x: Tensor, rate: float, number: int, dtype: torch.dtype | None = None) -> Tensor:
+    def drop(
+        self, x: Tensor, rate: float, number: int, dtype: torch.dtype | None = None, shares: bool = True
+    ) -> Tensor:
         """Return the input cast to a type, with entries set to 0 and the rest scaled up, so that the mean stays.
 
         Args:
@@ -70,20 +72,22 @@ class DropoutMasks:
             rate: share of entries to drop, in [0, 1].
             number: number of the layer; that of the first layer counts for all that get the same object.
             dtype: type of the result, by default that of the input.
+            shares: whether layers that get the same object share mask and result, which nobody may then change in place.
         """
         dtype = dtype or x.dtype
         if x.is_meta:  # shapes alone
             return functional.dropout(x.to(dtype), rate)
         state = self._now
-        key = (state, x._version, rate, dtype)
-        found = getattr(x, _SHARED, None)
+        # What is computed again for a backward pass has to save as many tensors as the first time: it uses none of those.
+        key = (state, x._version, rate, dtype, backward_pass())
+        found = getattr(x, _SHARED, None) if shares else None
         if state is not None and found is not None and found[0] == key:
             product: Tensor = found[1]
             return product
         if state is None:
             state = _Pass([int(torch.randint(2**63 - 1, ()))], None)
         product = (x.to(dtype) * self._mask(x, state, rate, number, dtype)).to(dtype)
-        if self._now is not None:
+        if self._now is not None and shares:
             # Lives as long as the input, so that no list of activations has to be cleared.
             setattr(x, _SHARED, (key, product))
         return product
@@ -106,6 +110,11 @@ class DropoutMasks:
         if known is None or len(known) < length:
             known = self._steps[device] = torch.arange(length, device=device) * _signed(_GOLDEN)
         return known[:length]
+
+
+def backward_pass() -> int:
+    """Return the number of the backward pass that runs in this thread, -1 outside of one."""
+    return torch._C._current_graph_task_id()  # type: ignore[attr-defined]
 
 
 class _During(AbstractContextManager[None]):

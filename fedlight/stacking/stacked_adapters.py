@@ -8,6 +8,7 @@ Related: Z. Ye et al., "mLoRA", https://arxiv.org/abs/2312.02515, trains several
 "Punica: Multi-Tenant LoRA Serving", MLSys 2024, https://arxiv.org/abs/2310.18547, does so for inference.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlight.stacking.dropout import DropoutMasks, SeededDropout
+from fedlight.stacking.dropout import DropoutMasks, SeededDropout, backward_pass
 from fedlight.stacking.refusals import REMEDY, check_lora, refuse_mixing, refuse_replaced
 from fedlight.stacking.rows import Rows
 from fedlight.stacking.stacked_layers import StackedLinear, StackedLora
@@ -25,6 +26,8 @@ State = dict[str, Tensor]
 _BEFORE_ADAPTER = ("lora_A", "lora_B", "modules_to_save")
 _FIRST_OTHER = 1 << 20
 """Number of the first dropout layer that is not one of a LoRA adapter."""
+_NEXT_CALL = 1 << 24
+"""What is added to the number of such a layer where it is called again in the same step."""
 
 
 class StackedAdapters:
@@ -46,6 +49,7 @@ class StackedAdapters:
         refuse_mixing(module)
         self.module, self._trained = module, dict(parameters)
         self._masks = DropoutMasks()
+        self._calls: Counter[int] = Counter()
         self._loras: dict[str, Any] = {}
         self._linears: dict[str, nn.Linear] = {}
         for name in parameters:
@@ -112,7 +116,7 @@ class StackedAdapters:
         for name, stack in stacks.items():
             parameter = self._stacked[name] = self._trained[name]
             self._alone[name] = parameter.data
-            parameter.data, parameter.grad = stack, None
+            _put(parameter, stack)
         self._swap(chosen)
 
     def set_rows(self, counts: Sequence[int], seeds: Sequence[int] | None) -> None:
@@ -133,6 +137,7 @@ class StackedAdapters:
         for layer in self._layers:
             layer.rows = rows
         self._masks.set_rows(rows.counts, seeds)
+        self._calls.clear()
 
     def hosts(self, k: int) -> dict[str, nn.Parameter]:
         """Return the stacked parameters that hold a client's, under the names of its adapter."""
@@ -162,7 +167,7 @@ class StackedAdapters:
             for k, own in enumerate(self._names)
         ]
         for name, parameter in self._stacked.items():
-            parameter.data, parameter.grad = self._alone[name], None
+            _put(parameter, self._alone[name])
         for layer in self._swapped:
             del layer.__dict__["forward"]
         self._masks.set_rows(None, None)
@@ -230,11 +235,36 @@ class StackedAdapters:
         return weight if id(weight) in self._ids else weight.expand(self.clients, *weight.shape)
 
     def _drop_other(self, layer: nn.Dropout, path: str, number: int, x: Tensor) -> Tensor:
-        return self._masks.drop(x, layer.p, number) if layer.training else x
+        """Drop entries of an input; a layer that is called several times in a step has another mask each time."""
+        if not layer.training:
+            return x
+        if backward_pass() < 0:
+            call = self._calls[number]
+            self._calls[number] += 1
+        elif self._calls[number] > 1:
+            raise ValueError(
+                f"{path} drops several times in a step, and activations are computed again in the backward pass, where "
+                f"nothing tells which mask was whose: give each place an nn.Dropout of its own, or {REMEDY}"
+            )
+        else:
+            call = 0
+        return self._masks.drop(x, layer.p, number + call * _NEXT_CALL, shares=False)
 
     def _set_forward(self, layer: nn.Module, forward: Any) -> None:
         layer.__dict__["forward"] = forward
         self._swapped.append(layer)
+
+
+def _put(parameter: nn.Parameter, value: Tensor) -> None:
+    """Give a parameter data of another shape, without a gradient.
+
+    While somebody holds a loss of before, autograd keeps the node that adds up the gradients, with the old shape. Data of
+    another type make it forget the node.
+    """
+    parameter.grad = None
+    kind = torch.bfloat16 if value.dtype != torch.bfloat16 else torch.float32
+    parameter.data = torch.empty(0, dtype=kind, device=value.device)
+    parameter.data = value
 
 
 def adapter_of(name: str) -> str | None:

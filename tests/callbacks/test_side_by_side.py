@@ -174,3 +174,16 @@ def test_batches_that_workers_load():
     beside, others, *_ = fit(Lora(), Points(num_workers=1), 3)
     assert furthest(beside, alone) < 1e-6
     assert_same_rows(others, rows)
+
+
+def test_a_module_that_keeps_its_last_loss():
+    """The loss holds autograd's nodes of the parameters in their shapes of then."""
+
+    class Keeps(Lora):
+        def example_losses(self, batch):
+            self.last = super().example_losses(batch)
+            return self.last
+
+    alone, *_ = fit(Lora(), Points())
+    beside, *_ = fit(Keeps(), Points(), 3)
+    assert furthest(beside, alone) < 1e-6
