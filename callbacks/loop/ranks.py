@@ -256,7 +256,7 @@ class Ranks:
         if self._team.size == 1:
             return
         self._say_what_is_partial()
-        together = [self._kept, self._made, self._memories, self._counts, *parts]
+        together: list[Part] = [self._kept, self._made, self._memories, self._counts, *parts]
         what = f"end of round {self._round_idx + 1}"
         found = self._team.gather([part.partial() for part in together], what)
         for place, part in enumerate(together):
