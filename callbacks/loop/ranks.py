@@ -95,7 +95,7 @@ def _attributes(of: object) -> dict[str, str]:
 def _digest(value: Any) -> str:
     if isinstance(value, Tensor):
         value = value.detach().cpu()
-        return _digest(("tensor", value.dtype, value.reshape(-1).double().numpy()))
+        return _digest(("tensor", str(value.dtype), value.reshape(-1).double().numpy()))
     if isinstance(value, np.ndarray):
         return hashlib.blake2b(np.ascontiguousarray(value).tobytes()).hexdigest()
     if isinstance(value, Mapping):

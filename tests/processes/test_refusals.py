@@ -2,9 +2,11 @@
 
 import os
 from datetime import timedelta
+from hashlib import blake2b
 from types import SimpleNamespace
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
@@ -17,7 +19,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedlight import ByClient, ClientParallelStrategy, FederatedLoop
 from fedlight.callbacks.attacks.membership_inference import MembershipInference
 from fedlight.callbacks.loop.guard import refuse_cut_rounds
-from fedlight.callbacks.loop.ranks import KeptByAlgorithm, agree_on_monitored, refuse_uneven, same_start
+from fedlight.callbacks.loop.ranks import (
+    KeptByAlgorithm,
+    _digest,
+    agree_on_monitored,
+    refuse_uneven,
+    same_start,
+)
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.client import Client, Visit, Work
@@ -174,6 +182,12 @@ def test_what_processes_have_unlike_is_refused_in_each(tmp_path, model, data, ca
     assert wait_for(start_ranks(2, work, tmp_path), 60) == [1, 1]
     for rank in range(2):
         assert complaint in log_of(tmp_path, rank)
+
+
+def test_a_digest_is_the_same_in_processes_that_are_no_forks_of_one():
+    values = blake2b(np.array([0.0, 1.0, 2.0]).tobytes()).hexdigest()
+    expected = f"{{'x': ['tensor', 'torch.int64', {values}], 'y': ['a', 1.5, None]}}"
+    assert _digest({"x": torch.arange(3), "y": ["a", 1.5, None]}) == expected
 
 
 def test_examples_that_worker_processes_read_are_not_read_to_compare_them():
