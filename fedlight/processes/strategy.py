@@ -217,7 +217,7 @@ def _all_of(group: Any, rank: int, size: int, data: memoryview) -> list[memoryvi
         options = distributed.BroadcastOptions()
         options.rootRank = root
         group.broadcast([part], options).wait()
-        found.append(memoryview(part.numpy()))
+        found.append(part.numpy().data)
     return found
 
 
