@@ -114,7 +114,7 @@ class DropoutMasks:
 
 def backward_pass() -> int:
     """Return the number of the backward pass that runs in this thread, -1 outside of one."""
-    return torch._C._current_graph_task_id()  # type: ignore[attr-defined]
+    return torch._C._current_graph_task_id()
 
 
 class _During(AbstractContextManager[None]):

@@ -114,7 +114,7 @@ def _stacked_losses(
     adapters: Sequence[str | None],
 ) -> Tensor:
     assert isinstance(module, LossPerExample)
-    stack = StackedAdapters(module, parameters)  # type: ignore[arg-type]
+    stack = StackedAdapters(module, parameters)
     stack.enter(states, adapters)
     try:
         stack.set_rows(counts, None)
