@@ -8,6 +8,8 @@ from peft import LoraConfig, get_peft_model
 from stacked import Lora, Points, fit
 from torch import nn
 
+from fedlight.federation.algorithms.fedavg import FedAvg
+
 
 class Without(Lora):
     example_losses = None
@@ -200,6 +202,50 @@ def test_refused_with_the_reason_and_the_remedy(make, settings, message):
     assert "clients_at_once" in str(refused.value)
     after = list(module.parameters())[: len(before)]
     assert all(torch.equal(p, old) for p, old in zip(after, before, strict=True))
+
+
+class OwnBatch:
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def to(self, device):
+        return self
+
+
+class OwnBatches(Points):
+    def collate(self, examples):
+        return OwnBatch(**super().collate(examples))
+
+
+class ReadsOwn(Lora):
+    def example_losses(self, batch):
+        return super().example_losses(vars(batch))
+
+
+def test_a_batch_of_a_class_of_its_own():
+    message = "a batch of type OwnBatch cannot be divided among clients: give a dictionary, list or tuple .* set it to 1"
+    with pytest.raises(ValueError, match=message):
+        fit(ReadsOwn(), OwnBatches(), 2)
+    fit(ReadsOwn(), OwnBatches(), 1, rounds=1)
+
+
+class Freezes(FedAvg):
+    def adjust_gradients(self, visiting, parameters, gradients):
+        gradients.update((name, None) for name in gradients if "lora_A" in name)
+
+
+def test_an_algorithm_that_takes_gradients_away():
+    with pytest.raises(ValueError, match=r"Freezes takes the gradient of net.*lora_A.* away"):
+        fit(Lora(), Points(), 2, algorithm=Freezes())
+    fit(Lora(), Points(), 1, algorithm=Freezes(), rounds=1)
+
+
+@pytest.mark.parametrize("make", [TokensFirst, Choices, OtherStep])
+def test_refused_in_16_bits_too_where_a_proper_module_is_not(make):
+    settings = {"precision": "bf16-mixed"}
+    with pytest.raises(ValueError, match=f"{make.__name__}.*set it to 1"):
+        fit(make(), Points(), 2, settings=settings)
+    fit(Lora(), Points(), 2, rounds=1, settings=settings)
 
 
 def test_a_datamodule_that_changes_whole_batches():

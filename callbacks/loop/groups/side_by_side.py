@@ -163,6 +163,11 @@ class SideBySide:
             gradients = dict(slices)
             algorithm.adjust_gradients(visiting, parameters, gradients)
             for name, gradient in gradients.items():
+                if gradient is None:
+                    raise refusal(
+                        f"{type(algorithm).__name__} takes the gradient of {name} away, and an optimizer leaves a parameter "
+                        "out for all clients of a batch or for none"
+                    )
                 if name not in slices:
                     raise refusal(
                         f"{type(algorithm).__name__} gives {name} a gradient, which has none in the step, so the clients "
