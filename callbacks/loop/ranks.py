@@ -293,11 +293,8 @@ def same_start(team: Team, module: L.LightningModule, settings: Mapping[str, Any
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     tensors = {name: value for name, value in tensors.items() if not value.is_meta}
     sums = {name: _sum_of_bits(value) for name, value in tensors.items()}
-    unlike = [
-        name
-        for name, own in sums.items()
-        if any(one.get(name) != own for one in team.gather(sums, "weights"))
-    ]
+    everyones = team.gather(sums, "weights")
+    unlike = [name for name, own in sums.items() if any(one.get(name) != own for one in everyones)]
     for name, value in team.broadcast({name: tensors[name] for name in unlike}, "first weights").items():
         tensors[name].copy_(value)
 
