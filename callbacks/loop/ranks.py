@@ -21,7 +21,7 @@ from torch import Tensor
 from fedlight.callbacks.loop.plan import RoundPlanner
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run, seed_all
-from fedlight.callbacks.loop.visit import TakesUpload
+from fedlight.callbacks.loop.visit import TakesUpload, TakesVisitStart
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client_state import ClientMemories, PassingMemories
 from fedlight.processes.team import Team
@@ -85,6 +85,12 @@ class KeptByAlgorithm:
     def merge(self, partials: Sequence[Any]) -> None:
         for one in partials:
             self._algorithm.merge(one)
+
+
+def _attributes_of(module: L.LightningModule) -> dict[str, str]:
+    """Return a digest of each public attribute of a module that is a plain value or a tensor."""
+    digests = _attributes(module).items()
+    return {name: one for name, one in digests if not name.startswith("_") and not one.startswith("object ")}
 
 
 def _attributes(of: object) -> dict[str, str]:
@@ -239,6 +245,9 @@ class Ranks:
         self._memories = SavedMemories(self._memory, round_idx)
         self._counts = StepCounts(self._trainer, planned)
         self._kept.start_round()
+        self._trains = bool(planned.schedule.visits)
+        if self._trains and not self._said:
+            self._attributes = _attributes_of(self._trainer.lightning_module)
 
     def visited(self) -> None:
         """Take what a visit has left beside its results."""
@@ -263,14 +272,25 @@ class Ranks:
             part.merge([one[place] for one in found])
 
     def _say_what_is_partial(self) -> None:
-        """Say once which values of the run's log are of the clients of process 0 alone."""
-        keys = [] if self._said else [*(self._trainer._results or {})]
+        """Say once, after the first visits, which values are of the clients of one process alone."""
+        if self._said or not self._trains:
+            return
+        self._said = True
+        keys = [*(self._trainer._results or {})]
         names = sorted({key.removeprefix(STEP) for key in keys if key.startswith(STEP)})
         if names:
-            self._said = True
             rank_zero_info(
                 f"{', '.join(names)}: training_step logs it, so under trainer.strategy=client_parallel it is of the clients "
                 "that process 0 trains; fed/loss is of all"
+            )
+        module = self._trainer.lightning_module
+        now, before = _attributes_of(module), self._attributes
+        changed = ", ".join(sorted(name for name in {**before, **now} if before.get(name) != now.get(name)))
+        if changed and not isinstance(module, TakesVisitStart):
+            rank_zero_info(
+                f"{type(module).__name__}'s {changed}: visits change it, and each process of "
+                "trainer.strategy=client_parallel has its own. If a step depends on it, the result depends on the number of "
+                "processes: start it anew in on_visit_start(client_id), or register it as a buffer"
             )
 
 

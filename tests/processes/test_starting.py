@@ -6,7 +6,7 @@ import time
 
 import lightning as L
 import pytest
-from plain_lightning import Numbers, module, ten_clients, trainer
+from plain_lightning import Numbers, Regression, module, ten_clients, trainer
 from ranks import log_of, run_ranks, start_ranks, wait_for
 from shared_runs import files_of, folder_of, train
 
@@ -125,3 +125,38 @@ def test_what_training_steps_log_is_said_to_be_of_one_process(tmp_path):
     said = "train/loss: training_step logs it, so under trainer.strategy=client_parallel it is of the clients"
     assert log_of(tmp_path, 0).count(said) == 1
     assert said not in log_of(tmp_path, 1)
+
+
+class Warming(Regression):
+    """Counts its batches, which run on through clients."""
+
+    def __init__(self, reset):
+        super().__init__()
+        self.batches, self.marked = 0, "kept"
+        if reset:
+            self.on_visit_start = self.start_anew
+
+    def start_anew(self, client_id):
+        self.batches = 0
+
+    def training_step(self, batch, batch_idx):
+        self.batches += 1
+        return super().training_step(batch, batch_idx) * (1 + 0.01 * self.batches)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_an_attribute_that_runs_on_through_clients_is_said_once(tmp_path, reset):
+    def work(rank):
+        run = trainer(
+            2,
+            [FederatedLoop(clients_per_round=4, local_steps=2), ByClient(ten_clients)],
+            strategy="client_parallel",
+            devices=2,
+        )
+        L.seed_everything(0, verbose=False)
+        run.fit(Warming(reset), Numbers())
+
+    run_ranks(2, work, tmp_path)
+    said = "Warming's batches: visits change it, and each process of trainer.strategy=client_parallel has its own."
+    assert [log_of(tmp_path, rank).count(said) for rank in range(2)] == [0 if reset else 1, 0]
+    assert "Warming's" not in log_of(tmp_path, 0).replace(said, "")
