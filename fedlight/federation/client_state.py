@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
-from weakref import finalize
+from weakref import WeakSet, finalize
 
 import torch
 from torch import Tensor
@@ -308,6 +308,9 @@ class ClientMemories:
         return self._folder / name
 
 
+_passing: "WeakSet[PassingMemories]" = WeakSet()
+
+
 class PassingMemories(ClientMemories):
     """Memories in a process that writes no checkpoint: above ``limit_mib`` in a temporary folder, until it ends.
 
@@ -318,7 +321,14 @@ class PassingMemories(ClientMemories):
     def __init__(self, limit_mib: float) -> None:
         super().__init__(str(Path(tempfile.gettempdir()) / f"fedlight-{uuid.uuid4().hex}"), limit_mib, keep=1)
         assert self._folder is not None
-        finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._remove = finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        _passing.add(self)
+
+    @classmethod
+    def remove_all(cls) -> None:
+        """Remove the temporary folders of this process, which is about to end without Python's own clean-up."""
+        for one in [*_passing]:
+            one._remove()
 
     @contextmanager
     def being_saved(self, state: dict[str, Any], path: str | Path) -> Iterator[None]:

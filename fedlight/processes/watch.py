@@ -13,6 +13,8 @@ import sys
 import threading
 from typing import Any, BinaryIO, Protocol
 
+from fedlight.federation.client_state import PassingMemories
+
 GRACE_SECONDS = 3.0
 """Until a process whose team has failed ends, unless it fails by itself."""
 JOIN_SECONDS = 600.0
@@ -150,6 +152,7 @@ class Watch:
                 file=sys.stderr,
                 flush=True,
             )
+        PassingMemories.remove_all()
         # The main thread may wait in an exchange for ever. Files are written whole, so nothing has to be finished.
         os._exit(1)
 

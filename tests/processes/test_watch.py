@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from fedlight.federation.client_state import PassingMemories
 from fedlight.processes import watch as module
 from fedlight.processes.watch import Watch
 
@@ -155,3 +156,17 @@ def test_a_stranger_is_sent_away():
     first.join(10)
     assert list(made["watch"]._peers) == [1]
     cut(other)
+
+
+def test_a_process_that_the_watch_ends_leaves_no_temporary_folder(monkeypatch, capsys):
+    memories = PassingMemories(limit_mib=0)
+    memories.save("a", {"seen": 3}, round_idx=0)
+    assert [*memories.folder.iterdir()]
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    watch = Watch.__new__(Watch)
+    watch.rank, watch.has_failed, watch._lost = 1, False, "process 0 is gone"
+    watch._end()
+    assert codes == [1]
+    assert not memories.folder.exists()
+    assert "process 0 is gone, so process 1 ends too" in capsys.readouterr().err
