@@ -40,6 +40,7 @@ from fedlight.callbacks.loop.ranks import (
     own_memories,
     own_settings,
     refuse_uneven,
+    refuse_unmergeable,
     same_start,
 )
 from fedlight.callbacks.loop.round_table import Record
@@ -202,6 +203,8 @@ class FederatedLoop(L.Callback):
         self.clients = build_clients(self._data.client_sizes())
         guard.check_cohort(self.clients_per_round, len(self.clients))
         self.privacy.check(len(self.clients))
+        number = len(self.clients)
+        refuse_unmergeable(current_team(), self.aggregation or self.algorithm.aggregation(number))
         self._rounds = RoundPlanner(
             *(self.algorithm, self._data, self.clients, self.clients_per_round, self.over_selection),
             *(self.local_steps, partial(plan.batches_per_step, trainer), self.seed, self._at_once.number),

@@ -22,6 +22,7 @@ from fedlight.callbacks.loop.plan import RoundPlanner
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.callbacks.loop.visit import TakesUpload, TakesVisitStart
+from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client_state import ClientMemories, PassingMemories
 from fedlight.processes.team import Team
@@ -382,6 +383,17 @@ def own_memories(team: Team, memory: ClientMemories) -> ClientMemories:
     return (
         memory if team.rank == 0 or isinstance(memory, PassingMemories) else PassingMemories(memory.limit_mib)
     )
+
+
+def refuse_unmergeable(team: Team, aggregation: Aggregation) -> None:
+    """Raise ValueError for an aggregation that cannot put together what several processes have added."""
+    kind: Any = type(aggregation)
+    for name in ("partial", "merge"):
+        if team.size > 1 and getattr(kind, name, None) in (None, getattr(Aggregation, name)):
+            raise ValueError(
+                f"{kind.__name__} has no {name}, by which the processes of trainer.strategy=client_parallel put their "
+                "updates together: add partial() and merge(partial), as CoordinateMedian has, or set trainer.devices=1"
+            )
 
 
 def refuse_uneven(team: Team, trainer: L.Trainer) -> None:

@@ -24,8 +24,10 @@ from fedlight.callbacks.loop.ranks import (
     _digest,
     agree_on_monitored,
     refuse_uneven,
+    refuse_unmergeable,
     same_start,
 )
+from fedlight.federation.aggregation import Aggregation, CoordinateMedian, WeightedSum
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.client import Client, Visit, Work
@@ -57,6 +59,35 @@ def test_callbacks_that_work_by_one_process_are_refused(callback, complaint):
     with pytest.raises(ValueError, match=complaint):
         refuse_uneven(TWO, run)
     refuse_uneven(ALONE, run)
+
+
+class Mean(Aggregation):
+    """Mean of updates that it keeps for itself."""
+
+    def add(self, update):
+        raise NotImplementedError
+
+    def result(self):
+        raise NotImplementedError
+
+
+class HalfMergeable(Mean):
+    def partial(self):
+        return {}
+
+
+@pytest.mark.parametrize(("kind", "lacks"), [(Mean, "partial"), (HalfMergeable, "merge")])
+def test_an_aggregation_of_one_process_is_refused(monkeypatch, kind, lacks):
+    monkeypatch.setattr("fedlight.callbacks.loop.federated_loop.current_team", lambda: TWO)
+    run = trainer(1, [FederatedLoop(aggregation=kind(), clients_per_round=2), ByClient(ten_clients)])
+    with pytest.raises(ValueError, match=rf"{kind.__name__} has no {lacks}, .* add partial\(\) and merge"):
+        run.fit(module(), Numbers())
+
+
+def test_those_of_fedlight_are_not():
+    for aggregation in (CoordinateMedian(), WeightedSum("weight")):
+        refuse_unmergeable(TWO, aggregation)
+    refuse_unmergeable(ALONE, Mean())
 
 
 def test_callbacks_that_work_by_rounds_are_not():
