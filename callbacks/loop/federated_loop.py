@@ -36,6 +36,7 @@ from fedlight.callbacks.loop.optimizers import (
 from fedlight.callbacks.loop.plan import RoundPlanner
 from fedlight.callbacks.loop.ranks import (
     Ranks,
+    agree_on_model,
     agree_on_monitored,
     own_memories,
     own_settings,
@@ -477,6 +478,7 @@ class FederatedLoop(L.Callback):
         movement = self.algorithm.finish_round(under_way.contributions.result(hints))
         state = self.server.step(under_way.state, movement)
         refuse_lost_model(state, self.rounds_done, self.server)
+        agree_on_model(current_team(), state)
         write(state, self._parameters)
         self.buffers.finish_round()
         self._loss_scale.finish_round()

@@ -25,6 +25,7 @@ from fedlight.callbacks.loop.visit import TakesUpload, TakesVisitStart
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client_state import ClientMemories, PassingMemories
+from fedlight.federation.state import State
 from fedlight.processes.team import Team
 from fedlight.support.settings_record import described, digest
 
@@ -354,6 +355,21 @@ def own_settings(team: Team, trainer: L.Trainer, data: object) -> dict[str, str]
         apply_to_collection(examples, COMPARED, lambda part: parts.append(_digest(part)))
         found["data.first_examples"] = f"digest {digest(*parts)}"
     return found
+
+
+def agree_on_model(team: Team, state: State) -> None:
+    """Raise ValueError if processes have unlike global models after a round, with which they would train on."""
+    if team.size == 1:
+        return
+    own = {name: _sum_of_bits(value) for name, value in state.items()}
+    for rank, one in enumerate(team.gather(own, "global model")):
+        for name in own:
+            if one.get(name) != own[name]:
+                raise ValueError(
+                    f"the server's step has given processes {team.rank} and {rank} unlike global models ({name}): have "
+                    "aggregation and server compute from what is merged and from seeded streams alone, or set "
+                    "trainer.devices=1"
+                )
 
 
 def agree_on_monitored(team: Team, trainer: L.Trainer) -> None:

@@ -22,6 +22,7 @@ from fedlight.callbacks.loop.guard import refuse_cut_rounds
 from fedlight.callbacks.loop.ranks import (
     KeptByAlgorithm,
     _digest,
+    agree_on_model,
     agree_on_monitored,
     refuse_uneven,
     refuse_unmergeable,
@@ -235,6 +236,15 @@ def test_processes_with_unlike_data_are_refused(monkeypatch):
     def body(rank):
         with pytest.raises(ValueError, match=rf"data.clients is {7 + rank} in process {rank} and {8 - rank}"):
             same_start(current_team(), module(), {"seed": 1, "data.clients": 7 + rank})
+
+    on_team(monkeypatch, 2, body)
+
+
+def test_global_models_that_drift_apart_are_refused(monkeypatch):
+    def body(rank):
+        agree_on_model(current_team(), {"w": torch.ones(3)})
+        with pytest.raises(ValueError, match=rf"processes {rank} and {1 - rank} unlike global models \(w\)"):
+            agree_on_model(current_team(), {"w": torch.tensor([1.0, 1.0, 1.0 + rank * 1e-7])})
 
     on_team(monkeypatch, 2, body)
 
