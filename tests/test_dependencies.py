@@ -66,6 +66,8 @@ RUNTIME = {
     for requirements in (PROJECT["dependencies"], *(OPTIONAL[extra] for extra in EXTRAS))
     for name in names(requirements)
 }
+PEERS = {"flwr", "pfl"}
+"""What benchmarks/peers.py measures beside fedlight, each in an environment of its own."""
 DEVELOPMENT = {IMPORT_NAMES.get(name, name) for name in names(OPTIONAL["dev"]) - TOOLS}
 
 
@@ -87,7 +89,8 @@ def test_hnswlib_is_tried_and_missed_by_nobody_who_has_no_compiler():
 
 def test_so_do_tests_examples_and_documentation():
     used = imports("tests", "examples", "benchmarks", "docs")
-    assert used <= RUNTIME | DEVELOPMENT
+    assert used <= RUNTIME | DEVELOPMENT | PEERS
+    assert used - imports("tests", "examples", "docs") >= PEERS
     # setuptools is named in a program that tests/test_wheel.py starts, mkdocstrings in mkdocs.yml; tensorboard and wandb are
     # Lightning's loggers'
     assert used >= DEVELOPMENT - RUNTIME - {"mkdocstrings", "setuptools", "tensorboard", "wandb"}

@@ -15,7 +15,6 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from fedlight.callbacks.loop.plan import RoundPlanner
@@ -28,6 +27,7 @@ from fedlight.federation.client_state import ClientMemories, PassingMemories
 from fedlight.federation.state import State
 from fedlight.processes.team import Team
 from fedlight.support.settings_record import described, digest
+from fedlight.support.torch_parts import with_parts
 
 OF_ALL_PROCESSES = (
     *("max_epochs", "min_epochs", "precision", "gradient_clip_val", "gradient_clip_algorithm"),
@@ -352,7 +352,14 @@ def own_settings(team: Team, trainer: L.Trainer, data: object) -> dict[str, str]
             seed_all(0, "first examples")
             examples = data.first_examples()
         parts: list[str] = []
-        apply_to_collection(examples, COMPARED, lambda part: parts.append(_digest(part)))
+
+        def compared(value: Any) -> Any:
+            if isinstance(value, COMPARED):
+                parts.append(_digest(value))
+                return value
+            return with_parts(value, compared)
+
+        compared(examples)
         found["data.first_examples"] = f"digest {digest(*parts)}"
     return found
 

@@ -23,7 +23,7 @@ from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.strategies.strategy import TBroadcast
-from lightning_utilities.core.rank_zero import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, distributed
 from torch.distributed.rendezvous import rendezvous
 
