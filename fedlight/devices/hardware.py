@@ -4,6 +4,7 @@ Every question about it is asked through these functions, so that a test can ans
 """
 
 import ctypes
+import sys
 
 import torch
 
@@ -55,5 +56,5 @@ class FreedMemory:
 
 def return_freed_memory() -> None:
     """Give memory that was freed back to the system; without glibc, whose ``malloc`` keeps it, do nothing."""
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+    if sys.platform != "win32" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)

@@ -25,7 +25,6 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.strategies.strategy import TBroadcast
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, distributed
-from torch.distributed.rendezvous import rendezvous
 
 from fedlight.federation.protocols import TrainsRounds
 from fedlight.processes.team import ALONE, Team, begin, end
@@ -187,6 +186,8 @@ def _join(environment: ClusterEnvironment) -> tuple[Team, Watch]:
         return _joined["team"]
     host = os.environ["MASTER_ADDR"] = environment.main_address
     os.environ["MASTER_PORT"] = str(environment.main_port)
+    from torch.distributed.rendezvous import rendezvous  # here, as some builds of torch lack it
+
     # Takes torchrun's own store where there is one.
     store, _, _ = next(rendezvous("env://", rank, size, timeout=timedelta(seconds=JOIN_SECONDS)))
     watch = Watch(rank, size, store, host)

@@ -58,7 +58,10 @@ class Watch:
             self._listen(size, store, host)
         else:
             self._connect(store, host)
-        os.register_at_fork(after_in_child=self._drop)  # a loader's process would keep the connections open
+        if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+            os.register_at_fork(
+                after_in_child=self._drop
+            )  # a loader's process would keep the connections open
         for peer, (_, lines) in self._peers.items():
             threading.Thread(target=self._read, args=(peer, lines), daemon=True).start()
 

@@ -1,15 +1,18 @@
 """``clients_at_once: auto``: the number is found in a trial, said once, and changes no result beyond rounding."""
 
 import logging
+import sys
 
 import pytest
 import torch
 from plain_lightning import assert_equal
 from stacked import Lora, Points, assert_same_rows, fit, furthest
+from thread_team import on_team
 
 from fedlight.callbacks.loop.groups import at_once
 from fedlight.callbacks.loop.groups.at_once import AtOnce
 from fedlight.federation.algorithms.fedprox import FedProx
+from fedlight.federation.client import Visit
 
 
 @pytest.fixture
@@ -115,6 +118,33 @@ def test_without_equal_visits_there_is_nothing_to_try(seconds):
     assert furthest(beside, alone) == 0
 
 
-def test_a_word_is_refused():
-    with pytest.raises(ValueError, match="clients_at_once='all' is no number: give one, at least 1, or auto"):
-        fit(Lora(), Points(), "all")
+@pytest.mark.parametrize(("size", "most"), [(1, 7), (2, 4), (3, 3), (8, 1)])
+def test_no_more_are_tried_than_are_a_process_s_share(size, most, monkeypatch):
+    """Seven clients in one batch would leave the second of two processes idle."""
+    tried = []
+
+    def all_of_them(self, visits, round_idx):
+        tried.append(len(visits))
+        return len(visits)
+
+    monkeypatch.setattr(AtOnce, "_try", all_of_them)
+    visits = [Visit(name, 2) for name in "abcdefg"]
+    found = on_team(monkeypatch, size, lambda rank: AtOnce("auto").number(visits, lambda visit: (), 0))
+    assert (found, tried) == ([most] * size, [most])
+
+
+def test_memory_is_in_bytes_and_0_where_the_system_does_not_say(monkeypatch):
+    linux = at_once._memory()
+    assert linux > 50 * 2**20  # torch alone takes that
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert linux / 1024 <= at_once._memory() < linux  # getrusage gives bytes there
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert at_once._memory() == 0
+
+
+@pytest.mark.parametrize("setting", ["all", None, True, 2.5])
+def test_what_is_no_whole_number_is_refused(setting):
+    with pytest.raises(
+        ValueError, match=f"clients_at_once={setting!r} is no number: give one, at least 1, or auto"
+    ):
+        fit(Lora(), Points(), setting)

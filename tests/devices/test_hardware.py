@@ -1,6 +1,8 @@
 """What is asked of this machine's hardware, answered either way."""
 
+import ctypes
 import os
+import sys
 
 import pytest
 import torch
@@ -49,6 +51,23 @@ def test_auto_is_the_gpu_where_there_is_one(monkeypatch, has_cuda, expected):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
     assert hardware.choose_device("auto") == hardware.choose_device() == torch.device(expected)
     assert hardware.choose_device("cpu") == CPU
+
+
+def test_freed_memory_is_given_back_by_glibc_alone(monkeypatch):
+    trimmed = []
+
+    class Library:
+        def __init__(self, name):
+            if sys.platform == "win32":
+                raise TypeError("None is no library there")
+            if sys.platform == "linux":
+                self.malloc_trim = trimmed.append
+
+    monkeypatch.setattr(ctypes, "CDLL", Library)
+    for platform, calls in (("linux", [0]), ("darwin", [0]), ("win32", [0])):
+        monkeypatch.setattr(sys, "platform", platform)
+        hardware.return_freed_memory()
+        assert trimmed == calls
 
 
 def test_these_tests_see_no_gpu(request):

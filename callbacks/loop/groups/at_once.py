@@ -1,12 +1,13 @@
 """Number of clients that are trained in one batch: as set, or found in a short trial before the first round.
 
 The trial runs forward and backward passes on the batches with which the first round begins, for 1, 2, 4, ... clients, and
-takes the number with most clients a second. It ends where the time of a client grows again or memory would run short. Two
-runs may find different numbers, which changes their results by rounding alone. Weights, random streams and data stay as they
-are.
+takes the number with most clients a second. It ends where the time of a client grows again, memory would run short, or, with
+several processes, one of them would get no client. Two runs may find different numbers, which changes their results by
+rounding alone. Weights, random streams and data stay as they are.
 """
 
-import resource
+import math
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from fedlight.callbacks.loop.groups.side_by_side import SideBySide
 from fedlight.callbacks.loop.run import LossPerExample, ready
 from fedlight.federation.client import Visit
 from fedlight.federation.protocols import StreamsGroups
+from fedlight.processes.team import current_team
 from fedlight.processes.work import once
 from fedlight.stacking import StackedAdapters
 from fedlight.support.checks import refuse_below
@@ -49,15 +51,15 @@ class AtOnce:
     """
 
     def __init__(self, setting: ClientsAtOnce) -> None:
-        if isinstance(setting, str):
-            if setting != "auto":
-                raise ValueError(
-                    f"federated.clients_at_once={setting!r} is no number: give one, at least 1, or auto"
-                )
-        else:
-            refuse_below(1, "federated.", clients_at_once=setting)
         self._is_auto = setting == "auto"
-        self._number = None if isinstance(setting, str) else setting
+        self._number: int | None = None
+        if isinstance(setting, int) and not isinstance(setting, bool):
+            refuse_below(1, "federated.", clients_at_once=setting)
+            self._number = setting
+        elif not self._is_auto:
+            raise ValueError(
+                f"federated.clients_at_once={setting!r} is no number: give one, at least 1, or auto"
+            )
         self._groups: SideBySide | None = None
 
     def check(self, trainer: L.Trainer, module: L.LightningModule, data: object, buffers: str) -> None:
@@ -115,7 +117,9 @@ class AtOnce:
             )[0]
             if len(largest) < 2:
                 return 1  # this round shows nothing
-            self._number = once(lambda: self._try(largest, round_idx))
+            # More than a process's share would leave other processes without a client.
+            share = math.ceil(len(largest) / current_team().size)
+            self._number = once(lambda: self._try(largest[:share], round_idx))
         return self._number
 
     def _try(self, visits: Sequence[Visit], round_idx: int) -> int:
@@ -187,10 +191,18 @@ def _doubled(most: int) -> Iterator[int]:
 
 
 def _memory() -> int:
-    """Return the largest memory that this process has taken so far, in bytes, on the GPU where there is one."""
+    """Return the largest memory that this process has taken so far, in bytes, on the GPU where there is one.
+
+    0 where the system does not say (Windows).
+    """
     if torch.cuda.is_available():
         return torch.cuda.max_memory_reserved()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    try:
+        import resource
+    except ImportError:
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _free(device: torch.device) -> float:
