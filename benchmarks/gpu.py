@@ -12,8 +12,8 @@ AdamW, no dropout. Each number of clients at once has a run of its own, one afte
 
 At the end the tests marked ``gpu`` run, some of which need bitsandbytes. For all else a Python with torch, lightning,
 omegaconf, peft, transformers and pytest is enough, also without an installed fedlight:
-``PYTHONPATH=. python3 benchmarks/gpu.py --json FILE``, eight minutes at most on an H100. ``--tiny`` is the same at a size
-for any processor.
+``PYTHONPATH=. python3 benchmarks/gpu.py --json FILE``, estimated to take less than eight minutes on an H100; no time was
+measured. ``--tiny`` is the same at a size for any processor.
 
 Run: python benchmarks/gpu.py [--at-once 1 4 8 16 32] [--precision 32-true] [--tiny] [--json FILE]
 """
