@@ -16,9 +16,10 @@ import secrets
 import shutil
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -35,6 +36,9 @@ Memory = dict[str, Any]
 """Tensors, numbers, strings, None, and lists and dicts of them."""
 
 
+NEW_SECONDS = 60.0
+"""Age of a temporary folder of `PassingMemories` below which it is not looked at."""
+_PASSING = re.compile(r"fedlight-[0-9a-f]{32}")
 _VERSION = re.compile(r"[0-9a-f]{16}-[0-9]+-[0-9a-f]{8}-[0-9a-f]{16}\.pt")
 
 
@@ -314,11 +318,14 @@ _passing: "WeakSet[PassingMemories]" = WeakSet()
 class PassingMemories(ClientMemories):
     """Memories in a process that writes no checkpoint: above ``limit_mib`` in a temporary folder, until it ends.
 
+    A process that is killed leaves its folder; the next one on the host removes it.
+
     Args:
         limit_mib: see `ClientMemories`.
     """
 
     def __init__(self, limit_mib: float) -> None:
+        _remove_left_folders(Path(tempfile.gettempdir()))
         super().__init__(str(Path(tempfile.gettempdir()) / f"fedlight-{uuid.uuid4().hex}"), limit_mib, keep=1)
         assert self._folder is not None
         self._remove = finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
@@ -336,6 +343,16 @@ class PassingMemories(ClientMemories):
         yield
         self._unlink(self._obsolete - self._named())
         self._obsolete.clear()
+
+
+def _remove_left_folders(root: Path) -> None:
+    """Remove the temporary folders of killed processes; a living one holds a lock on the note in its folder."""
+    for folder in root.glob("fedlight-*"):
+        with suppress(OSError):  # of another user, or another process removes it at the same time
+            # A folder without a note may be new, before its first file.
+            if _PASSING.fullmatch(folder.name) and time.time() - folder.stat().st_mtime > NEW_SECONDS:
+                remove_unsaved(folder, _VERSION)
+                folder.rmdir()
 
 
 def _own(value: Any) -> Any:

@@ -1,10 +1,16 @@
 """The files of the clients' memories: versions and who deletes them, folders, damage."""
 
+import os
+import signal
+import tempfile
+from pathlib import Path
+
 import pytest
+import torch
 from memories import disk, files, saved, through_a_file, values, w
 
-from fedlight.federation import client_state as memory_file
-from fedlight.federation.client_state import ClientMemories
+from fedlight.federation import client_state
+from fedlight.federation.client_state import ClientMemories, PassingMemories
 
 
 def test_versions_that_no_snapshot_names_are_deleted(tmp_path):
@@ -77,7 +83,9 @@ def test_two_runs_in_one_folder_do_not_touch_each_other(tmp_path):
 @pytest.mark.parametrize("links", [True, False])
 def test_resuming_in_another_folder_leaves_the_first_alone(tmp_path, monkeypatch, links):
     if not links:
-        monkeypatch.setattr(memory_file.os, "link", lambda *_: (_ for _ in ()).throw(OSError("another disk")))
+        monkeypatch.setattr(
+            client_state.os, "link", lambda *_: (_ for _ in ()).throw(OSError("another disk"))
+        )
     first = disk(tmp_path / "x")
     first.save("a", w(1), 0)
     state = saved(first, 1)
@@ -166,8 +174,48 @@ def test_a_write_that_fails_leaves_the_last_version(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(memory_file.os, "replace", full)
+    monkeypatch.setattr(client_state.os, "replace", full)
     with pytest.raises(OSError, match="the disk is full while writing"):
         memories.save("a", w(2), 1)
     assert values(memories, "a") == [1]
     assert len(files(tmp_path)) == 1
+
+
+def passing_child(pipe):
+    """Keep a memory in a temporary folder, in a process of its own; return its id and the folder."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            memories = PassingMemories(limit_mib=0)
+            memories.save("a", {"seen": torch.zeros(10)}, round_idx=0)
+            os.write(write, str(memories.folder).encode())
+            pipe()
+        finally:
+            os._exit(1)
+    return child, Path(os.read(read, 1000).decode())
+
+
+def test_temporary_folders_of_killed_processes_are_removed_and_those_of_living_ones_stay(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    children = [passing_child(signal.pause) for _ in range(2)]
+    (killed, left), (living, kept) = children
+    try:
+        os.kill(killed, signal.SIGKILL)
+        os.waitpid(killed, 0)
+        foreign = tmp_path / "fedlight-notes"
+        foreign.mkdir()
+        PassingMemories(limit_mib=1)
+        assert left.exists()  # it may be new, and not yet locked
+        monkeypatch.setattr(client_state, "NEW_SECONDS", -1.0)
+        own = PassingMemories(limit_mib=0)
+        own.save("b", {"seen": 1}, round_idx=0)
+        PassingMemories(limit_mib=1)
+        assert not left.exists()
+        assert [len([*folder.glob("*.pt")]) for folder in (kept, own.folder)] == [1, 1]
+        assert foreign.exists()
+    finally:
+        os.kill(living, signal.SIGKILL)
+        os.waitpid(living, 0)
