@@ -6,7 +6,8 @@ Two commands, each a process of its own, killed again and again until it gets th
 * ``fit``: the demo's selector, 6 rounds of SCAFFOLD on a fleet of devices, the updates thinned out (top-k with error
   feedback), all clients' memories on disk; each start goes on from the newest checkpoint.
 * ``processes``, where it is asked for: ``fit`` on two processes, of which one or the other is killed. The one that is left
-  has 30 seconds to end by itself, or else the run has failed.
+  has 30 seconds to end by itself, or else the run has failed. One that says that it waits for the other to start is ended
+  here, as torchrun or Lightning would: it cannot know whether the other one is still to come.
 
 A moment is drawn evenly from the measured length of the undisturbed run. A run is killed up to four times and then left
 alone. It counts as equal if results.json, adapters, JSON lines, clients' memories and visits.csv are the same to the last
@@ -49,6 +50,8 @@ KILLS_OF_A_RUN = 4
 OUTLIVES_SECONDS = 30
 LEFT_BEHIND = 1000
 """Exit code, which no process has, of a run with a process that did not end when the other was killed."""
+WAITS = "waits for the other 1 of 2"
+"""What a process says while it waits for the other one to start."""
 TIMES = ("seconds",)
 CEILING = ("label_by_oracle", "dpo_by_oracle", "answers_oracle", "verdict")
 
@@ -93,7 +96,9 @@ def attempt(what: str, folder: Path, kill_after: float | None) -> int | None:
     arguments = command_of(what, folder)
     places = places_of(what)
     # torch and Lightning are imported by now: there is nothing to be killed in that
-    children = [_fork(arguments, folder.with_suffix(".log"), place) for place in places]
+    log = folder.with_suffix(".log")
+    said = len(log.read_text()) if log.exists() else 0
+    children = [_fork(arguments, log, place) for place in places]
     victim = children[0 if kill_after is None else int(kill_after * 1e6) % len(children)]
     handle = os.pidfd_open(victim)
     try:
@@ -104,9 +109,9 @@ def attempt(what: str, folder: Path, kill_after: float | None) -> int | None:
         os.close(handle)
     codes = {child: _code_of(child) for child in children}
     if codes[victim] == -signal.SIGKILL:
-        return (
-            LEFT_BEHIND if -signal.SIGKILL in [c for child, c in codes.items() if child != victim] else None
-        )
+        others = [code for child, code in codes.items() if child != victim]
+        met = not log.exists() or WAITS not in log.read_text()[said:]
+        return LEFT_BEHIND if -signal.SIGKILL in others and met else None
     return max(codes.values(), key=abs)
 
 
