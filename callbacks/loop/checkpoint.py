@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedlight.callbacks.loop.ranks import agree_on_monitored
 from fedlight.federation.client_state import ClientMemories
-from fedlight.processes.strategy import fail
+from fedlight.processes.joining import fail
 from fedlight.processes.team import current_team
 from fedlight.support.checkpoint_files import damage_named
 

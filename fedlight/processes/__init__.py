@@ -1,7 +1,8 @@
 """Several processes that train one federation, each its share of every round: ``trainer.strategy=client_parallel``.
 
-`strategy` starts the processes through Lightning's launchers and environments, `team` exchanges what they have worked out,
-`watch` ends them all when one of them is gone, `work` shares the work around the rounds, such as generation.
+`strategy` starts the processes through Lightning's launchers and environments, `joining` brings them together, `team`
+exchanges what they have worked out, `watch` ends them all when one of them is gone or stopped, `work` shares the work
+around the rounds, such as generation.
 `core_watch` advises fewer threads where other processes keep the cores busy.
 """
 

@@ -6,9 +6,7 @@ over a group of their own that is not torch's default group, by which torchmetri
 """
 
 import os
-import time
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +22,10 @@ from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.strategies.strategy import TBroadcast
 from lightning.pytorch.utilities import rank_zero_only
-from torch import Tensor, distributed
 
 from fedlight.federation.protocols import TrainsRounds
-from fedlight.processes.team import ALONE, Team, begin, end
-from fedlight.processes.watch import GRACE_SECONDS, JOIN_SECONDS, Watch
-from fedlight.support.words import first_line
-
-_joined: dict[str, tuple[Team, Watch]] = {}
-"""Team of this process, by its name ``"team"``: it is joined once, however many runs the process has."""
+from fedlight.processes.joining import fail, join, joined_watch
+from fedlight.processes.team import ALONE, begin, end
 
 
 class ClientParallelStrategy(SingleDeviceStrategy):
@@ -47,12 +40,15 @@ class ClientParallelStrategy(SingleDeviceStrategy):
         parallel_devices: devices of this host, one for each of its processes; None: those of the trainer.
         cluster_environment: way in which the processes were started; None: found by Lightning.
         checkpoint_io, precision_plugin: see Lightning's ``Strategy``.
+        wait_seconds: longest wait of a process for the others at the end of a round or another meeting, above 0; then all
+            end. None: any, as a visit may take hours; a process that is stopped is noticed without it.
 
     Attributes:
         team: processes of the run.
 
     Raises:
-        ValueError: when the trainer is made, if this host has fewer devices than processes.
+        ValueError: ``wait_seconds`` is out of its range; or, when the trainer is made, this host has fewer devices than
+            processes.
     """
 
     strategy_name = "client_parallel"
@@ -64,12 +60,18 @@ class ClientParallelStrategy(SingleDeviceStrategy):
         cluster_environment: ClusterEnvironment | None = None,
         checkpoint_io: CheckpointIO | None = None,
         precision_plugin: Precision | None = None,
+        wait_seconds: float | None = None,
     ) -> None:
+        if wait_seconds is not None and not wait_seconds > 0:
+            raise ValueError(
+                f"trainer.strategy.wait_seconds={wait_seconds} must be above 0; None waits for any time"
+            )
         super().__init__("cpu", accelerator, checkpoint_io, precision_plugin)
         self.parallel_devices = parallel_devices
         self.cluster_environment = cluster_environment
         self.num_nodes = 1
         self.size = 1
+        self.wait_seconds = wait_seconds
         self.team = ALONE
 
     @property
@@ -109,8 +111,8 @@ class ClientParallelStrategy(SingleDeviceStrategy):
         assert self.cluster_environment is not None
         if self.size > 1:
             _set_num_threads_if_needed(max(1, self.size // self.num_nodes))
-            self.team, self._watch = _join(self.cluster_environment)
-            self._watch.begin()
+            self.team, watch = join(self.cluster_environment)
+            watch.begin(self.wait_seconds)
             begin(self.team)
 
     def setup(self, trainer: Trainer) -> None:
@@ -139,7 +141,8 @@ class ClientParallelStrategy(SingleDeviceStrategy):
     @property
     def _has_failed(self) -> bool:
         """Whether this process ends by an error, so that the others wait for it no more."""
-        return self.size > 1 and "team" in _joined and _joined["team"][1].has_failed
+        watch = joined_watch() if self.size > 1 else None
+        return watch is not None and watch.has_failed
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Return whether all processes (or any) decide so."""
@@ -153,73 +156,14 @@ class ClientParallelStrategy(SingleDeviceStrategy):
     def teardown(self) -> None:
         super().teardown()
         end(self.team)
-        if self.size > 1 and "team" in _joined:
-            _joined["team"][1].rest()
+        if self.size > 1 and (watch := joined_watch()) is not None:
+            watch.rest()
 
     @classmethod
     def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
         strategy_registry.register(
             cls.strategy_name, cls, description="shares the clients of each round out among processes"
         )
-
-
-def fail(exception: BaseException) -> None:
-    """Let the other processes know that this one ends by ``exception``, if there are any."""
-    if "team" in _joined:
-        kind, line = type(exception).__name__, first_line(exception)
-        _joined["team"][1].fail(kind if line == kind else f"{kind}: {line}")
-
-
-def leave() -> None:
-    """Forget the team of this process, whose other processes end; the next run may have another one."""
-    _joined.clear()
-
-
-def _join(environment: ClusterEnvironment) -> tuple[Team, Watch]:
-    """Return the team of all processes and the watch over them; the first time, wait until all are there."""
-    rank, size = environment.global_rank(), environment.world_size()
-    if "team" in _joined:
-        if (team := _joined["team"][0]).size != size:
-            raise ValueError(
-                f"this run is to have {size} processes and an earlier one here had {team.size}: start them anew"
-            )
-        return _joined["team"]
-    host = os.environ["MASTER_ADDR"] = environment.main_address
-    os.environ["MASTER_PORT"] = str(environment.main_port)
-    from torch.distributed.rendezvous import rendezvous  # here, as some builds of torch lack it
-
-    # Takes torchrun's own store where there is one.
-    store, _, _ = next(rendezvous("env://", rank, size, timeout=timedelta(seconds=JOIN_SECONDS)))
-    watch = Watch(rank, size, store, host)
-    group = distributed.ProcessGroupGloo(store, rank, size, timedelta(days=30))  # the watch finds who is gone
-
-    def exchange(data: memoryview) -> list[memoryview]:
-        try:
-            return _all_of(group, rank, size, data)
-        except RuntimeError as error:
-            time.sleep(GRACE_SECONDS + 1)  # meanwhile the watch ends this process and says why
-            raise ConnectionError(f"the other processes cannot be reached: {first_line(error)}") from error
-
-    _joined["team"] = Team(rank, size, exchange), watch
-    return _joined["team"]
-
-
-def _all_of(group: Any, rank: int, size: int, data: memoryview) -> list[memoryview]:
-    """Return the bytes of all processes; each sends its own, however long, to all, and nothing is copied."""
-    own = torch.tensor([len(data)])
-    lengths: list[Tensor] = [torch.zeros_like(own) for _ in range(size)]
-    group.allgather([lengths], [own]).wait()
-    found = []
-    for root, length in enumerate(lengths):
-        here = root == rank
-        part = (
-            torch.frombuffer(data, dtype=torch.uint8) if here else torch.empty(int(length), dtype=torch.uint8)
-        )
-        options = distributed.BroadcastOptions()
-        options.rootRank = root
-        group.broadcast([part], options).wait()
-        found.append(part.numpy().data)
-    return found
 
 
 ClientParallelStrategy.register_strategies(StrategyRegistry)

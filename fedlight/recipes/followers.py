@@ -112,7 +112,7 @@ class Followers:
 
         torch.set_num_threads(self._threads)
         if self._ranks:
-            from fedlight.processes.strategy import leave
+            from fedlight.processes.joining import leave
 
             for follower in self._ranks:
                 follower.end()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import time
 
 import lightning as L
@@ -12,6 +13,7 @@ from shared_runs import files_of, folder_of, train
 
 from fedlight import ByClient, FederatedLoop
 from fedlight.callbacks.loop.ranks import Ranks
+from fedlight.processes import joining, watch
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended"),
@@ -87,6 +89,44 @@ def test_when_one_is_killed_the_other_ends_and_the_rerun_ends_alike(tmp_path, mo
     assert found == [alone, alone]
     visits = [files_of(folder_of(tmp_path, name, label))["visits.csv"] for label in ("alone", "killed")]
     assert visits[0] == visits[1]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_when_one_is_stopped_the_other_ends_and_names_it(tmp_path, monkeypatch, rank):
+    """The kernel answers for a stopped process, so its connections stay; its signs of life do not."""
+    monkeypatch.setattr(watch, "BEAT_SECONDS", 0.2)
+    monkeypatch.setattr(watch, "SILENT_SECONDS", 2.0)
+    Deadly(monkeypatch, rank, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    children = start_ranks(2, lambda rank: train("fedavg", tmp_path, "stopped", 2), tmp_path / "logs")
+    try:
+        assert wait_for([children[1 - rank]], 60) == [1]
+    finally:
+        os.kill(children[rank], signal.SIGKILL)
+        os.waitpid(children[rank], 0)
+    last = log_of(tmp_path / "logs", 1 - rank).strip().splitlines()[-1]
+    name = f"process {rank} (pid {children[rank]} on {socket.gethostname()})"
+    assert last.startswith(f"fedlight: {name} is stopped or its host hangs, silent for ")
+    assert last.endswith(f" so process {1 - rank} ends too: start again from the newest checkpoint")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_who_waits_for_one_that_never_comes_says_so_and_ends_with_the_address(tmp_path, monkeypatch, rank):
+    monkeypatch.setattr(joining, "SAID_AFTER_SECONDS", 0.5)
+    for module_ in (joining, watch):
+        monkeypatch.setattr(module_, "JOIN_SECONDS", 2.0)
+
+    def work(own):
+        if own == rank:
+            train("fedavg", tmp_path, "alone", 2)
+
+    codes = wait_for(start_ranks(2, work, tmp_path), 60)
+    assert codes == [int(own == rank) for own in range(2)]
+    lines = log_of(tmp_path, rank).splitlines()
+    said = [line for line in lines if line.startswith("fedlight: ")]
+    assert len(said) == 1
+    assert said[0].startswith(f"fedlight: process {rank} waits for the other 1 of 2 at 127.0.0.1:")
+    assert lines[-1].startswith(f"ConnectionError: process {rank} has not met the other 1 of 2 at 127.0.0.1:")
+    assert lines[-1].endswith("look at what they have printed, and whether each host reaches this address")
 
 
 def test_when_one_fails_the_other_ends_with_its_reason(tmp_path, monkeypatch):

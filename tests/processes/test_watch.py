@@ -1,5 +1,6 @@
 """The watch over the processes of a team: in threads, with the end of the process replaced by a note."""
 
+import contextlib
 import json
 import os
 import queue
@@ -8,9 +9,11 @@ import threading
 import time
 
 import pytest
+import torch
 
 from fedlight.federation.client_state import PassingMemories
 from fedlight.processes import watch as module
+from fedlight.processes.strategy import ClientParallelStrategy
 from fedlight.processes.watch import Watch
 
 
@@ -38,6 +41,7 @@ def ended(monkeypatch):
 
     monkeypatch.setattr(Watch, "_end", end)
     monkeypatch.setattr(module, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(module, "BEAT_SECONDS", 0.05)
     return found
 
 
@@ -156,6 +160,108 @@ def test_a_stranger_is_sent_away():
     first.join(10)
     assert list(made["watch"]._peers) == [1]
     cut(other)
+
+
+def test_one_that_is_gone_before_all_are_there_ends_the_others(ended):
+    """torch's own rendezvous would wait for the third process."""
+    store, found = Store(), queue.Queue()
+
+    def first():
+        try:
+            Watch(0, 3, store, "127.0.0.1")
+        except ConnectionError as error:
+            found.put(str(error))
+
+    threading.Thread(target=first, daemon=True).start()
+    second = Watch(1, 3, store, "127.0.0.1")
+    time.sleep(0.1)
+    second._close()
+    assert found.get(timeout=5) == "process 1 is gone: start all processes again"
+
+
+def silence(watch):
+    """Have a process give no more signs of life, as one that is stopped; its connections stay open."""
+    watch._tell = lambda **message: None
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_others_end_when_one_is_silent(monkeypatch, team, ended, rank):
+    monkeypatch.setattr(module, "SILENT_SECONDS", 0.5)
+    silence(team[rank])
+    if rank == 1:
+        silence(team[1])
+        expected = {0, 2}
+    else:
+        expected = {1, 2}
+    found = {}
+    while not expected <= {*found}:
+        who, why = ended.get(timeout=5)
+        found[who] = why
+    for who in expected:
+        assert found[who].startswith(
+            f"process {rank} (pid {os.getpid()} on {socket.gethostname()}) is stopped or"
+        )
+
+
+def test_nobody_ends_while_another_one_computes(monkeypatch, team, ended):
+    """One that keeps the interpreter busy, with Python and within torch, gives signs of life all the same."""
+    monkeypatch.setattr(module, "SILENT_SECONDS", 0.5)
+    until, numbers = time.monotonic() + 1.5, torch.rand(300, 300)
+    while time.monotonic() < until:
+        sum(range(200_000))
+        numbers @ numbers
+        sorted(range(300_000), key=lambda number: -number)
+    assert ended.empty()
+
+
+def test_one_that_was_stopped_itself_takes_no_other_for_stopped(monkeypatch, team, ended):
+    """When it goes on, the signs of life of the others are still to be read."""
+    monkeypatch.setattr(module, "SILENT_SECONDS", 0.5)
+    sleep = time.sleep
+    # All clocks jump by a minute between two beats.
+    jump, clock = [0.0], time.monotonic
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock() + jump[0])
+    jump[0] = 60.0
+    sleep(0.3)
+    assert ended.empty()
+
+
+@contextlib.contextmanager
+def waiting_for(monkeypatch, team, wait_seconds):
+    """Have processes 0 and 2 wait for process 1, whose main thread is elsewhere."""
+    monkeypatch.setattr(module, "_place_of_main_thread", lambda: "loader.py:33 in read")
+    for one in team:
+        one.begin(wait_seconds)
+    with team[0].waiting(), team[2].waiting():
+        yield
+
+
+def test_who_has_others_wait_for_too_long_ends_them_where_that_is_bounded(monkeypatch, team, ended):
+    with waiting_for(monkeypatch, team, 0.4):
+        found = all_of(ended, 3)
+    assert found[0].startswith(
+        f"process 1 (pid {os.getpid()} on {socket.gethostname()}) is at loader.py:33 in read and"
+    )
+    assert found[2] == found[0]
+
+
+def test_a_long_wait_is_said_and_ends_nobody(monkeypatch, capsys, team, ended):
+    monkeypatch.setattr(module, "SAID_AFTER_SECONDS", 0.3)
+    with waiting_for(monkeypatch, team, None):
+        time.sleep(0.8)
+    said = [line for line in capsys.readouterr().err.splitlines() if "has waited for" in line]
+    name = f"(pid {os.getpid()} on {socket.gethostname()})"
+    assert (
+        said[0]
+        == f"fedlight: process 0 has waited for 0 seconds: process 1 {name} is at loader.py:33 in read"
+    )
+    assert len(said) <= 3  # after 0.3 and 0.6 seconds, not in each of 16 beats
+    assert ended.empty()
+
+
+def test_a_wait_of_no_time_is_refused():
+    with pytest.raises(ValueError, match=r"trainer.strategy.wait_seconds=0 must be above 0"):
+        ClientParallelStrategy(wait_seconds=0)
 
 
 def test_a_process_that_the_watch_ends_leaves_no_temporary_folder(monkeypatch, capsys):
