@@ -36,10 +36,11 @@ class SelectorModule(LanguageModule):
         head: ``choice``, two rows of a causal language model's output head at the last position, or ``classifier``, a
             2-class head on an encoder, trained without LoRA and saved with the adapter.
         choices: words for A and B with ``head="choice"``; each has to be one token after ``": "``.
-        kwargs: further arguments of `LanguageModule`; ``num_adapters``, the number of selectors, has to be odd.
+        kwargs: further arguments of `LanguageModule`; ``num_adapters`` is the number of selectors. An even number of them
+            can tie, so it is evaluated without a vote.
 
     Raises:
-        ValueError: a setting is misspelt or out of range, or the votes of the adapters could tie.
+        ValueError: a setting is misspelt or out of range.
     """
 
     batch_form: ClassVar[Mapping[str, int]] = {"input_ids": 2, "labels": 1}
@@ -52,7 +53,6 @@ class SelectorModule(LanguageModule):
         check_choice("head", head, ("choice", "classifier"))
         if len(choices) != 2:
             raise ValueError(f"choices={list(choices)} must be two words")
-        check_odd(self.options.num_adapters)
         self.task, self.num_labels = ("CAUSAL_LM", None) if head == "choice" else ("SEQ_CLS", 2)
         self.accuracy = nn.ModuleDict({stage: MulticlassAccuracy(2, average="micro") for stage in STAGES})
         self.choice_rows: Tensor | None = None
@@ -60,7 +60,6 @@ class SelectorModule(LanguageModule):
     def configure_model(self) -> None:
         if self.network is not None:
             return
-        check_odd(len(self.adapter_names))  # a folder of adapters decides their number
         super().configure_model()
         # A decoder with a classification head finds its last token by the padding token.
         self.causal_lm.config.pad_token_id = self.tokenizer.pad_token_id
@@ -110,14 +109,11 @@ class SelectorModule(LanguageModule):
         """Log the means and return which examples are decided correctly.
 
         Returns:
-            ``correct``, ``(batch, U)`` bool, by each adapter; ``vote``, ``(batch,)`` bool, by their majority.
+            ``correct``, ``(batch, U)`` bool, by each adapter; ``vote``, ``(batch,)`` bool, by their majority, if U is odd.
         """
         logits, labels = self.evaluated(batch)["logits"], batch["labels"]
         losses = [choice_loss(part, labels) for part in logits.unbind(dim=1)]
         choices = logits.argmax(dim=2)
-        winners = (
-            2 * choices.sum(dim=1) > choices.shape[1]
-        ).long()  # by majority; the number of votes is odd
         correct = choices == labels[:, None]
         metrics = {"loss": torch.stack(losses, dim=1).mean(dim=1)}
         if len(losses) > 1:
@@ -126,6 +122,9 @@ class SelectorModule(LanguageModule):
                 f"accuracy_{name}": part for name, part in zip(self.adapter_names, shares, strict=True)
             }
         self.log_means(stage, metrics)
+        if len(losses) % 2 == 0:
+            return {"correct": correct}
+        winners = (2 * choices.sum(dim=1) > choices.shape[1]).long()
         accuracy = cast(MulticlassAccuracy, self.accuracy[stage])
         accuracy.update(winners, labels)
         self.log(f"{stage}/accuracy", accuracy, prog_bar=True)

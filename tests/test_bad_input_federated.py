@@ -36,7 +36,6 @@ def fit(tiny_model, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([*FEDBISCUIT, "--model.num_adapters=2"], "num_adapters=2: an even number of selectors can tie"),
         (
             [*FEDBISCUIT, "--data.val_share=0"],
             "no validation examples by client, on which they are scored: set",

@@ -1,11 +1,12 @@
 """Accuracy by client, for modules that choose between two answers.
 
 ``validation_step`` and ``test_step`` return ``{"correct": (batch, U) bool, "vote": (batch,) bool}``: whether each of U
-selectors is right, and whether their majority is.
+selectors is right, and whether their majority is. An even number of selectors can tie; it has no ``vote``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -49,16 +50,29 @@ class OwnTestExamples(Protocol):
         """Return examples as a batch."""
 
 
+@dataclass(frozen=True)
+class Outcomes:
+    """Outcomes of a pass over examples.
+
+    Attributes:
+        correct: whether each selector is right, ``(examples, U)`` bool.
+        vote: whether their majority is, ``(examples,)`` bool; None where nobody votes.
+    """
+
+    correct: np.ndarray
+    vote: np.ndarray | None
+
+
 class ClientAccuracy(L.Callback):
     """Lightning callback that logs and writes the accuracy on each client's validation and test examples.
 
     Logs ``val/client_mean``, ``val/client_worst_tenth`` (mean of the worst tenth of the clients, rounded up) and
     ``val/client_std`` (over the clients), and the same under ``test/``. Where clients are grouped, ``own_client_mean`` and
     so on are the metrics of each client's own selector. Writes ``clients.csv``: stage, round (in fit), client, examples,
-    known group, selector, accuracy of the vote, and own_accuracy, of the client's own selector; unknown values are empty. If
-    an epoch validates several times, the first pass is written. A killed and resumed run leaves the same file as an
-    uninterrupted one. Without ``correct`` from the module, or clients of examples from the datamodule, the callback reports
-    it once and does nothing.
+    known group, selector, accuracy of the vote, and own_accuracy, of the client's own selector; unknown values are empty, as
+    is the accuracy of the vote where nobody votes. If an epoch validates several times, the first pass is written. A killed
+    and resumed run leaves the same file as an uninterrupted one. Without ``correct`` from the module, or clients of examples
+    from the datamodule, the callback reports it once and does nothing.
 
     Args:
         path: the file; None: ``clients.csv`` in the trainer's ``default_root_dir``.
@@ -156,7 +170,7 @@ class ClientAccuracy(L.Callback):
             outcomes = _stack_outcomes(
                 outputs_of_own_model(trainer, pl_module, self._loop, self._data, client)
             )
-            return None if outcomes is None else torch.from_numpy(outcomes[:, :1])
+            return None if outcomes is None or outcomes.vote is None else torch.from_numpy(outcomes.vote)
 
         found = dict(zip(clients, for_each(measure, clients), strict=True))
         correct = {client: own.numpy() for client, own in found.items() if own is not None}
@@ -168,7 +182,10 @@ class ClientAccuracy(L.Callback):
         known = known_groups(trainer)
         self._replace(
             "own",
-            [client_row(c, len(own), own.mean(axis=0).repeat(2), None, known) for c, own in correct.items()],
+            [
+                client_row(c, len(own), float(own.mean()), None, float(own.mean()), known)
+                for c, own in correct.items()
+            ],
         )
         log_now(trainer, self.summary)
         shown = "  ".join(f"{name} {value:.4f}" for name, value in self.summary.items())
@@ -184,32 +201,35 @@ class ClientAccuracy(L.Callback):
     def _evaluate(self, trainer: L.Trainer, module: L.LightningModule, stage: str) -> list[Record]:
         """Log the accuracies of the finished pass and return a row for each client."""
         data = trainer.datamodule  # type: ignore[attr-defined]
-        correct, self._outputs = _stack_outcomes(self._outputs), []
+        outcomes, self._outputs = _stack_outcomes(self._outputs), []
         indices = _client_indices(data, stage)
-        if correct is None:
+        if outcomes is None:
             self._say_once(f"the {stage} step of {type(module).__name__} gives no 'correct' and 'vote'")
         elif indices is None:
             self._say_once(f"{type(data).__name__} does not know the clients of the {stage} examples")
         elif trainer.world_size > 1:
             self._say_once("several processes share the examples")
         else:
-            return self._log(trainer, module, stage, correct, indices)
+            return self._log(trainer, module, stage, outcomes, indices)
         return []
 
     def _log(
-        self, trainer: L.Trainer, module: L.LightningModule, stage: str, correct: np.ndarray, indices: Indices
+        self, trainer: L.Trainer, module: L.LightningModule, stage: str, outcomes: Outcomes, indices: Indices
     ) -> list[Record]:
-        selectors, known = self._own_selectors(correct.shape[1] - 1), known_groups(trainer)
-        shares = per_client(correct, indices)
-        rows = [
-            client_row(
-                client, int((indices[client] < len(correct)).sum()), share, selectors.get(client), known
-            )
-            for client, share in shares.items()
-        ]
-        metrics = spread([float(row["accuracy"]) for row in rows], self.worst)
-        if own := [float(row["own_accuracy"]) for row in rows if row["selector"] != ""]:
-            metrics |= {f"own_{name}": value for name, value in spread(own, self.worst).items()}
+        num_selectors = outcomes.correct.shape[1]
+        selectors, known = self._own_selectors(num_selectors), known_groups(trainer)
+        votes = {} if outcomes.vote is None else per_client(outcomes.vote[:, None], indices)
+        rows = []
+        for client, shares in per_client(outcomes.correct, indices).items():
+            examples = int((indices[client] < len(outcomes.correct)).sum())
+            selector = selectors.get(client)
+            own = 0 if num_selectors == 1 else selector  # a single selector is everybody's
+            accuracy = float(votes[client][0]) if votes else None
+            own_accuracy = None if own is None else float(shares[own])
+            rows.append(client_row(client, examples, accuracy, selector, own_accuracy, known))
+        metrics = spread([float(row["accuracy"]) for row in rows], self.worst) if votes else {}
+        if own_accuracies := [float(row["own_accuracy"]) for row in rows if row["selector"] != ""]:
+            metrics |= {f"own_{name}": value for name, value in spread(own_accuracies, self.worst).items()}
         named = {f"{stage}/{name}": value for name, value in metrics.items()}
         module.log_dict(named, on_step=False, on_epoch=True, batch_size=1)
         return rows
@@ -244,32 +264,39 @@ class ClientAccuracy(L.Callback):
 
 
 def client_row(
-    client: str, examples: int, shares: np.ndarray, selector: int | None, known: Mapping[str, str]
+    client: str,
+    examples: int,
+    accuracy: float | None,
+    selector: int | None,
+    own_accuracy: float | None,
+    known: Mapping[str, str],
 ) -> Record:
-    """Return a row of ``clients.csv``, without its stage and round.
+    """Return a row of ``clients.csv``, without its stage and round; None is an empty field.
 
-    ``shares`` are those of right examples, in [0, 1], for the vote and each of U selectors, ``(1 + U,)``; ``selector`` is
-    the client's own, None where clients are not grouped.
+    Args:
+        client: the client.
+        examples: number of its examples.
+        accuracy: share of its examples on which the vote is right, in [0, 1].
+        selector: the client's own selector; None where clients are not grouped.
+        own_accuracy: share on which its own selector is right.
+        known: client -> known group.
     """
-    own = 0 if len(shares) == 2 else selector  # a single selector is everybody's
-    return {
-        "client": client,
-        "examples": examples,
-        "group": known.get(client, ""),
-        "selector": "" if selector is None else selector,
-        "accuracy": float(shares[0]),
-        "own_accuracy": "" if own is None else float(shares[1 + own]),
-    }
+    row: Record = {"client": client, "examples": examples, "group": known.get(client, "")}
+    values = {"selector": selector, "accuracy": accuracy, "own_accuracy": own_accuracy}
+    return row | {name: "" if value is None else value for name, value in values.items()}
 
 
-def _stack_outcomes(outputs: Sequence[Any]) -> np.ndarray | None:
-    """Return the outcomes of the vote and each selector, ``(examples, 1 + U)``; None where a step gave none."""
-    if not outputs or not all(
-        isinstance(own, Mapping) and {"correct", "vote"} <= own.keys() for own in outputs
-    ):
+def _stack_outcomes(outputs: Sequence[Any]) -> Outcomes | None:
+    """Return the outcomes of a pass; None where a step gave none."""
+    if not outputs or not all(isinstance(own, Mapping) and "correct" in own for own in outputs):
         return None
-    stacked = [torch.cat([own["vote"][:, None], own["correct"]], dim=1) for own in outputs]
-    return torch.cat(stacked).cpu().numpy()
+
+    def stack(name: str) -> np.ndarray | None:
+        return torch.cat([own[name] for own in outputs]).cpu().numpy() if name in outputs[0] else None
+
+    correct = stack("correct")
+    assert correct is not None
+    return Outcomes(correct, stack("vote"))
 
 
 def _client_indices(data: Any, stage: str) -> Indices | None:

@@ -1,7 +1,7 @@
 """Run of a federated loop as an algorithm sees it, and the metrics of its rounds."""
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,7 +18,7 @@ from fedlight.federation.candidates import MIXED, SYNTHETIC
 from fedlight.federation.channel import Channel, Payload
 from fedlight.federation.client import Client, Visit, Work
 from fedlight.federation.privacy import Private
-from fedlight.federation.protocols import FederatedData, SynthesizesData
+from fedlight.federation.protocols import FederatedData, LossesOn, SynthesizesData
 from fedlight.federation.state import DIVERGED, State, write
 from fedlight.processes.work import for_each
 from fedlight.support.seeding import derive_seed
@@ -118,45 +118,57 @@ class ValidatesByClient(Protocol):
         """Return batches of the validation examples of all clients, always in the same order."""
 
 
-def check_client_losses(module: L.LightningModule, data: object) -> None:
-    """Raise ValueError for a module without a loss per example, or data without validation examples by client."""
+@runtime_checkable
+class ScoresOwnExamples(Protocol):
+    """Training data that give the clients' examples in a fixed order, to be scored."""
+
+    def own_examples(self) -> tuple[Iterable[Any], Mapping[str, np.ndarray]]:
+        """Return batches of all training examples, always in the same order, and the positions of each client's."""
+
+
+def check_client_losses(module: L.LightningModule, data: object, on: LossesOn = "val") -> None:
+    """Raise ValueError for a module without a loss per example, or data without the clients' examples to score."""
     if not isinstance(module, LossPerExample):
         raise ValueError(
             f"{type(module).__name__} has no method example_losses(batch) -> (batch,), by which clients are scored: add "
             "it, or take an algorithm that does not group clients"
         )
-    if not isinstance(data, ValidatesByClient) or data.val_client_indices is None:
+    if on == "own":
+        if not isinstance(data, ScoresOwnExamples):
+            raise ValueError(
+                f"{type(data).__name__} cannot give the clients' training examples in a fixed order, on which they are "
+                "scored: derive it from FederatedDataModule, or set federated.algorithm.group_by=val"
+            )
+    elif not isinstance(data, ValidatesByClient) or data.val_client_indices is None:
         raise ValueError(
             "the datamodule has no validation examples by client, on which they are scored: set data.val_share "
-            "above 0 and no data.val_source"
+            "above 0 and no data.val_source, or federated.algorithm.group_by=own"
         )
 
 
-def client_losses(module: L.LightningModule, data: ValidatesByClient) -> dict[str, float]:
-    """Return the mean loss of each client's validation examples, in evaluation mode and without gradients.
+def client_losses(module: L.LightningModule, data: object, on: LossesOn = "val") -> dict[str, np.ndarray]:
+    """Return the loss on each example of a client, ``(examples,)`` fp64, in evaluation mode and without gradients.
 
-    Several processes share the batches.
+    Several processes share the batches. Arguments are checked by `check_client_losses`.
     """
     assert isinstance(module, LossPerExample)
 
     def measure(batch: Any) -> Tensor:
         return module.example_losses(ready(module, batch)).double().cpu()
 
-    with torch.no_grad(), eval_mode(module):
-        found = for_each(measure, data.val_dataloader())
-    losses = torch.cat(found).numpy()
-    assert data.val_client_indices is not None
-    return mean_by_client(losses, data.val_client_indices)
-
-
-def mean_by_client(values: np.ndarray, indices: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Return the mean of each client's ``values``, ``(examples,)``, at its ``indices``.
-
-    Examples:
-        >>> mean_by_client(np.array([1.0, 2.0, 6.0]), {"u": np.array([0, 2]), "v": np.array([1])})
-        {'u': 3.5, 'v': 2.0}
-    """
-    return {client: float(values[own].mean()) for client, own in indices.items()}
+    passes: list[tuple[Iterable[Any], Mapping[str, np.ndarray]]] = []
+    if on == "own":
+        assert isinstance(data, ScoresOwnExamples)
+        passes.append(data.own_examples())
+    if isinstance(data, ValidatesByClient) and data.val_client_indices is not None:
+        passes.append((data.val_dataloader(), data.val_client_indices))
+    parts: dict[str, list[np.ndarray]] = {}
+    for batches, positions in passes:
+        with torch.no_grad(), eval_mode(module):
+            losses = torch.cat(for_each(measure, batches)).numpy()
+        for client, own in positions.items():
+            parts.setdefault(client, []).append(losses[own])
+    return {client: np.concatenate(own) for client, own in parts.items()}
 
 
 @contextmanager
@@ -257,14 +269,13 @@ class Run:
         """Log values with the round, as ``fed/NAME``."""
         self.logged.update(metrics)
 
-    def check_validation(self) -> None:
+    def check_losses(self, on: LossesOn) -> None:
         """Raise ``ValueError`` if clients cannot be scored."""
-        check_client_losses(self.lightning_module, self._validation)
+        check_client_losses(self.lightning_module, self._validation, on)
 
-    def validation_losses(self) -> dict[str, float]:
-        """Return the mean loss of each client's validation examples, with the module as it stands."""
-        assert isinstance(self._validation, ValidatesByClient)
-        return client_losses(self.lightning_module, self._validation)
+    def client_losses(self, on: LossesOn) -> dict[str, np.ndarray]:
+        """Return the loss on each example of a client, ``(examples,)``, with the module as it stands."""
+        return client_losses(self.lightning_module, self._validation, on)
 
     def holding(self, state: State) -> AbstractContextManager[None]:
         """Put ``state`` into the module while the body runs; then restore it bit for bit."""

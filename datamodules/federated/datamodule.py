@@ -5,7 +5,7 @@ then the training loader streams the round's batches, client after client. Batch
 alone, not on the rest of the cohort, and a resumed run reads the same ones.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import lightning as L
@@ -138,6 +138,10 @@ class FederatedDataModule(L.LightningDataModule):
     def example_batch(self, examples: int) -> Any:
         """Return the first ``examples`` training examples as a batch, to measure where lengths are not known."""
         return self.collate([self.train_set[i] for i in range(examples)])
+
+    def own_examples(self) -> tuple[Iterable[Any], ClientIndices]:
+        """Return batches of all training examples in the order of ``train_set``, and each client's positions there."""
+        return self._sequential(self.train_set), self.plan.client_indices
 
     def first_examples(self) -> Any:
         """Return the first training examples as a batch, by which processes compare their data; None with workers."""

@@ -2,14 +2,18 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import nn
 
 from fedlight.federation.channel import Payload
 from fedlight.federation.client import Client, Group, Visit
 from fedlight.federation.state import State
+
+LossesOn = Literal["val", "own"]
+"""A client's examples on which it is scored: its validation examples, or all of its own."""
 
 
 class Federation(Protocol):
@@ -51,11 +55,15 @@ class Federation(Protocol):
         Without emulated devices that is one group, on the module as it is.
         """
 
-    def check_validation(self) -> None:
-        """Raise ValueError if clients cannot be scored: no validation examples by client, or no loss per example."""
+    def check_losses(self, on: LossesOn) -> None:
+        """Raise ValueError if clients cannot be scored: no examples by client, or no loss per example."""
 
-    def validation_losses(self) -> dict[str, float]:
-        """Return each client's mean loss over its validation examples, in one pass of the module as it stands."""
+    def client_losses(self, on: LossesOn) -> dict[str, np.ndarray]:
+        """Return the module's loss on each of a client's examples, ``(examples,)`` fp64, in one pass over all clients.
+
+        Args:
+            on: ``val``, its validation examples; ``own``, its training examples and, where there are some, these.
+        """
 
 
 @runtime_checkable

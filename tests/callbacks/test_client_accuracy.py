@@ -189,3 +189,25 @@ def test_a_grouping_of_the_run_comes_before_the_file(tmp_path, groups):
     run_test(tmp_path, loop, ClientAccuracy(groups=groups))
     rows = list(csv.DictReader((tmp_path / "clients.csv").read_text().splitlines()))
     assert [row["own_accuracy"] for row in rows] == ["0.5", "0.5", "1.0", "0.0"]
+
+
+class Undecided(Judge):
+    """Two selectors, which do not vote."""
+
+    def _evaluate(self, stage, batch):
+        return {"correct": super()._evaluate(stage, batch)["correct"]}
+
+
+def test_without_a_vote_there_is_each_client_s_own_selector_alone(tmp_path):
+    (tmp_path / "groups.csv").write_text("round,client,selector\n0,a,0\n0,b,1\n0,c,1\n0,d,0\n")
+    metrics = run_test(
+        tmp_path, ClientAccuracy(groups=str(tmp_path / "groups.csv")), module=Undecided(selectors=2)
+    )
+    # a: 4 of 4; b: 1 of 2 by selector 1; c: 3 of 3; d: none.
+    shares = [1, 1 / 2, 1, 0]
+    std = sqrt(sum((share - 0.625) ** 2 for share in shares) / 4)
+    expected = {"own_client_mean": 0.625, "own_client_worst_tenth": 0.0, "own_client_std": std}
+    assert metrics == pytest.approx(expected)
+    rows = list(csv.DictReader((tmp_path / "clients.csv").read_text().splitlines()))
+    assert {row["accuracy"] for row in rows} == {""}
+    assert [float(row["own_accuracy"]) for row in rows] == shares

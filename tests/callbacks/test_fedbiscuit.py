@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from plain_lightning import assert_equal, trainer, weights
+from plain_lightning import Numbers, assert_equal, ten_clients, trainer, weights
 from tastes import SIGNS, Adapters, Tastes, run
 from torch import nn
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit, greedy
@@ -183,6 +184,84 @@ def test_grouping_leaves_the_weights_and_the_mode_alone():
         assert torch.equal(value, start[name]) == (f"adapter{trained}" not in name)
 
 
+def expected_losses(start, rows_of):
+    """The mean loss of each client under each selector, on the rows that ``rows_of(data, client)`` names."""
+    data = Tastes()
+    data.setup("fit")
+    x, y = data.train_set.tensors
+    found = {}
+    for client in SIGNS:
+        rows = rows_of(data, client)
+        found[client] = [
+            float((x[rows] @ part["weight"].T + part["bias"] - y[rows]).square().mean()) for part in start
+        ]
+    return found
+
+
+class Spread(Adapters):
+    """Selectors that start apart: they suit the tastes, in another order."""
+
+    def __init__(self, count=3):
+        super().__init__(count)
+        for part, sign in zip(self.parts.values(), (1.2, 2.6, -0.7), strict=False):
+            torch.nn.init.constant_(part.weight, sign)
+
+    def start(self):
+        return [
+            {name: p.detach().clone() for name, p in part.named_parameters()} for part in self.parts.values()
+        ]
+
+
+ROWS_BY = {
+    "val": lambda data, client: data.val_client_indices[client],
+    "own": lambda data, client: np.r_[data.client_indices[client], data.val_client_indices[client]],
+}
+
+
+@pytest.mark.parametrize("group_by", ROWS_BY)
+@pytest.mark.parametrize("count", [2, 3])
+def test_nearest_groups_by_the_least_loss_on_the_examples_asked_for_with_any_number_of_selectors(
+    group_by, count
+):
+    module = Spread(count)
+    expected = expected_losses(module.start(), ROWS_BY[group_by])
+    other = expected_losses(module.start(), ROWS_BY["val" if group_by == "own" else "own"])
+    _, loop = run(FedBiscuit(0, 5, assignment="nearest", group_by=group_by), rounds=1, module=module)
+    found = loop.algorithm
+    for client, losses in found.losses.items():
+        assert losses == pytest.approx(expected[client], rel=1e-5)
+        assert losses != pytest.approx(other[client], rel=1e-3)
+    assert found.groups == {client: int(np.argmin(own)) for client, own in expected.items()}
+    sizes = np.bincount([*found.groups.values()], minlength=count)
+    assert sizes.tolist() == ([3, 3, 3] if count == 3 else [6, 3])  # of two, the taste -1 goes with 1
+
+
+def test_own_examples_need_no_validation_split():
+    class NoValidation(Tastes):
+        def setup(self, stage):
+            super().setup(stage)
+            self.val_set = self.val_client_indices = None
+
+    module = Spread()
+    expected = expected_losses(module.start(), lambda data, client: data.client_indices[client])
+    loop = FederatedLoop(FedBiscuit(0, 1, group_by="own"), clients_per_round=2, local_steps=1)
+    trainer(1, [loop], limit_val_batches=0).fit(module, datamodule=NoValidation(batch_size=4))
+    for client, losses in loop.algorithm.losses.items():
+        assert losses == pytest.approx(expected[client], rel=1e-5)
+
+
+def test_two_selectors_find_two_tastes():
+    module, loop = run(
+        FedBiscuit(0, 2, assignment="nearest", group_by="own", weighting="normalized"),
+        rounds=30,
+        clients_per_round=6,
+        module=Spread(2),
+    )
+    groups = loop.algorithm.groups
+    assert {SIGNS[c] for c, group in groups.items() if group == 1} == {3}
+    assert torch.allclose(module.parts["adapter1"].weight, torch.full((1, 4), 3.0), atol=0.15)
+
+
 class KeepsState(Algorithm):
     def reply(self, visiting, trained, work):
         return trained
@@ -193,7 +272,8 @@ class KeepsState(Algorithm):
     [
         (lambda: FedBiscuit(-1), "warmup_rounds=-1 must be at least 0"),
         (lambda: FedBiscuit(regroup_every=0), "regroup_every=0"),
-        (lambda: FedBiscuit(assignment="best"), "assignment='best' is not one of greedy, optimal"),
+        (lambda: FedBiscuit(assignment="best"), "assignment='best' is not one of greedy, optimal, nearest"),
+        (lambda: FedBiscuit(group_by="test"), "group_by='test' is not one of val, own"),
         (lambda: FedBiscuit(weighting="mean"), "weighting='mean' is not one of"),
         (lambda: FedBiscuit(local=KeepsState()), "local=KeepsState changes reply"),
     ],
@@ -214,8 +294,6 @@ def test_modules_and_data_that_do_not_fit_are_refused():
             super().setup(stage)
             self.val_client_indices = None
 
-    with pytest.raises(ValueError, match=r"num_adapters=2: an even number of selectors can tie"):
-        run(FedBiscuit(1, 1), module=Adapters(2))
     with pytest.raises(ValueError, match=r"common.weight is trained and belongs to no single adapter"):
         run(FedBiscuit(1, 1), module=Shared())
     with pytest.raises(ValueError, match="has 3 adapters, of which FedAvg would train one"):
@@ -225,6 +303,9 @@ def test_modules_and_data_that_do_not_fit_are_refused():
     loop = FederatedLoop(FedBiscuit(1, 1), clients_per_round=2)
     with pytest.raises(ValueError, match="no validation examples by client"):
         trainer(1, [loop]).fit(Adapters(), datamodule=NoValidation())
+    loop = FederatedLoop(FedBiscuit(0, 1, group_by="own"), clients_per_round=2)
+    with pytest.raises(ValueError, match=r"cannot give the clients' training examples .*group_by=val"):
+        trainer(1, [loop]).fit(Adapters(), FederatedWrapper(Numbers(), ten_clients))
 
 
 def test_a_parameter_that_joins_after_the_start_is_refused_by_name():

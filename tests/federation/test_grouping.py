@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from fedlight.federation.algorithms.fedbiscuit import greedy, optimal
+from fedlight.federation.algorithms.fedbiscuit import greedy, nearest, optimal
 
 
 def total(losses, groups):
@@ -81,3 +81,13 @@ def test_a_loss_that_is_no_number_is_refused(assign):
 def test_ten_thousand_clients_are_assigned_within_seconds():
     losses = np.random.default_rng(0).random((10_000, 3))
     assert sorted(np.bincount(greedy(losses)).tolist()) == [3333, 3333, 3334]
+
+
+def test_nearest_is_the_least_of_all_assignments_and_knows_no_sizes():
+    losses = np.random.default_rng(0).random((6, 3))
+    losses[:, 1] -= 0.9
+    every = [np.array(groups) for groups in product(range(3), repeat=6)]
+    assert total(losses, nearest(losses)) == min(total(losses, groups) for groups in every)
+    assert np.bincount(nearest(losses), minlength=3).max() >= 4
+    with pytest.raises(ValueError, match="the loss of client 1 under selector 0 is nan"):
+        nearest(np.array([[0.0, 1.0], [np.nan, 1.0]]))

@@ -102,13 +102,16 @@ def test_one_adapter_is_evaluated_as_it_was(llama, make_trainer, loader, make_ch
     assert torch.equal(predicted, logits.log_softmax(dim=1))
 
 
-def test_an_even_number_of_selectors_is_refused(llama, tmp_path):
-    with pytest.raises(ValueError, match="num_adapters=2: an even number of selectors can tie"):
-        SelectorModule(llama, num_adapters=2)
-    settled(llama, 3).save_adapter(tmp_path)
-    (tmp_path / "adapter2").rename(tmp_path / "moved away")
-    with pytest.raises(ValueError, match="num_adapters=2: an even number of selectors can tie"):
-        SelectorModule(llama, adapter=str(tmp_path)).configure_model()
+def test_an_even_number_of_selectors_is_evaluated_without_a_vote(
+    llama, make_trainer, loader, make_choice_batch
+):
+    module, batch = settled(llama, 2), make_choice_batch(batch=8)
+    right = module.ensemble_logits(batch).argmax(dim=2) == batch["labels"][:, None]
+    found, metrics = outputs_of(make_trainer(), module, loader([batch]))
+    assert found.keys() == {"correct"}
+    assert torch.equal(found["correct"], right)
+    assert metrics.keys() == {"test/loss", "test/accuracy_adapter0", "test/accuracy_adapter1"}
+    assert metrics["test/accuracy_adapter1"] == right[:, 1].float().mean()
 
 
 def vote(

@@ -7,6 +7,9 @@ https://arxiv.org/abs/2407.03038, Algorithm 1. Selectors are adapters on one bas
 * Then, every tau rounds, each client scores every selector on its validation pairs and is assigned to one
   (step 2.1, `greedy`); a sampled client trains the selector of its group.
 
+Groups need not be of one size: `nearest` assigns each client to the selector of its least loss, as IFCA does (Ghosh et al.,
+"An Efficient Framework for Clustered Federated Learning", NeurIPS 2020, https://arxiv.org/abs/2006.04088, Algorithm 1).
+
 Eq. 6 is used in movement form: ``w_u <- w_u + sum over the sampled members of p_m * delta_m``. A selector without
 sampled members does not move. Deviation: other weightings can be chosen, since with p_m alone a selector moves by
 a small part of its members' mean movement (about a tenth, where 5 of 53 clients are sampled).
@@ -21,16 +24,17 @@ from typing import Any, Literal
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
-from torch import Tensor, nn, tensor
+from torch import Tensor, nn, zeros
 
 from fedlight.federation.aggregation import Aggregation, WeightedSum
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.channel import serialized_bytes
 from fedlight.federation.client import Client, Update, Visit, Visiting, Work
-from fedlight.federation.protocols import Federation, HoldsAdapters
+from fedlight.federation.protocols import Federation, HoldsAdapters, LossesOn
 from fedlight.federation.state import State, read, write
 
-ASSIGNMENTS = ("greedy", "optimal")
+ASSIGNMENTS = ("greedy", "optimal", "nearest")
+GROUP_BY = ("val", "own")
 HOOKS_OF_LOCAL = ("check", "start_visit", "adjust_gradients")
 
 
@@ -40,21 +44,23 @@ class FedBiscuit(Algorithm):
     Args:
         warmup_rounds: T, rounds of warm-up for each selector, at least 0.
         regroup_every: tau, rounds between groupings, at least 1.
-        assignment: ``greedy`` (the paper) or ``optimal`` (eq. 4 and 5 solved exactly).
+        assignment: ``greedy`` (the paper), ``optimal`` (eq. 4 and 5 solved exactly), or ``nearest``: the selector of least
+            loss, whatever the sizes of the groups (IFCA).
         weighting: after the warm-up; ``paper``: p_m alone (eq. 6); ``unbiased``: the mean over the group in
             expectation; ``normalized``: weights sum to 1 over the group's sampled members; ``uniform``: their plain
             mean. In the warm-up ``paper`` means ``unbiased``, which is eq. 8.
         local: what clients do beyond FedAvg, such as FedProx; it may change gradients alone; its weighting plays no
             part.
+        group_by: examples on which a client scores the selectors: ``val``, its validation examples (the paper); ``own``, all
+            of its training and validation examples, which are more, but some of which the selectors have been trained on.
 
     Attributes:
         groups: client id -> number of its selector; empty before the first grouping.
-        losses: client id -> its validation loss under each selector, at the last grouping.
+        losses: client id -> its mean loss under each selector, at the last grouping.
         grouped_round: the round of the last grouping, or None.
 
     Raises:
-        ValueError: a setting is out of range; in ``check``, for an even number of selectors and for a module or data that do
-            not fit.
+        ValueError: a setting is out of range; in ``check``, for a module or data that do not fit.
     """
 
     buffers = ("refuse",)  # of the base, which groups would share that are to differ
@@ -63,9 +69,10 @@ class FedBiscuit(Algorithm):
         self,
         warmup_rounds: int = 50,
         regroup_every: int = 50,
-        assignment: Literal["greedy", "optimal"] = "greedy",
+        assignment: Literal["greedy", "optimal", "nearest"] = "greedy",
         weighting: Literal["paper", "unbiased", "normalized", "uniform"] = "paper",
         local: Algorithm | None = None,
+        group_by: LossesOn = "val",
     ) -> None:
         super().__init__("unbiased" if weighting == "paper" else weighting)
         if warmup_rounds < 0 or regroup_every < 1:
@@ -74,9 +81,12 @@ class FedBiscuit(Algorithm):
             )
         if assignment not in ASSIGNMENTS:
             raise ValueError(f"assignment={assignment!r} is not one of {', '.join(ASSIGNMENTS)}")
+        if group_by not in GROUP_BY:
+            raise ValueError(f"group_by={group_by!r} is not one of {', '.join(GROUP_BY)}")
         self.warmup_rounds = warmup_rounds
         self.regroup_every = regroup_every
         self.assignment = assignment
+        self.group_by = group_by
         self.share_alone = weighting == "paper"
         self.local = local or Algorithm()
         _check_local(self.local)
@@ -97,13 +107,9 @@ class FedBiscuit(Algorithm):
                 "use_adapter: derive it from LanguageModule"
             )
         self._adapters = list(module.adapter_names)
-        if len(self._adapters) % 2 == 0:
-            raise ValueError(
-                f"model.num_adapters={len(self._adapters)}: an even number of selectors can tie. Use an odd number"
-            )
         self._selector_of = {name: self._owner(name) for name in _trained(module)}
         if len(self._adapters) > 1:
-            federation.check_validation()
+            federation.check_losses(self.group_by)
         warmup = self.warmup_rounds * len(self._adapters)
         if warmup >= federation.num_rounds:
             raise ValueError(
@@ -155,13 +161,13 @@ class FedBiscuit(Algorithm):
         by_selector = []
         for name in self._adapters:
             module.use_adapter(name)
-            by_selector.append(federation.validation_losses())
+            by_selector.append(federation.client_losses(self.group_by))
         write(state, parameters)
-        self.losses = {client: [losses[client] for losses in by_selector] for client in clients}
-        assign = optimal if self.assignment == "optimal" else greedy
+        self.losses = {client: [float(own[client].mean()) for own in by_selector] for client in clients}
+        assign = {"greedy": greedy, "optimal": optimal, "nearest": nearest}[self.assignment]
         groups = assign(np.array(list(self.losses.values())))
         self.groups = dict(zip(clients, groups.tolist(), strict=True))
-        answer = serialized_bytes({"losses": tensor(by_selector[0][clients[0]]).expand(len(self._adapters))})
+        answer = serialized_bytes({"losses": zeros(len(self._adapters))})
         sent = {"down": payload.num_bytes, "up": answer}
         federation.log({f"grouping_bytes_{way}": float(size * len(clients)) for way, size in sent.items()})
 
@@ -300,10 +306,27 @@ def optimal(losses: np.ndarray) -> np.ndarray:
     return places[linear_sum_assignment(np.concatenate([losses[:, places], placeholders]))[1][:num_clients]]
 
 
+def nearest(losses: np.ndarray) -> np.ndarray:
+    """Return the selector of least loss for each client, the first of several; groups may have any size.
+
+    Args:
+        losses: ``(clients, selectors)``, finite.
+
+    Returns:
+        The selector of each client, ``(clients,)``.
+
+    Examples:
+        >>> nearest(np.array([[0.1, 0.9], [0.2, 0.3], [0.0, 0.4], [0.3, 0.2]])).tolist()
+        [0, 0, 0, 1]
+    """
+    _check(losses)
+    return losses.argmin(axis=1)
+
+
 def _check(losses: np.ndarray) -> None:
     if not np.isfinite(losses).all():
         client, selector = np.argwhere(~np.isfinite(losses))[0].tolist()
         raise ValueError(
-            f"the validation loss of client {client} under selector {selector} is {losses[client, selector]}: training "
+            f"the loss of client {client} under selector {selector} is {losses[client, selector]}: training "
             "has diverged, lower the learning rate"
         )
