@@ -60,6 +60,7 @@ _FILES = {
     "Device": "devices.device",
     # Language models: modules and their data.
     "SelectorModule": "modules.selector",
+    "FeatureSelectorModule": "modules.feature_selector",
     "SFTModule": "modules.sft",
     "DPOModule": "modules.dpo",
     "RewardModule": "modules.reward",
@@ -250,6 +251,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.judges.rule_judges import OracleJudge as OracleJudge
     from fedlight.judges.selector_judge import SelectorJudge as SelectorJudge
     from fedlight.modules.dpo import DPOModule as DPOModule
+    from fedlight.modules.feature_selector import FeatureSelectorModule as FeatureSelectorModule
     from fedlight.modules.projector import ProjectorModule as ProjectorModule
     from fedlight.modules.reward import RewardModule as RewardModule
     from fedlight.modules.selector import SelectorModule as SelectorModule

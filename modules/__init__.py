@@ -7,6 +7,7 @@ from fedlight.support.lazy import lazy_names
 
 _FILES = {
     "DPOModule": "dpo",
+    "FeatureSelectorModule": "feature_selector",
     "ProjectorModule": "projector",
     "RewardModule": "reward",
     "SFTModule": "sft",

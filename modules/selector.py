@@ -11,16 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
-from torch import Tensor, nn
-from torchmetrics.classification import MulticlassAccuracy
+from torch import Tensor
 
 from fedlight.devices.shape import BatchShape
+from fedlight.modules.choices import log_choices, stage_accuracies
 from fedlight.modules.functional import choice_loss
 from fedlight.modules.language import adapters, readout, skeleton
 from fedlight.modules.language.module import Batch, LanguageModule
 from fedlight.support.checks import check_choice
 
-STAGES = ("val", "test")
 TEXTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
@@ -54,7 +53,7 @@ class SelectorModule(LanguageModule):
         if len(choices) != 2:
             raise ValueError(f"choices={list(choices)} must be two words")
         self.task, self.num_labels = ("CAUSAL_LM", None) if head == "choice" else ("SEQ_CLS", 2)
-        self.accuracy = nn.ModuleDict({stage: MulticlassAccuracy(2, average="micro") for stage in STAGES})
+        self.accuracy = stage_accuracies()
         self.choice_rows: Tensor | None = None
 
     def configure_model(self) -> None:
@@ -111,24 +110,7 @@ class SelectorModule(LanguageModule):
         Returns:
             ``correct``, ``(batch, U)`` bool, by each adapter; ``vote``, ``(batch,)`` bool, by their majority, if U is odd.
         """
-        logits, labels = self.evaluated(batch)["logits"], batch["labels"]
-        losses = [choice_loss(part, labels) for part in logits.unbind(dim=1)]
-        choices = logits.argmax(dim=2)
-        correct = choices == labels[:, None]
-        metrics = {"loss": torch.stack(losses, dim=1).mean(dim=1)}
-        if len(losses) > 1:
-            shares = correct.float().unbind(dim=1)
-            metrics |= {
-                f"accuracy_{name}": part for name, part in zip(self.adapter_names, shares, strict=True)
-            }
-        self.log_means(stage, metrics)
-        if len(losses) % 2 == 0:
-            return {"correct": correct}
-        winners = (2 * choices.sum(dim=1) > choices.shape[1]).long()
-        accuracy = cast(MulticlassAccuracy, self.accuracy[stage])
-        accuracy.update(winners, labels)
-        self.log(f"{stage}/accuracy", accuracy, prog_bar=True)
-        return {"correct": correct, "vote": winners == labels}
+        return dict(log_choices(self, stage, self.evaluated(batch)["logits"], batch["labels"]))
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
         """Return the log-probabilities of A and B, ``(batch, 2)``, or ``(batch, 2, U)`` with several adapters."""

@@ -42,7 +42,7 @@ PUBLIC = {
     # the wire and the devices
     *("Identity", "Wire", "Quantize", "TopK", "ClipAndNoise", "Fleet", "Device"),
     # language models and their data
-    *("SelectorModule", "SFTModule", "DPOModule", "RewardModule", "ProjectorModule"),
+    *("SelectorModule", "FeatureSelectorModule", "SFTModule", "DPOModule", "RewardModule", "ProjectorModule"),
     *("PreferenceDataModule", "InstructionDataModule", "PromptDataModule", "CompletionPairDataModule"),
     *("EmbeddingDataModule", "HashedEncoder", "SentenceEncoder"),
     # what clients train on besides their own

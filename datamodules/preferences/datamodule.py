@@ -6,7 +6,7 @@ label A and (x, yl, yw) with label B. So a selector cannot win by position, and 
 Votes of one client on the same two answers are on the same side, too.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ from fedlight.datamodules.clients.partition import Clients, Partition, by_key
 from fedlight.datamodules.clients.splits import check_validation, label_examples, pool, reindex, share_out
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.instructions.reports import SetupReport, padding_shares
+from fedlight.datamodules.preferences.features import FeatureExamples, collate_features, make_encoder
 from fedlight.datamodules.rows.columns import value_at
 from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.rows import RowsError, load_rows
@@ -29,7 +30,6 @@ from fedlight.datamodules.text.encoding import (
 )
 from fedlight.datamodules.text.examples import (
     ChoiceExamples,
-    Examples,
     PreferredExamples,
     ResponseExamples,
     collate_choices,
@@ -39,6 +39,7 @@ from fedlight.datamodules.text.examples import (
 from fedlight.datamodules.text.templates import Template, check_choice
 from fedlight.datamodules.text.tokens import pad_id
 from fedlight.support.hub import load_tokenizer
+from fedlight.support.needs import Model, Need
 from fedlight.support.types import Rows
 
 TOY_COLUMNS = {
@@ -50,6 +51,7 @@ TOY_COLUMNS = {
 }
 TOY_GROUP = {"group": "group"}  # optional in files, but present in the toy rows
 TOY_VALUES = {"a": "a", "b": "b", "tie": "tie"}
+Examples = ChoiceExamples | ResponseExamples | PreferredExamples | FeatureExamples
 SOURCE_STRIDE = 1 << 32  # above any number of votes, so that pairs of different sources never share an index
 
 
@@ -67,7 +69,10 @@ class PreferenceDataModule(FederatedDataModule):
         choice_values: raw values that mean ``a``, ``b`` and ``tie``.
         view: ``"selector"``: both orders of every comparison, with the choice as label; ``"dpo"``: chosen and rejected;
             ``"sft"``: the chosen answer alone.
-        form: form of the selector's input: ``"choice"`` for a causal model, ``"pair"`` for an encoder.
+        form: form of the selector's input: ``"choice"`` for a causal model, ``"pair"`` for an encoder, ``"features"`` for
+            frozen vectors of the two answers, without prompt, template and tokens (`FeatureSelectorModule`).
+        encoder: encoder of the form features: folder or hub name of a sentence encoder, whose vectors are cached on disk, or
+            ``hashed``, see `fedlight.datamodules.vectors.encoders`.
         choices: the two words of the form choice, each one token after ": "; give the module the same.
         choice_template: template of the view selector in form choice; a name or a text, see
             `fedlight.datamodules.text.templates`.
@@ -99,7 +104,8 @@ class PreferenceDataModule(FederatedDataModule):
         columns: dict[str, str] | None = None,
         choice_values: dict[str, Any] | None = None,
         view: Literal["selector", "dpo", "sft"] = "selector",
-        form: Literal["choice", "pair"] = "choice",
+        form: Literal["choice", "pair", "features"] = "choice",
+        encoder: str = "hashed",
         choices: tuple[str, str] = ("A", "B"),
         choice_template: str = "toy_choice",
         pair_template: str = "{prompt}",
@@ -121,6 +127,7 @@ class PreferenceDataModule(FederatedDataModule):
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed, bucket, num_workers)
         check_validation(val_share, val_max)
+        _check_form(form, view, twins_together)
         if twins_together and view == "selector" and batch_size % 2:
             raise ValueError(f"twins_together needs an even batch_size; it is {batch_size}")
         self.examples_together = 2 if twins_together and view == "selector" else 1
@@ -131,6 +138,9 @@ class PreferenceDataModule(FederatedDataModule):
         self.columns = columns or TOY_COLUMNS | (TOY_GROUP if source.startswith("toy:") else {})
         self.choice_values = choice_values or TOY_VALUES
         self.view, self.form, self.truncate_answers = view, form, truncate_answers
+        self.encoder = make_encoder(encoder) if form == "features" else None
+        # A selector on features does not see an order, others are shown both.
+        self.examples_each = 2 if view == "selector" and form != "features" else 1
         self.choices = choices
         self.template = self._choose_template(choice_template, pair_template, generation_template, trim)
         self.tokenizer_name, self.max_tokens = tokenizer, max_tokens
@@ -139,9 +149,16 @@ class PreferenceDataModule(FederatedDataModule):
         self.val_share, self.val_max = val_share, val_max
         self.report: SetupReport | None = None
 
+    @classmethod
+    def requires(cls, settings: Mapping[str, Any]) -> Iterable[Need]:
+        """Yield the encoder of the form features; the preflight check adds the rows and the tokenizer."""
+        if settings.get("form") == "features" and settings.get("encoder", "hashed") != "hashed":
+            yield Model(settings["encoder"], is_encoder=True)
+
     def setup(self, stage: str) -> None:
         """Read, tokenize and partition the rows of the stage, once."""
-        self.tokenizer = load_tokenizer(self.tokenizer_name)
+        if self.encoder is None:
+            self.tokenizer = load_tokenizer(self.tokenizer_name)
         if stage in ("fit", "validate") and self.report is None:
             self._setup_training()
         if stage in ("test", "predict") and self.test_set is None:
@@ -154,6 +171,8 @@ class PreferenceDataModule(FederatedDataModule):
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
         """Return a batch of the view."""
+        if self.encoder is not None:
+            return collate_features(examples)
         padding = pad_id(self.tokenizer)
         if self.view == "dpo":
             return collate_preferred(examples, padding)
@@ -166,9 +185,7 @@ class PreferenceDataModule(FederatedDataModule):
         votes = self._read_votes(
             load_rows(*self.train_rows), self.train_rows[0], held_out=False, needs_clients=True
         )
-        encoded = self._encode(votes.comparisons)
-        fits = self._find_fitting(votes, encoded)
-        examples = self._make_examples(encoded, votes, fits)
+        examples, fits, trimmed = self._make_examples(votes)
         categories = [votes.categories[vote] for vote in fits] if votes.categories else []
         split = share_out(
             self.partition,
@@ -180,19 +197,21 @@ class PreferenceDataModule(FederatedDataModule):
             at_most=self.val_max,
             seed=self.seed,
         )
-        each = 2 if self.view == "selector" else 1
+        each = self.examples_each
         order, self.client_indices = pool(self._to_examples(split.train))
         self.train_labels = label_examples(categories, order, each)
         self.train_set = examples.take(order)
-        self.train_lengths, self.train_labelled = self.train_set.lengths, self.train_set.labelled
+        padding = 0.0, 0.0
+        if self.encoder is None:
+            self.train_lengths, self.train_labelled = self.train_set.lengths, self.train_set.labelled
+            padding = padding_shares(self.client_indices, self.train_lengths, self.batch_size, self.seed)
         if split.val is not None:
             order, self.val_client_indices = pool(self._to_examples(split.val), examples.lengths)
             self.val_labels = label_examples(categories, order, each)
             self.val_set = examples.take(order)
         elif self.val_rows:
             self.val_set, _ = self._evaluation_set(self.val_rows, held_out=False, stride=1)
-        padding = padding_shares(self.client_indices, self.train_lengths, self.batch_size, self.seed)
-        self.report = SetupReport("pairs", split, len(votes.winner) - len(fits), encoded.trimmed, *padding)
+        self.report = SetupReport("pairs", split, len(votes.winner) - len(fits), trimmed, *padding)
         rank_zero_info(f"{votes.counts}\n{self.report}")
 
     def _evaluation_set(
@@ -200,12 +219,8 @@ class PreferenceDataModule(FederatedDataModule):
     ) -> tuple[Examples, Clients | None]:
         """Return evaluation examples, sorted by length, and each client's positions; None without a client column."""
         votes = self._read_votes(load_rows(*rows), rows[0], held_out, needs_clients=False)
-        encoded = self._encode(votes.comparisons)
-        fits = self._find_fitting(votes, encoded)
-        rank_zero_info(
-            f"{votes.counts}; {len(votes.winner) - len(fits):,} too long, {encoded.trimmed:,} inputs cut"
-        )
-        examples = self._make_examples(encoded, votes, fits, stride * SOURCE_STRIDE)
+        examples, fits, trimmed = self._make_examples(votes, stride * SOURCE_STRIDE)
+        rank_zero_info(f"{votes.counts}; {len(votes.winner) - len(fits):,} too long, {trimmed:,} inputs cut")
         order = np.argsort(examples.lengths, kind="stable")
         if not votes.clients or self.partition.by != "client":
             return examples.take(order), None
@@ -246,29 +261,45 @@ class PreferenceDataModule(FederatedDataModule):
         answers = [answer for comparison in comparisons for answer in (comparison.first, comparison.second)]
         return encode_responses(self.tokenizer, self.template, fields, answers, self.max_tokens, pairs=True)
 
-    def _make_examples(
-        self, encoded: Encoded, votes: Votes, fits: np.ndarray, first_index: int = 0
-    ) -> Examples:
+    def _make_examples(self, votes: Votes, first_index: int = 0) -> tuple[Examples, np.ndarray, int]:
+        """Return the examples, the votes of which they are made, ``(votes,)``, and the number of texts that were cut."""
+        if self.encoder is not None:
+            comparison, winner = np.array(votes.comparison), np.array(votes.winner)
+            made = FeatureExamples.from_votes(self.encoder, votes.comparisons, comparison, winner)
+            self.encoder.release()
+            return made, np.arange(len(winner)), 0
+        encoded = self._encode(votes.comparisons)
+        fits = self._find_fitting(votes, encoded)
         comparison, winner = np.array(votes.comparison)[fits], np.array(votes.winner)[fits]
         if self.view == "selector":
-            return ChoiceExamples.from_votes(encoded, comparison, winner)
+            return ChoiceExamples.from_votes(encoded, comparison, winner), fits, encoded.trimmed
         if self.view == "dpo":
-            return PreferredExamples(encoded, comparison, winner, first_index + fits)
-        return ResponseExamples(encoded, 2 * comparison + winner)
+            pairs = PreferredExamples(encoded, comparison, winner, first_index + fits)
+            return pairs, fits, encoded.trimmed
+        return ResponseExamples(encoded, 2 * comparison + winner), fits, encoded.trimmed
 
     def _to_examples(self, clients: Clients) -> Clients:
-        """Return indices of examples for indices of votes; a selector has two examples per vote."""
-        if self.view != "selector":
+        """Return indices of examples for indices of votes; a selector that reads tokens has two examples per vote."""
+        if self.examples_each == 1:
             return clients
         return {client: (2 * votes[:, None] + [0, 1]).reshape(-1) for client, votes in clients.items()}
 
     def _choose_template(self, choice: str, pair: str, generation: str, trim: str | None) -> Template:
+        if self.form == "features":
+            return Template("")
         if self.view == "selector" and self.form == "pair":
             return Template.named(pair) if pair else Template("")
         template = Template.named(choice if self.view == "selector" else generation)
         if self.view == "selector":
             check_choice(template)
         return template if trim == "auto" else template.trimming(trim)
+
+
+def _check_form(form: str, view: str, twins_together: bool) -> None:
+    if form == "features" and view != "selector":
+        raise ValueError(f"form='features' has no text to write: set view='selector', not {view!r}")
+    if form == "features" and twins_together:
+        raise ValueError("form='features' has one example of a vote in no order: set twins_together=false")
 
 
 def _drop_missing_owners(rows: Rows, columns: Mapping[str, str]) -> dict[str, str]:

@@ -146,9 +146,6 @@ class PreferredExamples(Dataset):
         }
 
 
-Examples = ChoiceExamples | ResponseExamples | PreferredExamples
-
-
 def collate_choices(examples: list[Choice], padding: int, with_types: bool) -> dict[str, torch.Tensor]:
     """Return a batch for a selector: ``input_ids`` and ``attention_mask`` ``(batch, tokens)``, ``labels`` ``(batch,)``.
 

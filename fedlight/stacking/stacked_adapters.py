@@ -9,14 +9,15 @@ Related: Z. Ye et al., "mLoRA", https://arxiv.org/abs/2312.02515, trains several
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedlight.federation.protocols import HoldsAdapters
 from fedlight.stacking.dropout import DropoutMasks, SeededDropout, backward_pass
 from fedlight.stacking.refusals import REMEDY, check_lora, refuse_mixing, refuse_replaced
 from fedlight.stacking.rows import Rows
@@ -48,6 +49,7 @@ class StackedAdapters:
     def __init__(self, module: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
         refuse_mixing(module)
         self.module, self._trained = module, dict(parameters)
+        self._adapters = tuple(module.adapter_names) if isinstance(module, HoldsAdapters) else ()
         self._masks = DropoutMasks()
         self._calls: Counter[int] = Counter()
         self._loras: dict[str, Any] = {}
@@ -100,8 +102,8 @@ class StackedAdapters:
         assert not self.clients, "leave comes before the next enter"
         chosen = [self._active() if adapter is None else adapter for adapter in adapters]
         host = chosen[0]
-        hosts = [name for name in self._trained if adapter_of(name) in (None, host)]
-        names = [{name: with_adapter(name, adapter) for name in hosts} for adapter in chosen]
+        hosts = [name for name in self._trained if adapter_of(name, self._adapters) in (None, host)]
+        names = [{name: with_adapter(name, own, self._adapters) for name in hosts} for own in chosen]
         self._check_alike(names, chosen)
         stacks = {
             name: torch.stack(
@@ -177,7 +179,9 @@ class StackedAdapters:
     # Adapters and layers
 
     def _active(self) -> str:
-        found = {tuple(layer.active_adapters) for layer in self._loras.values()} or {("",)}
+        found = {tuple(layer.active_adapters) for layer in self._loras.values()} or {
+            (*self._adapters, "")[:1]
+        }
         if len(found) > 1 or len(next(iter(found))) > 1:
             names = sorted({name for names in found for name in names})
             raise ValueError(
@@ -221,7 +225,7 @@ class StackedAdapters:
             self._set_forward(layer, stacked.forward)
         for path, linear in self._linears.items():
             # The wrapper of a trained head calls the module of the active adapter, whichever that is.
-            weight = self._linears.get(with_adapter(path, host), linear)
+            weight = self._linears.get(with_adapter(path, host, self._adapters), linear)
             shift = None if weight.bias is None else self._per_client(weight.bias)
             one = StackedLinear(linear, path, self._per_client(weight.weight), shift)
             self._layers.append(one)
@@ -267,29 +271,41 @@ def _put(parameter: nn.Parameter, value: Tensor) -> None:
     parameter.data = value
 
 
-def adapter_of(name: str) -> str | None:
+def adapter_of(name: str, adapters: Collection[str] = ()) -> str | None:
     """Return the adapter to which a parameter belongs, from its name; None without one.
+
+    Args:
+        name: name of the parameter.
+        adapters: names of the module's adapters, if they are known. PEFT's are found without.
 
     Examples:
         >>> adapter_of("model.q_proj.lora_A.default.weight"), adapter_of("model.head.weight")
         ('default', None)
+        >>> adapter_of("heads.adapter1.body.weight", ["adapter0", "adapter1"])
+        'adapter1'
     """
     parts = name.split(".")
-    return next((own for kind, own in pairwise(parts) if kind in _BEFORE_ADAPTER), None)
+    at = _place(parts, adapters)
+    return None if at is None else parts[at]
 
 
-def with_adapter(name: str, adapter: str) -> str:
-    """Return the name of the same parameter of another adapter.
+def with_adapter(name: str, adapter: str, adapters: Collection[str] = ()) -> str:
+    """Return the name of the same parameter, or layer, of another adapter; see `adapter_of`.
 
     Examples:
         >>> with_adapter("model.q_proj.lora_A.adapter0.weight", "adapter2"), with_adapter("head.weight", "adapter2")
         ('model.q_proj.lora_A.adapter2.weight', 'head.weight')
     """
     parts = name.split(".")
-    for at, part in enumerate(parts[:-1]):
-        if part in _BEFORE_ADAPTER:
-            parts[at + 1] = adapter
-    return ".".join(parts)
+    at = _place(parts, adapters)
+    return name if at is None else ".".join([*parts[:at], adapter, *parts[at + 1 :]])
+
+
+def _place(parts: Sequence[str], adapters: Collection[str]) -> int | None:
+    """Return the place of the adapter among the parts of a name."""
+    after = (at + 1 for at, (kind, _) in enumerate(pairwise(parts)) if kind in _BEFORE_ADAPTER)
+    known = (at for at, part in enumerate(parts) if part in adapters)
+    return next(chain(after, known), None)
 
 
 def _rate(dropout: nn.Module) -> float:

@@ -1,0 +1,80 @@
+"""Comparisons of texts as pairs of frozen vectors, which an encoder has made once."""
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fedlight.datamodules.text.encoding import Comparison
+from fedlight.datamodules.vectors.encoders import Encoder, HashedEncoder, SentenceEncoder
+
+
+class FeaturePair(TypedDict):
+    """Vectors of both answers, ``(2, dimension)``; ``label`` is 0 where the first is better."""
+
+    features: Tensor
+    label: int
+
+
+class FeatureExamples(Dataset):
+    """Comparisons for a selector on features, one example per vote: such a selector does not see an order.
+
+    Args:
+        vectors: vectors of the distinct answers, ``(answers, dimension)``.
+        pairs: rows of both answers of each example, ``(examples, 2)``.
+        labels: 0 or 1 for each example, ``(examples,)``.
+
+    Attributes:
+        lengths: 1 for each example: features have no tokens.
+        labelled: 0 for each example.
+    """
+
+    def __init__(self, vectors: Tensor, pairs: np.ndarray, labels: np.ndarray) -> None:
+        self.vectors = vectors
+        self.pairs = pairs
+        self.labels = labels
+        self.lengths = np.ones(len(pairs), dtype=np.int64)
+        self.labelled = np.zeros_like(self.lengths)
+
+    @classmethod
+    def from_votes(
+        cls, encoder: Encoder, comparisons: Sequence[Comparison], comparison: np.ndarray, winner: np.ndarray
+    ) -> "FeatureExamples":
+        """Return the examples of all votes; each distinct answer is encoded once.
+
+        Args:
+            encoder: encoder of the answers.
+            comparisons: compared answers.
+            comparison: index of each vote's comparison, ``(votes,)``.
+            winner: 0 if the comparison's first answer won, 1 if the second, ``(votes,)``.
+        """
+        rows: dict[str, int] = {}
+        pairs = [
+            [rows.setdefault(text, len(rows)) for text in (each.first, each.second)] for each in comparisons
+        ]
+        return cls(torch.from_numpy(encoder.encode([*rows])), np.array(pairs)[comparison], winner)
+
+    def take(self, indices: np.ndarray) -> "FeatureExamples":
+        return FeatureExamples(self.vectors, self.pairs[indices], self.labels[indices])
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, item: int) -> FeaturePair:
+        return {"features": self.vectors[self.pairs[item]], "label": int(self.labels[item])}
+
+
+def collate_features(examples: list[FeaturePair]) -> dict[str, Tensor]:
+    """Return a batch: ``features`` ``(batch, 2, dimension)``, ``labels`` ``(batch,)``."""
+    return {
+        "features": torch.stack([example["features"] for example in examples]),
+        "labels": torch.tensor([example["label"] for example in examples]),
+    }
+
+
+def make_encoder(name: str) -> Encoder:
+    """Return the encoder of a folder or hub name, with its cache on disk, or the one that is named ``hashed``."""
+    return HashedEncoder() if name == "hashed" else SentenceEncoder(name)

@@ -1,0 +1,73 @@
+"""Metrics of modules in which one or several selectors choose between two answers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAccuracy
+
+from fedlight.modules.functional import choice_loss
+
+STAGES = ("val", "test")
+
+
+class LogsChoices(Protocol):
+    """LightningModule that logs what its selectors choose; ``accuracy`` is made by `stage_accuracies`."""
+
+    accuracy: nn.ModuleDict
+    log: Any
+
+    @property
+    def adapter_names(self) -> Sequence[str]:
+        """Names of the U selectors."""
+
+    def log_means(self, stage: str, metrics: dict[str, Tensor]) -> None:
+        """Log the mean of each metric as ``stage/name``."""
+
+
+def stage_accuracies() -> nn.ModuleDict:
+    """Return an accuracy for validation and one for testing."""
+    return nn.ModuleDict({stage: MulticlassAccuracy(2, average="micro") for stage in STAGES})
+
+
+def majority(choices: Tensor) -> Tensor:
+    """Return the choice of most of an odd number of selectors, ``(batch,)``.
+
+    Args:
+        choices: 0 or 1, ``(batch, U)``.
+
+    Examples:
+        >>> majority(torch.tensor([[0, 1, 1], [0, 1, 0]])).tolist()
+        [1, 0]
+    """
+    return (2 * choices.sum(dim=1) > choices.shape[1]).long()
+
+
+def log_choices(module: LogsChoices, stage: str, logits: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
+    """Log loss and accuracy, of several selectors each one's as well, and return which examples are decided correctly.
+
+    Args:
+        module: module that logs.
+        stage: ``val`` or ``test``.
+        logits: of A and B by each of U selectors, ``(batch, U, 2)``.
+        labels: 0 where A is better and 1 where B is, ``(batch,)``.
+
+    Returns:
+        ``correct``, ``(batch, U)`` bool, by each selector; ``vote``, ``(batch,)`` bool, by their majority, if U is odd.
+    """
+    losses = [choice_loss(part, labels) for part in logits.unbind(dim=1)]
+    choices = logits.argmax(dim=2)
+    correct = choices == labels[:, None]
+    metrics = {"loss": torch.stack(losses, dim=1).mean(dim=1)}
+    if len(losses) > 1:
+        shares = correct.float().unbind(dim=1)
+        metrics |= {f"accuracy_{name}": part for name, part in zip(module.adapter_names, shares, strict=True)}
+    module.log_means(stage, metrics)
+    if len(losses) % 2 == 0:
+        return {"correct": correct}
+    winners = majority(choices)
+    accuracy = cast(MulticlassAccuracy, module.accuracy[stage])
+    accuracy.update(winners, labels)
+    module.log(f"{stage}/accuracy", accuracy, prog_bar=True)
+    return {"correct": correct, "vote": winners == labels}

@@ -1,0 +1,128 @@
+"""Preference pairs as frozen features: the right vectors, one example per vote, clients side by side."""
+
+import numpy as np
+import pytest
+import torch
+from stacked import assert_same_rows, fit, furthest
+
+from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.datamodules.rows.rows import write_rows
+from fedlight.datamodules.vectors.encoders import HashedEncoder
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
+from fedlight.federation.algorithms.local_only import LocalOnly
+from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.modules.feature_selector import FeatureSelectorModule
+
+TEXTS = [f"statement {word}" for word in ("red", "green", "blue", "black", "white", "grey")]
+COLUMNS = {name: name for name in ("response_a", "response_b", "choice", "client", "group")}
+
+
+def rows(clients=4, pairs=12):
+    """Clients of group 0 prefer the text that comes first in the list, those of group 1 the other one."""
+    rng = np.random.default_rng(0)
+    made = []
+    for client in range(clients):
+        for _ in range(pairs):
+            first, second = rng.permutation(len(TEXTS))[:2].tolist()
+            choice = "ab"[(first > second) ^ (client % 2)]
+            made.append((TEXTS[first], TEXTS[second], choice, f"p{client}", f"{client % 2}"))
+    return [dict(zip(COLUMNS, row, strict=True)) for row in made]
+
+
+@pytest.fixture
+def build(tmp_path):
+    file = tmp_path / "votes.jsonl"
+    write_rows(rows(), file)
+
+    def build(**options):
+        made = {"columns": COLUMNS, "form": "features", "val_share": 0.25, "batch_size": 4}
+        return PreferenceDataModule(str(file), **made | options)
+
+    return build
+
+
+def test_examples_are_the_vectors_of_both_answers(build):
+    data = build(val_share=0, test_source=build().train_rows[0])
+    data.setup("fit")
+    data.setup("test")
+    encoder, by_client = HashedEncoder(), {}  # adding 0 makes -0.0 and 0.0 one
+    for row in rows():
+        vectors = encoder.encode([row["response_a"], row["response_b"]])
+        better = (vectors[0] - vectors[1]) * (-1 if row["choice"] == "b" else 1)
+        by_client.setdefault(row["client"], set()).add((better.round(5) + 0.0).tobytes())
+    for examples, clients in (
+        (data.train_set, data.client_indices),
+        (data.test_set, data.test_client_indices),
+    ):
+        assert clients.keys() == by_client.keys()
+        for client, indices in clients.items():
+            batch = data.collate([examples[index] for index in indices])
+            assert batch["features"].shape == (len(indices), 2, 384)
+            chosen = torch.arange(len(indices)), batch["labels"]
+            better = (batch["features"][chosen] - batch["features"][chosen[0], 1 - chosen[1]]).numpy()
+            assert {(one.round(5) + 0.0).tobytes() for one in better} == by_client[client]
+    assert data.client_groups == {"p0": "0", "p1": "1", "p2": "0", "p3": "1"}
+
+
+def test_each_text_is_encoded_once_and_validation_pairs_are_others(build, monkeypatch):
+    asked = []
+    encode = HashedEncoder.encode
+    monkeypatch.setattr(
+        HashedEncoder, "encode", lambda self, texts: asked.append(texts) or encode(self, texts)
+    )
+    data = build()
+    data.setup("fit")
+    assert [sorted(texts) for texts in asked] == [sorted(TEXTS)]
+    for client, indices in data.client_indices.items():
+        train = {frozenset(data.train_set.pairs[index]) for index in indices}
+        val = {frozenset(data.val_set.pairs[index]) for index in data.val_client_indices[client]}
+        assert len(train) + len(val) == len(train | val) > len(train) > 0
+    assert data.report.padding == 0
+
+
+def test_settings_that_do_not_go_together(build):
+    with pytest.raises(ValueError, match="form='features' has no text to write: set view='selector'"):
+        build(view="dpo")
+    with pytest.raises(ValueError, match="set twins_together=false"):
+        build(twins_together=True)
+
+
+def test_a_dry_run_looks_for_the_encoder():
+    settings = {"form": "features", "encoder": "org/encoder"}
+    assert [need.name for need in PreferenceDataModule.requires(settings)] == ["org/encoder"]
+    assert not [*PreferenceDataModule.requires({"form": "pair", "encoder": "org/encoder"})]
+    assert not [*PreferenceDataModule.requires({"form": "features", "encoder": "hashed"})]
+
+
+@pytest.mark.parametrize("hidden", [0, 3])
+@pytest.mark.parametrize("algorithm", [FedAvg, Scaffold, LocalOnly])
+def test_clients_side_by_side_train_as_alone(build, algorithm, hidden):
+    def run(at_once):
+        module = FeatureSelectorModule(hidden=hidden, optimizer="SGD", lr=0.5)
+        return fit(module, build(val_share=0), at_once, algorithm=algorithm())
+
+    (alone, rows, _, own), (beside, others, groups, other) = run(1), run(4)
+    assert [[len(group) for group in each] for each in groups] == [[4]] * 2
+    assert furthest(beside, alone) < 1e-6
+    assert_same_rows(others, rows)
+    if algorithm is LocalOnly:
+        kept = {name for name in own.clients if own.memory.load(name)}
+        assert len(kept) == 4
+        assert max(furthest(own.own_state(name), other.own_state(name)) for name in kept) < 1e-6
+
+
+@pytest.mark.parametrize("hidden", [0, 3])
+def test_clients_of_several_heads_share_a_batch(build, hidden):
+    def run(at_once):
+        module = FeatureSelectorModule(hidden=hidden, optimizer="SGD", lr=0.5, num_adapters=3)
+        algorithm = FedBiscuit(warmup_rounds=1, regroup_every=1, weighting="normalized")
+        loop = {"rounds": 5, "algorithm": algorithm, "settings": {"limit_val_batches": 1.0}}
+        return fit(module, build(), at_once, **loop)
+
+    (alone, rows, _, own), (beside, others, groups, other) = run(1), run(4)
+    assert own.algorithm.groups == other.algorithm.groups
+    assert len({*own.algorithm.groups.values()}) == 3
+    assert [len(group) for group in groups[-1]] == [4]
+    assert furthest(beside, alone) < 1e-6
+    assert_same_rows(others, rows)
