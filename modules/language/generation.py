@@ -21,6 +21,32 @@ class Request(NamedTuple):
     seed: int
 
 
+class Job(NamedTuple):
+    """Encoded prompts of all requests, and how they are completed.
+
+    Attributes:
+        rows: token ids of each prompt, request after request.
+        counts: prompts of each request.
+        seeds: seed of each request's draws.
+        copies: completions per prompt.
+        temperature: 0 for greedy decoding.
+        top_p: share of the probability to draw from, in (0, 1].
+        max_new_tokens: most tokens of a completion.
+        stop: texts, none of them empty, from which on a completion is not used.
+        ends: tokens that end a completion.
+    """
+
+    rows: list[list[int]]
+    counts: list[int]
+    seeds: list[int]
+    copies: int
+    temperature: float
+    top_p: float
+    max_new_tokens: int
+    stop: Sequence[str]
+    ends: list[int]
+
+
 def complete(
     causal_lm: Any,
     tokenizer: Any,
@@ -33,6 +59,7 @@ def complete(
     stop: Sequence[str] = (),
     strip: bool = True,
     set_rows: Callable[[list[int]], None] | None = None,
+    engine: Callable[[Job], list[list[int]]] | None = None,
 ) -> list[list[list[str]]]:
     """Complete each prompt of each request n times, all in one batch.
 
@@ -48,6 +75,8 @@ def complete(
         stop: texts before which a completion ends, such as the next question of a few-shot prompt.
         strip: remove white space around the completions; off for code, where leading blanks count.
         set_rows: called before forward passes with the number of rows of each request that has prompts.
+        engine: function from a job to the new tokens of each copy of each prompt, copies of a prompt one after the other.
+            None: ``transformers``.
 
     Returns:
         Per request and prompt n texts without special tokens.
@@ -59,34 +88,18 @@ def complete(
     check_range("top_p", top_p, 0, 1, above_low=True)
     check_range("n", n, 1, float("inf"))
     check_range("max_new_tokens", max_new_tokens, 1, float("inf"))
+    _check_stop(stop)
     prompts = [prompt for request in requests for prompt in request.prompts]
     if not prompts:
         return [[] for _ in requests]
     rows = encode_prompts(tokenizer, prompts)
     _check_length(rows, max_new_tokens, getattr(causal_lm.config, "max_position_embeddings", None))
     copies = n if temperature > 0 else 1  # greedy completions are all the same
-    padded = {
-        name: part.to(causal_lm.device) for name, part in pad_left(rows, tokenizer.pad_token_id).items()
-    }
-    config = _generation_config(causal_lm, tokenizer, max_new_tokens)
-    counts = [len(request.prompts) for request in requests if request.prompts]
-    width = padded["input_ids"].shape[1]
-    options: dict[str, Any] = {}
-    if stop:
-        options["stopping_criteria"] = [make_stopping(tokenizer, stop, width)]
-    if temperature > 0:
-        sizes = [len(request.prompts) * copies for request in requests]
-        seeds = [request.seed for request in requests]
-        options["logits_processor"] = [_Draws(sizes, seeds, temperature, top_p, causal_lm.device)]
-    with eval_mode(causal_lm), torch.no_grad():
-        if set_rows is not None:
-            set_rows(counts)
-        inputs = _encode_once(causal_lm, padded, copies, tokenizer.pad_token_id)
-        if set_rows is not None:
-            set_rows([count * copies for count in counts])
-        tokens = causal_lm.generate(**inputs, generation_config=config, **options)[:, width:]
-    ends = config.eos_token_id or []
-    written = [list(takewhile(lambda token: token not in ends, row)) for row in tokens.tolist()]
+    counts, seeds = [len(request.prompts) for request in requests], [request.seed for request in requests]
+    ends = _find_ends(causal_lm, tokenizer)
+    job = Job(rows, counts, seeds, copies, temperature, top_p, max_new_tokens, stop, ends)
+    tokens = engine(job) if engine is not None else _generate(causal_lm, tokenizer, job, set_rows)
+    written = [list(takewhile(lambda token: token not in ends, row)) for row in tokens]
     if strip:
         texts = tokenizer.batch_decode(written, skip_special_tokens=True)
     else:
@@ -94,6 +107,35 @@ def complete(
     texts = [cut_at(text, stop).strip() if strip else cut_at(text, stop) for text in texts]
     by_prompt = iter([texts[row : row + copies] * (n // copies) for row in range(0, len(texts), copies)])
     return [[next(by_prompt) for _ in request.prompts] for request in requests]
+
+
+def _generate(
+    causal_lm: Any, tokenizer: Any, job: Job, set_rows: Callable[[list[int]], None] | None
+) -> list[list[int]]:
+    """Return the new tokens of each copy of each prompt, by ``generate`` of ``transformers``."""
+    padded = {
+        name: part.to(causal_lm.device) for name, part in pad_left(job.rows, tokenizer.pad_token_id).items()
+    }
+    config = _generation_config(tokenizer, job)
+    counts = [count for count in job.counts if count]
+    width = padded["input_ids"].shape[1]
+    options: dict[str, Any] = {}
+    if job.stop:
+        options["stopping_criteria"] = [make_stopping(tokenizer, job.stop, width)]
+    if job.temperature > 0:
+        sizes = [count * job.copies for count in job.counts]
+        draws = _Draws(sizes, job.seeds, job.temperature, job.top_p, causal_lm.device)
+        options["logits_processor"] = [draws]
+    with eval_mode(causal_lm), torch.no_grad():
+        if set_rows is not None:
+            set_rows(counts)
+        inputs = _encode_once(causal_lm, padded, job.copies, tokenizer.pad_token_id)
+        if set_rows is not None:
+            set_rows([count * job.copies for count in counts])
+        tokens: list[list[int]] = causal_lm.generate(**inputs, generation_config=config, **options)[
+            :, width:
+        ].tolist()
+    return tokens
 
 
 class _Draws:
@@ -198,15 +240,19 @@ def _check_length(rows: Sequence[Sequence[int]], max_new_tokens: int, limit: int
             )
 
 
-def _generation_config(causal_lm: Any, tokenizer: Any, max_new_tokens: int) -> Any:
+def _find_ends(causal_lm: Any, tokenizer: Any) -> list[int]:
+    """Return the tokens that end a text, of the model's own generation config and of the tokenizer."""
+    own = causal_lm.generation_config.eos_token_id
+    return sorted({tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None})
+
+
+def _generation_config(tokenizer: Any, job: Job) -> Any:
     """Return a config that sets everything that matters, so that a model's own defaults cannot change it."""
     from transformers import GenerationConfig
 
-    own = causal_lm.generation_config.eos_token_id
-    ends = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None}
     return GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        eos_token_id=sorted(ends) or None,
+        max_new_tokens=job.max_new_tokens,
+        eos_token_id=job.ends or None,
         pad_token_id=tokenizer.pad_token_id,
         use_cache=True,
         repetition_penalty=1.0,
@@ -224,6 +270,11 @@ def cut_at(text: str, stop: Sequence[str]) -> str:
     return text[: min((at for one in stop if (at := text.find(one)) >= 0), default=len(text))]
 
 
+def _check_stop(stop: Sequence[str]) -> None:
+    if not all(stop):
+        raise ValueError(f"stop={list(stop)}: an empty text would end every completion at once")
+
+
 def make_stopping(tokenizer: Any, stop: Sequence[str], width: int) -> Callable[[Tensor, Any], Tensor]:
     """Return a stopping criterion of ``generate``: ``(batch,)`` bool, whether a completion has reached a stop text.
 
@@ -235,8 +286,7 @@ def make_stopping(tokenizer: Any, stop: Sequence[str], width: int) -> Callable[[
     Raises:
         ValueError: a stop text is empty.
     """
-    if not all(stop):
-        raise ValueError(f"stop={list(stop)}: an empty text would end every completion at once")
+    _check_stop(stop)
     window = max(len(text.encode()) for text in stop) + STOP_MARGIN  # no token is shorter than a byte
 
     def stopped(ids: Tensor, scores: Any, **others: Any) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fedlight.evaluation.tasks.model import Likelihood
+from fedlight.modules import vllm_engine
 from fedlight.modules.evaluation import Results, evaluate_together
 from fedlight.modules.language import adapter_folders, adapters, base_model, checkpoints, scoring, skeleton
 from fedlight.modules.language.data_checks import check_batch, check_max_tokens, describe_overlong
@@ -29,7 +30,7 @@ from fedlight.stacking.dropout import DropoutMasks, seed_dropout
 from fedlight.stacking.stacked_adapters import StackedAdapters
 from fedlight.support.checkpoint_files import check_readable
 from fedlight.support.checks import check_choice, check_precision, check_range
-from fedlight.support.needs import Model, Need
+from fedlight.support.needs import Model, Need, Package
 from fedlight.support.seeding import derive_seed
 
 Batch = dict[str, Any]
@@ -63,6 +64,8 @@ class LanguageModule(LightningModule):
         seed: seed of new weights, of dropout and of the completions.
         trust_remote_code: run code that comes with the model.
         num_adapters: adapters on the one base, equal at the start; one at a time is active, see `use_adapter`.
+        vllm: further arguments of ``vllm.LLM``, such as ``{"gpu_memory_utilization": 0.4}``, with which vLLM completes
+            prompts; ``{}`` for its defaults. None: ``transformers`` completes them.
 
     Attributes:
         task: PEFT's name for the kind of model.
@@ -102,6 +105,7 @@ class LanguageModule(LightningModule):
         seed: int = 0,
         trust_remote_code: bool = False,
         num_adapters: int = 1,
+        vllm: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -115,6 +119,9 @@ class LanguageModule(LightningModule):
         check_range("lora_dropout", lora_dropout, 0, 1)
         check_range("lr", lr, 0, float("inf"), above_low=True)
         adapter_folders.check_merge(merge_adapter, adapter, base)
+        if vllm is not None:
+            vllm_engine.check_settings(self.options)
+        self._engine: vllm_engine.VLLMEngine | None = None
         self.network: Any = None
         self.tokenizer: Any = None
         self.base: dict[str, Any] = {}
@@ -125,8 +132,9 @@ class LanguageModule(LightningModule):
 
     @classmethod
     def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
-        """Return the model, which a dry run looks for."""
-        return [Model(settings["model"])]
+        """Return the model, and vLLM where it is set, which a dry run looks for."""
+        engine = [] if settings.get("vllm") is None else [Package("vllm", "'fedlight[vllm]'")]
+        return [Model(settings["model"]), *engine]
 
     @property
     def options(self) -> Any:
@@ -151,6 +159,8 @@ class LanguageModule(LightningModule):
         merged = self.options.adapter if self.options.merge_adapter else None
         self.base = checkpoints.describe_base(network, new, self.options.model, self.options.base, merged)
         self.network = adapters.add_adapters(network, names, self.options, self.task, new)
+        if self.options.vllm is not None:
+            vllm_engine.check_network(self.network)
         seed_dropout(self.network, self.dropout_masks)
         self.tokenizer = tokenizer
 
@@ -340,8 +350,12 @@ class LanguageModule(LightningModule):
         self.configure_model()
         settings: dict[str, Any] = {"n": n, "temperature": temperature, "top_p": top_p}
         settings |= {"max_new_tokens": max_new_tokens, "stop": stop, "strip": strip}
+        requests = [Request(prompts, seed)]
+        if self.options.vllm is not None:
+            [texts] = self._complete_by_vllm([None if raw else {}], requests, settings)
+            return texts
         with adapters.disable_adapters(self.network, raw):
-            [texts] = complete(self.causal_lm, self.tokenizer, [Request(prompts, seed)], **settings)
+            [texts] = complete(self.causal_lm, self.tokenizer, requests, **settings)
         return texts
 
     def generate_for(
@@ -378,8 +392,10 @@ class LanguageModule(LightningModule):
         asked = [k for k, own in enumerate(prompts) if own]
         settings: dict[str, Any] = {"n": n, "temperature": temperature, "top_p": top_p}
         settings |= {"max_new_tokens": max_new_tokens, "stop": stop, "strip": strip}
-        stacked = StackedAdapters(self, adapters.trained_parameters(self))
         requests = [Request(own, seed) for own, seed in zip(prompts, seeds, strict=True)]
+        if self.options.vllm is not None:
+            return self._complete_by_vllm(states, requests, settings)
+        stacked = StackedAdapters(self, adapters.trained_parameters(self))
         if not asked:
             return [[] for _ in requests]
         gradients = {weight: weight.grad for weight in self.parameters() if weight.grad is not None}
@@ -391,6 +407,18 @@ class LanguageModule(LightningModule):
             stacked.leave()
             for weight, gradient in gradients.items():
                 weight.grad = gradient
+
+    def _complete_by_vllm(
+        self,
+        states: Sequence[Mapping[str, Tensor] | None],
+        requests: Sequence[Request],
+        settings: Mapping[str, Any],
+    ) -> list[list[list[str]]]:
+        """Complete requests, each by the module's weights with those of its state, or without adapter where it is None."""
+        if self._engine is None:
+            self._engine = vllm_engine.VLLMEngine(self.options)
+        write = functools.partial(self._engine.write, self.network, states)
+        return complete(self.causal_lm, self.tokenizer, requests, engine=write, **settings)
 
     def fits(self, prompts: Texts, new_tokens: int) -> list[bool]:
         """Return whether each prompt and ``new_tokens`` more tokens fit into the model."""
