@@ -280,16 +280,12 @@ def test_the_stand_in_has_vllms_own_interface():
 
 @pytest.mark.gpu
 @pytest.mark.slow
-def test_vllms_greedy_texts_are_those_of_stacked_adapters(tmp_path):
+def test_vllms_greedy_texts_are_those_of_stacked_adapters(larger_llama):
     """On a GPU with vLLM itself; kernels round otherwise, so a rare tie may end a text early."""
     pytest.importorskip("vllm")
-    from conftest import make_llama
-
-    sizes = {"hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": 128}
-    model = make_llama(tmp_path / "llama", seed=0, **sizes)
     with torch.device("cuda"):
-        module = make_module(model, vllm={"gpu_memory_utilization": 0.2, "enforce_eager": True})
-        here = make_module(model, vllm=None)
+        module = make_module(larger_llama, vllm={"gpu_memory_utilization": 0.2, "enforce_eager": True})
+        here = make_module(larger_llama, vllm=None)
     states = [{name: value.cuda() for name, value in own.items()} for own in make_states(module)]
     settings = {"temperature": 0, "max_new_tokens": 16}
     found = module.generate_for(states, PROMPTS, SEEDS, **settings)
