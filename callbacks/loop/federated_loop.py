@@ -31,6 +31,7 @@ from fedlight.callbacks.loop.optimizers import (
     federated_parameters,
     refuse_joined,
     train_again,
+    use_fused_kernels,
     which_are_trained,
 )
 from fedlight.callbacks.loop.plan import RoundPlanner
@@ -222,6 +223,9 @@ class FederatedLoop(L.Callback):
         same_start(team, pl_module, self._federation.settings | own_settings(team, trainer, self._data))
         train_again(pl_module, self._trained_before)
         self._parameters = federated_parameters(trainer, pl_module)
+        use_fused_kernels(
+            trainer.optimizers
+        )  # the optimizers of a checkpoint are loaded later and stay as they were
         self._run = Run(
             trainer, pl_module, self.clients, self.channel, self.aggregation is not None, self.own_state
         )

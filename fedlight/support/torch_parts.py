@@ -1,6 +1,7 @@
-"""Parts of torch programs: evaluation mode, nested batches, and modules that are changed for a while."""
+"""Parts of torch programs: evaluation mode, nested batches, fused optimizers, modules that are changed for a while."""
 
 import copy
+import inspect
 import random
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -103,6 +104,81 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     finally:
         own.pop(name, None)
         own.update(before)
+
+
+def use_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
+    """Make one of torch's own optimizers step all parameters in one call of its fused kernel.
+
+    It stays as it is where its class has no such kernel for the parameters' devices, where a group decides ``fused`` or
+    ``foreach``, is ``capturable`` or ``differentiable``, and where a parameter is not contiguous, as the kernels for the
+    CPU read memory in its order. Called before the first step.
+
+    Examples:
+        >>> adam = torch.optim.Adam([nn.Parameter(torch.ones(1))])
+        >>> use_fused_kernel(adam)
+        >>> adam.param_groups[0]["fused"]
+        True
+    """
+    kind, groups = type(optimizer), optimizer.param_groups
+    devices = ("cpu",) if kind is torch.optim.Adagrad else ("cpu", "cuda")
+    if (
+        not _is_torchs_with_kernel(optimizer)
+        or any(group.get(name) is not None for group in groups for name in ("fused", "foreach"))
+        or any(group.get(name) for group in groups for name in ("capturable", "differentiable"))
+        or not all(
+            p.device.type in devices and p.is_floating_point() and p.is_contiguous()
+            for group in groups
+            for p in group["params"]
+        )
+    ):
+        return
+    # Not set is what the constructor also does for fused=True: the kernel would divide by the loss scale itself. Then
+    # gradients would reach hooks scaled, and Lightning would refuse to clip them, also in bf16-mixed.
+    for options in (optimizer.defaults, *groups):
+        options["fused"] = True
+    for state in optimizer.state.values():  # Adagrad has one before its first step
+        state["step"] = state["step"].float()
+    guard_fused_kernel(optimizer)
+
+
+def guard_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
+    """Give torch's fused kernels for the CPU each gradient in the memory order of its parameter.
+
+    They read the numbers of both in the order of their memory, whatever their strides, so a gradient that somebody has
+    transposed would be added to other numbers. A step raises ValueError for a parameter with gaps in its memory, such as
+    some columns of a matrix.
+    """
+    if not _is_torchs_with_kernel(optimizer) or "_init_group" in vars(optimizer):
+        return
+    gather = optimizer._init_group  # type: ignore[attr-defined]
+
+    def gather_alike(
+        group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], *rest: Any
+    ) -> Any:
+        found = gather(group, parameters, gradients, *rest)
+        if group["fused"]:
+            for i, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+                if gradient.stride() != parameter.stride() and parameter.is_cpu:
+                    gradients[i] = _laid_out_as(parameter, gradient)
+        return found
+
+    optimizer._init_group = gather_alike  # type: ignore[attr-defined]
+
+
+def _is_torchs_with_kernel(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer's class is torch's own, not derived from it, and takes ``fused``."""
+    kind = type(optimizer)
+    return kind.__module__.startswith("torch.optim.") and "fused" in inspect.signature(kind).parameters
+
+
+def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+    found = torch.empty_like(parameter).copy_(gradient)
+    if found.stride() != parameter.stride():
+        raise ValueError(
+            f"fused=True steps a parameter of shape {tuple(parameter.shape)} and strides {parameter.stride()}, and torch's "
+            "kernel would also step what lies between its numbers: make it contiguous, or leave fused out"
+        )
+    return found
 
 
 CONTAINERS = (list, set, deque, dict, OrderedDict, defaultdict)

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from fedlight.support.checks import check_choice
+from fedlight.support.torch_parts import use_fused_kernel
 
 SCHEDULES = ("constant", "cosine")
 IMPLEMENTATIONS = {"fused", "foreach", "capturable", "differentiable"}
@@ -62,22 +63,12 @@ def make_optimizer(
         (0.9, 0.95)
     """
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in args.items()}
-    make, held = getattr(torch.optim, name), list(parameters)
-    if IMPLEMENTATIONS & args.keys() or not _has_fused_kernel(make, held):
-        optimizer: torch.optim.Optimizer = make(held, lr=lr, **plain)
-        return optimizer
-    optimizer = make(held, lr=lr, fused=True, **plain)
-    # The kernel could divide by the loss scale itself. Then gradients would reach hooks scaled, and Lightning would refuse
-    # to clip them, also in bf16-mixed. Without this mark the loss scale divides them first, as for any other optimizer.
-    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+    make = getattr(torch.optim, name)
+    if IMPLEMENTATIONS & args.keys():  # fused=False, or the federated loop would choose it
+        plain = {"fused": False} | plain if "fused" in inspect.signature(make).parameters else plain
+    optimizer: torch.optim.Optimizer = make(list(parameters), lr=lr, **plain)
+    use_fused_kernel(optimizer)
     return optimizer
-
-
-def _has_fused_kernel(kind: type[torch.optim.Optimizer], parameters: Sequence[nn.Parameter]) -> bool:
-    devices = ("cpu",) if kind is torch.optim.Adagrad else ("cpu", "cuda")
-    return "fused" in inspect.signature(kind).parameters and all(
-        p.device.type in devices and p.is_floating_point() for p in parameters
-    )
 
 
 def cosine(max_epochs: int | None) -> Callable[[int], float]:

@@ -138,6 +138,15 @@ def configured(model: Any) -> tuple[torch.optim.Optimizer, Any]:
     """The optimizer that the module asks for, and its schedule or None."""
     made = model.configure_optimizers()
     if not isinstance(made, dict):
-        return made, None
+        return in_one_call(made), None
     schedule = made.get("lr_scheduler")
-    return made["optimizer"], schedule["scheduler"] if isinstance(schedule, dict) else schedule
+    return in_one_call(made["optimizer"]), schedule["scheduler"] if isinstance(schedule, dict) else schedule
+
+
+def in_one_call(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer on torch's fused kernel, if it is an Adam or AdamW that leaves the choice open."""
+    if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
+        for group in optimizer.param_groups:
+            if group["foreach"] is None and group["fused"] is None:
+                group["fused"] = True
+    return optimizer

@@ -136,7 +136,7 @@ def manually(model, batches, round_idx, size=1):
 
 def two_in_turn(model, batches, round_idx):
     """Two optimizers, written out; the schedule steps after each batch, three times in each round before."""
-    first = torch.optim.Adam(model.net[0].parameters(), lr=0.05)
+    first = torch.optim.Adam(model.net[0].parameters(), lr=0.05, fused=True)
     second = torch.optim.SGD(model.net[2].parameters(), lr=0.1, momentum=0.5)
     for number, batch in enumerate(batches):
         second.param_groups[0]["lr"] = 0.1 * 0.5 ** (3 * round_idx + number)

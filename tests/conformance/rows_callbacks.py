@@ -245,7 +245,7 @@ class Pretrained(Net):
 
 def thawed(model, batches, round_idx, rate):
     """The head alone in the first round; then the backbone as well, at the rate of the round."""
-    optimizer = torch.optim.Adam(model.head.parameters(), lr=0.05)
+    optimizer = torch.optim.Adam(model.head.parameters(), lr=0.05, fused=True)
     model.backbone.requires_grad_(round_idx >= 1)
     if round_idx >= 1:
         optimizer.add_param_group({"params": list(model.backbone.parameters()), "lr": rate(round_idx)})

@@ -13,7 +13,7 @@ from lightning.pytorch.demos.transformer import LightningTransformer, Transforme
 from matrix import Equals, Refused, Row, Works, kind
 from probes import Lines, same
 from project import SIZES, Project, Run, loader, rows_of_clients, weights
-from reference import federated_averaging, local_training
+from reference import federated_averaging, in_one_call, local_training
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric, MeanSquaredError, MinMetric
@@ -131,7 +131,7 @@ class GAN(L.LightningModule):
 
 def adversaries(model, batches, round_idx):
     """The two in turn, written out."""
-    (opt_g, opt_d), _ = model.configure_optimizers()
+    opt_g, opt_d = map(in_one_call, model.configure_optimizers()[0])
     entropy = nn.functional.binary_cross_entropy
     for batch in batches:
         torch.set_rng_state(batch.random)
@@ -260,7 +260,7 @@ class TemplateData(L.LightningDataModule):
 
 def of_template(model, batches, round_idx):
     """Adam on the same losses, with the batch norm in training mode."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
     for batch in batches:
         optimizer.zero_grad()
         model.model_step(batch.content)[0].backward()
@@ -385,7 +385,7 @@ class TransferLearning(L.LightningModule):
 
 def transferred(model, batches, round_idx):
     """The head; from the second round on the backbone as well, at a tenth of its rate."""
-    optimizer = torch.optim.Adam(model.classifier.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(model.classifier.parameters(), lr=1e-2, fused=True)
     model.backbone.requires_grad_(round_idx >= 1)
     if round_idx >= 1:
         optimizer.add_param_group({"params": list(model.backbone.parameters()), "lr": 1e-3})

@@ -1,0 +1,197 @@
+"""A project's Adam and AdamW on torch's fused kernel: who gets it, and that the steps are the same."""
+
+import copy
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins import MixedPrecision
+from plain_lightning import Numbers, Regression, ten_clients, trainer
+from torch import nn
+from torch.optim.lr_scheduler import StepLR
+
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.optimizers import use_fused_kernels
+from fedlight.datamodules.federated.by_client import FederatedWrapper
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedprox import FedProx
+
+SETTINGS = {
+    "AdamW": {"lr": 0.02, "weight_decay": 0.1},
+    "Adam": {"lr": 0.02, "weight_decay": 0.01, "betas": (0.8, 0.95)},
+    "amsgrad": {"lr": 0.02, "amsgrad": True},
+    "maximize": {"lr": 0.02, "maximize": True, "eps": 1e-3},
+    "tensor": {"lr": torch.tensor(0.02, dtype=torch.float64)},
+}
+
+
+def make(name, parameters, **more):
+    kind = torch.optim.Adam if name == "Adam" else torch.optim.AdamW
+    return kind(parameters, **(copy.deepcopy(SETTINGS[name]) | more))
+
+
+def groups(dtype):
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(5, 7), (33,), (2, 3, 4), (1,)]
+    weights = [nn.Parameter(torch.randn(shape, generator=draw, dtype=dtype)) for shape in shapes]
+    return weights, [{"params": weights[:2]}, {"params": weights[2:], "eps": 1e-6, "weight_decay": 0.3}]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_step_differs_in_the_last_place_alone(name, dtype):
+    """Each of ten steps starts both kernels at the same numbers; a schedule changes the rate of two groups."""
+    (fused, own), (plain, theirs) = groups(dtype), groups(dtype)
+    one, other = make(name, own), make(name, theirs)
+    use_fused_kernels([one])
+    assert [group["fused"] for group in one.param_groups] == [True, True]
+    rates = [StepLR(optimizer, 3, 0.5) for optimizer in (one, other)]
+    draw, precision = torch.Generator().manual_seed(1), torch.finfo(dtype).eps
+    for _ in range(10):
+        before = [weight.detach().clone() for weight in plain]
+        for a, b in zip(fused, plain, strict=True):
+            a.grad = torch.randn(a.shape, generator=draw, dtype=dtype)
+            b.grad = a.grad.clone()
+        one.step()
+        other.step()
+        for a, b, start in zip(fused, plain, before, strict=True):
+            assert not torch.equal(b, start)
+            # Two units in the last place of the step, and one of the weight, to which it is added.
+            allowed = 2 * precision * (b - start).abs() + precision * b.abs().clamp(min=start.abs())
+            assert ((a - b).abs() <= allowed).all()
+            with torch.no_grad():
+                a.copy_(b)
+            for key, value in other.state[b].items():
+                torch.testing.assert_close(one.state[a][key], value, rtol=8 * precision, atol=1e-30)
+                one.state[a][key].copy_(value)
+        for rate in rates:
+            rate.step()
+
+
+def on_gradients(change, **settings):
+    draw = torch.Generator().manual_seed(0)
+    weight = nn.Parameter(torch.randn(6, 6, generator=draw))
+    optimizer = make("AdamW", [weight], **settings)
+    use_fused_kernels([optimizer])
+    for _ in range(3):
+        weight.grad = change(torch.randn(6, 6, generator=draw))
+        optimizer.step()
+    return weight.detach()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [torch.t, lambda g: g[:1].expand(6, 6), lambda g: torch.cat([g, g], 1)[:, ::2]],
+    ids=["transposed", "expanded", "every second"],
+)
+@pytest.mark.parametrize("fused", [None, True], ids=["ours", "theirs"])
+def test_gradients_in_another_memory_order_belong_to_their_numbers(change, fused):
+    """Torch's kernel for the CPU reads memory in its order; a step of Adam is 0.02 large."""
+    found, expected = on_gradients(change, fused=fused), on_gradients(change, fused=False)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+def test_parameters_with_gaps_are_left_to_the_loop_or_refused():
+    weight = nn.Parameter(torch.randn(6, 6)[:, :3])
+    ours = make("AdamW", [weight])
+    use_fused_kernels([ours])
+    assert ours.param_groups[0]["fused"] is None
+    theirs = make("AdamW", [weight], fused=True)
+    use_fused_kernels([theirs])
+    weight.grad = torch.ones(6, 3)
+    with pytest.raises(
+        ValueError, match=r"shape \(6, 3\) and strides \(6, 1\).* make it contiguous, or leave"
+    ):
+        theirs.step()
+
+
+class Own(torch.optim.Adam):
+    pass
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda p: torch.optim.AdamW(p, fused=False),
+        lambda p: torch.optim.AdamW(p, foreach=True),
+        lambda p: torch.optim.AdamW(p, foreach=False),
+        lambda p: torch.optim.AdamW([{"params": p[:1]}, {"params": p[1:], "fused": False}]),
+        lambda p: torch.optim.AdamW(p, capturable=True),
+        lambda p: torch.optim.AdamW(p, differentiable=True),
+        lambda p: torch.optim.SGD(p, lr=0.1),  # and Adagrad: they take sparse gradients as well
+        lambda p: torch.optim.Adagrad(p),
+        lambda p: torch.optim.RMSprop(p),
+        lambda p: Own(p),
+        lambda p: torch.optim.AdamW([*p, nn.Parameter(torch.ones(1, device="meta"))]),
+    ],
+)
+def test_what_is_decided_or_has_no_kernel_stays(build):
+    optimizer = build([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))])
+    before = copy.deepcopy([{**group, "params": 0} for group in optimizer.param_groups])
+    use_fused_kernels([optimizer])
+    assert [{**group, "params": 0} for group in optimizer.param_groups] == before
+
+
+def fit(rounds=2, algorithm=None, folder=None, ckpt_path=None, plugins=(), **settings):
+    """A federated run of a project's module; returns its optimizer and weights."""
+
+    class Model(Regression):
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=0.05, **settings)
+
+    L.seed_everything(0, verbose=False)
+    model = Model(dropout=0.0)
+    loop = FederatedLoop(algorithm, clients_per_round=4, local_steps=3)
+    more = {} if folder is None else {"default_root_dir": folder, "enable_checkpointing": True}
+    saves = [] if folder is None else [ModelCheckpoint(folder, "{epoch}", save_top_k=-1)]
+    run = trainer(rounds, [loop, *saves], plugins=[*plugins], **more)
+    run.fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
+    return run.optimizers[0], model.state_dict()
+
+
+def test_a_federated_run_chooses_the_kernel_and_learns_the_same():
+    optimizer, found = fit()
+    plain, expected = fit(fused=False)
+    assert (optimizer.param_groups[0]["fused"], plain.param_groups[0]["fused"]) == (True, False)
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-5)
+
+
+def test_groups_that_join_later_get_the_kernel_as_well():
+    optimizer, _ = fit(rounds=1)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    assert [group["fused"] for group in optimizer.param_groups] == [True, True]
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_a_resumed_run_goes_on_as_its_file_says(tmp_path):
+    """Of an earlier version: its optimizers have no kernel chosen."""
+    _, expected = fit(3, folder=tmp_path / "whole", fused=False)
+    fit(1, folder=tmp_path / "first", fused=False)
+    [file] = (tmp_path / "first").glob("*.ckpt")
+    checkpoint = torch.load(file, weights_only=True)
+    for group in checkpoint["optimizer_states"][0]["param_groups"]:
+        assert group["fused"] is False
+        group["fused"] = None
+    torch.save(checkpoint, file)
+    optimizer, found = fit(3, folder=tmp_path / "first", ckpt_path=file)
+    assert optimizer.param_groups[0]["fused"] is None
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg, lambda: FedProx(0.5)], ids=["FedAvg", "FedProx"])
+def test_the_loss_scale_divides_gradients_before_the_kernel_sees_them(algorithm):
+    """A scale of 2**18 overflows in the first steps, which are left out; an algorithm adds to true gradients."""
+
+    def run(**settings):
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18)
+        half = MixedPrecision("16-mixed", device="cpu", scaler=scaler)
+        return *fit(algorithm=algorithm(), plugins=[half], **settings), half
+
+    (optimizer, found, scale), (_, expected, other) = run(), run(fused=False)
+    assert optimizer.param_groups[0]["fused"] is True
+    assert scale.state_dict() == other.state_dict()
+    assert scale.state_dict()["scale"] < 2.0**18
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-4)
