@@ -1,11 +1,11 @@
 """Exact sums of tensors: the same bits in any order of the addends, and for any number of partial sums.
 
-Every finite fp64 number is a whole multiple of 2^-1074. A sum is held as such an integer, in digits of 48 bits with a sign,
-one fp64 tensor for each digit that some element needs (a long accumulator: Kulisch and Miranker, "Computer Arithmetic in
-Theory and Practice", 1981; Collange et al., "Numerical reproducibility for the parallel reduction on multi- and many-core
-architectures", Parallel Computing 49, 2015). Digits are whole numbers below 2^53, which fp64 adds without rounding, several
-times as fast as int64. The sum is rounded to fp64 once, when it is read. Digits are added as they are needed, so nothing
-overflows before the sum itself leaves the range of fp64, where it becomes infinite.
+Every finite fp64 number is a whole multiple of 2^-1074, so of 2^-1106. A sum is held as such an integer, in digits of 48
+bits with a sign, one fp64 tensor for each digit that some element needs (a long accumulator: Kulisch and Miranker,
+"Computer Arithmetic in Theory and Practice", 1981; Collange et al., "Numerical reproducibility for the parallel reduction
+on multi- and many-core architectures", Parallel Computing 49, 2015). Digits are whole numbers below 2^53, which fp64 adds
+without rounding, several times as fast as int64. The sum is rounded to fp64 once, when it is read. Digits are added as they
+are needed, so nothing overflows before the sum itself leaves the range of fp64, where it becomes infinite.
 """
 
 import math
@@ -21,16 +21,21 @@ from fedlight.federation.state import State
 BITS = 48
 """Of a digit; fp64 leaves 5 for the sum of digits, so carries are due after ``MOST_ADDENDS``."""
 MOST_ADDENDS = 31
-LOWEST = -1074
-"""Digit 0 counts multiples of ``2**LOWEST``, the smallest fp64 number above 0."""
+SMALLEST = -1074
+"""``2**SMALLEST`` is the smallest fp64 number above 0."""
+LOWEST = -1106
+"""Digit 0 counts multiples of ``2**LOWEST``. Two digits hold all bits of numbers from 2^-46 to 1/4, as of most movements."""
+EXACT = range(1, 44)
+"""Digits whose value is always an fp64 number: the unit of digit 0 is too small for one, digit 44 may be too large."""
 CHUNK = 2**15
-"""Elements that are worked on at once, so that temporary tensors stay in the processor's cache."""
+"""Elements that are worked on at once, so that temporary tensors stay in the processor's cache. Torch works on so few
+in one thread: beside a busy process, two threads that wait for each other after each short step take many times as long."""
 
 
 class ExactSum:
     """Sum of tensors of one shape. NaN and infinities add up as in IEEE 754, where their order does not matter either.
 
-    Memory: 8 bytes per element and digit; of movements, which span about 100 bits, two or three digits.
+    Memory: 8 bytes per element and digit; of movements, which span about 90 bits, two digits, seldom three.
 
     Examples:
         >>> total = ExactSum((1,))
@@ -81,16 +86,27 @@ class ExactSum:
         if not math.isfinite(peak):
             peak = self._set_aside(rest, where)
         while peak:
-            index = max(math.frexp(peak)[1] - 1 - LOWEST, 0) // BITS
-            unit = math.ldexp(1.0, BITS * index + LOWEST)
-            # A power of two divides without a rounding error, and the difference is exact: no bit of an addend is lost.
-            if index < 2:  # 1 / unit would be infinite
-                torch.div(rest, unit, out=digit)
-            else:
-                torch.mul(rest, 1 / unit, out=digit)
-            self._digit(index).view(-1)[where].add_(digit.round_())
-            rest.sub_(digit, alpha=unit)
+            index = (math.frexp(peak)[1] - 1 - LOWEST) // BITS
+            self._take_digit(index, where, rest, digit)
+            if index - 1 in self._digits:  # mostly needed here as well; looking first would be one more pass
+                self._take_digit(index - 1, where, rest, digit)
             peak = _peak(rest)
+
+    def _take_digit(self, index: int, where: slice, rest: Tensor, digit: Tensor) -> None:
+        """Add the nearest multiple of a digit's unit to it, and leave the difference in ``rest``."""
+        total = self._digit(index).view(-1)[where]
+        if index == 0:  # 2**LOWEST would be 0
+            total.add_(rest.div_(2.0**SMALLEST), alpha=2.0 ** (SMALLEST - LOWEST))
+            rest.zero_()
+            return
+        unit = math.ldexp(1.0, BITS * index + LOWEST)
+        # A power of two divides without a rounding error, and the difference is exact: no bit of an addend is lost.
+        if index == 1:  # 1 / unit would be infinite
+            torch.div(rest, unit, out=digit)
+        else:
+            torch.mul(rest, 1 / unit, out=digit)
+        total.add_(digit.round_())
+        rest.sub_(digit, alpha=unit)
 
     def partial(self) -> dict[str, Any]:
         """Return the sum so far as tensors and plain values, for `merge`."""
@@ -128,11 +144,16 @@ class ExactSum:
     def rounded(self) -> Tensor:
         """Return the sum in fp64, correctly rounded (half to even); a sum of 0 is +0."""
         total = torch.zeros(self._shape, dtype=torch.float64)
-        indices = sorted(self._digits)
-        for start in range(0, total.numel() if indices else 0, CHUNK):
+        for start in range(0, total.numel() if self._digits else 0, CHUNK):
             where = slice(start, start + CHUNK)
-            part = {index: self._digits[index].view(-1)[where].clone() for index in indices}
-            total.view(-1)[where] = _rounded(part)
+            part = {index: digit.view(-1)[where] for index, digit in sorted(self._digits.items())}
+            if len(part) > 2:  # a few elements may need a digit that is 0 elsewhere
+                part = {index: digit for index, digit in part.items() if _peak(digit)}
+            if len(part) > 2 or not all(index in EXACT for index in part):
+                total.view(-1)[where] = _rounded({index: digit.clone() for index, digit in part.items()})
+                continue
+            for index, digit in part.items():  # two exact numbers at most: their sum is rounded once
+                total.view(-1)[where].add_(digit, alpha=math.ldexp(1.0, BITS * index + LOWEST))
         if self._not_finite is not None:
             total += self._not_finite
             total.masked_fill_(total.isnan(), math.nan)  # one bit pattern for every NaN
@@ -230,7 +251,7 @@ def _chunks(values: Iterable[Tensor]) -> Iterator[tuple[slice, list[Tensor]]]:
     for value in values:
         if value.is_complex():
             raise ValueError(f"an exact sum takes real numbers, not {value.dtype}: add both parts apart")
-        flat = value.detach().to("cpu").reshape(-1)
+        flat = (value if value.is_cpu else value.cpu()).detach().reshape(-1)
         taken = 0
         while taken < len(flat):
             piece = flat[taken : taken + CHUNK - filled]
@@ -279,7 +300,9 @@ def _leading(digits: Mapping[int, Tensor], exponent: int) -> Tensor:
     high, lost, left = torch.zeros(3, *next(iter(digits.values())).shape, dtype=torch.float64)
     for index in sorted(digits, reverse=True):
         power = BITS * index + exponent
-        digit = digits[index] * (math.ldexp(1.0, power) if power < 1024 else math.inf)
+        digit = digits[index] * (math.ldexp(1.0, max(power, SMALLEST)) if power < 1024 else math.inf)
+        if power < SMALLEST:
+            digit *= math.ldexp(1.0, power - SMALLEST)
         if power >= 1024:
             digit.nan_to_num_(0.0, math.inf, -math.inf)  # of 0 times infinity
         # Errors are exact where the first number is 0 or has the larger magnitude (Dekker, 1971), as here.
