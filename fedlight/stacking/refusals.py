@@ -5,7 +5,11 @@ from typing import Any
 from torch import nn
 
 REMEDY = "set federated.clients_at_once to 1"
-_LORA_LAYERS = {"peft.tuners.lora.layer.Linear", "peft.tuners.lora.bnb.Linear4bit"}
+_LORA_LAYERS = {
+    "peft.tuners.lora.layer.Linear",
+    "peft.tuners.lora.bnb.Linear4bit",
+    "fedlight.stacking.fused_lora.FusedLora",
+}
 _BASES = {
     "torch.nn.modules.linear.Linear",
     "transformers.pytorch_utils.Conv1D",

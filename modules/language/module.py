@@ -162,6 +162,9 @@ class LanguageModule(LightningModule):
         if self.options.vllm is not None:
             vllm_engine.check_network(self.network)
         seed_dropout(self.network, self.dropout_masks)
+        from fedlight.stacking.fused_lora import fuse_lora  # imports PEFT
+
+        fuse_lora(self.network)
         self.tokenizer = tokenizer
 
     def load_base(self) -> tuple[Any, list[str]]:
