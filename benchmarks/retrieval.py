@@ -13,7 +13,13 @@ and queries are then means of ten neighbours.
 
 Each size runs in a process of its own.
 
+With --near_duplicates 0.01 one row in a hundred is a near-copy (cosine about 0.999) of one of few rows, each copied 50
+times, as templates do to real instructions; a tenth of the queries are copied rows then. With --target 0.99 the search
+effort is raised as a run raises it (fedlight.datamodules.vectors.recall): a third table has the recall, the worst query's
+and the speed of each effort beside exact search.
+
 Run: OMP_NUM_THREADS=1 python benchmarks/retrieval.py [--sizes 10000 100000 1000000] [--vectors FILE.npy] [--json FILE]
+     OMP_NUM_THREADS=1 python benchmarks/retrieval.py --sizes 1000000 --near_duplicates 0.01 --target 0.99 --k 10 100 1000
 """
 
 import argparse
@@ -29,12 +35,15 @@ from typing import Any
 
 import numpy as np
 
+from fedlight.datamodules.vectors.recall import reach_recall
 from fedlight.datamodules.vectors.vector_index import VectorIndex
 
 TOPICS = 1000
 MEMBERS = 10
 ALPHA = 0.7
 BLOCK = 10_000
+COPIES = 50
+COPY_NOISE = 0.045  # a cosine of 1 / sqrt(1 + 0.045^2) = 0.999
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -54,6 +63,19 @@ def made_up(rows: int, dimension: int, seed: int) -> np.ndarray:
     return vectors
 
 
+def add_near_duplicates(vectors: np.ndarray, share: float) -> np.ndarray:
+    """Turns a share of the rows, drawn at random, into near-copies of one in fifty of them; gives the copied rows."""
+    rng = np.random.default_rng(3)
+    copies = rng.choice(len(vectors), round(share * len(vectors)), replace=False)
+    originals, copies = np.split(copies, [-(-len(copies) // (COPIES + 1))])
+    for start in range(0, len(copies), BLOCK):
+        some = copies[start : start + BLOCK]
+        of = originals[np.arange(start, start + len(some)) % len(originals)]
+        noise = unit(rng.standard_normal((len(some), vectors.shape[1]), dtype=np.float32))
+        vectors[some] = unit(vectors[of] + COPY_NOISE * noise)
+    return originals
+
+
 def queries_of(vectors: np.ndarray, number: int) -> np.ndarray:
     """Means of ten neighbours of some rows, ``(number, dimension)``; they are looked for among 10,000 rows."""
     rng = np.random.default_rng(2)
@@ -71,6 +93,36 @@ def recall(found: Sequence[Any], exact: Sequence[Any]) -> float:
     return float(np.mean(shares))
 
 
+def efforts(index: VectorIndex, queries: np.ndarray, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Recall and speed at each search effort that a run would try, for each k, without and with the bound."""
+    rows = []
+    exact = index.exact()
+    for number, below in [(k, None) for k in options.k] + [(k, ALPHA) for k in options.k]:
+        slow, _ = seconds(lambda: exact.search(queries, number, below))  # noqa: B023
+        measured, found = seconds(lambda: reach_recall(index, queries, number, below, options.target, seed=0))  # noqa: B023
+        shared = {
+            "k": number,
+            "below": below,
+            "exact_per_second": len(queries) / slow,
+            "searched": found.record()["searched"],
+        }
+        for step, (ef, mean, worst) in enumerate(zip(found.efforts, found.means, found.worsts, strict=True)):
+            index.ef_factor = 2**step
+            fast, _ = seconds(lambda: index.search(queries, number, below))  # noqa: B023
+            rows.append(
+                {
+                    **shared,
+                    "ef": ef,
+                    "recall": mean,
+                    "worst_query": worst,
+                    "hnsw_per_second": len(queries) / fast,
+                    "measuring_seconds": measured,
+                }
+            )
+    index.ef_factor = 1
+    return rows
+
+
 def seconds(work: Any) -> tuple[float, Any]:
     """How long a call takes, and what it gives."""
     start = time.perf_counter()
@@ -86,6 +138,12 @@ def peak_gib() -> float:
 def measure(vectors: np.ndarray, options: argparse.Namespace) -> dict[str, Any]:
     """Everything about one size."""
     queries = queries_of(vectors, options.queries)
+    if options.near_duplicates:
+        originals = add_near_duplicates(vectors, options.near_duplicates)
+        few = np.random.default_rng(4).choice(
+            originals, min(len(originals), options.queries // 10), replace=False
+        )
+        queries[: len(few)] = vectors[few]
     before = peak_gib()
     build, index = seconds(lambda: VectorIndex.build(vectors, "hnsw", threads=options.threads))
     row = {"rows": len(vectors), "dimension": vectors.shape[1], "threads": options.threads}
@@ -108,12 +166,14 @@ def measure(vectors: np.ndarray, options: argparse.Namespace) -> dict[str, Any]:
                     "hnsw_per_second": len(queries) / fast,
                 }
             )
+        if options.target is not None:
+            row["efforts"] = efforts(index, queries, options)
     row["rss_peak_gib"] = peak_gib()
     return row
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Two Markdown tables: the indexes, and their searches."""
+    """Markdown tables: the indexes, their searches, and with a target the efforts that were tried."""
     lines = [
         "| rows | build s | save s | load s | files GiB | RSS built GiB | RSS peak GiB |",
         "|---|" + "---|" * 6,
@@ -128,6 +188,14 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             lines.append(
                 f"| {row['rows']:,} | {one['k']} | {one['below'] or '-'} | {one['recall']:.4f} | {speeds} |"
             )
+    if any("efforts" in row for row in rows):
+        names = "rows | k | below | ef | recall | worst query | hnsw queries/s | exact queries/s | searched"
+        lines += ["", f"| {names} |", "|---|" + "---|" * 8]
+    for row in rows:
+        for one in row.get("efforts", ()):
+            speeds = f"{one['hnsw_per_second']:.0f} | {one['exact_per_second']:.0f} | {one['searched']}"
+            recalls = f"{one['ef']:,} | {one['recall']:.4f} | {one['worst_query']:.4f}"
+            lines.append(f"| {row['rows']:,} | {one['k']} | {one['below'] or '-'} | {recalls} | {speeds} |")
     return "\n".join(lines)
 
 
@@ -139,6 +207,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--vectors", type=Path, help="unit vectors (rows, dimension) to take instead of made-up ones"
     )
+    parser.add_argument("--near_duplicates", type=float, default=0.0, help="share of the rows, in [0, 1)")
+    parser.add_argument("--target", type=float, help="mean recall to which the search effort is raised")
     parser.add_argument("--queries", type=int, default=200)
     parser.add_argument("--k", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--threads", type=int, default=1, help="that build the graph")
@@ -166,6 +236,8 @@ def in_own_process(size: int, options: argparse.Namespace) -> dict[str, Any]:
             "dimension": options.dimension,
             "queries": options.queries,
             "threads": options.threads,
+            "near_duplicates": options.near_duplicates,
+            **({} if options.target is None else {"target": options.target}),
         }
         arguments = [text for name, value in numbers.items() for text in (f"--{name}", str(value))]
         arguments += ["--k", *map(str, options.k), "--json", str(file)]

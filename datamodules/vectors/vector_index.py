@@ -50,7 +50,11 @@ class VectorIndex:
         kind: ``"exact"`` or ``"hnsw"``.
         vectors: ``(rows, dimension)`` float32, unit length; a read-only memory map in a loaded index.
         digest: `vectors_digest` of the vectors.
+        ef_factor: factor on the candidates that a graph search holds, >= 1; more give better recall and search longer.
+            `fedlight.datamodules.vectors.recall` finds it. It is not saved.
     """
+
+    ef_factor: int = 1
 
     def __init__(self, vectors: np.ndarray, graph: Any | None, digest: str) -> None:
         self.kind = "exact" if graph is None else "hnsw"
@@ -66,6 +70,14 @@ class VectorIndex:
     def dimension(self) -> int:
         """Length of a vector."""
         return int(self.vectors.shape[1])
+
+    def ef(self, asked: int) -> int:
+        """Return the number of candidates that a graph search for ``asked`` rows holds (hnswlib's ef)."""
+        return self.ef_factor * max(SEARCH_EFFORT * asked, MIN_EFFORT)
+
+    def exact(self) -> "VectorIndex":
+        """Return an exact index of the same vectors, which are not copied."""
+        return VectorIndex(self.vectors, None, self.digest)
 
     @classmethod
     def build(
@@ -167,7 +179,7 @@ class VectorIndex:
         Raises:
             ValueError: ``number`` < 1, queries of another dimension, or a query of length 0.
         """
-        queries = self._unit_queries(queries)
+        queries = self.unit_queries(queries)
         if number < 1:
             raise ValueError(f"number={number}: ask for at least 1 row")
         found: dict[int, Hits] = {}
@@ -195,7 +207,7 @@ class VectorIndex:
     def _propose(self, queries: np.ndarray, asked: int, threads: int) -> np.ndarray | None:
         """Return rows near each query, ``(queries, asked)``; None if the graph has too few links to reach so many."""
         assert self._graph is not None
-        self._graph.set_ef(max(SEARCH_EFFORT * asked, MIN_EFFORT))
+        self._graph.set_ef(self.ef(asked))
         try:
             rows: np.ndarray = self._graph.knn_query(queries, k=asked, num_threads=threads)[0]
         except RuntimeError:
@@ -207,7 +219,8 @@ class VectorIndex:
         self._graph.save_index(file)
         return int(self._graph.index_file_size())
 
-    def _unit_queries(self, queries: np.ndarray) -> np.ndarray:
+    def unit_queries(self, queries: np.ndarray) -> np.ndarray:
+        """Return queries ``(queries, dimension)`` as float32 of unit length; raises ValueError like `search`."""
         queries = np.asarray(queries, dtype=np.float32)
         if queries.ndim != 2 or queries.shape[1] != self.dimension:
             raise ValueError(

@@ -6,6 +6,8 @@ https://arxiv.org/abs/2409.20135, appendix A.3, Algorithm 2: the top N_p / xi of
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from fedlight.augmentation import retrieval
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.vectors.encoders import Encoder
@@ -23,6 +25,7 @@ class DirectRetrieval(Augmentation):
         alpha: upper bound of a row's cosine to its centre, in (-1, 1]; None, as in the paper: no bound.
         index: ``exact``, ``hnsw``, or ``auto``: exact below 50,000 rows.
         index_folder: folder that keeps the index for later runs; None: none.
+        index_recall: see `FedDCA`.
 
     Raises:
         ValueError: a setting is out of range.
@@ -38,20 +41,24 @@ class DirectRetrieval(Augmentation):
         alpha: float | None = None,
         index: retrieval.IndexKind = "auto",
         index_folder: str | None = None,
+        index_recall: float = 0.99,
     ) -> None:
         super().__init__(number)
-        retrieval.check_settings(clusters, alpha)
+        retrieval.check_settings(clusters, alpha, index_recall)
         self.encoder, self.clusters, self.alpha = encoder, clusters, alpha
-        self.index, self.index_folder = index, index_folder
-        self._bytes: dict[str, int] = {}
+        self.index, self.index_folder, self.index_recall = index, index_folder, index_recall
+        self._notes: dict[str, object] = {}
 
     def augment(
         self, clients: Mapping[str, Sequence[Fields]], public: Sequence[Fields], seed: int
     ) -> dict[str, list[Added]]:
         retrieval.check_index_folder(self.index_folder)
         sent = retrieval.compute_centers(self.encoder, clients, self.clusters, seed)
-        self._bytes = {client: retrieval.count_bytes(clusters) for client, clusters in sent.items()}
         index = retrieval.build_index(self.encoder, public, self.index, self.index_folder)
+        queries = np.concatenate([clusters.centers for clusters in sent.values()])
+        index, notes = retrieval.tune_index(index, queries, self.number, self.alpha, self.index_recall, seed)
+        sent_bytes = {client: retrieval.count_bytes(clusters) for client, clusters in sent.items()}
+        self._notes = {"sent_bytes": sent_bytes, **notes}
         return {
             client: retrieval.to_added(
                 retrieve_direct(index, clusters.centers, self.number, self.alpha), public
@@ -63,5 +70,5 @@ class DirectRetrieval(Augmentation):
         return retrieval.explain_shortage(self.alpha)
 
     def record(self) -> dict[str, object]:
-        """Return the bytes that each client sent."""
-        return {"sent_bytes": self._bytes}
+        """Return the bytes that each client sent, and a graph's recall."""
+        return self._notes

@@ -8,6 +8,8 @@ rows that overlap with private data are left out. Where fewer rows lie below alp
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from fedlight.augmentation import retrieval
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.vectors.clusters import Clusters
@@ -31,6 +33,9 @@ class FedDCA(Augmentation):
         selection: for the i-th further of N clients ``drop_i`` leaves out the i centres most similar to those selected, as
             the paper's text says; ``keep_n_minus_i`` keeps only the N - i least similar, as its Algorithm 1 is printed. With
             ``clusters`` = N both are the same; see `fedlight.datamodules.vectors.selection`.
+        index_recall: mean recall in [0, 1] that an index of kind hnsw has to reach on the run's own queries: its ``ef`` is
+            doubled until then, or the queries are searched exactly where that is cheaper. 0 measures alone. The recall is
+            printed and recorded.
 
     Raises:
         ValueError: a setting is out of range.
@@ -47,13 +52,14 @@ class FedDCA(Augmentation):
         index: retrieval.IndexKind = "auto",
         index_folder: str | None = None,
         selection: Selection = "drop_i",
+        index_recall: float = 0.99,
     ) -> None:
         super().__init__(number)
-        retrieval.check_settings(clusters, alpha)
+        retrieval.check_settings(clusters, alpha, index_recall)
         check_selection(selection)
         self.encoder, self.clusters, self.alpha, self.selection = encoder, clusters, alpha, selection
-        self.index, self.index_folder = index, index_folder
-        self._sent: dict[str, dict[str, object]] = {}
+        self.index, self.index_folder, self.index_recall = index, index_folder, index_recall
+        self._notes: dict[str, object] = {}
 
     def augment(
         self, clients: Mapping[str, Sequence[Fields]], public: Sequence[Fields], seed: int
@@ -62,29 +68,36 @@ class FedDCA(Augmentation):
         sent = retrieval.compute_centers(self.encoder, clients, self.clusters, seed)
         index = retrieval.build_index(self.encoder, public, self.index, self.index_folder)
         chosen = select_centers(sent, seed, self.selection)
-        self._sent = describe_messages(sent, chosen)
-        return retrieve_rows(index, public, sent, chosen, self.number, self.alpha)
+        centers = selected_centers(sent, chosen)
+        index, notes = retrieval.tune_index(
+            index, np.stack([*centers.values()]), self.number, self.alpha, self.index_recall, seed
+        )
+        self._notes = {"clients": describe_messages(sent, chosen), **notes}
+        return retrieve_rows(index, public, centers, self.number, self.alpha)
 
     def why_fewer(self) -> str:
         return retrieval.explain_shortage(self.alpha)
 
     def record(self) -> dict[str, object]:
-        """Return per client the bytes that it sent, its clusters' sizes and the selected centre."""
-        return {"clients": self._sent}
+        """Return per client the bytes that it sent, its clusters' sizes and the selected centre; a graph's recall."""
+        return self._notes
 
 
 def retrieve_rows(
     index: VectorIndex,
     public: Sequence[Fields],
-    sent: Mapping[str, Clusters],
-    chosen: Mapping[str, int],
+    centers: Mapping[str, np.ndarray],
     number: int,
     alpha: float | None,
 ) -> dict[str, list[Added]]:
-    """Return for every client the nearest public rows below ``alpha`` of the centre ``chosen`` among those it sent."""
-    centers = {client: clusters.centers[chosen[client]] for client, clusters in sent.items()}
+    """Return for every client the nearest public rows below ``alpha`` of its selected centre."""
     hits = retrieve(index, centers, number, alpha)
-    return {client: retrieval.to_added(hits[client], public) for client in sent}
+    return {client: retrieval.to_added(hits[client], public) for client in centers}
+
+
+def selected_centers(sent: Mapping[str, Clusters], chosen: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Return each client's selected centre, ``(dimension,)``."""
+    return {client: clusters.centers[chosen[client]] for client, clusters in sent.items()}
 
 
 def describe_messages(
@@ -93,7 +106,6 @@ def describe_messages(
     """Return the record of the clients' messages, before any projection.
 
     Examples:
-        >>> import numpy as np
         >>> describe_messages({"u": Clusters(np.eye(2, dtype=np.float32), np.array([3, 1]))}, {"u": 1})
         {'u': {'sent_bytes': 32, 'sizes': [3, 1], 'chosen': 1}}
     """

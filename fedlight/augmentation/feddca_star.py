@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fedlight.augmentation import retrieval
-from fedlight.augmentation.feddca import describe_messages, retrieve_rows
+from fedlight.augmentation.feddca import describe_messages, retrieve_rows, selected_centers
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.vectors.clusters import Clusters
 from fedlight.datamodules.vectors.encoders import Encoder
@@ -29,7 +31,7 @@ class FedDCAStar(Augmentation):
         client_encoder: encoder of the clients.
         server_encoder: encoder of the server, usually of another dimension.
         projector: checkpoint of a `ProjectorModule` from the clients' space to the server's.
-        number, clusters, alpha, index, index_folder, selection: as in `FedDCA`.
+        number, clusters, alpha, index, index_folder, selection, index_recall: as in `FedDCA`.
     """
 
     without_effect = ("index_folder",)
@@ -45,14 +47,15 @@ class FedDCAStar(Augmentation):
         index: retrieval.IndexKind = "auto",
         index_folder: str | None = None,
         selection: Selection = "drop_i",
+        index_recall: float = 0.99,
     ) -> None:
         super().__init__(number)
-        retrieval.check_settings(clusters, alpha)
+        retrieval.check_settings(clusters, alpha, index_recall)
         check_selection(selection)
         self.client_encoder, self.server_encoder, self.projector = client_encoder, server_encoder, projector
         self.clusters, self.alpha, self.selection = clusters, alpha, selection
-        self.index, self.index_folder = index, index_folder
-        self._sent: dict[str, dict[str, object]] = {}
+        self.index, self.index_folder, self.index_recall = index, index_folder, index_recall
+        self._notes: dict[str, object] = {}
 
     def augment(
         self, clients: Mapping[str, Sequence[Fields]], public: Sequence[Fields], seed: int
@@ -67,8 +70,12 @@ class FedDCAStar(Augmentation):
         }
         index = retrieval.build_index(self.server_encoder, public, self.index, self.index_folder)
         chosen = select_centers(projected, seed, self.selection)
-        self._sent = describe_messages(sent, chosen)
-        return retrieve_rows(index, public, projected, chosen, self.number, self.alpha)
+        centers = selected_centers(projected, chosen)
+        index, notes = retrieval.tune_index(
+            index, np.stack([*centers.values()]), self.number, self.alpha, self.index_recall, seed
+        )
+        self._notes = {"clients": describe_messages(sent, chosen), **notes}
+        return retrieve_rows(index, public, centers, self.number, self.alpha)
 
     def settings(self) -> dict[str, object]:
         """Return the settings with a digest of the projector in place of its path."""
@@ -80,7 +87,7 @@ class FedDCAStar(Augmentation):
 
     def record(self) -> dict[str, object]:
         """Return the same as `FedDCA.record`, with the bytes of the small encoder's centres."""
-        return {"clients": self._sent}
+        return self._notes
 
     def _find_checkpoint(self) -> Path:
         file = Path(self.projector).expanduser()

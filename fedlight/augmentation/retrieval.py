@@ -6,18 +6,22 @@ nothing else (lines 1 to 4).
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.datamodules.instructions.augmentation import Added
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.vectors.clusters import Clusters, cluster
 from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.datamodules.vectors.index_files import has_index
+from fedlight.datamodules.vectors.recall import SearchRecall, reach_recall
 from fedlight.datamodules.vectors.vector_index import Hits, VectorIndex
-from fedlight.processes.work import is_first
+from fedlight.processes.work import is_first, once
+from fedlight.support.checks import check_range
 from fedlight.support.files import refuse_unwritable
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
@@ -25,14 +29,15 @@ from fedlight.support.types import Fields
 IndexKind = Literal["auto", "exact", "hnsw"]
 
 
-def check_settings(clusters: int, alpha: float | None) -> None:
-    """Raise ValueError for ``clusters`` < 1, or for ``alpha`` outside (-1, 1], the range of a cosine."""
+def check_settings(clusters: int, alpha: float | None, index_recall: float) -> None:
+    """Raise ValueError for ``clusters`` < 1, ``alpha`` outside (-1, 1] or ``index_recall`` outside [0, 1]."""
     if clusters < 1:
         raise ValueError(f"clusters={clusters}: a client sends at least 1 centre, for example 10.")
     if alpha is not None and not -1 < alpha <= 1:
         raise ValueError(
             f"alpha={alpha} is compared with cosines: set it in (-1, 1], for example 0.7, or null for no bound."
         )
+    check_range("index_recall", index_recall, 0, 1)
 
 
 def check_index_folder(folder: str | None) -> None:
@@ -79,6 +84,31 @@ def build_index(
     if folder is None or not is_first():
         return VectorIndex.build(vectors, kind)
     return VectorIndex.open(folder, vectors, kind)
+
+
+def tune_index(
+    index: VectorIndex, queries: np.ndarray, number: int, alpha: float | None, target: float, seed: int
+) -> tuple[VectorIndex, dict[str, object]]:
+    """Return an index with the wanted recall, and its part of the record: ``index`` with the recall, nothing if exact.
+
+    A graph's recall on the queries is measured, and printed, by `fedlight.datamodules.vectors.recall`. The first process
+    measures for all, so that each searches with the same effort.
+
+    Args:
+        index: index of the public rows.
+        queries: all queries that will be searched, ``(queries, dimension)``.
+        number: rows of a query.
+        alpha: bound of the cosine; None: none.
+        target: mean recall in [0, 1] that a graph has to reach.
+        seed: seed of the sample of queries.
+    """
+    if index.kind == "exact":
+        return index, {}
+    measured = once(lambda: asdict(reach_recall(index, queries, number, alpha, target, seed)))
+    recall = SearchRecall(**measured)
+    rank_zero_info(str(recall))
+    index.ef_factor = 2 ** (len(recall.efforts) - 1)
+    return index.exact() if recall.exact else index, {"index": recall.record()}
 
 
 def to_added(hits: Hits, public: Sequence[Fields]) -> list[Added]:

@@ -1,18 +1,23 @@
 """Random sampling, direct retrieval, FedDCA and FedDCA* against the algorithms written out, on vectors made here."""
 
 import itertools
+import types
 
 import lightning as L
 import numpy as np
 import pytest
+from thread_team import on_team
 
+from fedlight.augmentation import retrieval
 from fedlight.augmentation.direct import DirectRetrieval
 from fedlight.augmentation.feddca import FedDCA
 from fedlight.augmentation.feddca_star import FedDCAStar
 from fedlight.augmentation.random_sampling import RandomSampling
 from fedlight.augmentation.retrieval import compute_centers
 from fedlight.datamodules.rows.fields import instruction_text
+from fedlight.datamodules.vectors import recall, vector_index
 from fedlight.datamodules.vectors.encoders import Encoder, HashedEncoder
+from fedlight.datamodules.vectors.vector_index import VectorIndex
 from fedlight.modules.projector import ProjectorModule
 
 TOPICS = ("bread flour oven yeast", "court law judge trial", "goal ball team match", "planet star orbit moon")
@@ -196,6 +201,81 @@ def test_an_index_is_kept_for_the_next_run(tmp_path):
     )
     settings = FedDCA(ENCODER, 5, index_folder=folder).settings()
     assert settings == FedDCA(ENCODER, 5).settings()
+
+
+@pytest.fixture
+def poor_graph(monkeypatch):
+    """Graphs of few links that start at ef = number: they miss much of 240 rows."""
+    pytest.importorskip("hnswlib")
+    build = VectorIndex.build
+    monkeypatch.setattr(
+        VectorIndex, "build", lambda vectors, kind: build(vectors, kind, links=4, build_effort=10)
+    )
+    monkeypatch.setattr(vector_index, "MIN_EFFORT", 1)
+    monkeypatch.setattr(vector_index, "SEARCH_EFFORT", 1)
+
+
+def augmentations(**settings):
+    """One of each kind that searches an index; FedDCA* with a projector that changes nothing."""
+    star = FedDCAStar(ENCODER, ENCODER, projector="none", number=12, clusters=6, alpha=None, **settings)
+    star._load_projector = lambda: types.SimpleNamespace(project=lambda centers: centers)
+    return {
+        "FedDCA": FedDCA(ENCODER, number=12, clusters=6, alpha=None, **settings),
+        "FedDCAStar": star,
+        "DirectRetrieval": DirectRetrieval(ENCODER, number=12, clusters=6, **settings),
+    }
+
+
+@pytest.mark.parametrize("name", ["FedDCA", "FedDCAStar", "DirectRetrieval"])
+def test_the_recall_of_a_graph_is_raised_printed_and_recorded(name, poor_graph, monkeypatch, caplog):
+    exact, poor = augmentations()[name], augmentations(index="hnsw", index_recall=0.0)[name]
+    right, missed = exact.augment(CLIENTS, PUBLIC, 0), poor.augment(CLIENTS, PUBLIC, 0)
+    assert "index" not in exact.record()
+    (tried,) = poor.record()["index"]["tried"]
+    assert tried["recall"] < 0.99
+    assert rows_of(missed) != rows_of(right)
+    for price, searched in (
+        (0, "hnsw"),
+        (1000, "exact"),
+    ):  # ef costs nothing; the next ef costs more than exact search
+        monkeypatch.setattr(recall, "ROWS_PER_CANDIDATE", price)
+        raised = augmentations(index="hnsw", index_recall=1.0)[name]
+        with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
+            caplog.clear()
+            assert rows_of(raised.augment(CLIENTS, PUBLIC, 0)) == rows_of(right)
+        notes = raised.record()["index"]
+        assert (notes["searched"], notes["number"], notes["target"]) == (searched, 12, 1.0)
+        assert notes["queries"] == (30 if name == "DirectRetrieval" else 5)
+        assert notes["tried"][0] == tried
+        assert (notes["tried"][-1]["recall"] == 1) == (searched == "hnsw")
+        (line,) = (text for text in caplog.messages if text.startswith("index of"))
+        assert line.startswith(f"index of 240 x 64: hnsw, ef {notes['tried'][-1]['ef']} for 12 rows, recall ")
+
+
+def test_one_of_several_processes_measures_the_recall_for_all(poor_graph, monkeypatch):
+    monkeypatch.setattr(recall, "ROWS_PER_CANDIDATE", 0)
+    calls = []
+    monkeypatch.setattr(
+        retrieval, "reach_recall", lambda *given: calls.append(1) or recall.reach_recall(*given)
+    )
+    alone = FedDCA(ENCODER, 12, 6, index="hnsw")
+    added = alone.augment(CLIENTS, PUBLIC, 0)
+    assert len(alone.record()["index"]["tried"]) > 1
+    assert alone.settings()["index_recall"] == alone.record()["index"]["target"] == 0.99
+    calls.clear()
+
+    def body(rank):
+        own = FedDCA(ENCODER, 12, 6, index="hnsw")
+        return own.augment(CLIENTS, PUBLIC, 0), own.record()
+
+    assert on_team(monkeypatch, 3, body) == [(added, alone.record())] * 3
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.5])
+def test_a_recall_that_is_no_share_is_refused(value):
+    with pytest.raises(ValueError, match=rf"index_recall={value} must be in \[0, 1\]"):
+        FedDCA(ENCODER, 5, index_recall=value)
 
 
 class Counting(HashedEncoder):

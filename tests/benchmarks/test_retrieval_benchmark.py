@@ -60,3 +60,31 @@ def test_rows(benchmark, tmp_path, given):
     assert row["file_gib"] * 2**30 > 2 * vectors.nbytes  # the vectors and the graph's copy
     assert row["rss_peak_gib"] >= row["rss_built_gib"] >= row["rss_before_gib"] > 0
     assert list(tmp_path.glob("tmp*")) == []
+
+
+def test_near_duplicates(benchmark):
+    vectors = benchmark.made_up(10_000, 128, seed=0)
+    before = vectors.copy()
+    originals = benchmark.add_near_duplicates(vectors, 0.0204)  # 4 rows with 50 copies each
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    assert len(originals) == 4
+    assert (vectors[originals] == before[originals]).all()
+    cosines = vectors[originals] @ vectors.T
+    assert ((cosines > 0.998).sum(axis=1) == 51).all()
+    assert abs(np.sort(cosines, axis=1)[:, -51:-1].mean() - 0.999) < 5e-4
+    assert (vectors != before).any(axis=1).sum() == 200
+
+
+def test_efforts_until_a_target(benchmark, tmp_path):
+    pytest.importorskip("hnswlib")
+    file = tmp_path / "rows.json"
+    sizes = ["--sizes", "3000", "--dimension", "32", "--queries", "20", "--k", "10"]
+    benchmark.main([*sizes, "--near_duplicates", "0.02", "--target", "1", "--json", str(file)])
+    (row,) = json.loads(file.read_text())
+    assert {(one["k"], one["below"]) for one in row["efforts"]} == {(10, None), (10, 0.7)}
+    for search in row["searches"]:  # the first effort is that of a search without a target
+        first = next(one for one in row["efforts"] if one["below"] == search["below"])
+        assert first["ef"] == 200
+        assert first["recall"] >= search["recall"] - 1e-9  # of equal rows any counts
+        assert 0 <= first["worst_query"] <= first["recall"] <= 1
+        assert first["searched"] == ("hnsw" if first["recall"] == 1 else "exact")
