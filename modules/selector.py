@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedlight.devices.shape import BatchShape
+from fedlight.modules.both_orders import log_both_orders, stage_orders
 from fedlight.modules.choices import log_choices, stage_accuracies
 from fedlight.modules.functional import choice_loss
 from fedlight.modules.language import adapters, readout, skeleton
@@ -28,7 +29,9 @@ class SelectorModule(LanguageModule):
 
     A batch has ``input_ids`` and ``attention_mask``, ``(batch, tokens)`` and padded on the right, and ``labels``,
     ``(batch,)``, 0 where A is better and 1 where B is; for an encoder also ``token_type_ids`` where it has them. With
-    ``head="choice"`` the text ends right before the choice token.
+    ``head="choice"`` the text ends right before the choice token. Where a batch has ``orders``, ``(batch,)``, 2c and 2c + 1
+    for the two orders of comparison c, validation and testing log ``accuracy_both_orders`` too, with the two orders averaged
+    (see `fedlight.modules.both_orders`), and the ends of its interval, ``_low`` and ``_high``.
 
     Args:
         model: see `LanguageModule`.
@@ -53,7 +56,7 @@ class SelectorModule(LanguageModule):
         if len(choices) != 2:
             raise ValueError(f"choices={list(choices)} must be two words")
         self.task, self.num_labels = ("CAUSAL_LM", None) if head == "choice" else ("SEQ_CLS", 2)
-        self.accuracy = stage_accuracies()
+        self.accuracy, self.both_orders = stage_accuracies(), stage_orders()
         self.choice_rows: Tensor | None = None
 
     def configure_model(self) -> None:
@@ -110,7 +113,16 @@ class SelectorModule(LanguageModule):
         Returns:
             ``correct``, ``(batch, U)`` bool, by each adapter; ``vote``, ``(batch,)`` bool, by their majority, if U is odd.
         """
-        return dict(log_choices(self, stage, self.evaluated(batch)["logits"], batch["labels"]))
+        logits = self.evaluated(batch)["logits"]
+        if "orders" in batch and logits.shape[1] % 2:
+            self.both_orders[stage].update(batch["orders"], logits, batch["labels"])
+        return dict(log_choices(self, stage, logits, batch["labels"]))
+
+    def on_validation_epoch_end(self) -> None:
+        log_both_orders(self, "val")
+
+    def on_test_epoch_end(self) -> None:
+        log_both_orders(self, "test")
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
         """Return the log-probabilities of A and B, ``(batch, 2)``, or ``(batch, 2, U)`` with several adapters."""

@@ -5,7 +5,7 @@ its indices, and a comparison with a hundred votes is stored once. Every set has
 and the number of tokens that are ``labelled``, which are scored one by one.
 """
 
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -16,11 +16,15 @@ from fedlight.datamodules.text.tokens import TokenTable, pad, pad_inputs, pad_re
 
 
 class Choice(TypedDict):
-    """Comparison in one order; ``label`` is 0 where A, the answer shown first, is better."""
+    """Comparison in one order; ``label`` is 0 where A, the answer shown first, is better.
+
+    ``order`` is 2c or 2c + 1 for the two orders of comparison c of the set, where it is to be joined.
+    """
 
     ids: np.ndarray
     second_segment: int
     label: int
+    order: NotRequired[int]
 
 
 class ChoiceExamples(Dataset):
@@ -58,6 +62,7 @@ class ChoiceExamples(Dataset):
             "ids": self.encoded.table[row],
             "second_segment": int(self.encoded.marks[row]),
             "label": int(self.labels[item]),
+            "order": int(row),
         }
 
 
@@ -149,7 +154,8 @@ class PreferredExamples(Dataset):
 def collate_choices(examples: list[Choice], padding: int, with_types: bool) -> dict[str, torch.Tensor]:
     """Return a batch for a selector: ``input_ids`` and ``attention_mask`` ``(batch, tokens)``, ``labels`` ``(batch,)``.
 
-    ``with_types`` adds ``token_type_ids`` ``(batch, tokens)``, 1 on segment B.
+    Also ``orders`` ``(batch,)``, if all examples have an order. ``with_types`` adds ``token_type_ids`` ``(batch, tokens)``,
+    1 on segment B.
     """
     ids = [example["ids"] for example in examples]
     batch = pad_inputs(ids, padding)
@@ -159,6 +165,8 @@ def collate_choices(examples: list[Choice], padding: int, with_types: bool) -> d
             (np.arange(len(own)) >= border).astype(int) for own, border in zip(ids, borders, strict=True)
         ]
         batch["token_type_ids"] = pad(types, 0)
+    if all("order" in example for example in examples):
+        batch["orders"] = torch.tensor([example["order"] for example in examples])
     return {**batch, "labels": torch.tensor([example["label"] for example in examples])}
 
 

@@ -1,0 +1,198 @@
+"""Two orders of a comparison averaged: against loops, across batches and processes, and what fedlight test logs of it."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from tiny_world import make_encoder, write_rows
+
+from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.evaluation.bootstrap import bootstrap_interval
+from fedlight.modules.both_orders import BothOrders, judge_both_orders
+from fedlight.modules.selector import SelectorModule
+
+WORDS = [f"word{letter}" for letter in "abcdefghijklmnop"]
+
+
+def by_loops(orders, log_odds, labels):
+    """Mean log-odds of an answer over the two orders, selector by selector, then their majority."""
+    right, of = [], []
+    for order, label in zip(orders.tolist(), labels.tolist(), strict=True):
+        same = [k for k, other in enumerate(orders.tolist()) if other == order]
+        swapped = [
+            k for k, other in enumerate(orders.tolist()) if other // 2 == order // 2 and other != order
+        ]
+        if swapped:
+            votes = 0
+            for selector in range(log_odds.shape[1]):
+                mean = (log_odds[same[0], selector] - log_odds[swapped[0], selector]) / 2
+                votes += int(mean > 0) - int(mean < 0)
+            right.append(0.5 if votes == 0 else float((votes > 0) == (label == 1)))
+            of.append(order // 2)
+    return right, of
+
+
+@pytest.mark.parametrize("selectors", [1, 3])
+def test_it_is_the_loop(selectors):
+    rng = np.random.default_rng(selectors)
+    rows = np.concatenate([2 * rng.choice(40, 25) + rng.integers(2, size=25), [90, 91, 95]])
+    orders = rng.permutation(np.concatenate([rows, rows[:12] ^ 1]))
+    values = {order: rng.normal(size=selectors).round(1) for order in np.unique(orders)}
+    log_odds = np.stack([values[order] for order in orders])
+    labels = rng.integers(2, size=len(orders))
+    right, comparisons = judge_both_orders(orders, log_odds, labels)
+    expected, of = by_loops(orders, log_odds, labels)
+    assert 10 < len(expected) < len(orders)  # some have no other order
+    assert right.tolist() == expected
+    assert comparisons.tolist() == of
+
+
+def test_a_preference_for_a_position_cancels():
+    """One selector always adds 5 to the log-odds of B: alone at chance, right in both orders."""
+    truth = np.array([0.3, -0.2, 0.1])
+    orders, labels = np.arange(6), np.array([1, 0, 0, 1, 1, 0])
+    log_odds = np.stack([truth, -truth], axis=1).reshape(-1, 1)
+    right, _ = judge_both_orders(orders, log_odds + 5, labels)
+    assert right.tolist() == [1.0] * 6
+    assert ((log_odds[:, 0] + 5 > 0) == labels).mean() == 0.5
+
+
+def test_an_undecided_verdict_counts_half():
+    """The same log-odds in both orders: the answer is not looked at."""
+    right, _ = judge_both_orders(np.array([0, 1]), np.array([[2.0], [2.0]]), np.array([1, 0]))
+    assert right.tolist() == [0.5, 0.5]
+
+
+def batches_of(orders, logits, labels, sizes):
+    return zip(orders.split(sizes), logits.split(sizes), labels.split(sizes), strict=True)
+
+
+def test_pairs_are_joined_across_batches_and_processes():
+    rng = torch.Generator().manual_seed(0)
+    orders = torch.randperm(60, generator=rng)
+    logits, labels = torch.randn(60, 3, 2, generator=rng), torch.randint(2, (60,), generator=rng)
+    whole = BothOrders()
+    whole.update(orders, logits, labels)
+    found = whole.compute()
+    odds = (logits[..., 1].double() - logits[..., 0].double()).numpy()
+    right, comparisons = judge_both_orders(orders.numpy(), odds, labels.numpy())
+    by_comparison = np.argsort(comparisons, kind="stable")
+    interval = bootstrap_interval(right[by_comparison], comparisons[by_comparison])
+    assert found == {
+        "accuracy_both_orders": right.mean(),
+        "accuracy_both_orders_low": interval.low,
+        "accuracy_both_orders_high": interval.high,
+    }
+    assert interval.low < right.mean() < interval.high
+    pieces = BothOrders()
+    for batch in batches_of(orders, logits, labels, [7, 30, 23]):
+        pieces.update(*batch)
+    assert pieces.compute() == found
+    # As torchmetrics exchanges states: each process has every third example, and all get all.
+    parts = [BothOrders() for _ in range(3)]
+    for rank, part in enumerate(parts):
+        part.update(orders[rank::3], logits[rank::3], labels[rank::3])
+
+    def gather(own, group):
+        (name,) = (
+            name for name in ("orders", "log_odds", "labels") if torch.equal(own, *getattr(parts[0], name))
+        )
+        return [torch.cat(getattr(part, name)) for part in parts]
+
+    first = BothOrders(dist_sync_fn=gather, distributed_available_fn=lambda: True)
+    first.update(orders[::3], logits[::3], labels[::3])
+    assert first.compute() == pytest.approx(found, rel=1e-12)
+
+
+@pytest.fixture(scope="module")
+def votes(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    rows = [
+        {
+            "prompt": "which",
+            "response_a": " ".join(rng.choice(WORDS, 5)),
+            "response_b": " ".join(rng.choice(WORDS, rng.integers(2, 9))),
+            "choice": "ab"[rng.integers(2)],
+        }
+        for _ in range(21)
+    ]
+    rows += [{**row, "choice": "ba"[row["choice"] == "b"]} for row in rows[:4]]  # voted both ways
+    folder = tmp_path_factory.mktemp("votes")
+    return write_rows(folder / "votes.jsonl", rows), make_encoder(folder / "encoder")
+
+
+def outcome(votes, trainer, eval_batch_size, num_adapters):
+    source, encoder = votes
+    columns = {name: name for name in ("prompt", "response_a", "response_b", "choice")}
+    data = PreferenceDataModule(
+        source,
+        test_source=source,
+        columns=columns,
+        form="pair",
+        pair_template="",
+        tokenizer=encoder,
+        max_tokens=64,
+        eval_batch_size=eval_batch_size,
+    )
+    module = SelectorModule(encoder, head="classifier", num_adapters=num_adapters, dtype="fp32", seed=2)
+    module.configure_model()
+    stream = torch.Generator().manual_seed(8)
+    with torch.no_grad():
+        for name, weight in module.named_parameters():
+            if "lora_B" in name or "classifier" in name:
+                weight.add_(0.5 * torch.randn(weight.shape, generator=stream))
+    return trainer.test(module, data, verbose=False)[0], module, data
+
+
+@pytest.mark.parametrize("num_adapters", [1, 3])
+@pytest.mark.parametrize("eval_batch_size", [5, 64])
+def test_what_fedlight_test_logs(votes, make_trainer, eval_batch_size, num_adapters):
+    metrics, module, data = outcome(votes, make_trainer(), eval_batch_size, num_adapters)
+    logits, orders, labels = [], [], []
+    module.eval()
+    with torch.no_grad():
+        for batch in data.test_dataloader():
+            logits.append(module.ensemble_logits(batch))
+            orders.append(batch["orders"])
+            labels.append(batch["labels"])
+    odds = torch.cat(logits).double()
+    odds = (odds[..., 1] - odds[..., 0]).numpy()
+    right, of = by_loops(torch.cat(orders).numpy(), odds, torch.cat(labels).numpy())
+    assert len(right) == 50  # 25 votes, each in two orders
+    assert len(set(of)) == 21
+    assert metrics["test/accuracy_both_orders"] == pytest.approx(np.mean(right))
+    by_comparison = np.argsort(of, kind="stable")
+    low, high = bootstrap_interval(np.array(right)[by_comparison], np.array(of)[by_comparison])
+    assert metrics["test/accuracy_both_orders_low"] == pytest.approx(low)
+    assert metrics["test/accuracy_both_orders_high"] == pytest.approx(high)
+    assert metrics["test/accuracy_both_orders"] != metrics["test/accuracy"]
+
+
+def test_cut_passes_and_other_batches(votes, make_trainer, loader, make_choice_batch, llama):
+    """One example alone has no other order, and batches without orders are tested as ever."""
+    metrics, *_ = outcome(votes, make_trainer(limit_test_batches=1), 1, 1)
+    assert not [name for name in metrics if "both_orders" in name]
+    [metrics] = make_trainer().test(SelectorModule(llama), loader([make_choice_batch()]), verbose=False)
+    assert set(metrics) == {"test/loss", "test/accuracy"}
+
+
+def test_validation_logs_it_after_each_pass(votes, make_trainer):
+    source, encoder = votes
+    data = PreferenceDataModule(
+        source,
+        val_source=source,
+        columns={name: name for name in ("prompt", "response_a", "response_b", "choice")},
+        form="pair",
+        pair_template="",
+        tokenizer=encoder,
+        max_tokens=64,
+        eval_batch_size=7,
+    )
+    module = SelectorModule(encoder, head="classifier", dtype="fp32", lr=0.01)
+    trainer = make_trainer(max_epochs=2, limit_train_batches=1)
+    trainer.fit(module, data)
+    fitted = trainer.callback_metrics["val/accuracy_both_orders"]
+    [again] = make_trainer().validate(module, data, verbose=False)  # states of an earlier pass are gone
+    assert again["val/accuracy_both_orders"] == pytest.approx(fitted.item())
+    assert json.dumps({name: again[name] for name in sorted(again)}).count("both_orders") == 3
