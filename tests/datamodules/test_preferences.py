@@ -109,7 +109,9 @@ def test_selector_batch(build):
         "input_ids": (2, 10),
         "attention_mask": (2, 10),
         "labels": (2,),
+        "orders": (2,),
     }
+    assert batch["orders"].tolist() == [0, 2]  # both in the first order, of comparisons 0 and 1
     assert batch["attention_mask"].sum(1).tolist() == [8, 10]
     assert batch["input_ids"][0, 8:].tolist() == [2, 2]  # padded with </s>: there is no padding token
     assert batch["labels"].tolist() == [0, 0]
