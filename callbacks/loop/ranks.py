@@ -6,7 +6,8 @@ merged in the order of the plan, and the server's step is computed in each proce
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import lightning as L
@@ -50,6 +51,17 @@ class Part(Protocol):
         """Take what all processes have, in the order of their ranks, this one's among them."""
 
 
+@runtime_checkable
+class InPieces(Protocol):
+    """Part that may be as large as the model, or as several, and is sent in pieces."""
+
+    def pieces(self) -> Iterator[Any]:
+        """Start anew now, and return what this process's visits have changed, in pieces as tensors and plain values."""
+
+    def merge(self, partials: Sequence[Any]) -> None:
+        """Take pieces of any of the processes, in any order, this one's among them."""
+
+
 class KeptByAlgorithm:
     """What visits leave in attributes of an algorithm; refuses an algorithm of which that is not known.
 
@@ -81,8 +93,8 @@ class KeptByAlgorithm:
                 "process, trainer.devices=1"
             )
 
-    def partial(self) -> Any:
-        return self._algorithm.partial()
+    def pieces(self) -> Iterator[Any]:
+        return self._algorithm.pieces()
 
     def merge(self, partials: Sequence[Any]) -> None:
         for one in partials:
@@ -162,8 +174,8 @@ class SavedMemories:
         """Note that a client's memory was saved."""
         self._saved[client_id] = None
 
-    def partial(self) -> Any:
-        return {client: self._memory.load(client) for client in self._saved}
+    def pieces(self) -> Iterator[Any]:
+        return ({client: self._memory.load(client)} for client in [*self._saved])
 
     def merge(self, partials: Sequence[Any]) -> None:
         for one in partials:
@@ -262,16 +274,27 @@ class Ranks:
         if self._team.size > 1:
             self._memories.saved(client_id)
 
-    def exchange(self, *parts: Part) -> None:
+    def exchange(self, *parts: Part | InPieces) -> None:
         """Give every process what the visits of all have changed, here and in the ``parts`` of the loop."""
         if self._team.size == 1:
             return
         self._say_what_is_partial()
-        together: list[Part] = [self._kept, self._made, self._memories, self._counts, *parts]
-        what = f"end of round {self._round_idx + 1}"
-        found = self._team.gather([part.partial() for part in together], what)
-        for place, part in enumerate(together):
-            part.merge([one[place] for one in found])
+        together = [self._kept, self._made, self._memories, self._counts, *parts]
+        whole = [part for part in together if not isinstance(part, InPieces)]
+        large = [part for part in together if isinstance(part, InPieces)]
+        # All start anew before the first merge, or a process would send what it got from another one.
+        first, streams = [part.partial() for part in whole], [part.pieces() for part in large]
+        pieces = ((part, piece) for part, stream in enumerate(streams) for piece in stream)
+        messages = self._team.gather_each(chain([(0, first)], pieces), f"end of round {self._round_idx + 1}")
+        found = next(messages)
+        firsts = [one.pop(0)[1] for one in found]
+        for place, part in enumerate(whole):
+            part.merge([one[place] for one in firsts])
+        for message in chain([found], messages):
+            for one in message:
+                while one:  # whatever is merged is freed
+                    place, piece = one.pop(0)
+                    large[place].merge([piece])
 
     def _say_what_is_partial(self) -> None:
         """Say once, after the first visits, which values are of the clients of one process alone."""

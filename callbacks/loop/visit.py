@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -351,14 +351,19 @@ class Contributions:
         self.diverged.setdefault(client_id, str(why))
         self._waiting.pop(client_id, None)
 
-    def partial(self) -> dict[str, Any]:
-        """Return the contributions in this process so far, as tensors and plain values, and start anew."""
+    def pieces(self) -> Iterator[dict[str, Any]]:
+        """Start anew, and return the contributions in this process so far in pieces, as tensors and plain values."""
         diverged, self.diverged = self.diverged, {}
-        return {"updates": self._aggregation.partial(), "diverged": diverged}
+        # An aggregation of one's own need not derive from the class.
+        own = getattr(self._aggregation, "pieces", None)
+        updates = own() if own else iter([self._aggregation.partial()])
+        return (
+            {"updates": one, "diverged": {} if number else diverged} for number, one in enumerate(updates)
+        )
 
     def merge(self, partials: Sequence[Mapping[str, Any]]) -> None:
-        """Add the `partial` of all processes."""
-        found: dict[str, str] = {}
+        """Add `pieces` of any of the processes."""
+        found = dict(self.diverged)
         for partial in partials:
             self._aggregation.merge(partial["updates"])
             found |= partial["diverged"]

@@ -10,14 +10,14 @@ the classes.
 import math
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any, Literal, Protocol
 
 from torch import Tensor, stack
 
 from fedlight.federation.client import Update
-from fedlight.federation.exact_sum import ExactSums
+from fedlight.federation.exact_sum import ExactSums, in_pieces
 from fedlight.federation.state import State
 
 
@@ -29,6 +29,10 @@ class Aggregation(Protocol):
 
     def partial(self) -> dict[str, Any]:
         """Return what the updates so far have given, as tensors and plain values, and start anew."""
+
+    def pieces(self) -> Iterator[dict[str, Any]]:
+        """Start anew now, and return the `partial` in pieces, each of which `merge` takes."""
+        return iter([self.partial()])
 
     def merge(self, partial: Mapping[str, Any]) -> None:
         """Take the updates behind the `partial` of another aggregation of the same settings."""
@@ -80,6 +84,9 @@ class WeightedSum(Aggregation):
         divisors = [(names, number.as_integer_ratio()) for names, number in self._divisors.items()]
         self._divisors.clear()
         return {"sums": self._sums.partial(), "divisors": divisors}
+
+    def pieces(self) -> Iterator[dict[str, Any]]:
+        return in_pieces(self.partial(), "sums")
 
     def merge(self, partial: Mapping[str, Any]) -> None:
         self._sums.merge(partial["sums"])

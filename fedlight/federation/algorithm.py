@@ -6,7 +6,7 @@ parameters with weights that sum to 1 only in expectation, so a round of large c
 weighting movements has the same expectation and leaves the received model alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -108,6 +108,10 @@ class Algorithm:
         Several processes train the visits of a round; before ``finish_round`` each of them merges the parts of all.
         """
         return {}
+
+    def pieces(self) -> Iterator[dict[str, Any]]:
+        """Start anew now, and return the result of ``partial`` in pieces, each of which ``merge`` takes."""
+        return iter([self.partial()])
 
     def merge(self, partial: Mapping[str, Any]) -> None:
         """Add the result of ``partial`` in one of the processes; its order among them must not matter."""

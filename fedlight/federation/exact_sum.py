@@ -30,6 +30,8 @@ EXACT = range(1, 44)
 CHUNK = 2**15
 """Elements that are worked on at once, so that temporary tensors stay in the processor's cache. Torch works on so few
 in one thread: beside a busy process, two threads that wait for each other after each short step take many times as long."""
+BLOCK = 2**19
+"""Elements of a block of `ExactSums`, a multiple of ``CHUNK``: 4 MiB a digit. Processes send sums block by block."""
 
 
 class ExactSum:
@@ -70,7 +72,7 @@ class ExactSum:
             self._carry()
         self._addends += 1
         rest, digit = torch.empty(2, min(math.prod(self._shape), CHUNK), dtype=torch.float64)
-        for where, pieces in _chunks(values):
+        for where, pieces in _chunks(values, CHUNK):
             start = 0
             for piece in pieces:
                 target = rest[start : (start := start + len(piece))]
@@ -110,9 +112,14 @@ class ExactSum:
 
     def partial(self) -> dict[str, Any]:
         """Return the sum so far as tensors and plain values, for `merge`."""
+        parts = self.parts()
+        return {**parts, "digits": {index: digit.clone() for index, digit in parts["digits"].items()}}
+
+    def parts(self) -> dict[str, Any]:
+        """Return `partial` without a copy; the sum must not be used afterwards."""
         return {
             "shape": self._shape,
-            "digits": {index: digit.clone() for index, digit in self._digits.items()},
+            "digits": self._digits,
             "addends": self._addends,
             "not_finite": self._not_finite,
         }
@@ -140,6 +147,19 @@ class ExactSum:
         if self._not_finite is not None:
             found._not_finite = self._not_finite.view(-1)[where].view(shape)
         return found
+
+    def add_elements(self, other: "ExactSum", where: slice) -> None:
+        """Add a sum of fewer tensors' elements to some elements of this one, by their numbers; ``other`` is used up."""
+        if self._addends + other._addends > MOST_ADDENDS:
+            self._carry()
+            other._carry()
+        self._addends += other._addends
+        for index, digit in other._digits.items():
+            self._digit(index).view(-1)[where].add_(digit.view(-1))
+        if other._not_finite is not None:
+            if self._not_finite is None:
+                self._not_finite = torch.zeros(self._shape, dtype=torch.float64)
+            self._not_finite.view(-1)[where].add_(other._not_finite.view(-1))
 
     def rounded(self) -> Tensor:
         """Return the sum in fp64, correctly rounded (half to even); a sum of 0 is +0."""
@@ -187,52 +207,97 @@ class ExactSum:
 class ExactSums:
     """Exact sums by name, such as those of a federated state.
 
-    Tensors that are added together are summed as one, which is much faster for many small ones.
+    Tensors that are added together are summed as one, which is much faster for many small ones, in blocks of ``BLOCK``
+    elements, so that sums of a whole model are sent and rounded block by block.
     """
 
     def __init__(self) -> None:
-        self._sums: dict[Layout, ExactSum] = {}
+        self._sums: dict[Layout, dict[int, ExactSum]] = {}
 
     def add(self, values: Mapping[str, Tensor], times: float = 1.0) -> None:
         """Add ``times`` each tensor to the sum of its name, the product rounded to fp64."""
         layout = tuple((name, tuple(value.shape)) for name, value in values.items())
-        self._of(layout).add_joined(values.values(), times)
+        self._sums.setdefault(layout, {})
+        for where, pieces in _chunks(values.values(), BLOCK):
+            self._block(layout, where.start // BLOCK).add_joined(pieces, times)
 
-    def _of(self, layout: "Layout") -> ExactSum:
-        if layout not in self._sums:
-            self._sums[layout] = ExactSum((sum(math.prod(shape) for _, shape in layout),))
-        return self._sums[layout]
+    def _block(self, layout: "Layout", number: int) -> ExactSum:
+        blocks = self._sums.setdefault(layout, {})
+        if number not in blocks:
+            blocks[number] = ExactSum((min(BLOCK, _size(layout) - number * BLOCK),))
+        return blocks[number]
 
     def partial(self) -> list[Any]:
-        """Return the sums so far as tensors and plain values, and start anew."""
+        """Return the sums so far as tensors and plain values, a list of blocks, and start anew."""
         sums, self._sums = self._sums, {}
-        return [(layout, total.partial()) for layout, total in sums.items()]
+        found: list[Any] = []
+        for layout, blocks in sums.items():
+            found += [(layout, number, block.parts()) for number, block in blocks.items()]
+            if not blocks:  # tensors without elements
+                found.append((layout, 0, None))
+        return found
 
     def merge(self, partial: Sequence[Any]) -> None:
-        """Add the sums of another `partial`."""
-        for layout, part in partial:
-            self._of(tuple((name, tuple(shape)) for name, shape in layout)).merge(part)
+        """Add the sums of another `partial`, or of some blocks of it."""
+        for names, number, part in partial:
+            layout = tuple((name, tuple(shape)) for name, shape in names)
+            self._sums.setdefault(layout, {})
+            if part is not None:
+                self._block(layout, number).merge(part)
 
     def result(self) -> State:
         """Return the sums in fp64, correctly rounded, and start anew; a name without addends is absent."""
         sums, self._sums = self._sums, {}
         times = Counter(name for layout in sums for name, _ in layout)
-        found: State = {}
-        shared: dict[str, ExactSum] = {}
-        for layout, total in sums.items():
-            alone = total.rounded() if any(times[name] == 1 for name, _ in layout) else None
-            for name, shape, where in _places(layout):
-                if times[name] == 1:
-                    assert alone is not None
-                    found[name] = alone[where].clone().view(shape)
-                else:
-                    own = total.elements(where, shape)
-                    shared.setdefault(name, ExactSum(shape)).merge(own.partial())
+        shapes = {name: shape for layout in sums for name, shape in layout}
+        found: State = {n: torch.zeros(s, dtype=torch.float64) for n, s in shapes.items() if times[n] == 1}
+        shared = {name: ExactSum(shape) for name, shape in shapes.items() if times[name] > 1}
+        for layout, blocks in sums.items():
+            while blocks:
+                number, block = blocks.popitem()  # a block's digits are freed once it is rounded
+                start, stop = number * BLOCK, min((number + 1) * BLOCK, _size(layout))
+                alone = block.rounded() if any(times[name] == 1 for name, _ in layout) else None
+                for name, _, where in _places(layout):
+                    low, high = max(start, where.start), min(stop, where.stop)
+                    if low >= high:
+                        continue
+                    here, there = (
+                        slice(low - start, high - start),
+                        slice(low - where.start, high - where.start),
+                    )
+                    if times[name] == 1:
+                        assert alone is not None
+                        found[name].view(-1)[there] = alone[here]
+                    else:
+                        shared[name].add_elements(block.elements(here, (high - low,)), there)
         return found | {name: total.rounded() for name, total in shared.items()}
+
+
+def in_pieces(partial: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
+    """Yield a partial in pieces, of which each has one block of the sums under ``name``, and the first one all the rest.
+
+    Args:
+        partial: partial that is used up; its other values are counts, tensors that are added up, or collections.
+        name: key of what `ExactSums.partial` has returned.
+
+    Examples:
+        >>> [*in_pieces({"changes": [1, 2], "senders": {"a": 3}}, "changes")]
+        [{'changes': [1], 'senders': {'a': 3}}, {'changes': [2], 'senders': {}}]
+    """
+    blocks = partial.pop(name)[::-1]
+    yield {name: [blocks.pop()] if blocks else [], **partial}
+    rest = {k: torch.zeros_like(v) if isinstance(v, Tensor) else type(v)() for k, v in partial.items()}
+    while blocks:
+        yield {name: [blocks.pop()], **rest}
 
 
 Layout = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of tensors that are added together, in this order."""
+
+
+def _size(layout: Layout) -> int:
+    """Return the number of elements of all tensors of a layout."""
+    return sum(math.prod(shape) for _, shape in layout)
 
 
 def _places(layout: Layout) -> Iterator[tuple[str, tuple[int, ...], slice]]:
@@ -244,7 +309,7 @@ def _places(layout: Layout) -> Iterator[tuple[str, tuple[int, ...], slice]]:
         start = stop
 
 
-def _chunks(values: Iterable[Tensor]) -> Iterator[tuple[slice, list[Tensor]]]:
+def _chunks(values: Iterable[Tensor], size: int) -> Iterator[tuple[slice, list[Tensor]]]:
     """Yield the elements of tensors in chunks: the chunk's place among all elements, and its pieces on the CPU."""
     start = filled = 0
     pieces: list[Tensor] = []
@@ -254,10 +319,10 @@ def _chunks(values: Iterable[Tensor]) -> Iterator[tuple[slice, list[Tensor]]]:
         flat = (value if value.is_cpu else value.cpu()).detach().reshape(-1)
         taken = 0
         while taken < len(flat):
-            piece = flat[taken : taken + CHUNK - filled]
+            piece = flat[taken : taken + size - filled]
             pieces.append(piece)
             taken, filled = taken + len(piece), filled + len(piece)
-            if filled == CHUNK:
+            if filled == size:
                 yield slice(start, start + filled), pieces
                 start, filled, pieces = start + filled, 0, []
     if pieces:

@@ -16,7 +16,7 @@ length of clients' texts, so one client's data can push another out of a round, 
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
@@ -26,7 +26,7 @@ from torch import Tensor
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.client import Update
 from fedlight.federation.codecs import Codec, Side
-from fedlight.federation.exact_sum import ExactSums
+from fedlight.federation.exact_sum import ExactSums, in_pieces
 from fedlight.federation.state import State
 
 DELTA = 1e-5
@@ -101,6 +101,9 @@ class PrivateMean(Aggregation):
         senders, clients = self._senders, self._clients
         self._senders, self._clients = Counter(), set()
         return {"sums": self._sums.partial(), "senders": dict(senders), "clients": sorted(clients)}
+
+    def pieces(self) -> Iterator[dict[str, Any]]:
+        return in_pieces(self.partial(), "sums")
 
     def merge(self, partial: Mapping[str, Any]) -> None:
         """Add the clipped movements of another partial; raise ValueError if a client has sent an update to both."""

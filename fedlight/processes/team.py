@@ -5,10 +5,12 @@ the same in each of them, so nobody has to be told a decision.
 """
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+MESSAGE_BYTES = 64 * 2**20
+"""Of all processes' parts of a message, as far as their values can be sent apart."""
 Exchange = Callable[[memoryview], list[memoryview]]
 """Function that gives every process the bytes of all, in the order of their ranks, once all have called it."""
 
@@ -61,6 +63,28 @@ class Team:
                     "another way, such as a callback that stops the run by its own process's batches or clock"
                 )
         return [answer for _, answer in answers]
+
+    def gather_each(self, values: Iterable[Any], what: str = "gather") -> Iterator[list[list[Any]]]:
+        """Yield the values of all processes in several messages: for each process its next ones, in order.
+
+        Values of a message have at most ``MESSAGE_BYTES`` together in all processes, or one value each. Processes may have
+        unlike numbers of values; one that has no more sends none.
+        """
+        left = iter(values)
+        more = True
+        upcoming = next(left, self)  # itself stands for the end
+        while more:
+            own, size = [], 0
+            while upcoming is not self and (
+                not own or size + num_bytes(upcoming) <= MESSAGE_BYTES / self.size
+            ):
+                own.append(upcoming)
+                size += num_bytes(upcoming)
+                upcoming = next(left, self)
+            found = self.gather((own, upcoming is not self), what)
+            own = []  # it is among those found, and freed with them
+            more = any(has_more for _, has_more in found)
+            yield [list(some) for some, _ in found]
 
     def broadcast(self, value: Any, what: str = "broadcast") -> Any:
         """Return the value of process 0; the others' values are not sent."""
@@ -121,6 +145,15 @@ def share(costs: Sequence[float], size: int) -> list[int]:
         ranks[i] = loads.index(min(loads))
         loads[ranks[i]] += costs[i]
     return ranks
+
+
+def num_bytes(value: Any) -> int:
+    """Return about the bytes of tensors, numbers, strings, and of dicts, lists and tuples of them."""
+    if isinstance(value, Mapping):
+        return sum(map(num_bytes, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sum(map(num_bytes, value))
+    return int(getattr(value, "nbytes", 8))
 
 
 def _packed(value: Any) -> memoryview:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedlight.federation.aggregation import WeightedSum
+from fedlight.federation.client import Update
 from fedlight.federation.exact_sum import CHUNK, MOST_ADDENDS, ExactSum, ExactSums
 
 NAN, INF = float("nan"), float("inf")
@@ -239,3 +241,53 @@ def test_a_partial_sum_is_not_changed_by_later_addends():
 def test_complex_numbers_are_refused():
     with pytest.raises(ValueError, match="real numbers, not torch"):
         ExactSum((1,)).add(torch.ones(1, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_sums_in_blocks_are_those_of_one_block(monkeypatch, whole):
+    """Tensors that end inside of blocks, some in two layouts, values that are not finite, unlike digits in each block."""
+    draw, shapes = torch.Generator().manual_seed(1), {"a": (7, 11), "b": (5,), "c": (90,), "none": (0, 3)}
+    addends = [
+        {n: torch.randn(s, generator=draw).double() * 10.0 ** (12 * i) for n, s in shapes.items()}
+        for i in range(4)
+    ]
+    addends += [
+        {"c": torch.full((90,), 1e-200)},
+        {"b": doubles([1.0, NAN, INF, -INF, 2.0]), "a": torch.ones(7, 11)},
+    ]
+    expected = ExactSums()
+    for addend in addends:
+        expected.add(addend, times=0.3)
+    monkeypatch.setattr("fedlight.federation.exact_sum.CHUNK", 8)
+    monkeypatch.setattr("fedlight.federation.exact_sum.BLOCK", 32)
+    parts = [ExactSums() for _ in range(3)]
+    for number, addend in enumerate(addends):
+        parts[number % 3].add(addend, times=0.3)
+    partials = [part.partial() for part in parts]
+    assert [*map(len, partials)] == [6, 9, 9]  # of 172, 90 and 82 elements in blocks of 32
+    merged = ExactSums()
+    for partial in partials:
+        for block in [partial] if whole else [[one] for one in partial[::-1]]:
+            merged.merge(block)
+    with monkeypatch.context() as patched:
+        patched.setattr("fedlight.federation.exact_sum.BLOCK", 2**19)
+        first = expected.result()
+    second = merged.result()
+    assert {**first}.keys() == {**second}.keys() == shapes.keys()
+    for name in shapes:
+        assert bits(first[name]) == bits(second[name]), name
+
+
+def test_a_partial_goes_out_in_pieces_of_one_block(monkeypatch):
+    monkeypatch.setattr("fedlight.federation.exact_sum.BLOCK", CHUNK)
+    update = Update("a", {"w": torch.arange(2.5 * CHUNK)}, weight=0.7)
+    ours, theirs = WeightedSum("weight"), WeightedSum("weight")
+    ours.add(update)
+    theirs.add(update)
+    pieces = [*ours.pieces()]
+    assert [piece["sums"][0][2]["shape"] for piece in pieces] == [(CHUNK,), (CHUNK,), (CHUNK // 2,)]
+    assert [len(piece["divisors"]) for piece in pieces] == [1, 0, 0]
+    assert ours.result() == {}  # it has started anew
+    for piece in pieces[::-1]:
+        ours.merge(piece)
+    assert torch.equal(ours.result()["w"], theirs.result()["w"])

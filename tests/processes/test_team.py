@@ -119,3 +119,23 @@ def test_equal_costs_go_in_turn_and_idle_processes_stay_idle():
     assert share([1.0] * 5, 2) == [0, 1, 0, 1, 0]
     assert share([2.0], 4) == [0]
     assert share([], 2) == []
+
+
+def test_values_are_gathered_in_messages_of_bounded_size(run_team, monkeypatch):
+    monkeypatch.setattr("fedlight.processes.team.MESSAGE_BYTES", 2 * 400)  # 400 of each of two processes
+    sizes = {0: [60, 60, 10, 10, 10, 10, 10, 500], 1: [10, 90]}
+
+    def work(team):
+        values = (torch.full((size,), float(size)) for size in sizes[team.rank])
+        return [[[len(value) for value in own] for own in message] for message in team.gather_each(values)]
+
+    first, second = run_team(2, work)
+    assert first == second == [[[60], [10, 90]], [[60, 10, 10, 10, 10], []], [[10], []], [[500], []]]
+
+
+def test_without_values_there_is_one_empty_message(run_team):
+    assert run_team(2, lambda team: [*team.gather_each([])]) == [[[[], []]]] * 2
+
+
+def test_values_of_one_process_alone_come_as_they_are():
+    assert [value for message in ALONE.gather_each(iter([1, "a"])) for value in message[0]] == [1, "a"]

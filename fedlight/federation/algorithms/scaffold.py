@@ -20,7 +20,7 @@ nothing does that is no parameter (`fedlight.federation.channel.Channel.up`).
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedlight.federation.algorithm import Algorithm, Weighting
 from fedlight.federation.client import Client, Update, Visit, Visiting, Work
-from fedlight.federation.exact_sum import ExactSums
+from fedlight.federation.exact_sum import ExactSums, in_pieces
 from fedlight.federation.protocols import Federation, refuse_odd_steps
 from fedlight.federation.state import State
 
@@ -111,6 +111,9 @@ class Scaffold(Algorithm):
 
     def partial(self) -> dict[str, Any]:
         return {"changes": self._changes.partial()}
+
+    def pieces(self) -> Iterator[dict[str, Any]]:
+        return in_pieces(self.partial(), "changes")
 
     def merge(self, partial: Mapping[str, Any]) -> None:
         self._changes.merge(partial["changes"])
