@@ -40,6 +40,9 @@ _FILES = {
     "FewFedPIT": "federation.algorithms.fewfedpit",
     "FedMIT": "federation.algorithms.fedmit",
     "FewFedWeight": "federation.algorithms.fewfedweight",
+    "Ditto": "federation.algorithms.ditto",
+    "FedRep": "federation.algorithms.fedrep",
+    "GlobalThenLocal": "federation.algorithms.global_then_local",
     "LocalOnly": "federation.algorithms.local_only",
     "LocalSelfGeneration": "federation.algorithms.local_self_generation",
     "Average": "federation.server",
@@ -210,12 +213,15 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.federation.aggregation import CoordinateMedian as CoordinateMedian
     from fedlight.federation.aggregation import TrimmedMean as TrimmedMean
     from fedlight.federation.algorithm import Algorithm as Algorithm
+    from fedlight.federation.algorithms.ditto import Ditto as Ditto
     from fedlight.federation.algorithms.fedavg import FedAvg as FedAvg
     from fedlight.federation.algorithms.fedbiscuit import FedBiscuit as FedBiscuit
     from fedlight.federation.algorithms.fedmit import FedMIT as FedMIT
     from fedlight.federation.algorithms.fedprox import FedProx as FedProx
+    from fedlight.federation.algorithms.fedrep import FedRep as FedRep
     from fedlight.federation.algorithms.fewfedpit import FewFedPIT as FewFedPIT
     from fedlight.federation.algorithms.fewfedweight import FewFedWeight as FewFedWeight
+    from fedlight.federation.algorithms.global_then_local import GlobalThenLocal as GlobalThenLocal
     from fedlight.federation.algorithms.local_only import LocalOnly as LocalOnly
     from fedlight.federation.algorithms.local_self_generation import (
         LocalSelfGeneration as LocalSelfGeneration,

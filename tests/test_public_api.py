@@ -36,7 +36,7 @@ PUBLIC = {
     ),
     # clients and server
     *("FedAvg", "FedProx", "Scaffold", "FedBiscuit", "FewFedPIT", "FedMIT", "FewFedWeight"),
-    *("LocalOnly", "LocalSelfGeneration"),
+    *("Ditto", "FedRep", "GlobalThenLocal", "LocalOnly", "LocalSelfGeneration"),
     *("Average", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi"),
     *("CoordinateMedian", "TrimmedMean", "PrivateMean"),
     # the wire and the devices

@@ -81,7 +81,8 @@ class ClientAccuracy(L.Callback):
         worst: share of clients that count as the worst, in (0, 1]; if not a tenth, part of the name: ``client_worst_0.25``.
         own_models: at the end of fit, test each client's own model (the one with which it would train on alone, as in
             local-only training) on its own test examples: ``own/client_mean`` and so on, and ``own/accuracy``, pooled over
-            the examples.
+            the examples. ``own/without_own_model`` counts the clients among them that have none, as no round has visited
+            them; they are tested with the global model.
 
     Attributes:
         summary: metrics of ``own_models`` by name.
@@ -178,7 +179,9 @@ class ClientAccuracy(L.Callback):
             return self._say_once(f"{type(pl_module).__name__}.test_step gives no 'correct' and 'vote'")
         accuracies = {client: float(own.mean()) for client, own in correct.items()}
         by_client = {f"own/{name}": x for name, x in spread([*accuracies.values()], self.worst).items()}
-        self.summary = {"own/accuracy": float(np.concatenate([*correct.values()]).mean()), **by_client}
+        without = float(sum(self._loop.own_state(client) is None for client in clients))
+        pooled = float(np.concatenate([*correct.values()]).mean())
+        self.summary = {"own/accuracy": pooled, **by_client, "own/without_own_model": without}
         known = known_groups(trainer)
         self._replace(
             "own",

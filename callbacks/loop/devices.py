@@ -276,7 +276,7 @@ class DeviceEmulation(NoDevices):
                 done: Record = {
                     "round": round_idx,
                     "client": visit.client_id,
-                    "split": visit.split,
+                    "split": visit.label,
                     "steps": 0,
                     "examples": self._run.num_examples(visit),
                     "loss": "",

@@ -303,10 +303,11 @@ class FederatedLoop(L.Callback):
         for one in self.group.visits:
             parameters = {name: p for name, p in self._parameters.items() if id(p) in own}
             gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+            with_one = [*gradients]
             self.algorithm.adjust_gradients(one.visiting, parameters, gradients)
-            for name, gradient in gradients.items():
-                if parameters[name].grad is not gradient:
-                    parameters[name].grad = gradient
+            for name in {*with_one, *gradients}:
+                if parameters[name].grad is not gradients.get(name):
+                    parameters[name].grad = gradients.get(name)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -399,7 +400,7 @@ class FederatedLoop(L.Callback):
         self._devices.enter(group[0])
         if len(group) > 1:
             self._at_once.groups.enter([one.visiting for one in visits], batch, self.rounds_done)
-        seed_all(self.seed, "visit", self.rounds_done, *(p for v in group for p in (v.client_id, v.split)))
+        seed_all(self.seed, "visit", self.rounds_done, *(p for v in group for p in v.purpose))
         self.group = OpenGroup(visits, LocalWork(trainer.optimizers, self._changes_gradients))
         under_way.training.start(module)
         for visit in group:

@@ -352,7 +352,7 @@ def visit_row(
     return {
         "round": round_idx,
         "client": visit.client_id,
-        "split": visit.split,
+        "split": visit.label,
         "steps": work.num_steps,
         "examples": num_examples,
         "loss": "" if reason or work.mean_loss is None else work.mean_loss,

@@ -252,7 +252,7 @@ class Exchange:
         refuse_not_finite(trained, "trained")
         reply = self.algorithm.reply(visiting, trained, work)
         visit, client, received = visiting.visit, visiting.client, visiting.received
-        seed_all(self.seed, "wire", self.round_idx, visit.client_id, visit.split)
+        seed_all(self.seed, "wire", self.round_idx, *visit.purpose)
         payload = self.channel.up(received, reply, client, reply.keys() - self.state.keys())
         refuse_not_finite(payload.state, "the movement of")
         update = self.algorithm.finish_visit(visiting, payload.state, work)

@@ -143,7 +143,9 @@ class Algorithm:
         Args:
             visiting: the client's visit.
             parameters: the parameters as they are, by name; not to be changed.
-            gradients: those that have one, by name. A tensor put under the name of another parameter becomes its gradient.
+            gradients: those that have one, by name. A tensor put under the name of another parameter becomes its gradient. A
+                parameter whose gradient is taken out of the dictionary is left out of the step: neither momentum nor weight
+                decay moves it. With clients side by side all of a group have to leave out the same ones.
         """
 
     def reply(self, visiting: Visiting, trained: State, work: Work) -> State:
@@ -210,3 +212,18 @@ def changes_gradients(algorithm: Algorithm) -> str | None:
     """Return the name of an algorithm that changes gradients; None for one that leaves them alone."""
     kind = type(algorithm)
     return None if kind.adjust_gradients is Algorithm.adjust_gradients else kind.__name__
+
+
+HOOKS_OF_LOCAL = ("check", "start_visit", "adjust_gradients")
+"""Hooks that a local algorithm inside of another one may have."""
+
+
+def refuse_more_than_gradients(local: Algorithm, inside: str, why: str = "") -> None:
+    """Raise ValueError for a local algorithm that does more in a visit of the algorithm ``inside`` than change gradients."""
+    for name, hook in vars(Algorithm).items():
+        changed = callable(hook) and getattr(type(local), name) is not hook
+        if changed and not name.startswith("_") and name not in HOOKS_OF_LOCAL:
+            raise ValueError(
+                f"local={type(local).__name__} changes {name}: inside {inside} a local algorithm may change gradients alone "
+                f"(as FedProx does). {why}".rstrip()
+            )

@@ -31,11 +31,29 @@ OWN_STATE = "own_state"
 
 @dataclass(frozen=True)
 class Visit:
-    """Run of local training batches at one client, on its data of one ``split``."""
+    """Run of local training batches at one client, on its data of one ``split``.
+
+    Attributes:
+        client_id: the client.
+        num_batches: number of batches, at least 1.
+        split: data that it trains on; visits of one round on the same split have the same batches.
+        part: what the client does in it, where an algorithm gives it several visits on one split in a round.
+    """
 
     client_id: str
     num_batches: int
     split: str = "train"
+    part: str = ""
+
+    @property
+    def label(self) -> str:
+        """Name of the visit among those of its client in the round: its part, or else its split."""
+        return self.part or self.split
+
+    @property
+    def purpose(self) -> tuple[str, ...]:
+        """Client, split and, where there is one, part: seeds of what is drawn in the visit."""
+        return (self.client_id, self.split, *([self.part] if self.part else []))
 
 
 Group = tuple[Visit, ...]

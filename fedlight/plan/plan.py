@@ -20,7 +20,7 @@ from fedlight.devices.forecast import Plan, Workload, forecast, remedies
 from fedlight.devices.memory import moment_bytes_per_weight
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.algorithm import predict_payloads
-from fedlight.federation.client import Client, Visit
+from fedlight.federation.client import Client
 from fedlight.lightning_cli.cli import OneLineParser, ReadSettings, find_config
 from fedlight.modules.dpo import DPOModule
 from fedlight.modules.language.adapters import trained_parameters
@@ -108,13 +108,14 @@ def _workload(
         batch_size = min(batch_size, examples)
     one_pass = (examples or 0) // batch_size  # a remainder is no batch
     accumulation = config.trainer.accumulate_grad_batches
-    num_batches = visit_lengths(loop.local_steps, accumulation, lambda _, split="train": one_pass)("client")
+    lengths = visit_lengths(loop.local_steps, accumulation, lambda _, split="train": one_pass)
     texts = 2 if isinstance(module, DPOModule) else 1
     shape = BatchShape(batch_size, tokens, texts * batch_size * (tokens - 1))
     meter = CostMeter(module)
     state = _one_adapter(meter.module)
-    visit, client = Visit("client", num_batches), Client("client", 1, 1.0)
-    (sent,) = predict_payloads(loop.algorithm, [visit], client, state)
+    client = Client("client", 1, 1.0)
+    visits = loop.algorithm.plan(0, [client], lengths)
+    sent = predict_payloads(loop.algorithm, visits, client, state)
     options = module.options
     optimizer = make_optimizer(
         options.optimizer, [nn.Parameter(torch.zeros(1))], options.lr, options.optimizer_args or {}
@@ -124,15 +125,15 @@ def _workload(
         set(state),
         moment_bytes_per_weight(optimizer),
         shape,
-        num_batches,
-        loop.channel.down_bytes(sent.down),
-        loop.channel.up_bytes(sent.up),
+        sum(visit.num_batches for visit in visits),
+        sum(loop.channel.down_bytes(one.down) for one in sent),
+        sum(loop.channel.up_bytes(one.up) for one in sent),
     )
     settings = {
         "module": type(module).__name__,
         "batch_size": batch_size,
         "max_tokens": tokens,
-        "batches": num_batches,
+        "batches": work.num_batches,
         "optimizer": options.optimizer,
         "trained_parameters": sum(weight.numel() for weight in state.values()),
         "frozen_parameters": sum(w.numel() for w in meter.module.parameters() if not w.requires_grad),

@@ -5,7 +5,7 @@ from math import sqrt
 
 import pytest
 import torch
-from judges import Judge, Margins, Saves, fit, trainer
+from judges import MARGINS, Judge, Margins, Saves, fit, trainer
 from lightning.pytorch.loggers import CSVLogger
 
 from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
@@ -13,6 +13,7 @@ from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.run import parameters_of
 from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.client import OWN_STATE
 
@@ -39,6 +40,7 @@ SUMMARY = {
     "own/client_worst_tenth": 0.0,
     "own/client_std": sqrt(0.5 / 4),
     "own/accuracy": 0.6,
+    "own/without_own_model": 1.0,
 }
 
 
@@ -115,3 +117,18 @@ def test_what_is_missing_is_missed_before_training(tmp_path, caplog):
         accuracy, _, _ = fit_own(tmp_path, module=Judge(answers=False))
     assert "Judge.test_step gives no 'correct' and 'vote'" in caplog.text
     assert accuracy.summary == {}
+
+
+def test_clients_that_no_local_round_has_visited_are_tested_with_the_global_model_and_counted(tmp_path):
+    """The local rounds sample three of four clients in all."""
+    accuracy, module, run = fit_own(tmp_path, algorithm=GlobalThenLocal(1), rounds=2)
+    (loop,) = [callback for callback in run.callbacks if isinstance(callback, FederatedLoop)]
+    assert sum(loop.own_state(client) is None for client in SHIFTS) == 1
+    assert accuracy.summary["own/without_own_model"] == 1
+    rows = list(csv.DictReader((tmp_path / "clients.csv").read_text().splitlines()))
+    shares = {row["client"]: float(row["own_accuracy"]) for row in rows if row["stage"] == "own"}
+    assert len(shares) == 4
+    for client, margins in MARGINS.items():
+        state = loop.own_state(client) or {"shift": module.shift.detach()}
+        right = [2 * sum(margin + state["shift"].item() > 0.5 for margin in own) > 3 for own in margins]
+        assert shares[client] == sum(right) / len(right)

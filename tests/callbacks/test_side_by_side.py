@@ -9,8 +9,11 @@ from stacked import Lora, Points, assert_same_rows, fit, furthest
 
 from fedlight.callbacks.loop.groups.side_by_side import clip_by_client
 from fedlight.federation.aggregation import CoordinateMedian
+from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx
+from fedlight.federation.algorithms.fedrep import FedRep
+from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Wire
@@ -24,6 +27,10 @@ ALGORITHMS = {
     "FedAdam": {"algorithm": FedAvg("uniform"), "server": FedAdam(0.1)},
     "median": {"aggregation": CoordinateMedian()},
     "wire": {"channel": Wire(up=[Quantize("int8")])},
+    "Ditto": {"algorithm": Ditto(0.5, personal_epochs=2)},
+    "FedRep": {"algorithm": FedRep(private=["lora_B"])},
+    "FedPer": {"algorithm": FedRep(private=["lora_B"], together=True)},
+    "GlobalThenLocal": {"algorithm": GlobalThenLocal(2)},
 }
 GROUPS = {2: [["a", "b"], ["c", "d"]], 3: [["a", "b", "c"], ["d"]], 4: [["a", "b", "c", "d"]]}
 
@@ -141,12 +148,24 @@ def test_schedules_step_by_the_steps_of_a_visit(step_schedule):
     assert_same_rows(others, rows)
 
 
-def test_clients_keep_their_own_models():
+KEEPERS = {
+    "LocalOnly": LocalOnly(),
+    "Ditto": Ditto(0.5),
+    "FedRep": FedRep(private=["lora_B"]),
+    "GlobalThenLocal": GlobalThenLocal(1),
+}
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("name", KEEPERS)
+def test_clients_keep_their_own_models(name, optimizer):
     kept = []
     for at_once in (1, 3):
-        *_, loop = fit(Lora(), Points(), at_once, algorithm=LocalOnly())
+        module = Lora(optimizer, lr=0.1 if optimizer == "SGD" else 0.02)
+        *_, loop = fit(module, Points(), at_once, algorithm=copy.deepcopy(KEEPERS[name]))
         kept.append({name: loop.own_state(name) for name in loop.clients})
-    assert max(furthest(kept[0][name], kept[1][name]) for name in "abcd") < 1e-6
+    most = 1e-6 if optimizer == "SGD" else 1e-5
+    assert max(furthest(kept[0][name], kept[1][name]) for name in "abcd") < most
     assert furthest(kept[0]["a"], kept[0]["b"]) > 1e-2
 
 

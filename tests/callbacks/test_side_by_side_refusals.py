@@ -5,7 +5,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from peft import LoraConfig, get_peft_model
-from stacked import Lora, Points, fit
+from stacked import Lora, Points, assert_same_rows, fit, furthest
 from torch import nn
 
 from fedlight.federation.algorithms.fedavg import FedAvg
@@ -230,14 +230,38 @@ def test_a_batch_of_a_class_of_its_own():
 
 
 class Freezes(FedAvg):
+    """Takes the gradient of A away at some clients, by None or out of the dictionary."""
+
+    def __init__(self, clients):
+        super().__init__()
+        self.clients = clients
+
     def adjust_gradients(self, visiting, parameters, gradients):
-        gradients.update((name, None) for name in gradients if "lora_A" in name)
+        if visiting.client.id in self.clients:
+            for name in [name for name in gradients if "lora_A" in name]:
+                if ".0." in name:
+                    gradients[name] = None
+                else:
+                    del gradients[name]
 
 
 def test_an_algorithm_that_takes_gradients_away():
-    with pytest.raises(ValueError, match=r"Freezes takes the gradient of net.*lora_A.* away"):
-        fit(Lora(), Points(), 2, algorithm=Freezes())
-    fit(Lora(), Points(), 1, algorithm=Freezes(), rounds=1)
+    with pytest.raises(
+        ValueError, match=r"Freezes takes the gradient of net.*lora_A.* away for 1 of 2 clients"
+    ):
+        fit(Lora(), Points(), 2, algorithm=Freezes("a"))
+    fit(Lora(), Points(), 1, algorithm=Freezes("a"), rounds=1)
+
+
+def test_what_all_clients_of_a_group_leave_out_is_moved_neither_by_momentum_nor_by_weight_decay():
+    kind = {"optimizer": "AdamW", "lr": 0.02, "weight_decay": 0.3}
+    alone, rows, *_ = fit(Lora(**kind), Points(), 1, algorithm=Freezes("abcd"))
+    beside, others, *_ = fit(Lora(**kind), Points(), 3, algorithm=Freezes("abcd"))
+    assert furthest(beside, alone) < 1e-5
+    assert_same_rows(others, rows)
+    start = {name: p.detach() for name, p in Lora().named_parameters() if p.requires_grad}
+    for name, value in alone.items():
+        assert torch.equal(value, start[name]) == ("lora_A" in name), name
 
 
 @pytest.mark.parametrize("make", [TokensFirst, Choices, OtherStep])

@@ -4,9 +4,12 @@ import pytest
 import torch
 
 from fedlight.federation.algorithm import Algorithm, predict_payloads
+from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.fedprox import FedProx
+from fedlight.federation.algorithms.fedrep import FedRep
 from fedlight.federation.algorithms.fewfedpit import FewFedPIT
+from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.client import Client, Visit, Work
@@ -38,6 +41,9 @@ def predicted(algorithm, memory=None, splits=("train",)):
         (Scaffold(), {"control": {"v": torch.ones(3)}}, BOTH, BOTH),
         (LocalOnly(), {}, PARAMETERS, {}),
         (LocalOnly(), {"own_state": {"w": torch.ones(2, 2)}}, {"v": (3,)}, {}),
+        (GlobalThenLocal(), {"own_state": {"w": torch.ones(2, 2)}}, PARAMETERS, PARAMETERS),
+        (FedRep(["v"], together=True), {}, PARAMETERS, {"w": (2, 2)}),
+        (FedRep(["v"], together=True), {"own_state": {"v": torch.ones(3)}}, {"w": (2, 2)}, {"w": (2, 2)}),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Algorithm) else None,
 )
@@ -65,6 +71,28 @@ def test_the_second_visit_of_a_client_knows_the_first_and_nothing_is_done_beside
     ]
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "memory", "expected"),
+    [
+        (Ditto(), {}, [(PARAMETERS, PARAMETERS, PARAMETERS), ({}, {}, PARAMETERS)]),
+        (FedRep(["v"]), {}, [(PARAMETERS, {}, PARAMETERS), ({}, {"w": (2, 2)}, PARAMETERS)]),
+        (
+            FedRep(["v"]),
+            {"own_state": {"v": torch.ones(3)}},
+            [({"w": (2, 2)}, {}, PARAMETERS), ({}, {"w": (2, 2)}, PARAMETERS)],
+        ),
+    ],
+    ids=["Ditto", "FedRep at first", "FedRep again"],
+)
+def test_two_visits_on_the_same_data_send_what_each_part_does(algorithm, memory, expected):
+    kept, client = {key: dict(value) for key, value in memory.items()}, Client("a", 4, 1.0, memory)
+    visits = algorithm.plan(0, [client], lambda client_id, split="train": 2)
+    assert len({*visits}) == 2  # as costs by visit are told apart by them
+    found = predict_payloads(algorithm, visits, client, STATE)
+    assert [(shapes(one.down), shapes(one.up), shapes(one.start)) for one in found] == expected
+    assert memory == kept
+
+
 @pytest.mark.parametrize("hook", ["send", "start_visit", "reply"])
 def test_a_hook_that_looks_at_values_is_named(hook):
     def looks(self, *args):
@@ -79,7 +107,10 @@ def test_a_hook_that_looks_at_values_is_named(hook):
 
 @pytest.mark.parametrize(
     "algorithm",
-    [Algorithm(), FedProx(0.5), Scaffold(), FewFedPIT(), LocalOnly(), FedBiscuit(local=FedProx(0.5))],
+    [
+        *(Algorithm(), FedProx(0.5), Scaffold(), FewFedPIT(), LocalOnly(), FedBiscuit(local=FedProx(0.5))),
+        *(Ditto(), FedRep(["v"], together=True), GlobalThenLocal()),
+    ],
     ids=lambda algorithm: type(algorithm).__name__,
 )
 def test_nothing_of_a_visit_is_kept_in_the_algorithm(algorithm):

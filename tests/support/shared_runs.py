@@ -22,10 +22,13 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.devices.fleet import Fleet
 from fedlight.federation.aggregation import TrimmedMean
+from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.fedprox import FedProx
+from fedlight.federation.algorithms.fedrep import FedRep
 from fedlight.federation.algorithms.fewfedpit import FewFedPIT
+from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Wire
@@ -146,6 +149,12 @@ KINDS = {
         {"algorithm": FedBiscuit(1, 2), "clients_per_round": 5}, Adapters, Tastes, rounds=5
     ),
     "fewfedpit": lambda root: Kind({"algorithm": FewFedPIT(beta=0.25)}, data=Choosing),
+    "ditto": lambda root: Kind({"algorithm": Ditto(0.5, 2), "clients_per_round": 5}),
+    "fedrep": lambda root: Kind({"algorithm": FedRep(["net.3"]), "clients_per_round": 5}),
+    "global_then_local": lambda root: Kind({"algorithm": GlobalThenLocal(1)}),
+    "nearest": lambda root: Kind(
+        {"algorithm": FedBiscuit(1, 2, "nearest", group_by="own")}, lambda: Adapters(2), Tastes, rounds=5
+    ),
     "local_only": lambda root: Kind({"algorithm": LocalOnly()}),
     "average_buffers": lambda root: Kind(
         {"buffers": "average"}, lambda: Regression(norm=True), clients=pairs

@@ -5,6 +5,7 @@ loss, so the gradient of a client's slice is the one that it has alone. Gradient
 optimizer steps the slices as it steps the parameters of one client. Between groups the module is as ever.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import wraps
@@ -120,8 +121,9 @@ class SideBySide:
                 seeds.append(self._module.dropout_seed(take_examples(batch, start, start + count)))
             else:
                 visit = visiting.visit
-                purpose = self._round_idx, visit.client_id, visit.split, self._number
-                seeds.append(derive_seed(self._seed, "dropout", *purpose))
+                seeds.append(
+                    derive_seed(self._seed, "dropout", self._round_idx, *visit.purpose, self._number)
+                )
             start += count
         self._stack.set_rows(self._counts, seeds)
 
@@ -156,18 +158,17 @@ class SideBySide:
     def adjust_gradients(self, algorithm: Algorithm, optimizer: Optimizer) -> None:
         """Let an algorithm change the gradients of each client, of the parameters that an optimizer holds."""
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        left_out: Counter[Tensor] = Counter()  # stacked parameters, by identity
         for place, visiting in enumerate(self._visits):
             names = {name for name, held in self._stack.hosts(place).items() if id(held) in own}
             parameters = {name: p for name, p in self._stack.parameters(place).items() if name in names}
             slices = {name: g for name, g in self._stack.gradients(place).items() if name in names}
             gradients = dict(slices)
             algorithm.adjust_gradients(visiting, parameters, gradients)
+            left_out.update(self._stack.hosts(place)[name] for name in slices if gradients.get(name) is None)
             for name, gradient in gradients.items():
                 if gradient is None:
-                    raise refusal(
-                        f"{type(algorithm).__name__} takes the gradient of {name} away, and an optimizer leaves a parameter "
-                        "out for all clients of a batch or for none"
-                    )
+                    continue
                 if name not in slices:
                     raise refusal(
                         f"{type(algorithm).__name__} gives {name} a gradient, which has none in the step, so the clients "
@@ -175,6 +176,17 @@ class SideBySide:
                     )
                 if gradient is not slices[name]:
                     slices[name].copy_(gradient)
+        for parameter, clients in left_out.items():
+            if clients < len(self._visits):
+                raise refusal(
+                    f"{type(algorithm).__name__} takes the gradient of {self._name_of(parameter)} away for {clients} of "
+                    f"{len(self._visits)} clients, and an optimizer leaves a parameter out for all clients of a batch or "
+                    "for none"
+                )
+            parameter.grad = None
+
+    def _name_of(self, parameter: Tensor) -> str:
+        return next(name for name, held in self._stack.hosts(0).items() if held is parameter)
 
     def leave(self) -> list[State]:
         """End the visits of the group; return what each client has trained. The module is as before the group."""

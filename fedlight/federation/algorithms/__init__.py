@@ -6,7 +6,8 @@ from fedlight.support.lazy import lazy_names
 _FILES = {
     "FedAvg": "fedavg", "FedProx": "fedprox", "Scaffold": "scaffold", "FedBiscuit": "fedbiscuit", "FewFedPIT": "fewfedpit",
     "FedMIT": "fedmit", "FewFedWeight": "fewfedweight", "LocalOnly": "local_only",
-    "LocalSelfGeneration": "local_self_generation",
+    "LocalSelfGeneration": "local_self_generation", "GlobalThenLocal": "global_then_local", "Ditto": "ditto",
+    "FedRep": "fedrep",
 }
 # fmt: on
 __all__ = [*_FILES]

@@ -27,7 +27,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn, zeros
 
 from fedlight.federation.aggregation import Aggregation, WeightedSum
-from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithm import Algorithm, refuse_more_than_gradients
 from fedlight.federation.channel import serialized_bytes
 from fedlight.federation.client import Client, Update, Visit, Visiting, Work
 from fedlight.federation.protocols import Federation, HoldsAdapters, LossesOn
@@ -35,7 +35,9 @@ from fedlight.federation.state import State, read, write
 
 ASSIGNMENTS = ("greedy", "optimal", "nearest")
 GROUP_BY = ("val", "own")
-HOOKS_OF_LOCAL = ("check", "start_visit", "adjust_gradients")
+WHY_GRADIENTS_ALONE = (
+    "Control variates, for one, are about a fixed set of clients for each model, and the groups change"
+)
 
 
 class FedBiscuit(Algorithm):
@@ -89,7 +91,7 @@ class FedBiscuit(Algorithm):
         self.group_by = group_by
         self.share_alone = weighting == "paper"
         self.local = local or Algorithm()
-        _check_local(self.local)
+        refuse_more_than_gradients(self.local, "FedBiscuit", WHY_GRADIENTS_ALONE)
         self.groups: dict[str, int] = {}
         self.losses: dict[str, list[float]] = {}
         self.grouped_round: int | None = None
@@ -227,18 +229,6 @@ class FedBiscuit(Algorithm):
 
 def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
-
-
-def _check_local(local: Algorithm) -> None:
-    """Raise ValueError for an algorithm with state per client or model: a client's model changes with its group."""
-    for name, hook in vars(Algorithm).items():
-        changed = callable(hook) and getattr(type(local), name) is not hook
-        if changed and not name.startswith("_") and name not in HOOKS_OF_LOCAL:
-            raise ValueError(
-                f"local={type(local).__name__} changes {name}: inside FedBiscuit a local algorithm may change gradients "
-                "alone (as FedProx does). Control variates, for one, are about a fixed set of clients for each model, and "
-                "the groups change"
-            )
 
 
 # Step 2.1, a balanced assignment: each client wants the selector under which its validation loss is least, and no two

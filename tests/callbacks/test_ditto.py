@@ -1,0 +1,156 @@
+"""Ditto in the federated loop against Algorithm 1 of the paper written out, and against FedAvg and local training."""
+
+import pytest
+from plain_lightning import assert_equal
+from stacked import CLIENTS, Points, fit
+from two_parts import (
+    Recorder,
+    TwoParts,
+    close,
+    mean,
+    resumed_equals_uninterrupted,
+    share_of,
+    trained,
+    weights,
+)
+
+from fedlight.federation.algorithms.ditto import Ditto
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedprox import FedProx
+from fedlight.federation.algorithms.local_only import LocalOnly
+from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.channel import Wire, serialized_bytes
+from fedlight.federation.client import Client
+from fedlight.federation.codecs import Quantize
+
+LAMBDA = 0.7
+
+
+def written_out(module, start, rounds, channel=None):
+    """Algorithm 1 on recorded batches: eq. 2's gradient is that of F_k(v) + lambda / 2 |v - w^t|^2."""
+    state, own = start, {}
+    for visits in rounds.values():
+        received = state if channel is None else channel.down(state, Client("a", 1, 1.0)).state
+        ends, shares = [], []
+        for visit, batches in visits:
+            client = visit.client_id
+            if visit.part == "personal":
+
+                def distance(v, anchor=received):
+                    return (
+                        LAMBDA / 2 * sum((value - anchor[name]).square().sum() for name, value in v.items())
+                    )
+
+                own[client] = trained(module, own.get(client, received), batches, add=distance)
+            else:
+                ends.append(trained(module, received, batches))
+                shares.append(share_of(client, CLIENTS))
+        end = mean(ends, shares)
+        state = {name: state[name] + end[name] - received[name] for name in state}
+    return state, own
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "personal_epochs", "channel"),
+    [
+        ({"optimizer": "SGD"}, 1, None),
+        ({"optimizer": "SGD", "momentum": 0.9, "weight_decay": 0.1}, 2, None),
+        ({"optimizer": "SGD"}, 1, Wire(down=Quantize("int8"))),
+    ],
+    ids=["SGD", "momentum and two epochs", "lossy download"],
+)
+def test_rounds_equal_algorithm_1_written_out(optimizer, personal_epochs, channel):
+    """Two of four clients a round; the term is one of the gradient, which for plain SGD is that of eq. 2."""
+    seen, module = Recorder(), TwoParts(**optimizer)
+    start, lengths = weights(module), {"": 3, "personal": 3 * personal_epochs}
+    algorithm = Ditto(LAMBDA, personal_epochs, "normalized")
+    options = {} if channel is None else {"channel": channel}
+    *_, loop = fit(
+        module, Points(), rounds=4, clients_per_round=2, algorithm=algorithm, callbacks=[seen], **options
+    )
+    assert all(
+        len(batches) == lengths[visit.part] for visits in seen.visits.values() for visit, batches in visits
+    )
+    state, own = written_out(module, start, seen.visits, channel)
+    close(weights(module), state)
+    visited = [visit.client_id for visits in seen.visits.values() for visit, _ in visits if visit.part]
+    assert len(visited) == 8
+    assert max(map(visited.count, visited)) > 1  # a client came back to its own model
+    for client in CLIENTS:
+        assert (loop.own_state(client) is None) == (client not in visited)
+        if client in visited:
+            close(loop.own_state(client), own[client])
+
+
+def test_a_client_that_was_never_visited_has_the_global_model():
+    *_, loop = fit(TwoParts(), Points(), rounds=1, clients_per_round=1, algorithm=Ditto())
+    assert sorted(loop.own_state(name) is None for name in CLIENTS) == [False, True, True, True]
+
+
+def test_without_the_term_it_is_fedavg_and_local_training():
+    module, averaged, alone = (TwoParts("AdamW", lr=0.02) for _ in range(3))
+    *_, ditto = fit(module, Points(), rounds=3, clients_per_round=3, algorithm=Ditto(lam=0.0))
+    fit(averaged, Points(), rounds=3, clients_per_round=3, algorithm=FedAvg())
+    *_, local = fit(alone, Points(), rounds=3, clients_per_round=3, algorithm=LocalOnly())
+    assert_equal(weights(module), weights(averaged))
+    visited = [client for client in CLIENTS if ditto.own_state(client) is not None]
+    assert len(visited) >= 3
+    for client in visited:
+        assert_equal(ditto.own_state(client), local.own_state(client))
+
+
+def test_the_term_draws_the_own_models_to_the_global_one():
+    distances = []
+    for lam in (0.0, 1.0, 8.0):
+        module = TwoParts()
+        *_, loop = fit(module, Points(), rounds=6, algorithm=Ditto(lam))
+        own = [loop.own_state(client) for client in CLIENTS]
+        distances.append(
+            sum((state[n] - value).norm().item() for state in own for n, value in weights(module).items())
+        )
+    assert distances[0] > 1.5 * distances[1] > 2 * distances[2]
+
+
+def test_the_global_part_may_be_fedprox():
+    module, prox, plain = TwoParts(), TwoParts(), TwoParts()
+    *_, ditto = fit(module, Points(), rounds=2, algorithm=Ditto(LAMBDA, local=FedProx(0.5)))
+    fit(prox, Points(), rounds=2, algorithm=FedProx(0.5))
+    assert_equal(weights(module), weights(prox))
+    *_, other = fit(plain, Points(), rounds=2, algorithm=Ditto(LAMBDA))
+    assert (ditto.own_state("a")["body.weight"] - other.own_state("a")["body.weight"]).abs().max() > 1e-4
+
+
+def test_the_personal_visit_sends_nothing():
+    module = TwoParts()
+    _, rows, *_ = fit(module, Points(), rounds=2, algorithm=Ditto())
+    sizes = {(row["split"], row["bytes_down"], row["bytes_up"]) for row in rows}
+    whole = serialized_bytes(weights(module))
+    assert sizes == {("train", whole, whole), ("personal", 0, 0)}
+    assert [row["split"] for row in rows[:4]] == ["train", "personal"] * 2
+
+
+def test_resumed_from_every_checkpoint_equals_uninterrupted(tmp_path):
+    _, own, _ = resumed_equals_uninterrupted(Ditto, tmp_path)
+    assert any(own.values())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Ditto(lam=-1), r"lam=-1 must be at least 0; 0 is local training alone"),
+        (lambda: Ditto(lam=float("nan")), "lam=nan"),
+        (lambda: Ditto(personal_epochs=0), "personal_epochs=0 must be at least 1"),
+        (
+            lambda: Ditto(local=Scaffold()),
+            "local=Scaffold changes .*: inside Ditto a local algorithm may change",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_an_optimizer_that_maximizes_is_refused():
+    with pytest.raises(ValueError, match="maximize=True"):
+        fit(TwoParts(maximize=True), Points(), rounds=1, algorithm=Ditto())

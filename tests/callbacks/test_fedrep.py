@@ -1,0 +1,198 @@
+"""FedRep and FedPer in the federated loop against the papers' algorithms written out."""
+
+import pytest
+import torch
+from plain_lightning import assert_equal
+from stacked import CLIENTS, Lora, Points, fit
+from two_parts import (
+    Recorder,
+    TwoParts,
+    close,
+    mean,
+    resumed_equals_uninterrupted,
+    share_of,
+    trained,
+    weights,
+)
+
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedrep import FedRep
+from fedlight.federation.channel import serialized_bytes
+
+HEAD, BODY = {"head.weight", "head.bias"}, {"body.weight", "body.bias"}
+
+
+def some(state, names):
+    return {name: state[name] for name in state if name in names}
+
+
+def written_out(module, start, rounds):
+    """Algorithm 1 of FedRep on recorded batches; of FedPer, where a client has one visit."""
+    body, heads, between = some(start, BODY), {}, {}
+    for visits in rounds.values():
+        ends, shares = [], []
+        for visit, batches in visits:
+            client = visit.client_id
+            own = body | heads.get(client, some(start, HEAD))
+            if visit.part == "head":
+                heads[client] = some(trained(module, own, batches, names=HEAD), HEAD)
+                between[client] = True
+                continue
+            names = BODY if between.get(client) else None
+            end = trained(module, own, batches, names=names)
+            heads[client] = some(end, HEAD)
+            ends.append(some(end, BODY))
+            shares.append(share_of(client, CLIENTS))
+        body = mean(ends, shares)
+    return body, heads
+
+
+OPTIMIZERS = {
+    "SGD": {"optimizer": "SGD"},
+    "momentum": {"optimizer": "SGD", "momentum": 0.9, "weight_decay": 0.2},
+    "AdamW": {"optimizer": "AdamW", "lr": 0.02, "weight_decay": 0.3},
+}
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_rounds_equal_the_algorithm_written_out(optimizer, together):
+    """The reference's optimizer holds the trained part alone, so what is fixed cannot move there."""
+    seen, module = Recorder(), TwoParts(**OPTIMIZERS[optimizer])
+    start = weights(module)
+    algorithm = FedRep(head_epochs=2, together=together, weighting="normalized")
+    *_, loop = fit(module, Points(), rounds=4, clients_per_round=2, algorithm=algorithm, callbacks=[seen])
+    visits = [(visit.part, len(batches)) for one in seen.visits.values() for visit, batches in one]
+    assert visits == ([("", 3)] * 8 if together else [("head", 6), ("", 3)] * 8)
+    body, heads = written_out(module, start, seen.visits)
+    close(some(weights(module), BODY), body)
+    assert_equal(some(weights(module), HEAD), some(start, HEAD))  # of the global model it is nobody's
+    assert len(heads) < 4 or len(seen.visits) == 4
+    for client in CLIENTS:
+        assert (loop.own_state(client) is None) == (client not in heads)
+        if client in heads:
+            close(loop.own_state(client), heads[client])
+
+
+class Fixed(Recorder):
+    """What each visit of a run leaves where it was."""
+
+    def __init__(self):
+        super().__init__()
+        self.moved, self._before = {}, {}
+
+    def on_visit_start(self, client_id):
+        self._before = {}
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        loop = next(callback for callback in trainer.callbacks if hasattr(callback, "rounds_done"))
+        part = loop.visit.part
+        for name, value in weights(pl_module).items():
+            before = self._before.get(name, value)
+            self.moved.setdefault(part, {}).setdefault(name, []).append(not torch.equal(before, value))
+            self._before[name] = value
+
+
+def test_what_is_fixed_stays_bit_for_bit_under_momentum_and_weight_decay():
+    fixed = Fixed()
+    module = TwoParts("AdamW", lr=0.02, weight_decay=0.5)
+    fit(module, Points(), rounds=2, algorithm=FedRep(), local_steps=4, callbacks=[fixed])
+    for part, moving in (("head", HEAD), ("", BODY)):
+        moved = {name for name, steps in fixed.moved[part].items() if any(steps)}
+        assert moved == moving, part
+
+
+def test_the_head_is_sent_once_and_the_body_alone_comes_back():
+    module = TwoParts()
+    _, rows, *_ = fit(module, Points(), rounds=2, algorithm=FedRep())
+    whole, body = serialized_bytes(weights(module)), serialized_bytes(some(weights(module), BODY))
+    assert body < whole
+    sizes = {(row["round"], row["split"], row["bytes_down"], row["bytes_up"]) for row in rows}
+    assert sizes == {
+        (0, "head", whole, 0),
+        (0, "train", 0, body),
+        (1, "head", body, 0),
+        (1, "train", 0, body),
+    }
+    _, rows, *_ = fit(TwoParts(), Points(), rounds=2, algorithm=FedRep(together=True))
+    assert {(row["round"], row["bytes_down"], row["bytes_up"]) for row in rows} == {
+        (0, whole, body),
+        (1, body, body),
+    }
+
+
+def test_parts_of_lora_stay_with_the_clients():
+    module = Lora()
+    start = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
+    after, *_, loop = fit(module, Points(), rounds=2, algorithm=FedRep(private=["lora_B"]))
+    for name, value in after.items():
+        assert torch.equal(value, start[name]) == ("lora_B" in name), name
+    for client in CLIENTS:
+        own = loop.own_state(client)
+        assert {name for name in after if "lora_B" in name} == own.keys()
+        assert all(not torch.equal(value, start[name]) for name, value in own.items())
+
+
+def test_heads_fit_clients_that_contradict_each_other():
+    """Clients b and d have the opposite targets: under one model the loss stays, under a shared body with own heads not."""
+
+    class Contradicting(Points):
+        def setup(self, stage=None):
+            super().setup(stage)
+            self.y = self.x.sum(dim=1, keepdim=True).tanh()
+            for client in "bd":
+                self.y[self.client_indices[client]] *= -1
+
+    clients = {"a": 32, "b": 32, "c": 32, "d": 32}
+    last = {}
+    for name, algorithm in {"one": FedAvg(), "own": FedRep(), "per": FedRep(together=True)}.items():
+        _, rows, *_ = fit(TwoParts(), Contradicting(clients), rounds=30, local_steps=6, algorithm=algorithm)
+        last[name] = sum(row["loss"] for row in rows[-4:]) / 4
+    assert last["own"] < 0.5 * last["one"]
+    assert last["per"] < 0.5 * last["one"]
+
+
+def test_resumed_from_every_checkpoint_equals_uninterrupted(tmp_path):
+    _, own, _ = resumed_equals_uninterrupted(FedRep, tmp_path)
+    assert any(own.values())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FedRep(private="head"), r"private='head' must be a list of patterns, such as \[head\]"),
+        (lambda: FedRep(private=[]), r"private=\[\] must be a list"),
+        (lambda: FedRep(head_epochs=0), "head_epochs=0 must be at least 1"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("private", "message"),
+    [
+        (["lora_B"], r"private=\['lora_B'\] names none of the 4 trained parameters, such as body.weight"),
+        (["hea"], "names none of the 4"),
+        (["head", "body"], "names all 4 trained parameters, such as body.weight, so nothing would be shared"),
+    ],
+)
+def test_patterns_that_name_nothing_or_everything_are_refused(private, message):
+    with pytest.raises(ValueError, match=message):
+        fit(TwoParts(), Points(), rounds=1, algorithm=FedRep(private))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "expected"),
+    [
+        ("head", "heads.adapter0.head.weight", True),
+        ("head", "heads.adapter0.body.weight", False),
+        ("layers.1", "net.layers.1.weight", True),
+        ("layers.1", "net.layers.11.weight", False),
+        ("lora_?", "net.0.lora_A.default.weight", True),
+        ("classifier", "network.base_model.model.classifier.modules_to_save.default.weight", True),
+    ],
+)
+def test_a_pattern_is_a_part_of_a_dotted_name(pattern, name, expected):
+    assert FedRep(private=[pattern]).is_private(name) == expected

@@ -1,0 +1,58 @@
+"""Rounds of FedAvg and then of local training, each as the one and the other would be."""
+
+import pytest
+from plain_lightning import assert_equal
+from stacked import CLIENTS, Points, fit
+from two_parts import Recorder, TwoParts, close, resumed_equals_uninterrupted, trained, weights
+
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
+from fedlight.federation.channel import serialized_bytes
+from fedlight.federation.server import FedAdam, FedAvgM
+
+
+def test_global_rounds_are_fedavg_and_local_rounds_go_on_from_there():
+    """Two of four clients a round; in the local ones a client's model is plain training from the last global model."""
+    averaged, module, seen = TwoParts(), TwoParts(), Recorder()
+    fit(averaged, Points(), rounds=2, algorithm=FedAvg(), clients_per_round=2, server=FedAdam(0.05))
+    algorithm = GlobalThenLocal(global_rounds=2)
+    more = {"clients_per_round": 2, "server": FedAdam(0.05), "callbacks": [seen]}
+    _, rows, _, loop = fit(module, Points(), rounds=5, algorithm=algorithm, **more)
+    assert_equal(weights(module), weights(averaged))  # local rounds leave it, and the server's moments, alone
+    own = {}
+    for round_idx in (2, 3, 4):
+        for visit, batches in seen.visits[round_idx]:
+            start = own.get(visit.client_id, weights(averaged))
+            # A visit begins with a fresh optimizer, so its steps are those of plain training.
+            own[visit.client_id] = trained(module, start, batches)
+    assert 2 <= len(own) < 4
+    for client in CLIENTS:
+        if client in own:
+            close(loop.own_state(client), own[client])
+        else:
+            assert loop.own_state(client) is None
+    whole, met = serialized_bytes(weights(module)), set()
+    for row in rows:
+        first, is_local = row["client"] not in met, row["round"] >= 2
+        met |= {row["client"]} if is_local else set()
+        assert row["bytes_up"] == (0 if is_local else whole)
+        assert row["bytes_down"] == (whole if first or not is_local else 0)
+
+
+def test_a_momentum_of_the_server_does_not_coast_in_local_rounds():
+    two, five = TwoParts(), TwoParts()
+    fit(two, Points(), rounds=2, algorithm=GlobalThenLocal(1), server=FedAvgM())
+    fit(five, Points(), rounds=5, algorithm=GlobalThenLocal(1), server=FedAvgM())
+    assert_equal(weights(two), weights(five))
+
+
+def test_resumed_from_every_checkpoint_equals_uninterrupted(tmp_path):
+    _, own, _ = resumed_equals_uninterrupted(lambda: GlobalThenLocal(2), tmp_path)
+    assert any(own.values())
+
+
+def test_runs_without_a_round_of_either_kind_are_refused():
+    with pytest.raises(ValueError, match="global_rounds=0 must be at least 1; with none it is LocalOnly"):
+        GlobalThenLocal(0)
+    with pytest.raises(ValueError, match="global_rounds=2 of the run's 2 rounds leave no local round"):
+        fit(TwoParts(), Points(), rounds=2, algorithm=GlobalThenLocal(2))
