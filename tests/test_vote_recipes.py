@@ -61,6 +61,9 @@ REAL = {  # file, voters, eligible ones of them, votes that are tested
 }
 
 
+RULES = ["longer wins, characters", "longer wins, words", "majority of the other voters"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ROWS)
 def test_the_whole_recipe(recipe, tmp_path):
@@ -78,10 +81,19 @@ def test_the_whole_recipe(recipe, tmp_path):
     assert done == {"eligible": 5, "train": 4 * 4, "test": 4 * 2}
     table_rows = json.loads((tmp_path / "out/results.json").read_text())["rows"]
     found = {row["method"]: row for row in table_rows}
-    assert list(found) == ["start", "local only", "pooled votes", "FedBis", "FedBiscuit"]
+    assert list(found) == [*RULES, "start", "local only", "pooled votes", "FedBis", "FedBiscuit"]
     assert all(
-        row["own"] * 16 == pytest.approx(round(row["own"] * 16)) for row in table_rows
+        row["own"] * 16 == pytest.approx(round(row["own"] * 16)) for row in table_rows[3:]
     )  # 8 votes, twice
+    longer, words, voters = table_rows[:3]
+    assert (longer["votes"], words["votes"]) == (8, 8)
+    assert words["both_orders"] == words["own"] == 0.5  # as many words on both sides
+    assert longer["both_orders"] == longer["accuracy"] in [correct / 8 for correct in range(9)]
+    assert set(voters) == {"method", "seed"}  # each comparison has one voter
+    for method in ("start", "pooled votes", "FedBis", "FedBiscuit"):
+        row = found[method]
+        assert row["both_orders"] * 8 == pytest.approx(round(row["both_orders"] * 8))  # or undecided, by half
+        assert row["both_orders_low"] <= row["both_orders"] <= row["both_orders_high"]
     assert found["pooled votes"]["sent_mib"] == 0 < found["FedBis"]["sent_mib"]
     assert sorted(row["client"] for row in table(run / "local_only/visits.csv")) == sorted(
         {row["client"] for row in table(run / "fedbiscuit/groups.csv")}
@@ -124,6 +136,13 @@ def test_the_voters_of_the_data(recipe, tmp_path):
         sides = [{row[values["holdout_column"]] for row in rows} for rows in (train, test)]
         assert not sides[0] & sides[1]
         drawn[seed] = set(tested)
+        rules = [
+            stages[name].run()["result"] for name in ("longer_characters", "longer_words", "other_voters")
+        ]
+        assert {rule["votes"] for rule in rules} == {num_clients * num_test}
+        for rule, judged in zip(rules, (1, 1, 0.3), strict=True):
+            assert judged * rule["votes"] <= rule["metrics"]["test/votes"] <= rule["votes"]
+            assert 0.6 < rule["metrics"]["test/accuracy"] < 0.9
     stages["snippets"].run()
     assert len((tmp_path / "1/snippets/pairs.jsonl").read_text().splitlines()) == 2000
     assert drawn[0] != drawn[1]

@@ -19,14 +19,21 @@ Scores = Callable[[Sequence[Fields], Sequence[str], Sequence[str]], list[float]]
 
 METRICS = {
     "accuracy": ("test/accuracy", "test/reward_accuracy"),
+    "both_orders": ("test/accuracy_both_orders",),
+    "both_orders_low": ("test/accuracy_both_orders_low",),
+    "both_orders_high": ("test/accuracy_both_orders_high",),
     "clients": ("test/client_mean",),
     "worst_tenth": ("test/client_worst_tenth",),
     "own": ("test/own_client_mean", "own/client_mean", "test/client_mean"),
     "own_worst_tenth": ("test/own_client_worst_tenth", "own/client_worst_tenth", "test/client_worst_tenth"),
     "own_spread": ("test/own_client_std", "own/client_std", "test/client_std"),
     "groups_ari": ("fed/group_ari",),
+    "votes": ("test/votes",),
 }
 """Column -> names of metrics, of which the first that was logged is shown.
+
+``both_orders`` is the accuracy with the two orders of a comparison averaged, and the ends of its interval. ``votes`` counts
+the votes that a rule without training judges.
 
 ``own`` is the accuracy of the model that a client itself would use: its group's selector, its own model, or the global one.
 """

@@ -1,0 +1,155 @@
+"""Rows without training that belong into every table of real votes: the longer answer wins, and how far voters agree.
+
+People prefer longer answers, so a selector that does no better than "the longer answer wins" has learned nothing else.
+Voters also contradict each other: the majority of the *other* voters on the same comparison is what a model that knows
+everybody but not the voter could say at best. It estimates a ceiling for models without tastes and is no bound: the majority
+of few voters errs itself, and a model of the voter's own taste may exceed it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedlight.datamodules.clients.partition import by_key
+from fedlight.datamodules.rows.rows import RowsError, load_rows
+from fedlight.datamodules.rows.votes import Votes, read_votes
+from fedlight.evaluation.bootstrap import bootstrap_interval
+from fedlight.evaluation.by_client import per_client, spread
+from fedlight.support.checks import check_choice
+
+LEAST_VOTERS = 3
+
+
+def count_words(text: str) -> int:
+    """Return the number of words between white space."""
+    return len(text.split())
+
+
+LENGTHS: Mapping[str, Callable[[str], int]] = {"characters": len, "words": count_words}
+
+
+def longer_wins(votes: Votes, length: Callable[[str], int]) -> np.ndarray:
+    """Return how right "the longer answer wins" is on each vote, ``(votes,)``: 1, 0, or 0.5 for equal lengths.
+
+    Examples:
+        >>> from fedlight.datamodules.text.encoding import Comparison
+        >>> votes = Votes([Comparison({}, "long", "no"), Comparison({}, "x", "y")], comparison=[0, 0, 1], winner=[0, 1, 0])
+        >>> longer_wins(votes, len).tolist()
+        [1.0, 0.0, 0.5]
+    """
+    differences = [length(pair.second) - length(pair.first) for pair in votes.comparisons]
+    verdicts = np.sign(np.array(differences))[votes.comparison]
+    right: np.ndarray = (1 + verdicts * (2 * np.array(votes.winner) - 1)) / 2
+    return right
+
+
+def majority_of_others(votes: Votes, least_voters: int = LEAST_VOTERS) -> np.ndarray:
+    """Return whether each vote is that of the majority of the other voters on its comparison, ``(votes,)``.
+
+    1 where it is, 0 where it is not, 0.5 where the others are tied, and NaN on comparisons with fewer voters than
+    ``least_voters``, the voter included. A voter with both choices on a comparison has no say in it.
+
+    Raises:
+        ValueError: the votes have no voters.
+
+    Examples:
+        >>> votes = Votes(comparison=[0, 0, 0, 1, 1], winner=[1, 1, 0, 1, 1], clients=["u", "v", "w", "u", "v"])
+        >>> majority_of_others(votes).tolist()
+        [0.5, 0.5, 0.0, nan, nan]
+    """
+    if not votes.clients:
+        raise ValueError("the majority of the other voters needs a column of voters: set columns.client")
+    sums: Counter[tuple[int, str]] = Counter()
+    for comparison, winner, voter in zip(votes.comparison, votes.winner, votes.clients, strict=True):
+        sums[comparison, voter] += 2 * winner - 1
+    totals: Counter[int] = Counter()
+    voters: Counter[int] = Counter()
+    for (comparison, _), own in sums.items():
+        totals[comparison] += own
+        voters[comparison] += 1
+    found = [
+        (1 + np.sign(totals[comparison] - sums[comparison, voter]) * (2 * winner - 1)) / 2
+        if voters[comparison] >= least_voters
+        else np.nan
+        for comparison, winner, voter in zip(votes.comparison, votes.winner, votes.clients, strict=True)
+    ]
+    return np.array(found)
+
+
+def rule(
+    test: str,
+    columns: dict[str, str],
+    choice_values: dict[str, Any],
+    rule: str,
+    votes: str | None = None,
+    least_voters: int = LEAST_VOTERS,
+) -> dict[str, Any]:
+    """Return the accuracy of a rule without training on the votes of a test set, as a ``test`` stage would.
+
+    Args:
+        test: rows of the test votes.
+        columns: see `fedlight.datamodules.rows.columns`; with ``client``, accuracies by voter are among the metrics.
+        choice_values: raw values of the choice; see `fedlight.datamodules.rows.votes`.
+        rule: ``characters`` or ``words``: the longer answer wins, counted so; ``voters``: the majority of the other voters.
+        votes: rows of all votes, for ``voters``; None: those of ``test``.
+        least_voters: fewest voters on a comparison that the rule ``voters`` judges.
+
+    Returns:
+        ``metrics``: ``test/accuracy``; ``test/accuracy_both_orders``, the same, with the ends of its interval over
+        comparisons; those of `ClientAccuracy`; and ``test/votes``, the number of judged votes. No metrics if no comparison
+        has voters enough for ``voters``. And ``votes`` and ``comparisons`` of the test set.
+
+    Raises:
+        RowsError: a vote of ``test`` is not among ``votes``; or see `read_votes`.
+    """
+    check_choice("rule", rule, (*LENGTHS, "voters"))
+    tested = read_votes(load_rows(test), columns, choice_values, (), test)
+    if rule == "voters":
+        known = read_votes(load_rows(votes or test), columns, choice_values, (), votes or test)
+        right = _look_up(tested, known, majority_of_others(known, least_voters))
+    else:
+        right = longer_wins(tested, LENGTHS[rule])
+    judged = np.flatnonzero(~np.isnan(right))
+    sizes = {"votes": len(tested.winner), "comparisons": len(tested.comparisons)}
+    if not len(judged):
+        return {"metrics": {}, **sizes}
+    low, high = bootstrap_interval(right[judged], np.array(tested.comparison)[judged])
+    metrics = {
+        "test/accuracy": float(right[judged].mean()),
+        "test/accuracy_both_orders": float(right[judged].mean()),  # a rule does not see an order
+        "test/accuracy_both_orders_low": low,
+        "test/accuracy_both_orders_high": high,
+        "test/votes": len(judged),
+    }
+    if tested.clients:
+        own = by_key([tested.clients[vote] for vote in judged])
+        shares = per_client(right[judged, None], own)
+        of_clients = spread([float(share[0]) for share in shares.values()], 0.1)
+        metrics |= {f"test/{name}": value for name, value in of_clients.items()}
+    return {"metrics": metrics, **sizes}
+
+
+def _keys(votes: Votes) -> list[tuple[Any, ...]]:
+    """Return what tells a vote apart in any order of rows: voter, comparison and the answer that won."""
+    pairs = [
+        (tuple(sorted(pair.fields.items())), *sorted((pair.first, pair.second))) for pair in votes.comparisons
+    ]
+    answers = [(pair.first, pair.second) for pair in votes.comparisons]
+    voters: Sequence[str] = votes.clients or [""] * len(votes.winner)
+    return [
+        (voter, pairs[comparison], answers[comparison][winner])
+        for voter, comparison, winner in zip(voters, votes.comparison, votes.winner, strict=True)
+    ]
+
+
+def _look_up(tested: Votes, known: Votes, values: np.ndarray) -> np.ndarray:
+    found = dict(zip(_keys(known), values.tolist(), strict=True))
+    keys = _keys(tested)
+    if missing := [key for key in keys if key not in found]:
+        raise RowsError(
+            f"{tested.counts.source}: {len(missing):,} of its {len(keys):,} votes are not in {known.counts.source}, such as "
+            f"one of {missing[0][0]!r}: give the rows that the test votes were taken from"
+        )
+    return np.array([found[key] for key in keys])

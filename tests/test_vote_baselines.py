@@ -1,0 +1,141 @@
+"""The longer answer wins, and the majority of the other voters: against loops, by hand, and as a stage of a recipe."""
+
+import numpy as np
+import pytest
+from tiny_world import write_rows
+
+from fedlight.datamodules.rows.rows import RowsError
+from fedlight.datamodules.rows.votes import read_votes
+from fedlight.recipes.vote_baselines import LENGTHS, longer_wins, majority_of_others, rule
+
+COLUMNS = {name: name for name in ("prompt", "response_a", "response_b", "choice", "client")}
+VALUES = {"a": "a", "b": "b", "tie": "tie"}
+
+
+def vote(client, choice, a="long text", b="short", prompt="which"):
+    return {"prompt": prompt, "response_a": a, "response_b": b, "choice": choice, "client": client}
+
+
+def read(rows):
+    return read_votes(rows, COLUMNS, VALUES, (), "votes")
+
+
+@pytest.fixture(scope="module")
+def many():
+    """Votes of up to eight voters on thirty comparisons, some in the other order, some ties and some on both sides."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for pair in range(30):
+        a, b = ("x " * rng.integers(1, 5) + f"a{pair}" for _ in range(2))
+        for voter in rng.permutation(8)[: rng.integers(1, 8)]:
+            choice = str(rng.choice(["a", "b", "tie"], p=[0.6, 0.3, 0.1]))
+            swapped = rng.integers(2)
+            sides = (f"{b} b", a) if swapped else (a, f"{b} b")
+            flipped = {"a": "b", "b": "a", "tie": "tie"}[choice] if swapped else choice
+            rows.append(vote(f"v{voter}", flipped, *sides))
+            if rng.random() < 0.1 and choice != "tie":
+                rows.append(vote(f"v{voter}", {"a": "b", "b": "a"}[flipped], *sides))
+    return rows
+
+
+def winners(rows):
+    """(pair, voter, winning text) of decided rows, each once."""
+    found = []
+    for row in rows:
+        if row["choice"] != "tie":
+            sides = row["response_a"], row["response_b"]
+            key = (frozenset(sides), row["client"], sides[row["choice"] == "b"])
+            if key not in found:
+                found.append(key)
+    return found
+
+
+@pytest.mark.parametrize("least", [2, 3, 4])
+def test_the_majority_of_the_others_is_the_loop(many, least):
+    votes = winners(many)
+    expected = []
+    for pair, voter, winner in votes:
+        voters = {who for which, who, _ in votes if which == pair}
+        others = [text == winner for which, who, text in votes if which == pair and who != voter]
+        agree, disagree = sum(others), len(others) - sum(others)
+        half = 0.5 + 0.5 * ((agree > disagree) - (agree < disagree))
+        expected.append(half if len(voters) >= least else np.nan)
+    found = majority_of_others(read(many), least)
+    np.testing.assert_array_equal(found, expected)
+    assert {0.0, 0.5, 1.0} < set(found.tolist())
+    assert np.isnan(found).any()
+
+
+@pytest.mark.parametrize("measure", ["characters", "words"])
+def test_the_longer_wins_is_the_loop(many, measure):
+    votes = winners(many)
+    expected = []
+    for pair, _, winner in votes:
+        (loser,) = pair - {winner}
+        won, lost = (LENGTHS[measure](text) for text in (winner, loser))
+        expected.append(0.5 + 0.5 * ((won > lost) - (won < lost)))
+    found = longer_wins(read(many), LENGTHS[measure])
+    assert found.tolist() == expected
+    assert 0.0 in expected
+    assert 1.0 in expected
+
+
+def test_the_order_of_rows_and_answers_does_not_matter(many):
+    swapped = [
+        {**row, "response_a": row["response_b"], "response_b": row["response_a"], "choice": other}
+        for row in reversed(many)
+        for other in [{"a": "b", "b": "a", "tie": "tie"}[row["choice"]]]
+    ]
+    for score in (majority_of_others, lambda votes: longer_wins(votes, len)):
+        np.testing.assert_array_equal(np.sort(score(read(many))), np.sort(score(read(swapped))))
+
+
+def test_votes_without_voters_have_no_others():
+    rows = [vote("u", "a")]
+    columns = {name: path for name, path in COLUMNS.items() if name != "client"}
+    with pytest.raises(ValueError, match=r"needs a column of voters: set columns\.client"):
+        majority_of_others(read_votes(rows, columns, VALUES, (), "votes"))
+
+
+def test_a_stage_tests_some_of_the_votes_by_all_of_them(tmp_path):
+    rows = [
+        vote("u", "a"),
+        vote("v", "a"),
+        vote("w", "b"),
+    ]  # for u and v the others are tied, for w they are against it
+    rows += [vote("u", "b", prompt="again"), vote("v", "b", prompt="again"), vote("x", "b", prompt="again")]
+    rows += [vote("u", "a", prompt="alone"), vote("v", "tie", prompt="alone")]
+    source = write_rows(tmp_path / "all.jsonl", rows)
+    test = write_rows(tmp_path / "test.jsonl", [rows[0], rows[2], rows[3], rows[6]])
+    found = rule(test, COLUMNS, VALUES, "voters", source)
+    assert (found["votes"], found["comparisons"]) == (4, 3)
+    metrics = found["metrics"]
+    assert metrics["test/votes"] == 3  # the comparison with one voter is not judged
+    assert metrics["test/accuracy"] == metrics["test/accuracy_both_orders"] == (0.5 + 0 + 1) / 3
+    assert metrics["test/client_mean"] == (0.75 + 0) / 2
+    assert (
+        metrics["test/accuracy_both_orders_low"] == 0.25
+    )  # one comparison twice, or both, or the other twice
+    assert metrics["test/accuracy_both_orders_high"] == 1.0
+    longer = rule(test, COLUMNS, VALUES, "characters")["metrics"]
+    assert (longer["test/accuracy"], longer["test/votes"]) == (0.5, 4)
+    assert longer["test/client_mean"] == (2 / 3 + 0) / 2
+    nobody = rule(test, COLUMNS, VALUES, "voters")
+    assert nobody == {"metrics": {}, "votes": 4, "comparisons": 3}
+
+
+def test_gold_labels_have_no_clients(tmp_path):
+    columns = {name: path for name, path in COLUMNS.items() if name != "client"}
+    test = write_rows(tmp_path / "gold.jsonl", [vote("", "a"), vote("", "b", prompt="again")])
+    metrics = rule(test, columns, VALUES, "words")["metrics"]
+    assert metrics["test/accuracy"] == 0.5
+    assert "test/client_mean" not in metrics
+
+
+def test_what_a_stage_refuses(tmp_path):
+    test = write_rows(tmp_path / "test.jsonl", [vote("u", "a")])
+    other = write_rows(tmp_path / "other.jsonl", [vote("v", "a")])
+    with pytest.raises(RowsError, match=r"1 of its 1 votes are not in .*other\.jsonl, such as one of 'u'"):
+        rule(test, COLUMNS, VALUES, "voters", other)
+    with pytest.raises(ValueError, match="rule='word': did you mean 'words'"):
+        rule(test, COLUMNS, VALUES, "word")
