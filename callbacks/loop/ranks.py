@@ -306,7 +306,7 @@ class Ranks:
         if names:
             rank_zero_info(
                 f"{', '.join(names)}: training_step logs it, so under trainer.strategy=client_parallel it is of the clients "
-                "that process 0 trains; fed/loss is of all"
+                "that process 0 trains, also with sync_dist=True; fed/loss is of all"
             )
         module = self._trainer.lightning_module
         now, before = _attributes_of(module), self._attributes

@@ -288,7 +288,11 @@ class Exchange:
 
 @runtime_checkable
 class TakesUpload(Protocol):
-    """Callback of the trainer that sees every upload when it arrives at the server."""
+    """Callback of the trainer that sees every upload when it arrives at the server.
+
+    With several processes it sees those of its own process; it is refused unless its class has ``shares_uploads = True``
+    and it gathers what it finds once a round, with `fedlight.processes.work.merged` or ``current_team().gather``.
+    """
 
     def on_upload(self, upload: Upload) -> None:
         """Look at the upload of a visit that is over; what the module holds now is left as it is."""

@@ -11,6 +11,7 @@ import rows_callbacks
 import rows_data
 import rows_modules
 import rows_optimizers
+import rows_processes
 import rows_projects
 import rows_schedulers
 import rows_surroundings
@@ -19,7 +20,8 @@ from matrix import COLUMNS, Equals, Refused, Row
 
 FILES = (
     *(rows_trainer, rows_callbacks, rows_modules, rows_behaviour, rows_optimizers, rows_schedulers),
-    *(rows_data, rows_batches, rows_surroundings, rows_projects),
+    *(rows_data, rows_batches, rows_surroundings, rows_processes),
+    rows_projects,
 )
 ROWS: list[Row] = [row for file in FILES for row in file.ROWS]
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"

@@ -14,6 +14,7 @@ from shared_runs import files_of, folder_of, train
 from fedlight import ByClient, FederatedLoop
 from fedlight.callbacks.loop.ranks import Ranks
 from fedlight.processes import joining, watch
+from fedlight.processes.work import merged
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended"),
@@ -165,6 +166,41 @@ def test_what_training_steps_log_is_said_to_be_of_one_process(tmp_path):
     said = "train/loss: training_step logs it, so under trainer.strategy=client_parallel it is of the clients"
     assert log_of(tmp_path, 0).count(said) == 1
     assert said not in log_of(tmp_path, 1)
+
+
+class Norms(L.Callback):
+    """Callback of docs/processes.md that looks at uploads."""
+
+    shares_uploads = True
+
+    def __init__(self):
+        self.rounds, self.seen = [], 0
+
+    def on_train_epoch_start(self, trainer, module):
+        self.own = {}
+
+    def on_upload(self, upload):
+        self.seen += 1
+        self.own[upload.client_id] = max(float(value.norm()) for value in upload.state.values())
+
+    def on_train_epoch_end(self, trainer, module):
+        self.rounds.append(merged(self.own))
+
+
+def test_a_callback_that_gathers_uploads_finds_those_of_all_clients(tmp_path):
+    def work(size):
+        norms = Norms()
+        loop = FederatedLoop(clients_per_round=4, local_steps=1)
+        several = {"strategy": "client_parallel", "devices": 2} if size > 1 else {}
+        L.seed_everything(0, verbose=False)
+        trainer(2, [loop, ByClient(ten_clients), norms], **several).fit(module(), Numbers())
+        return norms.rounds, norms.seen
+
+    ((alone, seen),) = run_ranks(1, lambda rank: work(1), tmp_path / "alone")
+    ranks = run_ranks(2, lambda rank: work(2), tmp_path / "two")
+    assert seen == 8
+    assert [rounds for rounds, _ in ranks] == [alone, alone]
+    assert [number for _, number in ranks] == [4, 4]
 
 
 class Warming(Regression):
