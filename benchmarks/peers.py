@@ -74,9 +74,12 @@ class Way:
         settings: of the workload.
         threads: of each process.
         log: folder for what the processes print besides their seconds.
+        script: program of the processes.
     """
 
-    def __init__(self, name: str, python: str, settings: Settings, threads: int, log: Path) -> None:
+    def __init__(
+        self, name: str, python: str, settings: Settings, threads: int, log: Path, script: Path = WAYS
+    ) -> None:
         processes = 2 if "two processes" in name else 1
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         environment |= {"PEERS_PROCESSES": str(processes), "TOKENIZERS_PARALLELISM": "false"}
@@ -90,7 +93,7 @@ class Way:
             with self._log.open("a") as errors:
                 self._processes.append(
                     subprocess.Popen(
-                        [python, str(WAYS), name, json.dumps(asdict(settings))],
+                        [python, str(script), name, json.dumps(asdict(settings))],
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
                         stderr=errors,
@@ -181,14 +184,19 @@ def missing(name: str, pythons: dict[str, str | None]) -> str | None:
 
 
 def measure(
-    names: Sequence[str], settings: Settings, pythons: dict[str, str | None], threads: int, log: Path
+    names: Sequence[str],
+    settings: Settings,
+    pythons: dict[str, str | None],
+    threads: int,
+    log: Path,
+    script: Path = WAYS,
 ) -> dict[tuple[str, str], list[float]]:
     """(way, size) -> seconds of its measured rounds; a way that fails is left out from there on."""
     started, found = {}, dict[tuple[str, str], list[float]]()
     try:
         for name in names:
             used = 1 if name in ONE_THREAD else threads
-            started[name] = Way(name, pythons.get(name) or sys.executable, settings, used, log)
+            started[name] = Way(name, pythons.get(name) or sys.executable, settings, used, log, script)
         for name in names:
             _try(started, name, Way.wait)
         for size in settings.sizes:

@@ -68,8 +68,8 @@ RUNTIME = {
     for requirements in (PROJECT["dependencies"], *(OPTIONAL[extra] for extra in EXTRAS))
     for name in names(requirements)
 }
-PEERS = {"flwr", "pfl"}
-"""What benchmarks/peers.py measures beside fedlight, each in an environment of its own."""
+PEERS = {"flwr", "pfl", "trl"}
+"""What benchmarks/peers.py and trl_trainers.py measure beside fedlight, each in an environment of its own."""
 DEVELOPMENT = {IMPORT_NAMES.get(name, name) for name in names(OPTIONAL["dev"]) - TOOLS}
 
 
