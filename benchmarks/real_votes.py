@@ -5,10 +5,15 @@ https://aclanthology.org/P16-1150), which of two arguments convinces more; train
 test on gold labels. Both stances of a debate are on one side. Compared, on the same pairs: the longer argument
 wins; a worker alone; the pooled votes; FedBis with as many optimizer steps as the pooled training, within two in
 a hundred (whole rounds). Every model is asked in both orders of a pair, and its verdict is the mean log-odds of the two.
+Two rows say how far people agree on these pairs: how often a worker's vote is that of the majority of the other workers
+(a ceiling for single votes), and how often it is the gold label, to which it has contributed.
 
+The second table is over all folds and seeds: a pair counts by its mean over the seeds, an interval of 95 % is drawn over
+pairs and one over whole debates (the honest one: a debate's pairs are alike), and differences are those of the same pairs.
 Finished methods are kept in the folder's ``results.json`` and not trained again.
 
 Run: python benchmarks/real_votes.py --votes votes.jsonl.gz --gold gold.jsonl.gz [--fold 0] [--model FOLDER]
+     python benchmarks/real_votes.py --votes ... --gold ... --folds 5 --fold 0 1 2 3 4 --seed 0 1 2 [--json FILE]
 """
 
 import argparse
@@ -23,12 +28,22 @@ import torch
 
 from fedlight.conf import path as conf_path
 from fedlight.datamodules.rows.rows import load_rows
+from fedlight.datamodules.rows.votes import Votes, read_votes
+from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.lightning_cli.cli import lightning_cli
+from fedlight.modules.both_orders import judge_both_orders
+from fedlight.recipes.vote_baselines import LENGTHS, majority_of_others
+from fedlight.recipes.vote_baselines import longer_wins as by_length
 from fedlight.support.files import write_json
 from fedlight.support.results import summary
 
 Row = dict[str, Any]
-DEBATES_PER_FOLD = 3
+Right = dict[str, float]
+"""pair_id -> how right a method is on the pair, in [0, 1]."""
+COLUMNS = {name: name for name in ("prompt", "response_a", "response_b", "choice")}
+CHOICES = {"a": "a", "b": "b", "tie": "tie"}
+LONGER = "longer wins, characters"
+OTHERS = "majority of the other workers, on votes"
 
 
 def debate_of(row: Row) -> str:
@@ -41,38 +56,21 @@ def debate_of(row: Row) -> str:
     return str(row["topic"].rpartition("_")[0])
 
 
-def held_out(debates: Sequence[str], fold: int) -> set[str]:
-    """The debates of one fold; the folds are drawn once and for all.
+def held_out(debates: Sequence[str], fold: int, folds: int = 4) -> set[str]:
+    """The debates of one fold; the folds are drawn once and for all, and are as large as each other, within one.
 
     Raises:
         ValueError: there is no such fold.
 
     Example:
-        >>> folds = [held_out("abcdef", fold) for fold in (0, 1)]
-        >>> sorted(folds[0] | folds[1]), folds[0] & folds[1]
+        >>> parts = [held_out("abcdef", fold, 2) for fold in (0, 1)]
+        >>> sorted(parts[0] | parts[1]), parts[0] & parts[1]
         (['a', 'b', 'c', 'd', 'e', 'f'], set())
     """
-    order = np.random.default_rng(0).permutation(sorted(set(debates))).tolist()
-    chosen = order[DEBATES_PER_FOLD * fold : DEBATES_PER_FOLD * (fold + 1)]
-    if fold < 0 or not chosen:
-        raise ValueError(
-            f"--fold {fold}: {len(order)} debates make {len(order) // DEBATES_PER_FOLD} folds, from 0"
-        )
-    return set(chosen)
-
-
-def longer_wins(pairs: Sequence[Row], length: Callable[[str], int]) -> float:
-    """Share of pairs in which the longer answer is the better one; equally long ones count half.
-
-    Example:
-        >>> pairs = [{"response_a": "long", "response_b": "no", "choice": "a"}]
-        >>> longer_wins([*pairs, {"response_a": "x", "response_b": "y", "choice": "b"}], len)
-        0.75
-    """
-    signs = [np.sign(length(pair["response_a"]) - length(pair["response_b"])) for pair in pairs]
-    return float(
-        np.mean([(1 + (s if p["choice"] == "a" else -s)) / 2 for s, p in zip(signs, pairs, strict=True)])
-    )
+    order = np.random.default_rng(0).permutation(sorted(set(debates)))
+    if not 0 <= fold < folds <= len(order):
+        raise ValueError(f"--fold {fold}: {len(order)} debates make {folds} folds, from 0")
+    return set(np.array_split(order, folds)[fold].tolist())
 
 
 def accuracies(rows: np.ndarray, labels: np.ndarray, log_odds: np.ndarray) -> tuple[float, float]:
@@ -87,13 +85,40 @@ def accuracies(rows: np.ndarray, labels: np.ndarray, log_odds: np.ndarray) -> tu
         >>> accuracies(np.array([0, 1]), np.array([0, 1]), np.array([0.5, 2.0]))
         (0.5, 1.0)
     """
-    of_row = dict(zip(rows.tolist(), log_odds.tolist(), strict=True))
-    both = log_odds - np.array([of_row[row ^ 1] for row in rows.tolist()])
-    return float(((log_odds > 0) == labels).mean()), float(((both > 0) == labels).mean())
+    both, _ = judge_both_orders(rows, log_odds[:, None], labels)
+    return float(((log_odds > 0) == labels).mean()), float(both.mean())
 
 
-def train_and_test(options: argparse.Namespace, folder: Path, *overrides: str) -> Row:
-    """Trains by the config, as the command line would, and tests."""
+def names_of(rows: Sequence[Row], votes: Votes) -> list[str]:
+    """The pair_id of each of the comparisons that are read from rows.
+
+    Raises:
+        ValueError: two pairs have the same id.
+    """
+    names = {(row["prompt"], *sorted((row["response_a"], row["response_b"]))): row["pair_id"] for row in rows}
+    if len(set(names.values())) < len(names):
+        raise ValueError("two pairs have the same pair_id")
+    return [names[pair.fields["prompt"], *sorted((pair.first, pair.second))] for pair in votes.comparisons]
+
+
+def by_pair(names: Sequence[str], comparison: np.ndarray, right: np.ndarray) -> Right:
+    """The mean of each pair's examples; those that are NaN are left out.
+
+    Example:
+        >>> by_pair(["p", "q"], np.array([0, 0, 1]), np.array([1.0, 0.0, np.nan]))
+        {'p': 0.5}
+    """
+    found: dict[str, list[float]] = {}
+    for number, value in zip(comparison.tolist(), right.tolist(), strict=True):
+        if not np.isnan(value):
+            found.setdefault(names[number], []).append(value)
+    return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+def train_and_test(
+    options: argparse.Namespace, folder: Path, pairs: Sequence[Row], *overrides: str
+) -> tuple[Row, Right]:
+    """Trains by the config, as the command line would, and tests on these pairs."""
     start = time.perf_counter()
     cli = lightning_cli(
         [
@@ -102,64 +127,87 @@ def train_and_test(options: argparse.Namespace, folder: Path, *overrides: str) -
             f"--seed_everything={options.seed}",
             f"--trainer.default_root_dir={folder}",
             "--data.holdout=null",
+            f"--data.test_source={write_rows(folder / 'test.jsonl', pairs)}",
             *([f"--model.model={options.model}"] if options.model else []),
             *options.set,
             *overrides,
         ]
     )
     middle = time.perf_counter()
-    one_order, both_orders = test(cli.model, cli.datamodule)
-    return {
+    rows, labels, log_odds = test(cli.model, cli.datamodule)
+    one_order, both_orders = accuracies(rows, labels, log_odds)
+    right, comparison = judge_both_orders(rows, log_odds[:, None], labels)
+    row = {
         "accuracy": both_orders,
         "one_order": one_order,
         "steps": cli.trainer.global_step,
         "seconds": middle - start,
         "test_seconds": time.perf_counter() - middle,
     }
+    return row, by_pair(names_of(pairs, gold_votes(pairs)), comparison, right)
 
 
 @torch.no_grad()
-def test(module: Any, data: Any) -> tuple[float, float]:
-    """See `accuracies`."""
+def test(module: Any, data: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The arguments of `accuracies` for all test examples."""
     data.setup("predict")
     module.eval()
     scores = torch.cat(
         [module.predict_step(batch, index) for index, batch in enumerate(data.predict_dataloader())]
     )
     log_odds = (scores[:, 1] - scores[:, 0]).double().cpu().numpy()
-    return accuracies(data.predict_set.rows, data.predict_set.labels, log_odds)
+    return data.predict_set.rows, data.predict_set.labels, log_odds
 
 
-def baselines(pairs: Sequence[Row]) -> list[Row]:
-    """Rules without training."""
-    first = float(np.mean([pair["choice"] == "a" for pair in pairs]))
-    return [
-        {"method": "always the more frequent position", "accuracy": max(first, 1 - first)},
-        {"method": "longer wins, characters", "accuracy": longer_wins(pairs, len)},
-        {"method": "longer wins, words", "accuracy": longer_wins(pairs, lambda text: len(text.split()))},
+def gold_votes(pairs: Sequence[Row]) -> Votes:
+    """The gold labels as votes of nobody, with the comparisons as the datamodule numbers them."""
+    return read_votes(list(pairs), COLUMNS, CHOICES, (), "gold")
+
+
+def baselines(pairs: Sequence[Row], votes: Sequence[Row]) -> dict[str, Right]:
+    """Rules without training on the gold pairs, and how far the workers' votes on them agree."""
+    gold = gold_votes(pairs)
+    names, comparison = names_of(pairs, gold), np.array(gold.comparison)
+    found = {
+        f"longer wins, {measure}": by_pair(names, comparison, by_length(gold, length))
+        for measure, length in LENGTHS.items()
+    }
+    tested = [row for row in votes if row["pair_id"] in set(names)]
+    own = read_votes(tested, {**COLUMNS, "client": "worker"}, CHOICES, (), "votes")
+    own_names, of = names_of(tested, own), np.array(own.comparison)
+    best = {pair["pair_id"]: pair[f"response_{pair['choice']}"] for pair in pairs}
+    answers = [
+        (pair.first, pair.second)[winner]
+        for pair, winner in ((own.comparisons[c], w) for c, w in zip(own.comparison, own.winner, strict=True))
     ]
+    agrees = np.array(
+        [float(text == best[own_names[c]]) for text, c in zip(answers, own.comparison, strict=True)]
+    )
+    found[OTHERS] = by_pair(own_names, of, majority_of_others(own))
+    found["a worker's vote, which gold contains"] = by_pair(own_names, of, agrees)
+    return found
 
 
-def federated(options: argparse.Namespace) -> Row:
+def federated(options: argparse.Namespace, pairs: Sequence[Row]) -> tuple[Row, Right]:
     """FedBis, as the config has it."""
     return train_and_test(
         options,
         options.folder / "fedbis",
+        pairs,
         f"--data.source={options.folder / 'train.jsonl'}",
-        f"--data.test_source={options.folder / 'test.jsonl'}",
         f"--trainer.max_epochs={options.rounds}",
         *options.federated,
     )
 
 
-def centralised(options: argparse.Namespace) -> Row:
+def centralised(options: argparse.Namespace, pairs: Sequence[Row]) -> tuple[Row, Right]:
     """The pooled votes; an epoch of 20 steps, so that the learning rate can fall by epochs."""
     return train_and_test(
         options,
         options.folder / "centralised",
+        pairs,
         "--federated=null",
         f"--data.source={options.folder / 'train.jsonl'}",
-        f"--data.test_source={options.folder / 'test.jsonl'}",
         f"--trainer.max_epochs={-(-options.steps // 20)}",
         f"--trainer.max_steps={options.steps}",
         "--trainer.limit_train_batches=20",
@@ -167,40 +215,41 @@ def centralised(options: argparse.Namespace) -> Row:
     )
 
 
-def alone(options: argparse.Namespace, worker: str, votes: Sequence[Row], pairs: Sequence[Row]) -> Row:
+def alone(
+    options: argparse.Namespace, worker: str, votes: Sequence[Row], pairs: Sequence[Row]
+) -> tuple[Row, Right]:
     """One worker's own votes: at most 5 batches in each of 6 epochs."""
     folder = options.folder / "alone" / worker
     own = [row for row in votes if row["worker"] == worker]
-    write_rows(folder / "train.jsonl", own)
-    write_rows(folder / "test.jsonl", sample(pairs, options.pairs_alone))
-    result = train_and_test(
+    result, right = train_and_test(
         options,
         folder,
+        sample(pairs, options.pairs_alone),
         "--federated=null",
-        f"--data.source={folder / 'train.jsonl'}",
-        f"--data.test_source={folder / 'test.jsonl'}",
+        f"--data.source={write_rows(folder / 'train.jsonl', own)}",
         "--trainer.max_epochs=6",
         "--trainer.limit_train_batches=5",
         *options.centralised,
     )
-    return {"worker": worker, "votes": sum(row["choice"] != "tie" for row in own), **result}
+    return {"votes": sum(row["choice"] != "tie" for row in own), **result}, right
 
 
-def write_rows(file: Path, rows: Sequence[Row]) -> None:
-    """Writes JSON lines."""
+def write_rows(file: Path, rows: Sequence[Row]) -> Path:
+    """Writes JSON lines; gives the file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
 
 
-def split(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
-    """Training votes, and decided gold pairs on the held-out debates; both are written to the folder as well."""
-    votes, gold = list(load_rows(options.votes)), list(load_rows(options.gold))
-    test_debates = held_out([debate_of(row) for row in gold], options.fold)
+def split(
+    options: argparse.Namespace, votes: Sequence[Row], gold: Sequence[Row], fold: int
+) -> tuple[list[Row], list[Row]]:
+    """Training votes, written to the folder as well, and decided gold pairs on the held-out debates."""
+    test_debates = held_out([debate_of(row) for row in gold], fold, options.folds)
     train = [row for row in votes if debate_of(row) not in test_debates]
     pairs = [row for row in gold if debate_of(row) in test_debates and row["choice"] != "tie"]
     pairs = sample(pairs, options.pairs)
     write_rows(options.folder / "train.jsonl", train)
-    write_rows(options.folder / "test.jsonl", pairs)
     return train, pairs
 
 
@@ -211,12 +260,12 @@ def sample(pairs: Sequence[Row], count: int) -> list[Row]:
 
 
 def show(rows: Sequence[Row]) -> None:
-    """One line for each method."""
+    """One line for each method of a fold and a seed, with the spread over workers."""
     plain = [{key: value for key, value in row.items() if key not in ("worker", "fold")} for row in rows]
     columns = ("accuracy", "one_order", "steps", "seconds", "votes")
-    print(f"{'method':36}" + "".join(f"{column:>18}" for column in columns))
+    print(f"{'method':42}" + "".join(f"{column:>18}" for column in columns))
     for method, values in summary(plain).items():
-        print(f"{method:36}" + "".join(f"{values.get(column, '-'):>18}" for column in columns))
+        print(f"{method:42}" + "".join(f"{values.get(column, '-'):>18}" for column in columns))
 
 
 def parse() -> argparse.Namespace:
@@ -236,8 +285,10 @@ def parse() -> argparse.Namespace:
         "--pairs", type=int, default=0, help="tested on; drawn from the held-out gold pairs; 0: all"
     )
     parser.add_argument("--pairs_alone", type=int, default=0, help="of these, for workers alone; 0: all")
-    parser.add_argument("--fold", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folds", type=int, default=4, help="into which the debates are divided")
+    parser.add_argument("--fold", type=int, nargs="+", default=[0])
+    parser.add_argument("--seed", type=int, nargs="+", default=[0])
+    parser.add_argument("--json", type=Path, help="where the rows over all folds and seeds go as well")
     parser.add_argument("--folder", type=Path, default=Path("runs/real_votes"))
     parser.add_argument("--set", nargs="+", default=[], help="overrides of the config for all, as KEY=VALUE")
     parser.add_argument("--federated", nargs="+", default=[], help="for FedBis")
@@ -253,41 +304,164 @@ def parse() -> argparse.Namespace:
     return options
 
 
+def over_all(runs: Sequence[Row]) -> list[Row]:
+    """A row for each method, over all folds and seeds.
+
+    Args:
+        runs: one for each fold and seed: ``seed``, ``debates`` (pair_id -> debate) and ``right`` (method -> `Right`).
+    """
+    debates = {name: debate for run in runs for name, debate in run["debates"].items()}
+    rights: dict[str, dict[str, list[float]]] = {}
+    for run in runs:
+        for method, right in run["right"].items():
+            for name, value in right.items():
+                rights.setdefault(method, {}).setdefault(name, []).append(value)
+    means = {
+        method: {name: float(np.mean(values)) for name, values in right.items()}
+        for method, right in rights.items()
+    }
+    rows = []
+    for method, right in means.items():
+        of_seeds = [
+            float(
+                np.mean(
+                    [
+                        value
+                        for run in runs
+                        if run["seed"] == seed
+                        for value in run["right"].get(method, {}).values()
+                    ]
+                )
+            )
+            for seed in sorted({run["seed"] for run in runs if run["right"].get(method)})
+        ]
+        row: Row = {"method": method, "accuracy": float(np.mean([*right.values()]))}
+        row |= {"seeds": len(of_seeds), "sd_over_seeds": float(np.std(of_seeds, ddof=len(of_seeds) > 1))}
+        row |= {"pairs": len(right), "debates": len({debates[name] for name in right})}
+        row |= interval("pairs", [*right.values()], [*right])
+        row |= interval("debates", [*right.values()], [debates[name] for name in right])
+        for other, label in ((LONGER, "over_longer"), ("pooled votes", "over_pooled")):
+            shared = [name for name in right if name in means.get(other, {})]
+            if shared and method not in (other, OTHERS):  # which is no accuracy on gold labels
+                differences = [right[name] - means[other][name] for name in shared]
+                row[label] = float(np.mean(differences))
+                row |= interval(label, differences, [debates[name] for name in shared])
+        rows.append(row)
+    return rows
+
+
+def interval(name: str, values: Sequence[float], of: Sequence[str]) -> Row:
+    """The ends of the 95 % interval of a mean, drawn over pairs or debates.
+
+    Example:
+        >>> interval("debates", [0.5, 0.5, 0.5], ["a", "a", "b"])
+        {'debates_low': 0.5, 'debates_high': 0.5}
+    """
+    low, high = bootstrap_interval(values, of)
+    return {f"{name}_low": low, f"{name}_high": high}
+
+
+def show_all(rows: Sequence[Row]) -> None:
+    """One line for each method, in Markdown."""
+    names = "method | accuracy | 95 % over pairs | over debates | over longer wins | over pooled votes | sd over seeds"
+    print(f"| {names} | pairs |")
+    print("|---" * 8 + "|")
+    for row in rows:
+        ends = {
+            name: f"[{row[f'{name}_low']:.3f}, {row[f'{name}_high']:.3f}]" for name in ("pairs", "debates")
+        }
+        more = [
+            f"{row[name]:+.3f} [{row[f'{name}_low']:+.3f}, {row[f'{name}_high']:+.3f}]"
+            if name in row
+            else "-"
+            for name in ("over_longer", "over_pooled")
+        ]
+        cells = [row["method"], f"{row['accuracy']:.3f}", ends["pairs"], ends["debates"], *more]
+        print("| " + " | ".join([*cells, f"{row['sd_over_seeds']:.3f}", f"{row['pairs']:,}"]) + " |")
+
+
+def settings_of(options: argparse.Namespace) -> Row:
+    """What the rows of a fold and a seed depend on."""
+    names = (
+        "model",
+        "rounds",
+        "steps",
+        "workers",
+        "pairs",
+        "pairs_alone",
+        "folds",
+        "set",
+        "federated",
+        "centralised",
+    )
+    return {name: getattr(options, name) for name in names}
+
+
+def run(options: argparse.Namespace, votes: Sequence[Row], gold: Sequence[Row], fold: int, seed: int) -> Row:
+    """Trains what is not done yet of one fold and one seed; gives its results.
+
+    Raises:
+        ValueError: the folder has results of other settings.
+    """
+    folder = options.folder / f"{Path(options.config).stem}_fold{fold}_seed{seed}"
+    options = argparse.Namespace(**{**vars(options), "folder": folder, "seed": seed})
+    file = folder / "results.json"
+    results: Row = json.loads(file.read_text()) if file.is_file() else {}
+    if results and results.get("settings") != settings_of(options):
+        raise ValueError(f"{file} was made with other settings: give another --folder, or remove it")
+    train, pairs = split(options, votes, gold, fold)
+    workers = np.random.default_rng(0).permutation(sorted({row["worker"] for row in train}))
+    if not results:
+        right = baselines(pairs, votes)
+        rows = [{"method": name, "accuracy": float(np.mean([*own.values()]))} for name, own in right.items()]
+        first = float(np.mean([pair["choice"] == "a" for pair in pairs]))
+        rows.insert(0, {"method": "always the more frequent position", "accuracy": max(first, 1 - first)})
+        debates = {pair["pair_id"]: debate_of(pair) for pair in pairs}
+        results = {"settings": settings_of(options), "fold": fold, "seed": seed, "pairs": len(pairs)}
+        results |= {"debates": debates, "rows": rows, "right": right}
+    jobs: list[tuple[Row, Callable[[], tuple[Row, Right]]]] = []
+    if "fedbis" in options.methods:
+        jobs.append(({"method": "FedBis"}, lambda: federated(options, pairs)))
+    if "centralised" in options.methods:
+        jobs.append(({"method": "pooled votes"}, lambda: centralised(options, pairs)))
+    if "alone" in options.methods:
+        jobs += [
+            ({"method": "a worker alone", "worker": w}, lambda w=w: alone(options, w, train, pairs))
+            for w in workers[: options.workers].tolist()
+        ]
+    for key, job in jobs:
+        if not any(key.items() <= row.items() for row in results["rows"]):
+            row, right = job()
+            results["rows"].append({**key, "seed": seed, "fold": fold, **row})
+            # Of several workers alone a pair counts by their mean.
+            done = [own for own in results["rows"] if own["method"] == key["method"]]
+            known = results["right"].get(key["method"], {})
+            results["right"][key["method"]] = {
+                name: known.get(name, 0.0) * (1 - 1 / len(done)) + value / len(done)
+                for name, value in right.items()
+            }
+            write_json(file, results)
+            print(json.dumps(results["rows"][-1]), flush=True)
+    write_json(file, results)
+    print(
+        f"fold {fold}, seed {seed}: {len(pairs)} gold pairs on {', '.join(sorted({*results['debates'].values()}))}"
+    )
+    show(results["rows"])
+    return results
+
+
 def main() -> None:
-    """Trains what is not done yet and prints the table."""
+    """Trains what is not done yet and prints the tables."""
     options = parse()
     if missing := [file for file in (options.votes, options.gold) if not Path(file).exists()]:
         print(f"nothing to measure: no file {' and no file '.join(missing)}; give --votes and --gold")
         return
-    options.folder = options.folder / f"{Path(options.config).stem}_fold{options.fold}_seed{options.seed}"
-    votes, pairs = split(options)
-    workers = (
-        np.random.default_rng(0)
-        .permutation(sorted({row["worker"] for row in votes}))[: options.workers]
-        .tolist()
-    )
-    jobs: list[tuple[Row, Callable[[], Row]]] = []
-    if "fedbis" in options.methods:
-        jobs.append(({"method": "FedBis"}, lambda: federated(options)))
-    if "centralised" in options.methods:
-        jobs.append(({"method": "pooled votes"}, lambda: centralised(options)))
-    if "alone" in options.methods:
-        jobs += [
-            ({"method": "a worker alone", "worker": w}, lambda w=w: alone(options, w, votes, pairs))
-            for w in workers
-        ]
-    file = options.folder / "results.json"
-    results = (
-        json.loads(file.read_text()) if file.is_file() else {"rows": baselines(pairs), "pairs": len(pairs)}
-    )
-    for key, job in jobs:
-        if not any(key.items() <= row.items() for row in results["rows"]):
-            results["rows"].append({**key, "seed": options.seed, "fold": options.fold, **job()})
-            write_json(file, results)
-            print(json.dumps(results["rows"][-1]), flush=True)
-    write_json(file, results)
-    print(f"{results['pairs']} gold pairs on {', '.join(sorted({debate_of(pair) for pair in pairs}))}")
-    show(results["rows"])
+    votes, gold = list(load_rows(options.votes)), list(load_rows(options.gold))
+    runs = [run(options, votes, gold, fold, seed) for seed in options.seed for fold in options.fold]
+    rows = over_all(runs)
+    show_all(rows)
+    if options.json:
+        write_json(options.json, rows)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib.util
+import json
 from pathlib import Path
 
 import numpy as np
@@ -68,3 +69,110 @@ def test_sample_keeps_the_order_and_is_always_the_same(benchmark):
     assert len(few) == 5
     assert few == benchmark.sample(pairs, 5)
     assert [pair["n"] for pair in few] == sorted(pair["n"] for pair in few)
+
+
+def test_five_folds_hold_out_every_debate_once(benchmark):
+    folds = [benchmark.held_out(DEBATES, fold, 5) for fold in range(5)]
+    assert [len(fold) for fold in folds] == [3, 3, 2, 2, 2]
+    assert sorted(debate for fold in folds for debate in fold) == sorted(DEBATES)
+    assert folds[0] == benchmark.held_out(DEBATES, 0)  # which the configs hold out
+    with pytest.raises(ValueError, match="12 debates make 13 folds"):
+        benchmark.held_out(DEBATES, 0, 13)
+
+
+def pair(name, a, b, choice, **more):
+    return {"pair_id": name, "prompt": "p", "response_a": a, "response_b": b, "choice": choice, **more}
+
+
+def test_rules_and_agreement_on_the_tested_pairs(benchmark):
+    gold = [pair("one", "a long one", "short", "a"), pair("two", "x", "y", "b")]
+    votes = [
+        *(
+            pair("one", "short", "a long one", choice, worker=w)
+            for w, choice in (("u", "b"), ("v", "b"), ("w", "a"))
+        ),
+        pair("two", "x", "y", "a", worker="u"),
+        pair("two", "x", "y", "tie", worker="v"),
+        pair("other", "not", "tested", "a", worker="u"),
+    ]
+    found = benchmark.baselines(gold, votes)
+    assert found == {
+        "longer wins, characters": {"one": 1.0, "two": 0.5},
+        "longer wins, words": {"one": 1.0, "two": 0.5},
+        # u and v each have one against and one with them, w two against; the pair two has one voter
+        "majority of the other workers, on votes": {"one": (0.5 + 0.5 + 0) / 3},
+        "a worker's vote, which gold contains": {"one": 2 / 3, "two": 0.0},
+    }
+    assert set(found) >= {benchmark.LONGER, benchmark.OTHERS}
+
+
+def test_rows_over_folds_and_seeds(benchmark):
+    """Two folds of two debates each, two seeds; a pair counts by its mean over the seeds."""
+    debates = [{"p0": "a", "p1": "b"}, {"p2": "c", "p3": "d"}]
+    fedbis = {(0, 0): [1, 1], (1, 0): [0, 1], (0, 1): [1, 0], (1, 1): [1, 0.5]}
+    runs = [
+        {
+            "seed": seed,
+            "debates": debates[fold],
+            "right": {
+                "FedBis": dict(zip(debates[fold], right, strict=True)),
+                benchmark.LONGER: dict(zip(debates[fold], [1.0, 0.0], strict=True)),
+                benchmark.OTHERS: {min(debates[fold]): 0.75},
+            },
+        }
+        for (fold, seed), right in fedbis.items()
+    ]
+    rows = {row["method"]: row for row in benchmark.over_all(runs)}
+    row = rows["FedBis"]
+    values = {"p0": 1.0, "p1": 0.5, "p2": 0.5, "p3": 0.75}
+    assert row["accuracy"] == np.mean([*values.values()])
+    assert (row["pairs"], row["debates"], row["seeds"]) == (4, 4, 2)
+    assert row["sd_over_seeds"] == pytest.approx(np.std([3 / 4, 2.5 / 4], ddof=1))
+    differences = [0.0, 0.5, -0.5, 0.75]
+    assert row["over_longer"] == np.mean(differences)
+    low, high = benchmark.bootstrap_interval(differences, ["a", "b", "c", "d"])
+    assert (row["over_longer_low"], row["over_longer_high"]) == (low, high)
+    assert row["pairs_low"] <= row["accuracy"] <= row["pairs_high"]
+    assert "over_pooled" not in row  # which was not trained
+    assert "over_longer" not in rows[benchmark.OTHERS]  # of votes, not of gold labels
+    assert rows[benchmark.LONGER]["sd_over_seeds"] == 0
+
+
+def test_finished_methods_are_kept_and_other_settings_refused(benchmark, tmp_path, monkeypatch, capsys):
+    gold = [pair(f"{d}{n}", f"{d} {n} more", f"{n}", "a", topic=f"{d}_x") for d in "abcdef" for n in range(3)]
+    votes = [{**row, "worker": worker} for row in gold for worker in ("u", "v", "w")]
+    for name, rows in (("gold", gold), ("votes", votes)):
+        benchmark.write_rows(tmp_path / f"{name}.jsonl", rows)
+    trained = []
+
+    def training(options, folder, pairs, *overrides):
+        trained.append((options.seed, folder.name))
+        return {"accuracy": 0.5, "one_order": 0.5, "steps": 3}, {row["pair_id"]: 0.5 for row in pairs}
+
+    monkeypatch.setattr(benchmark, "train_and_test", training)
+    command = ["real_votes", f"--votes={tmp_path / 'votes.jsonl'}", f"--gold={tmp_path / 'gold.jsonl'}"]
+    command += [
+        f"--folder={tmp_path / 'runs'}",
+        f"--json={tmp_path / 'rows.json'}",
+        "--workers=2",
+        "--folds=3",
+    ]
+    for folds, expected in ((["0"], 4), (["0", "1", "2"], 12), (["0", "1", "2"], 12)):
+        monkeypatch.setattr("sys.argv", [*command, "--fold", *folds, "--seed=4"])
+        benchmark.main()
+        assert len(trained) == expected  # FedBis, pooled votes, two workers
+    assert {seed for seed, _ in trained} == {4}
+    rows = {row["method"]: row for row in json.loads((tmp_path / "rows.json").read_text())}
+    assert [*rows][-3:] == ["FedBis", "pooled votes", "a worker alone"]
+    assert {rows[name]["pairs"] for name in rows} == {18}
+    assert rows["a worker alone"]["accuracy"] == 0.5
+    assert rows["FedBis"]["over_longer"] == -0.5
+    assert rows[benchmark.OTHERS]["accuracy"] == 1
+    assert "| FedBis | 0.500 | [0.500, 0.500] |" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", [*command, "--rounds=3"])
+    benchmark.main()  # seed 0 is another folder
+    monkeypatch.setattr("sys.argv", [*command, "--rounds=3", "--seed=4"])
+    with pytest.raises(
+        ValueError, match=r"fold0_seed4/results\.json was made with other settings: give another"
+    ):
+        benchmark.main()
