@@ -327,11 +327,14 @@ class FederatedLoop(L.Callback):
             work.leave(len(ended))
         stacked = self._at_once.under_way if ended else None
         trained = [] if stacked is None else stacked.leave()
+        if trained:
+            self.buffers.trained()  # none of a group's has changed, or this is refused
         metrics = self._under_way.training.take(pl_module, len(ended)) if ended else []
         for place, one in enumerate(ended):
             if trained:  # as if the client had trained alone
                 self._use_adapter(pl_module, one.visiting)
                 write(trained[place], self._parameters)
+                one.trained = trained[place]
             self._under_way.training.add(one.visiting.client.id, metrics[place])
             self._finish_visit(self._under_way, one, work.done(place, one.parameters))
             self._under_way.exchange.call_on_upload(trainer.callbacks)  # type: ignore[attr-defined]
@@ -442,8 +445,8 @@ class FederatedLoop(L.Callback):
     def _contribute(self, under_way: OpenRound, one: OpenVisit, work: Work, num_examples: int) -> None:
         visiting, contributions = one.visiting, under_way.contributions
         contributions.refuse_left_out(visiting.client.id)
-        buffers = self.buffers.trained()
-        update, one.bytes_up = under_way.exchange.up(visiting, read(one.parameters), work)
+        buffers = self.buffers.trained() if one.trained is None else {}
+        update, one.bytes_up = under_way.exchange.up(visiting, one.read(), work)
         contributions.add(visiting.visit, update, buffers, num_examples)
         self.buffers.keep(visiting.client.memory, buffers)
         self.buffers.leave()

@@ -195,9 +195,10 @@ def _with_inner(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
         one = waiting.pop()
         if id(one) not in found:
             found[id(one)] = one
-            waiting += [
-                leaf for value in vars(one).values() for leaf in _leaves(value) if isinstance(leaf, Optimizer)
-            ]
+            own = [
+                value for name, value in vars(one).items() if name not in TORCHS
+            ]  # no walk through its state
+            waiting += [leaf for value in own for leaf in _leaves(value) if isinstance(leaf, Optimizer)]
     return [*found.values()]
 
 

@@ -31,7 +31,7 @@ from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.channel import Channel, Payload
 from fedlight.federation.client import Client, Update, Upload, Visit, Visiting, Work
 from fedlight.federation.server import ServerOptimizer
-from fedlight.federation.state import Diverged, State, is_finite, moved, refuse_not_finite
+from fedlight.federation.state import Diverged, State, is_finite, moved, read, refuse_not_finite
 
 SET_BY_HAND = ("lr", "momentum", "betas", "weight_decay")
 """Settings of an optimizer's group that projects may change from step to step."""
@@ -185,13 +185,21 @@ def step_losses(trainer: L.Trainer, outputs: Any) -> Tensor | None:
 class OpenVisit:
     """Visit under way as the loop keeps it, with the module's parameters that the client trains, by name.
 
-    ``bytes_down`` is received by the client, ``bytes_up`` sent back, 0 until then.
+    ``bytes_down`` is received by the client, ``bytes_up`` sent back, 0 until then. ``trained`` is what it has trained beside
+    other clients; None where it trains alone.
     """
 
     visiting: Visiting
     parameters: Mapping[str, Tensor]
     bytes_down: int
     bytes_up: int = 0
+    trained: State | None = None
+
+    def read(self) -> State:
+        """Return a copy of what the client has trained, fp32 on the CPU."""
+        if self.trained is not None and self.trained.keys() == self.parameters.keys():
+            return {name: self.trained[name] for name in self.parameters}
+        return read(self.parameters)
 
 
 @dataclass

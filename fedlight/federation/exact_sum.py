@@ -73,14 +73,13 @@ class ExactSum:
         self._addends += 1
         rest, digit = torch.empty(2, min(math.prod(self._shape), CHUNK), dtype=torch.float64)
         for where, pieces in _chunks(values, CHUNK):
-            start = 0
-            for piece in pieces:
-                target = rest[start : (start := start + len(piece))]
-                if piece.dtype == torch.float64:
-                    torch.mul(piece, times, out=target)
-                else:
-                    target.copy_(piece).mul_(times)
-            self._take(where, rest[:start], digit[:start])
+            number = where.stop - where.start
+            target = rest[:number]
+            if len(pieces) == 1 and pieces[0].dtype == torch.float64:
+                torch.mul(pieces[0], times, out=target)
+            else:
+                torch.cat(pieces, out=target).mul_(times)
+            self._take(where, target, digit[:number])
 
     def _take(self, where: slice, rest: Tensor, digit: Tensor) -> None:
         """Add ``rest``, which becomes 0; ``digit`` is room to work in."""
@@ -316,12 +315,12 @@ def _chunks(values: Iterable[Tensor], size: int) -> Iterator[tuple[slice, list[T
     for value in values:
         if value.is_complex():
             raise ValueError(f"an exact sum takes real numbers, not {value.dtype}: add both parts apart")
-        flat = (value if value.is_cpu else value.cpu()).detach().reshape(-1)
-        taken = 0
-        while taken < len(flat):
-            piece = flat[taken : taken + size - filled]
-            pieces.append(piece)
-            taken, filled = taken + len(piece), filled + len(piece)
+        flat = value.detach().reshape(-1).cpu()
+        number, taken = value.numel(), 0
+        while taken < number:
+            more = min(number - taken, size - filled)
+            pieces.append(flat if more == number else flat[taken : taken + more])
+            taken, filled = taken + more, filled + more
             if filled == size:
                 yield slice(start, start + filled), pieces
                 start, filled, pieces = start + filled, 0, []

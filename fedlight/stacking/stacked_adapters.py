@@ -103,17 +103,18 @@ class StackedAdapters:
         chosen = [self._active() if adapter is None else adapter for adapter in adapters]
         host = chosen[0]
         hosts = [name for name in self._trained if adapter_of(name, self._adapters) in (None, host)]
-        names = [{name: with_adapter(name, own, self._adapters) for name in hosts} for own in chosen]
-        self._check_alike(names, chosen)
-        stacks = {
-            name: torch.stack(
-                [
-                    start.get(own[name], self._trained[own[name]].detach()).to(self._trained[name])
-                    for start, own in zip(starts, names, strict=True)
-                ]
-            )
-            for name in hosts
+        renamed = {
+            own: {name: with_adapter(name, own, self._adapters) for name in hosts} for own in {*chosen}
         }
+        self._check_alike([*renamed.values()], chosen)
+        names = [renamed[own] for own in chosen]
+        stacks = {}
+        for name in hosts:
+            values = [
+                start.get(own[name], self._trained[own[name]])
+                for start, own in zip(starts, names, strict=True)
+            ]
+            stacks[name] = _stacked(values, self._trained[name])
         self._names = names
         for name, stack in stacks.items():
             parameter = self._stacked[name] = self._trained[name]
@@ -163,10 +164,9 @@ class StackedAdapters:
         Returns:
             The parameters of each client under the names of its adapter, fp32 on the CPU.
         """
-        values = {name: parameter.data.to("cpu", torch.float32) for name, parameter in self._stacked.items()}
+        values = {name: p.data.to("cpu", torch.float32).unbind() for name, p in self._stacked.items()}
         trained = [
-            {own[name]: value[k].clone() for name, value in values.items()}
-            for k, own in enumerate(self._names)
+            {own[name]: value[k] for name, value in values.items()} for k, own in enumerate(self._names)
         ]
         for name, parameter in self._stacked.items():
             _put(parameter, self._alone[name])
@@ -257,6 +257,14 @@ class StackedAdapters:
     def _set_forward(self, layer: nn.Module, forward: Any) -> None:
         layer.__dict__["forward"] = forward
         self._swapped.append(layer)
+
+
+def _stacked(values: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Return a copy of the clients' values, ``(clients, ...)``, which mostly are one tensor of the server."""
+    if all(value is values[0] for value in values):
+        every = values[0].detach().to(like).expand(len(values), *like.shape)
+        return every.clone(memory_format=torch.contiguous_format)
+    return torch.stack([value.detach().to(like) for value in values])
 
 
 def _put(parameter: nn.Parameter, value: Tensor) -> None:

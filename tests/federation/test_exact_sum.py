@@ -133,6 +133,13 @@ def test_tensors_that_are_added_together_are_sums_of_their_own():
     assert found["e"].flatten().tolist() == [math.fsum(column) for column in zip(*scaled, strict=True)]
 
 
+def test_numbers_of_several_types_are_joined_in_fp64():
+    """2^24 + 1 is no fp32 number."""
+    total = ExactSum((3,))
+    total.add_joined([torch.tensor([2**24 + 1]), torch.tensor([0.5, 0.25])], times=3.0)
+    assert total.rounded().tolist() == [3.0 * (2**24 + 1), 1.5, 0.75]
+
+
 def test_what_is_not_finite_adds_up_as_in_fp64_in_any_order():
     values = [
         doubles([1.0, INF, INF, NAN, 5.0]),
