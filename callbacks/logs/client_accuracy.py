@@ -1,7 +1,8 @@
 """Accuracy by client, for modules that choose between two answers.
 
 ``validation_step`` and ``test_step`` return ``{"correct": (batch, U) bool, "vote": (batch,) bool}``: whether each of U
-selectors is right, and whether their majority is. An even number of selectors can tie; it has no ``vote``.
+selectors is right, and whether their majority is. An even number of selectors can tie; it has no ``vote``. Where clients mix
+the selectors by weights of their own, ``log_odds``, ``(batch, U)``, are those of the right answer under each selector.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,13 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torchmetrics import Metric
 
-from fedlight.callbacks.logs.group_log import GroupsClients, find_grouping, known_groups, read_selectors
+from fedlight.callbacks.logs.group_log import (
+    GroupsClients,
+    find_grouping,
+    known_groups,
+    read_selectors,
+    weights_of,
+)
 from fedlight.callbacks.logs.trainer import KeepsOwnModels, find_own_models, log_now
 from fedlight.callbacks.loop.round_table import Record, RoundTable
 from fedlight.callbacks.loop.run import parameters_of, ready
@@ -57,10 +64,12 @@ class Outcomes:
     Attributes:
         correct: whether each selector is right, ``(examples, U)`` bool.
         vote: whether their majority is, ``(examples,)`` bool; None where nobody votes.
+        log_odds: log-odds of the right answer under each selector, ``(examples, U)``; None where they are not given.
     """
 
     correct: np.ndarray
     vote: np.ndarray | None
+    log_odds: np.ndarray | None
 
 
 class ClientAccuracy(L.Callback):
@@ -68,11 +77,12 @@ class ClientAccuracy(L.Callback):
 
     Logs ``val/client_mean``, ``val/client_worst_tenth`` (mean of the worst tenth of the clients, rounded up) and
     ``val/client_std`` (over the clients), and the same under ``test/``. Where clients are grouped, ``own_client_mean`` and
-    so on are the metrics of each client's own selector. Writes ``clients.csv``: stage, round (in fit), client, examples,
-    known group, selector, accuracy of the vote, and own_accuracy, of the client's own selector; unknown values are empty, as
-    is the accuracy of the vote where nobody votes. If an epoch validates several times, the first pass is written. A killed
-    and resumed run leaves the same file as an uninterrupted one. Without ``correct`` from the module, or clients of examples
-    from the datamodule, the callback reports it once and does nothing.
+    so on are the metrics of each client's own selector, or, where it has weights over the selectors, of their probabilities
+    mixed by these. Writes ``clients.csv``: stage, round (in fit), client, examples, known group, selector, accuracy of the
+    vote, and own_accuracy, of the client's own selector or mixture; unknown values are empty, as is the accuracy of the vote
+    where nobody votes. If an epoch validates several times, the first pass is written. A killed and resumed run leaves the
+    same file as an uninterrupted one. Without ``correct`` from the module, or clients of examples from the datamodule, the
+    callback reports it once and does nothing.
 
     Args:
         path: the file; None: ``clients.csv`` in the trainer's ``default_root_dir``.
@@ -114,7 +124,9 @@ class ClientAccuracy(L.Callback):
         self._table = RoundTable(Path(self.path or Path(trainer.default_root_dir) / self.log_name))
         self._grouping: GroupsClients | None = find_grouping(trainer)
         evaluates = stage in ("validate", "test")
-        self._selectors = read_selectors(Path(self.groups)) if self.groups and evaluates else {}
+        self._selectors, self._weights = (
+            read_selectors(Path(self.groups)) if self.groups and evaluates else ({}, {})
+        )
         if self._selectors:
             self._check_clients(trainer, "val" if stage == "validate" else "test")
         if stage == "fit" and trainer.current_epoch == 0:  # a checkpoint is loaded later
@@ -221,6 +233,13 @@ class ClientAccuracy(L.Callback):
     ) -> list[Record]:
         num_selectors = outcomes.correct.shape[1]
         selectors, known = self._own_selectors(num_selectors), known_groups(trainer)
+        weights = (weights_of(self._grouping) or self._weights) if selectors else {}
+        if weights and outcomes.log_odds is None:
+            self._say_once(
+                f"the {stage} step of {type(module).__name__} gives no 'log_odds', by which a client's selectors are mixed",
+                "no own accuracy",
+            )
+            selectors = {}
         votes = {} if outcomes.vote is None else per_client(outcomes.vote[:, None], indices)
         rows = []
         for client, shares in per_client(outcomes.correct, indices).items():
@@ -229,6 +248,9 @@ class ClientAccuracy(L.Callback):
             own = 0 if num_selectors == 1 else selector  # a single selector is everybody's
             accuracy = float(votes[client][0]) if votes else None
             own_accuracy = None if own is None else float(shares[own])
+            if client in weights and outcomes.log_odds is not None:
+                seen = indices[client][indices[client] < len(outcomes.log_odds)]
+                own_accuracy = float(mixture_is_right(outcomes.log_odds[seen], weights[client]).mean())
             rows.append(client_row(client, examples, accuracy, selector, own_accuracy, known))
         metrics = spread([float(row["accuracy"]) for row in rows], self.worst) if votes else {}
         if own_accuracies := [float(row["own_accuracy"]) for row in rows if row["selector"] != ""]:
@@ -260,9 +282,9 @@ class ClientAccuracy(L.Callback):
         if rows:
             self._table.replace("stage", stage, [{"stage": stage, "round": "", **row} for row in rows])
 
-    def _say_once(self, why: str) -> None:
+    def _say_once(self, why: str, result: str = "no accuracy by client") -> None:
         if why not in self._messages:
-            rank_zero_info(f"ClientAccuracy: {why}, so there is no accuracy by client")
+            rank_zero_info(f"ClientAccuracy: {why}, so there is {result}")
         self._messages.add(why)
 
 
@@ -295,11 +317,31 @@ def _stack_outcomes(outputs: Sequence[Any]) -> Outcomes | None:
         return None
 
     def stack(name: str) -> np.ndarray | None:
-        return torch.cat([own[name] for own in outputs]).cpu().numpy() if name in outputs[0] else None
+        if name not in outputs[0]:
+            return None
+        joined = torch.cat([own[name] for own in outputs]).cpu()
+        found: np.ndarray = (joined if joined.dtype == torch.bool else joined.double()).numpy()
+        return found
 
     correct = stack("correct")
     assert correct is not None
-    return Outcomes(correct, stack("vote"))
+    return Outcomes(correct, stack("vote"), stack("log_odds"))
+
+
+def mixture_is_right(log_odds: np.ndarray, weights: Sequence[float]) -> np.ndarray:
+    """Return whether selectors mixed by weights give the right answer more than half of the probability, ``(examples,)``.
+
+    Args:
+        log_odds: of the right answer under each selector, ``(examples, U)``.
+        weights: of the selectors, ``(U,)``, summing to 1.
+
+    Examples:
+        >>> mixture_is_right(np.array([[4.0, -1.0], [4.0, -9.0]]), [0.4, 0.6]).tolist()  # 0.55 and 0.39
+        [True, False]
+    """
+    probabilities = 0.5 * (1 + np.tanh(0.5 * log_odds))
+    right: np.ndarray = probabilities @ np.asarray(weights) > 0.5
+    return right
 
 
 def _client_indices(data: Any, stage: str) -> Indices | None:

@@ -32,6 +32,17 @@ class GroupsClients(Protocol):
 
 
 @runtime_checkable
+class WeighsSelectors(Protocol):
+    """Algorithm whose clients have weights over all selectors.
+
+    Attributes:
+        weights: client id -> its weights, which sum to 1; empty before the first grouping and where each has one selector.
+    """
+
+    weights: Mapping[str, list[float]]
+
+
+@runtime_checkable
 class RunsAlgorithm(Protocol):
     """Federated loop with an algorithm."""
 
@@ -48,7 +59,9 @@ class KnowsGroups(Protocol):
 class GroupLog(L.Callback):
     """Lightning callback that writes ``groups.csv`` and logs how far a grouping agrees with the last and the known one.
 
-    Columns: round, client, selector, the client's loss under each selector, and its known group where there is one.
+    Columns: round, client, selector, the client's loss under each selector, its weight for each where it has such weights
+    (FedBiscuit with ``assignment="soft"``; ``selector`` is then that of largest weight), and its known group where there is
+    one.
     In the round of a grouping it logs ``fed/groups_moved``, the share of clients that changed their selector (from the
     second grouping on). Where groups are known it logs ``fed/group_ari``, the adjusted Rand index, and
     ``fed/groups_found``, the share of clients in their known group under the best matching of selectors to groups.
@@ -108,9 +121,23 @@ def group_rows(found: GroupsClients, known: Mapping[str, str]) -> list[Record]:
     rows: list[Record] = []
     for client, selector in found.groups.items():
         losses = {f"loss_{index}": loss for index, loss in enumerate(found.losses.get(client, ()))}
-        row: Record = {"round": found.grouped_round or 0, "client": client, "selector": selector, **losses}
+        weights = {
+            f"weight_{index}": weight for index, weight in enumerate(weights_of(found).get(client, ()))
+        }
+        row: Record = {
+            "round": found.grouped_round or 0,
+            "client": client,
+            "selector": selector,
+            **losses,
+            **weights,
+        }
         rows.append(row | ({"known_group": known.get(client, "")} if known else {}))
     return rows
+
+
+def weights_of(found: object) -> Mapping[str, list[float]]:
+    """Return client id -> its weights over the selectors; empty where each client has one selector."""
+    return found.weights if isinstance(found, WeighsSelectors) else {}
 
 
 def find_grouping(trainer: L.Trainer) -> GroupsClients | None:
@@ -126,13 +153,20 @@ def known_groups(trainer: L.Trainer) -> Mapping[str, str]:
     return (data.client_groups or {}) if isinstance(data, KnowsGroups) else {}
 
 
-def read_selectors(file: Path) -> dict[str, int]:
-    """Return client id -> selector of the last round in a ``groups.csv``; raise ValueError for another file."""
+def read_selectors(file: Path) -> tuple[dict[str, int], dict[str, list[float]]]:
+    """Return client id -> selector, and -> weights over selectors if there are some, of the last round of ``groups.csv``.
+
+    Raises:
+        ValueError: this is another file.
+    """
     try:
         with file.open(newline="", encoding="utf-8") as lines:
             rows = list(csv.DictReader(lines))
         last = max(int(row["round"]) for row in rows)
-        return {row["client"]: int(row["selector"]) for row in rows if int(row["round"]) == last}
+        rows = [row for row in rows if int(row["round"]) == last]
+        names = [name for name in rows[0] if name.startswith("weight_")]
+        weights = {row["client"]: [float(row[name]) for name in names] for row in rows} if names else {}
+        return {row["client"]: int(row["selector"]) for row in rows}, weights
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"groups={file} is not a file that GroupLog has written ({type(error).__name__}): give the groups.csv of the "

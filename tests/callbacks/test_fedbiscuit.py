@@ -6,7 +6,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from plain_lightning import Numbers, assert_equal, ten_clients, trainer, weights
-from tastes import SIGNS, Adapters, Tastes, run
+from tastes import SIGNS, Adapters, Spread, Tastes, run
 from torch import nn
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
@@ -196,20 +196,6 @@ def expected_losses(start, rows_of):
             float((x[rows] @ part["weight"].T + part["bias"] - y[rows]).square().mean()) for part in start
         ]
     return found
-
-
-class Spread(Adapters):
-    """Selectors that start apart: they suit the tastes, in another order."""
-
-    def __init__(self, count=3):
-        super().__init__(count)
-        for part, sign in zip(self.parts.values(), (1.2, 2.6, -0.7), strict=False):
-            torch.nn.init.constant_(part.weight, sign)
-
-    def start(self):
-        return [
-            {name: p.detach().clone() for name, p in part.named_parameters()} for part in self.parts.values()
-        ]
 
 
 ROWS_BY = {

@@ -89,3 +89,19 @@ def test_clients_of_several_selectors_share_a_batch(local, tiny_model):
     assert [len(group) for group in groups[-1]] == [6]
     assert furthest(beside, alone) < 1e-5
     assert_same_rows(others, rows, 1e-4)
+
+
+def test_clients_with_weights_over_all_selectors_share_the_batches_of_each(tiny_model):
+    def run(at_once):
+        algorithm = FedBiscuit(1, 1, "soft", "normalized", group_by="own")
+        data = votes("selector", tiny_model, val_share=0.3)
+        loop = {"rounds": 4, "local_steps": 2, "clients_per_round": 6, "algorithm": algorithm}
+        module = make("selector", tiny_model, lr=0.02, num_adapters=2)
+        return fit(module, data, at_once, **loop, settings={"limit_val_batches": 1.0})
+
+    (alone, rows, _, own), (beside, others, groups, other) = run(1), run(6)
+    assert [len(group) for group in groups[-1]] == [6, 6]  # a visit for each selector
+    for client, weights in own.algorithm.weights.items():
+        assert other.algorithm.weights[client] == pytest.approx(weights, abs=1e-5)
+    assert furthest(beside, alone) < 1e-5
+    assert_same_rows(others, rows, 1e-4)

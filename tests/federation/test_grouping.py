@@ -1,11 +1,11 @@
 """Balanced assignment, against hand-made numbers and against every assignment there is."""
 
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
 
-from fedlight.federation.algorithms.fedbiscuit import greedy, nearest, optimal
+from fedlight.federation.algorithms.fedbiscuit import em_step, greedy, nearest, optimal
 
 
 def total(losses, groups):
@@ -91,3 +91,24 @@ def test_nearest_is_the_least_of_all_assignments_and_knows_no_sizes():
     assert np.bincount(nearest(losses), minlength=3).max() >= 4
     with pytest.raises(ValueError, match="the loss of client 1 under selector 0 is nan"):
         nearest(np.array([[0.0, 1.0], [np.nan, 1.0]]))
+
+
+def test_steps_of_expectation_maximization_find_the_weights_of_greatest_likelihood():
+    """Each step raises the likelihood of the mixture; the limit is the best of a fine grid."""
+    losses = np.random.default_rng(0).exponential(size=(40, 2))
+    weights, likelihoods = np.array([0.5, 0.5]), []
+    for _ in range(300):
+        likelihoods.append(np.log((weights * np.exp(-losses)).sum(axis=1)).mean())
+        weights = em_step(weights, losses)
+        assert weights.sum() == pytest.approx(1)
+    assert all(b >= a - 1e-12 for a, b in pairwise(likelihoods))
+    grid = np.linspace(0, 1, 2001)
+    of_grid = [np.log((np.array([w, 1 - w]) * np.exp(-losses)).sum(axis=1)).mean() for w in grid]
+    assert 0.05 < grid[np.argmax(of_grid)] < 0.95
+    assert weights[0] == pytest.approx(grid[np.argmax(of_grid)], abs=1e-3)
+
+
+def test_a_step_of_expectation_maximization_holds_for_losses_of_any_size():
+    far = em_step(np.array([0.25, 0.75]), np.array([[1e5, 1e5 + 1], [2.0, 2.0]]))
+    one = 0.25 / (0.25 + 0.75 * np.exp(-1))
+    assert far.tolist() == pytest.approx([(one + 0.25) / 2, 1 - (one + 0.25) / 2])

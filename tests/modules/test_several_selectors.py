@@ -108,8 +108,11 @@ def test_an_even_number_of_selectors_is_evaluated_without_a_vote(
     module, batch = settled(llama, 2), make_choice_batch(batch=8)
     right = module.ensemble_logits(batch).argmax(dim=2) == batch["labels"][:, None]
     found, metrics = outputs_of(make_trainer(), module, loader([batch]))
-    assert found.keys() == {"correct"}
+    assert found.keys() == {"correct", "log_odds"}
     assert torch.equal(found["correct"], right)
+    log_probs = module.ensemble_logits(batch).log_softmax(dim=2)
+    of_right = log_probs[torch.arange(8), :, batch["labels"]]
+    torch.testing.assert_close(found["log_odds"].sigmoid(), of_right.exp())
     assert metrics.keys() == {"test/loss", "test/accuracy_adapter0", "test/accuracy_adapter1"}
     assert metrics["test/accuracy_adapter1"] == right[:, 1].float().mean()
 

@@ -155,6 +155,9 @@ KINDS = {
     "nearest": lambda root: Kind(
         {"algorithm": FedBiscuit(1, 2, "nearest", group_by="own")}, lambda: Adapters(2), Tastes, rounds=5
     ),
+    "soft": lambda root: Kind(
+        {"algorithm": FedBiscuit(1, 2, "soft", group_by="own")}, lambda: Adapters(2), Tastes, rounds=5
+    ),
     "local_only": lambda root: Kind({"algorithm": LocalOnly()}),
     "average_buffers": lambda root: Kind(
         {"buffers": "average"}, lambda: Regression(norm=True), clients=pairs

@@ -43,6 +43,20 @@ class Adapters(L.LightningModule):
         return getattr(torch.optim, self.kind)(self.parameters(), lr=0.05)
 
 
+class Spread(Adapters):
+    """Selectors that start apart: they suit the tastes, in another order."""
+
+    def __init__(self, count=3):
+        super().__init__(count)
+        for part, sign in zip(self.parts.values(), (1.2, 2.6, -0.7), strict=False):
+            nn.init.constant_(part.weight, sign)
+
+    def start(self):
+        return [
+            {name: p.detach().clone() for name, p in part.named_parameters()} for part in self.parts.values()
+        ]
+
+
 class Tastes(FederatedDataModule):
     """Nine clients of unequal size; y is the sum of x, times the client's sign."""
 

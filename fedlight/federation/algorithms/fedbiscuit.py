@@ -10,6 +10,18 @@ https://arxiv.org/abs/2407.03038, Algorithm 1. Selectors are adapters on one bas
 Groups need not be of one size: `nearest` assigns each client to the selector of its least loss, as IFCA does (Ghosh et al.,
 "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020, https://arxiv.org/abs/2006.04088, Algorithm 1).
 
+A client need not have one selector alone: with ``assignment="soft"`` it has weights pi_m over the selectors, trains all of
+them and predicts by their probabilities, mixed by pi_m. As in FedEM (Marfoq et al., "Federated Multi-Task Learning under a
+Mixture of Distributions", NeurIPS 2021, https://arxiv.org/abs/2108.10252, Algorithm 1), every grouping takes one EM step on
+the client's examples i; the first starts from uniform weights:
+
+    E-step   q_i(u) ~ pi_m(u) * exp(-loss of i under u), of sum 1 over the selectors
+    M-step   pi_m(u) = mean of q_i(u) over the examples
+
+In a round a sampled client has a visit for each selector, and its movement of selector u counts by p_m * pi_m(u) instead of
+p_m. Deviation: FedEM weights the losses of the examples by q_i(u) and adds up the clients' models by p_m; here a client is
+weighted as a whole, so that any module can be trained.
+
 Eq. 6 is used in movement form: ``w_u <- w_u + sum over the sampled members of p_m * delta_m``. A selector without
 sampled members does not move. Deviation: other weightings can be chosen, since with p_m alone a selector moves by
 a small part of its members' mean movement (about a tenth, where 5 of 53 clients are sampled).
@@ -20,6 +32,7 @@ clock and no energy; its bytes are counted, as ``fed/grouping_bytes_down`` and `
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -30,10 +43,10 @@ from fedlight.federation.aggregation import Aggregation, WeightedSum
 from fedlight.federation.algorithm import Algorithm, refuse_more_than_gradients
 from fedlight.federation.channel import serialized_bytes
 from fedlight.federation.client import Client, Update, Visit, Visiting, Work
-from fedlight.federation.protocols import Federation, HoldsAdapters, LossesOn
+from fedlight.federation.protocols import Federation, HoldsAdapters, LossesOn, NumBatches
 from fedlight.federation.state import State, read, write
 
-ASSIGNMENTS = ("greedy", "optimal", "nearest")
+ASSIGNMENTS = ("greedy", "optimal", "nearest", "soft")
 GROUP_BY = ("val", "own")
 WHY_GRADIENTS_ALONE = (
     "Control variates, for one, are about a fixed set of clients for each model, and the groups change"
@@ -47,7 +60,8 @@ class FedBiscuit(Algorithm):
         warmup_rounds: T, rounds of warm-up for each selector, at least 0.
         regroup_every: tau, rounds between groupings, at least 1.
         assignment: ``greedy`` (the paper), ``optimal`` (eq. 4 and 5 solved exactly), or ``nearest``: the selector of least
-            loss, whatever the sizes of the groups (IFCA).
+            loss, whatever the sizes of the groups (IFCA); or ``soft``: weights over all selectors (FedEM). A sampled client
+            then has U visits in a round, which ``visits.csv`` names by the selectors.
         weighting: after the warm-up; ``paper``: p_m alone (eq. 6); ``unbiased``: the mean over the group in
             expectation; ``normalized``: weights sum to 1 over the group's sampled members; ``uniform``: their plain
             mean. In the warm-up ``paper`` means ``unbiased``, which is eq. 8.
@@ -57,7 +71,8 @@ class FedBiscuit(Algorithm):
             of its training and validation examples, which are more, but some of which the selectors have been trained on.
 
     Attributes:
-        groups: client id -> number of its selector; empty before the first grouping.
+        groups: client id -> number of its selector, of several the one of largest weight; empty before the first grouping.
+        weights: client id -> its weights over the selectors, which sum to 1; empty unless ``assignment="soft"``.
         losses: client id -> its mean loss under each selector, at the last grouping.
         grouped_round: the round of the last grouping, or None.
 
@@ -71,7 +86,7 @@ class FedBiscuit(Algorithm):
         self,
         warmup_rounds: int = 50,
         regroup_every: int = 50,
-        assignment: Literal["greedy", "optimal", "nearest"] = "greedy",
+        assignment: Literal["greedy", "optimal", "nearest", "soft"] = "greedy",
         weighting: Literal["paper", "unbiased", "normalized", "uniform"] = "paper",
         local: Algorithm | None = None,
         group_by: LossesOn = "val",
@@ -93,6 +108,7 @@ class FedBiscuit(Algorithm):
         self.local = local or Algorithm()
         refuse_more_than_gradients(self.local, "FedBiscuit", WHY_GRADIENTS_ALONE)
         self.groups: dict[str, int] = {}
+        self.weights: dict[str, list[float]] = {}
         self.losses: dict[str, list[float]] = {}
         self.grouped_round: int | None = None
         self._adapters: list[str] = []
@@ -109,9 +125,16 @@ class FedBiscuit(Algorithm):
                 "use_adapter: derive it from LanguageModule"
             )
         self._adapters = list(module.adapter_names)
+        self._members, self._group_shares = [0] * len(self._adapters), [1.0] * len(self._adapters)
         self._selector_of = {name: self._owner(name) for name in _trained(module)}
         if len(self._adapters) > 1:
             federation.check_losses(self.group_by)
+        if self.assignment == "soft" and federation.robust:
+            raise ValueError(
+                "assignment=soft weights the clients' movements of a selector, and federated.aggregation counts all clients "
+                "alike, so the selectors would become equal: take out federated.aggregation, or set "
+                "federated.algorithm.assignment=nearest"
+            )
         warmup = self.warmup_rounds * len(self._adapters)
         if warmup >= federation.num_rounds:
             raise ValueError(
@@ -132,20 +155,33 @@ class FedBiscuit(Algorithm):
         is_warm = round_idx >= self.warmup_rounds * len(self._adapters)
         self._warming = None if is_warm else round_idx // self.warmup_rounds
 
+    def plan(self, round_idx: int, cohort: Sequence[Client], num_batches: NumBatches) -> list[Visit]:
+        visits = super().plan(round_idx, cohort, num_batches)
+        if self.assignment != "soft" or self._warming is not None or len(self._adapters) < 2:
+            return visits
+        return [replace(visit, part=adapter) for visit in visits for adapter in self._adapters]
+
     def start_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
         federation.log({"grouping_bytes_down": 0.0, "grouping_bytes_up": 0.0})
         trained_for = round_idx - self.warmup_rounds * len(self._adapters)
         if trained_for >= 0 and trained_for % self.regroup_every == 0:
             self._regroup(round_idx, federation)
-        self._members = np.bincount(
-            np.array([*self.groups.values()], dtype=int), minlength=len(self._adapters)
-        )
-        shares: list[list[float]] = [[] for _ in self._adapters]
-        for client_id, group in self.groups.items():
-            shares[group].append(federation.clients[client_id].share)
+        self._weigh(federation.clients)
+
+    def _weigh(self, clients: Mapping[str, Client]) -> None:
+        """Note how many clients may train each selector, and their shares of all examples, weighted where these are soft."""
+        numbers = range(len(self._adapters))
+        if self.weights:
+            self._members = [len(clients)] * len(self._adapters)
+            weighted = [{c: clients[c].share * own[u] for c, own in self.weights.items()} for u in numbers]
+        else:
+            found = [*self.groups.values()]
+            self._members = [found.count(u) for u in numbers]
+            weighted = [{c: clients[c].share for c, own in self.groups.items() if own == u} for u in numbers]
         # Of all clients it is 1, which a sum of their shares may miss by a rounding.
+        whole = not self.weights
         self._group_shares = [
-            1.0 if len(own) == len(federation.clients) else math.fsum(own) for own in shares
+            1.0 if whole and len(own) == len(clients) else math.fsum(own.values()) for own in weighted
         ]
 
     def _regroup(self, round_idx: int, federation: Federation) -> None:
@@ -166,23 +202,38 @@ class FedBiscuit(Algorithm):
             by_selector.append(federation.client_losses(self.group_by))
         write(state, parameters)
         self.losses = {client: [float(own[client].mean()) for own in by_selector] for client in clients}
-        assign = {"greedy": greedy, "optimal": optimal, "nearest": nearest}[self.assignment]
-        groups = assign(np.array(list(self.losses.values())))
+        losses = np.array(list(self.losses.values()))
+        _check(losses)
+        if self.assignment in ("nearest", "soft") and (losses == losses[:, :1]).all():
+            raise ValueError(
+                f"all {len(self._adapters)} selectors are equal, so assignment={self.assignment} cannot tell them apart: "
+                "set federated.algorithm.warmup_rounds to 1 or more, or start from selectors that differ"
+            )
+        if self.assignment == "soft":
+            uniform = [1 / len(self._adapters)] * len(self._adapters)
+            before = {client: np.array(self.weights.get(client, uniform)) for client in clients}
+            examples = {client: np.stack([own[client] for own in by_selector], axis=1) for client in clients}
+            self.weights = {client: em_step(before[client], examples[client]).tolist() for client in clients}
+            groups = np.array([self.weights[client] for client in clients]).argmax(axis=1)
+        else:
+            groups = {"greedy": greedy, "optimal": optimal, "nearest": nearest}[self.assignment](losses)
         self.groups = dict(zip(clients, groups.tolist(), strict=True))
         answer = serialized_bytes({"losses": zeros(len(self._adapters))})
         sent = {"down": payload.num_bytes, "up": answer}
         federation.log({f"grouping_bytes_{way}": float(size * len(clients)) for way, size in sent.items()})
 
-    def _selector(self, client: Client) -> int:
+    def _selector(self, visit: Visit) -> int:
         if self._warming is not None:
             return self._warming
+        if visit.part:
+            return self._adapters.index(visit.part)
         # Before the first grouping only sizes are asked for, and selectors are equally large.
-        return self.groups[client.id] if self.groups else 0
+        return self.groups[visit.client_id] if self.groups else 0
 
     def send(self, visit: Visit, client: Client, state: State) -> State:
         if not self._selector_of:  # asked for sizes without a run: the state is that of one selector
             return state
-        selector = self._selector(client)
+        selector = self._selector(visit)
         unknown = [name for name in state if name not in self._selector_of]
         if unknown:
             raise ValueError(
@@ -192,10 +243,14 @@ class FedBiscuit(Algorithm):
         return {name: value for name, value in state.items() if self._selector_of[name] == selector}
 
     def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
-        client = visiting.client
+        client, selector = visiting.client, self._selector(visiting.visit)
         weight = 1.0 if self.weighting == "uniform" else client.share
+        if self._warming is None and self.weights:
+            weight *= self.weights[client.id][selector]
+        if weight == 0:
+            return None
         if self._warming is None and self.weighting == "unbiased" and not self.share_alone:
-            weight /= self._group_shares[self._selector(client)]
+            weight /= self._group_shares[selector]
         return Update(client.id, movement, weight)
 
     def aggregation(self, num_clients: int) -> Aggregation:
@@ -207,18 +262,19 @@ class FedBiscuit(Algorithm):
         return WeightedSum("count", scale=sizes)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"groups": self.groups, "losses": self.losses, "grouped_round": self.grouped_round}
+        grouping = {"groups": self.groups, "losses": self.losses, "grouped_round": self.grouped_round}
+        return grouping | {"weights": self.weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.groups, self.losses = state["groups"], state["losses"]
-        self.grouped_round = state["grouped_round"]
+        self.grouped_round, self.weights = state["grouped_round"], state.get("weights", {})
 
     # The client: it trains the selector of its group, as ``local`` does
 
     def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
         visiting = self.local.start_visit(visit, client, received)
         if self._adapters:
-            visiting.adapter = self._adapters[self._selector(client)]
+            visiting.adapter = self._adapters[self._selector(visit)]
         return visiting
 
     def adjust_gradients(
@@ -311,6 +367,21 @@ def nearest(losses: np.ndarray) -> np.ndarray:
     """
     _check(losses)
     return losses.argmin(axis=1)
+
+
+def em_step(weights: np.ndarray, losses: np.ndarray) -> np.ndarray:
+    """Return a client's weights over the selectors after a step of expectation maximization (FedEM, Algorithm 1).
+
+    Args:
+        weights: before the step, ``(selectors,)``, at least 0, summing to 1.
+        losses: negative log-likelihoods, ``(examples, selectors)``, finite.
+
+    Examples:
+        >>> em_step(np.array([0.5, 0.5]), -np.log([[0.9, 0.1], [0.3, 0.6]])).round(4).tolist()  # 0.9 and 1 / 3
+        [0.6167, 0.3833]
+    """
+    likelihoods = weights * np.exp(losses.min(axis=1, keepdims=True) - losses)
+    return (likelihoods / likelihoods.sum(axis=1, keepdims=True)).mean(axis=0)
 
 
 def _check(losses: np.ndarray) -> None:
