@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
 import numpy as np
@@ -15,11 +15,15 @@ from torch import Tensor
 
 from fedlight.callbacks.loop.groups.bundles import Bundle, Kind, form_bundles
 from fedlight.callbacks.loop.run import Run, seed_all
+from fedlight.devices.shape import BatchShape
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client import Client, Group, Visit
 from fedlight.federation.protocols import FederatedData, NumBatches, StreamsGroups
 from fedlight.processes.team import ALONE, Team, share
 from fedlight.support.seeding import derive_seed
+
+STEP_TOKENS = 128
+"""Tokens in whose time a small model computes what a step costs beside them: the optimizer, hooks, Python."""
 
 
 def uniform_cohort(
@@ -165,6 +169,24 @@ def close_epoch(trainer: L.Trainer) -> None:
     done.ready = done.started = done.processed = done.completed = int(trainer.num_training_batches)
 
 
+@runtime_checkable
+class KnowsLengths(Protocol):
+    """Data that know the tokens of their batches before they are read; ``train_lengths``: None where they are no texts."""
+
+    train_lengths: np.ndarray | None
+
+    def batch_shapes(self, visit: Visit, round_idx: int) -> list[BatchShape]:
+        """Return the shape of each batch of a visit."""
+
+
+def visit_cost(data: object, visit: Visit, round_idx: int) -> float:
+    """Return what a visit costs beside others: its tokens with padding, else its batches."""
+    if not isinstance(data, KnowsLengths) or data.train_lengths is None:
+        return float(visit.num_batches)
+    shapes = data.batch_shapes(visit, round_idx)
+    return float(sum(shape.examples * shape.tokens + STEP_TOKENS for shape in shapes))
+
+
 class RoundPlanner:
     """Planner of the rounds, whose visits the datamodule streams.
 
@@ -244,7 +266,8 @@ class RoundPlanner:
         self.cohort = [self.clients[name] for name in sorted({visit.client_id for visit in visits})]
         at_once = self.at_once(visits, run.devices.kind, round_idx)
         self.bundles = form_bundles(visits, at_once, run.devices.kind)
-        ranks = share([*map(self._cost, self.bundles)], self.team.size)
+        costs = [self._cost(bundle, round_idx) if self.team.size > 1 else 0.0 for bundle in self.bundles]
+        ranks = share(costs, self.team.size)
         own = [bundle for bundle, rank in zip(self.bundles, ranks, strict=True) if rank == self.team.rank]
         groups = [group for bundle in own for group in bundle]
         self.everything = RoundSchedule([group for bundle in self.bundles for group in bundle], accumulation)
@@ -262,10 +285,9 @@ class RoundPlanner:
         """Numbers of the batches at which visits begin, in one process or in this one."""
         return [*self.everything.begins, *self.schedule.begins]
 
-    @staticmethod
-    def _cost(bundle: Bundle) -> float:
-        """Return the batches of a bundle, by which bundles are shared out among processes."""
-        return float(sum(visit.num_batches for group in bundle for visit in group))
+    def _cost(self, bundle: Bundle, round_idx: int) -> float:
+        """Return what a bundle costs, by which bundles are shared out among processes."""
+        return sum(visit_cost(self.data, visit, round_idx) for group in bundle for visit in group)
 
     def _prepare(self, round_idx: int, now_seconds: float, run: Run) -> None:
         """Let the algorithm prepare the round for the clients that are present; keep every random stream as it was."""
