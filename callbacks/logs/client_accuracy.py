@@ -71,6 +71,10 @@ class Outcomes:
     vote: np.ndarray | None
     log_odds: np.ndarray | None
 
+    def own(self, selector: int | None) -> np.ndarray | None:
+        """Return whether a client's own selector is right, or the vote without one, ``(examples,)``; None without a vote."""
+        return self.vote if selector is None else self.correct[:, selector]
+
 
 class ClientAccuracy(L.Callback):
     """Lightning callback that logs and writes the accuracy on each client's validation and test examples.
@@ -90,9 +94,9 @@ class ClientAccuracy(L.Callback):
             ``validate``. A grouping algorithm in the run itself comes first.
         worst: share of clients that count as the worst, in (0, 1]; if not a tenth, part of the name: ``client_worst_0.25``.
         own_models: at the end of fit, test each client's own model (the one with which it would train on alone, as in
-            local-only training) on its own test examples: ``own/client_mean`` and so on, and ``own/accuracy``, pooled over
-            the examples. ``own/without_own_model`` counts the clients among them that have none, as no round has visited
-            them; they are tested with the global model.
+            local-only training; of grouped clients the group's selector) on its own test examples: ``own/client_mean`` and
+            so on, and ``own/accuracy``, pooled over the examples. ``own/without_own_model`` counts the clients among them
+            that have none, as no round has visited them; they are tested with the global model.
 
     Attributes:
         summary: metrics of ``own_models`` by name.
@@ -178,12 +182,14 @@ class ClientAccuracy(L.Callback):
         if not self.own_models:
             return
         clients = [*(self._data.test_client_indices or {})]
+        selectors = self._grouping.groups if self._grouping is not None else {}
 
         def measure(client: str) -> torch.Tensor | None:
             outcomes = _stack_outcomes(
                 outputs_of_own_model(trainer, pl_module, self._loop, self._data, client)
             )
-            return None if outcomes is None or outcomes.vote is None else torch.from_numpy(outcomes.vote)
+            own = None if outcomes is None else outcomes.own(selectors.get(client))
+            return None if own is None else torch.from_numpy(own)
 
         found = dict(zip(clients, for_each(measure, clients), strict=True))
         correct = {client: own.numpy() for client, own in found.items() if own is not None}
@@ -198,7 +204,7 @@ class ClientAccuracy(L.Callback):
         self._replace(
             "own",
             [
-                client_row(c, len(own), float(own.mean()), None, float(own.mean()), known)
+                client_row(c, len(own), float(own.mean()), selectors.get(c), float(own.mean()), known)
                 for c, own in correct.items()
             ],
         )

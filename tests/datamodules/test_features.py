@@ -1,10 +1,13 @@
 """Preference pairs as frozen features: the right vectors, one example per vote, clients side by side."""
 
+import csv
+
 import numpy as np
 import pytest
 import torch
 from stacked import assert_same_rows, fit, furthest
 
+from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.datamodules.rows.rows import write_rows
 from fedlight.datamodules.vectors.encoders import HashedEncoder
@@ -126,3 +129,24 @@ def test_clients_of_several_heads_share_a_batch(build, hidden):
     assert [len(group) for group in groups[-1]] == [4]
     assert furthest(beside, alone) < 1e-6
     assert_same_rows(others, rows)
+
+
+def test_own_model_of_a_grouped_client_is_its_selector(build, tmp_path):
+    source = build().train_rows[0]
+    module = FeatureSelectorModule(optimizer="SGD", lr=0.5, num_adapters=2)
+    algorithm = FedBiscuit(warmup_rounds=1, regroup_every=1, assignment="nearest", weighting="normalized")
+    accuracy = ClientAccuracy(str(tmp_path / "clients.csv"), own_models=True)
+    data = build(test_source=source)
+    fit(module, data, rounds=6, algorithm=algorithm, callbacks=[accuracy])
+    weights = [head.head.weight[0].detach() for head in module.heads.values()]
+    expected = {}
+    for client, indices in data.test_client_indices.items():
+        batch = data.collate([data.test_set[index] for index in indices])
+        chosen = (batch["features"] @ weights[algorithm.groups[client]]).argmax(dim=1)
+        expected[client] = (chosen == batch["labels"]).float().mean().item()
+    with (tmp_path / "clients.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["client"]: float(row["own_accuracy"]) for row in rows} == pytest.approx(expected)
+    assert {row["client"]: int(row["selector"]) for row in rows} == algorithm.groups
+    assert {algorithm.groups["p0"], algorithm.groups["p1"]} == {0, 1}
+    assert accuracy.summary["own/client_mean"] == pytest.approx(np.mean([*expected.values()]))

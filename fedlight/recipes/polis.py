@@ -1,0 +1,346 @@
+"""Stages of the recipe polis: preference pairs of people who agree and disagree with statements, and a table of methods.
+
+Polis asks people for their own statements, on which others vote (agree, disagree, pass): C. Small et al., "Polis: Scaling
+Deliberation by Mapping High Dimensional Opinion Spaces", RECERCA 2021, https://doi.org/10.6035/recerca.5516. A person who
+agrees with one statement and disagrees with another prefers the first: that is a pair, and the person is a client.
+"""
+
+import csv
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedlight.datamodules.rows.columns import check_columns
+from fedlight.datamodules.rows.rows import RowsError, load_rows, write_rows
+from fedlight.evaluation.bootstrap import bootstrap_interval
+from fedlight.evaluation.by_client import worst_share_mean
+from fedlight.evaluation.group_agreement import adjusted_rand_index
+from fedlight.recipes.method_table import sent_bytes
+from fedlight.support.checks import check_choice, check_range, refuse_below
+from fedlight.support.seeding import derive_seed
+from fedlight.support.types import Rows
+
+VOTES = {"agree": 1, "disagree": -1, "pass": 0}
+NOTHING, JURY = "nothing learned", "what the jury likes more"
+
+
+@dataclass(frozen=True)
+class Opinions:
+    """Votes of a conversation on the statements that were not moderated out.
+
+    Attributes:
+        people: ids.
+        groups: Polis' own group of each person, empty where Polis gives none.
+        texts: the statements.
+        votes: 1 for agree, -1 for disagree, 0 for a pass or no vote, ``(people, statements)``.
+        moderated_out: number of statements that were left out.
+        repeated: number of votes that a later vote of the same person on the same statement has replaced.
+    """
+
+    people: list[str]
+    groups: list[str]
+    texts: list[str]
+    votes: np.ndarray
+    moderated_out: int
+    repeated: int
+
+
+def opinion_pairs(
+    votes: str,
+    statements: str,
+    seed: int,
+    train: str,
+    test: str,
+    pairs: str = "contested",
+    test_statements: str = "own",
+    jury_share: float = 0.5,
+    min_decided: int = 8,
+    min_minority: float = 0.3,
+    test_share: float = 0.4,
+    num_clients: int = 120,
+    max_train: int = 200,
+    max_test: int = 100,
+    min_train: int = 10,
+    min_test: int = 4,
+) -> dict[str, Any]:
+    """Write pairs of a statement that a person agrees with and one that it disagrees with, in a random order.
+
+    People are split by the seed into a jury and the others, of which those with enough pairs are drawn as clients. A pair
+    is contested if enough members of the jury have decided it (agreed with one and disagreed with the other), and the
+    minority of them is large enough. So no client has a say in which pairs it is tested on. Each client's statements are
+    split into those of its training pairs, which include its validation pairs, and those of its test pairs.
+
+    Args:
+        votes: rows with ``participant``, ``group``, ``statement_id`` and ``vote`` (agree, disagree, pass).
+        statements: rows with ``statement_id``, ``statement`` and ``moderated``; -1 is moderated out.
+        seed: seed of all draws.
+        train: file of the training pairs, JSON lines with ``client``, ``group`` (Polis' own), ``response_a``,
+            ``response_b`` and ``choice`` (a, b).
+        test: file of the test pairs, which also have ``jury_a`` and ``jury_b``: the share of the jury's votes on a statement
+            that agree, 0.5 without votes.
+        pairs: ``contested`` or ``all``.
+        test_statements: ``own``: drawn for each client, so other clients may have trained on them; ``new``: drawn once, no
+            client trains on them.
+        jury_share: share of all people on the jury, in (0, 1).
+        min_decided: fewest members of the jury that have decided a contested pair.
+        min_minority: least share of them in the minority, in [0, 0.5].
+        test_share: share of statements to test on, in (0, 1).
+        num_clients: most clients.
+        max_train: most training pairs of a client, drawn at random; so nobody with many votes decides.
+        max_test: most test pairs of a client.
+        min_train: fewest training pairs of a client.
+        min_test: fewest test pairs of a client.
+
+    Returns:
+        ``people``, ``jury``, ``eligible`` (people with enough pairs), ``clients``, ``statements``, ``moderated_out`` and
+        ``repeated`` (see `Opinions`), ``contested`` (share of the pairs that enough jurors decided), and the number of
+        ``train`` and ``test`` pairs.
+
+    Raises:
+        RowsError: rows lack a column or have an unknown vote, or fewer than two people have enough pairs.
+        ValueError: a setting is misspelt or out of range.
+    """
+    check_choice("pairs", pairs, ("contested", "all"))
+    check_choice("test_statements", test_statements, ("own", "new"))
+    refuse_below(2, num_clients=num_clients)
+    refuse_below(1, min_train=min_train, min_test=min_test, min_decided=min_decided)
+    refuse_below(min_train, max_train=max_train)
+    refuse_below(min_test, max_test=max_test)
+    check_range("min_minority", min_minority, 0, 0.5)
+    for name, share in {"jury_share": jury_share, "test_share": test_share}.items():
+        if not 0 < share < 1:
+            raise ValueError(f"{name}={share} must lie between 0 and 1")
+    opinions = read_opinions(votes, statements)
+    order = np.random.default_rng(derive_seed(seed, "jury")).permutation(len(opinions.people))
+    jury, others = np.split(order, [round(jury_share * len(order))])
+    decided, is_contested = contested(opinions.votes[jury], min_decided, min_minority)
+    allowed = is_contested if pairs == "contested" else np.ones_like(is_contested)
+    agreeing = _agreeing(opinions.votes[jury])
+    shared = _held_out(np.arange(len(opinions.texts)), test_share, seed, "everybody")
+    made: list[tuple[Rows, Rows]] = []
+    eligible = 0
+    for person in others.tolist():
+        own = opinions.votes[person]
+        voted, client = np.flatnonzero(own), opinions.people[person]
+        held = shared if test_statements == "new" else _held_out(voted, test_share, seed, client)
+        on_test = np.isin(voted, held)
+        found = [_pairs(own, voted[~on_test], allowed), _pairs(own, voted[on_test], allowed)]
+        if len(found[0]) < min_train or len(found[1]) < min_test:
+            continue
+        eligible += 1
+        if len(made) < num_clients:
+            rngs = [np.random.default_rng(derive_seed(seed, side, client)) for side in ("train", "test")]
+            drawn = [
+                np.sort(rng.permutation(len(of_side))[:at_most])
+                for rng, of_side, at_most in zip(rngs, found, (max_train, max_test), strict=True)
+            ]
+            trained, tested = (
+                _written(of_side[chosen], opinions, person, rng)
+                for of_side, chosen, rng in zip(found, drawn, rngs, strict=True)
+            )
+            made.append((trained, tested))
+    if len(made) < 2:
+        raise RowsError(
+            f"{votes}: {eligible} people beside the jury have {min_train} training and {min_test} test pairs: lower "
+            f"min_train, min_test or min_decided={min_decided}, or set pairs=all"
+        )
+    place = {text: number for number, text in enumerate(opinions.texts)}
+    rows_of_train = [row for rows, _ in made for row in rows]
+    rows_of_test = [
+        row | {f"jury_{side}": float(agreeing[place[row[f"response_{side}"]]]) for side in "ab"}
+        for _, rows in made
+        for row in rows
+    ]
+    for file, rows in ((train, rows_of_train), (test, rows_of_test)):
+        write_rows(rows, Path(file))
+    return {
+        "people": len(order),
+        "jury": len(jury),
+        "eligible": eligible,
+        "clients": len(made),
+        "statements": len(opinions.texts),
+        "moderated_out": opinions.moderated_out,
+        "repeated": opinions.repeated,
+        "contested": float(is_contested.sum() / max((decided >= min_decided).sum(), 1)),
+        "train": len(rows_of_train),
+        "test": len(rows_of_test),
+    }
+
+
+def read_opinions(votes: str, statements: str) -> Opinions:
+    """Return the votes of a conversation; arguments as `opinion_pairs`.
+
+    Raises:
+        RowsError: rows lack a column, a vote is unknown, or a person has two groups.
+    """
+    rows, of_statements = load_rows(votes), load_rows(statements)
+    check_columns(rows, _same("participant", "group", "statement_id", "vote"), votes)
+    check_columns(of_statements, _same("statement_id", "statement", "moderated"), statements)
+    kept = {
+        row["statement_id"]: str(row["statement"]).strip() for row in of_statements if row["moderated"] != -1
+    }
+    texts = sorted(set(kept.values()) - {""})
+    column = {number: texts.index(text) for number, text in kept.items() if text}
+    people = sorted({str(row["participant"]) for row in rows})
+    place = {person: number for number, person in enumerate(people)}
+    found = np.zeros((len(people), len(texts)), dtype=np.int8)
+    groups, seen = [""] * len(people), Counter[tuple[int, int]]()
+    for number, row in enumerate(rows, 1):
+        if row["vote"] not in VOTES:
+            raise RowsError(f"{votes}, row {number}: the vote {row['vote']!r} is none of {', '.join(VOTES)}")
+        person, group = place[str(row["participant"])], "" if row["group"] is None else str(row["group"])
+        if groups[person] not in ("", group):
+            raise RowsError(
+                f"{votes}, row {number}: a participant has two groups, {groups[person]!r} and {group!r}"
+            )
+        groups[person] = group
+        if (statement := column.get(row["statement_id"])) is not None:
+            found[person, statement] = VOTES[row["vote"]]
+            seen[person, statement] += 1
+    left_out = sum(row["moderated"] == -1 for row in of_statements)
+    return Opinions(people, groups, texts, found, left_out, seen.total() - len(seen))
+
+
+def contested(votes: np.ndarray, min_decided: int, min_minority: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return how many people have decided each pair, and which pairs are contested, ``(statements, statements)`` each.
+
+    Args:
+        votes: 1 for agree, -1 for disagree, 0 for neither, ``(people, statements)``.
+        min_decided: fewest people that agree with one and disagree with the other.
+        min_minority: least share of them that prefer the same statement, in [0, 0.5].
+
+    Examples:
+        >>> votes = np.array([[1, -1, 1], [1, -1, -1], [-1, 1, -1]])
+        >>> decided, is_contested = contested(votes, min_decided=2, min_minority=0.3)
+        >>> decided.tolist()
+        [[0, 3, 1], [3, 0, 2], [1, 2, 0]]
+        >>> is_contested.tolist()
+        [[False, True, False], [True, False, True], [False, True, False]]
+    """
+    preferred = (votes == 1).T.astype(np.int64) @ (votes == -1).astype(np.int64)
+    decided = preferred + preferred.T
+    minority = np.minimum(preferred, preferred.T)
+    return decided, (decided >= max(min_decided, 1)) & (minority >= min_minority * decided)
+
+
+def opinion_table(methods: dict[str, dict[str, str]], test: str, against: str = "FedBis") -> dict[str, Any]:
+    """Return a row for each method, for nothing learned, and for what the jury likes more.
+
+    Intervals are those of 95 % of bootstrap samples of people. A difference is taken person by person.
+
+    Args:
+        methods: method -> folders of its stages: ``train``, and ``test`` if the model of a client is tested in another
+            stage. ``clients.csv`` in the one or the other has the accuracies.
+        test: file of the test pairs.
+        against: method that the others are compared with.
+
+    Returns:
+        ``rows`` with ``method``; ``own``, the accuracy of what a client itself would use, mean over clients, with
+        ``own_low`` and ``own_high``; ``worst_tenth``; ``gain``, its difference to ``against``, with ``gain_low`` and
+        ``gain_high``; ``groups_ari``, the adjusted Rand index with Polis' own groups, which saw all votes; ``sent_mib``, MiB
+        sent down and up in training, including groupings.
+
+    Raises:
+        ValueError: a method has other clients than the test pairs, or ``against`` is no method.
+    """
+    if against not in methods:
+        raise ValueError(f"against={against!r} is no method: {', '.join(methods)}")
+    pairs = load_rows(test)
+    clients = [*dict.fromkeys(row["client"] for row in pairs)]
+    scores = {NOTHING: dict.fromkeys(clients, 0.5), JURY: _jury_accuracies(pairs)}
+    scores |= {method: _own_accuracies(folders, clients) for method, folders in methods.items()}
+    values = {method: np.array([own[client] for client in clients]) for method, own in scores.items()}
+    known = {row["client"]: row["group"] for row in pairs if row["group"]}
+    rows = []
+    for method, own in values.items():
+        folders = methods.get(method, {})
+        row: dict[str, Any] = {"method": method, **_with_interval("own", own)}
+        row["worst_tenth"] = worst_share_mean(own.tolist(), 0.1)
+        if method != against:
+            row |= _with_interval("gain", own - values[against])
+        if known and (groups := _groups(folders)):
+            row["groups_ari"] = adjusted_rand_index(groups, known)
+        if "train" in folders:
+            row["sent_mib"] = sent_bytes(Path(folders["train"])) / 2**20
+        rows.append(row)
+    return {"rows": rows}
+
+
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+def _held_out(numbers: np.ndarray, share: float, seed: int, whose: str) -> np.ndarray:
+    rng = np.random.default_rng(derive_seed(seed, "test statements", whose))
+    return rng.permutation(numbers)[: round(share * len(numbers))]
+
+
+def _pairs(own: np.ndarray, voted: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """Return the allowed pairs among some statements, the preferred one first, ``(pairs, 2)``."""
+    liked, disliked = voted[own[voted] == 1], voted[own[voted] == -1]
+    first, second = np.nonzero(allowed[np.ix_(liked, disliked)])
+    return np.stack([liked[first], disliked[second]], axis=1)
+
+
+def _written(pairs: np.ndarray, opinions: Opinions, person: int, rng: np.random.Generator) -> Rows:
+    """Return rows of pairs in a random order of the two statements."""
+    swapped = rng.random(len(pairs)) < 0.5
+    shared = {"client": opinions.people[person], "group": opinions.groups[person]}
+    return [
+        shared
+        | {
+            "response_a": opinions.texts[pair[is_swapped]],
+            "response_b": opinions.texts[pair[1 - is_swapped]],
+            "choice": "ab"[is_swapped],
+        }
+        for pair, is_swapped in zip(pairs.tolist(), swapped.astype(int).tolist(), strict=True)
+    ]
+
+
+def _agreeing(votes: np.ndarray) -> np.ndarray:
+    """Return the share of votes on each statement that agree, ``(statements,)``; 0.5 without votes."""
+    agree, disagree = (votes == 1).sum(axis=0), (votes == -1).sum(axis=0)
+    return np.where(agree + disagree > 0, agree / np.maximum(agree + disagree, 1), 0.5)
+
+
+def _jury_accuracies(pairs: Rows) -> dict[str, float]:
+    """Return the share of each client's pairs that the jury would decide as it does; a tie counts half."""
+    right: dict[str, list[float]] = {}
+    for row in pairs:
+        margin = row["jury_a"] - row["jury_b"]
+        score = 0.5 if margin == 0 else float((margin > 0) == (row["choice"] == "a"))
+        right.setdefault(row["client"], []).append(score)
+    return {client: float(np.mean(own)) for client, own in right.items()}
+
+
+def _own_accuracies(folders: Mapping[str, str], clients: list[str]) -> dict[str, float]:
+    file = Path(folders.get("test", folders["train"])) / "clients.csv"
+    with file.open(newline="", encoding="utf-8") as lines:
+        found = {
+            row["client"]: float(row["own_accuracy"])
+            for row in csv.DictReader(lines)
+            if row["stage"] in ("own", "test")
+        }
+    if found.keys() != set(clients):
+        raise ValueError(
+            f"{file} has accuracies of {len(found)} clients, not of the {len(clients)} with test pairs"
+        )
+    return found
+
+
+def _groups(folders: Mapping[str, str]) -> dict[str, str]:
+    """Return client -> selector in the end; empty for a method without groups."""
+    file = Path(folders.get("train", "")) / "clients.csv"
+    if not file.is_file():
+        return {}
+    with file.open(newline="", encoding="utf-8") as lines:
+        return {row["client"]: row["selector"] for row in csv.DictReader(lines) if row["selector"]}
+
+
+def _with_interval(name: str, values: np.ndarray) -> dict[str, float]:
+    low, high = bootstrap_interval(values)
+    return {name: float(values.mean()), f"{name}_low": low, f"{name}_high": high}
