@@ -13,9 +13,14 @@ from fedlight.datamodules.vectors.encoders import Encoder, HashedEncoder, Senten
 
 
 class FeaturePair(TypedDict):
-    """Vectors of both answers, ``(2, dimension)``; ``label`` is 0 where the first is better."""
+    """Comparison in one order; ``label`` is 0 where the first answer is better.
 
-    features: Tensor
+    ``rows`` are the places of both answers in ``vectors``, ``(answers, dimension)``, which all examples of a set share: a
+    batch takes its vectors in one step, which is ten times faster than one by one.
+    """
+
+    vectors: Tensor
+    rows: np.ndarray
     label: int
 
 
@@ -64,15 +69,14 @@ class FeatureExamples(Dataset):
         return len(self.pairs)
 
     def __getitem__(self, item: int) -> FeaturePair:
-        return {"features": self.vectors[self.pairs[item]], "label": int(self.labels[item])}
+        return {"vectors": self.vectors, "rows": self.pairs[item], "label": int(self.labels[item])}
 
 
 def collate_features(examples: list[FeaturePair]) -> dict[str, Tensor]:
-    """Return a batch: ``features`` ``(batch, 2, dimension)``, ``labels`` ``(batch,)``."""
-    return {
-        "features": torch.stack([example["features"] for example in examples]),
-        "labels": torch.tensor([example["label"] for example in examples]),
-    }
+    """Return a batch of examples of one set: ``features`` ``(batch, 2, dimension)``, ``labels`` ``(batch,)``."""
+    rows = torch.from_numpy(np.stack([example["rows"] for example in examples]))
+    labels = torch.tensor([example["label"] for example in examples])
+    return {"features": examples[0]["vectors"][rows], "labels": labels}
 
 
 def make_encoder(name: str) -> Encoder:
