@@ -197,7 +197,7 @@ class ClientAccuracy(L.Callback):
             return self._say_once(f"{type(pl_module).__name__}.test_step gives no 'correct' and 'vote'")
         accuracies = {client: float(own.mean()) for client, own in correct.items()}
         by_client = {f"own/{name}": x for name, x in spread([*accuracies.values()], self.worst).items()}
-        without = float(sum(self._loop.own_state(client) is None for client in clients))
+        without = float(sum(c not in selectors and self._loop.own_state(c) is None for c in clients))
         pooled = float(np.concatenate([*correct.values()]).mean())
         self.summary = {"own/accuracy": pooled, **by_client, "own/without_own_model": without}
         known = known_groups(trainer)

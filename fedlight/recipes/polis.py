@@ -62,10 +62,10 @@ def opinion_pairs(
     min_minority: float = 0.3,
     test_share: float = 0.4,
     num_clients: int = 120,
-    max_train: int = 200,
-    max_test: int = 100,
-    min_train: int = 10,
-    min_test: int = 4,
+    max_train: int = 120,
+    max_test: int = 60,
+    min_train: int = 5,
+    min_test: int = 2,
 ) -> dict[str, Any]:
     """Write pairs of a statement that a person agrees with and one that it disagrees with, in a random order.
 

@@ -1,0 +1,306 @@
+"""Pairs of opinions from hand-made votes, the table by hand, and the whole recipe on a conversation made here."""
+
+import json
+import math
+from itertools import permutations
+
+import numpy as np
+import pytest
+from scipy import stats
+from tiny_world import fedlight, table, write_rows
+
+from fedlight.datamodules.rows.rows import RowsError, load_rows
+from fedlight.recipes import recipe as recipes
+from fedlight.recipes.polis import contested, opinion_pairs, opinion_table, read_opinions
+
+STATEMENTS = 24
+NAMES = {1: "agree", -1: "disagree", 0: "pass"}
+
+
+def conversation(people=60, seed=0):
+    """Two groups with opposed votes on the first half of the statements; everybody likes even ones of the other half."""
+    rng = np.random.default_rng(seed)
+    votes = []
+    for person in range(people):
+        for statement in range(STATEMENTS):
+            vote = (-1) ** (statement % 2)
+            if statement < STATEMENTS // 2:
+                vote *= (-1) ** (person % 2)
+            vote *= -1 if rng.random() < 0.05 else 1
+            if rng.random() < 0.1:
+                vote = 0
+            group = None if person == 5 else str(person % 2)
+            row = {"participant": person, "group": group, "statement_id": statement}
+            votes.append(row | {"vote": NAMES[vote]})
+    votes.append({"participant": 0, "group": "0", "statement_id": 99, "vote": "agree"})
+    return votes
+
+
+def statements():
+    rows = [
+        {"statement_id": n, "statement": f"statement {n} about {n % 5}", "moderated": n % 2}
+        for n in range(STATEMENTS)
+    ]
+    return [*rows, {"statement_id": 99, "statement": "moderated out", "moderated": -1}]
+
+
+@pytest.fixture
+def files(tmp_path):
+    return {
+        "votes": write_rows(tmp_path / "votes.jsonl", conversation()),
+        "statements": write_rows(tmp_path / "statements.jsonl", statements()),
+    }
+
+
+@pytest.fixture
+def draw(files, tmp_path):
+    def draw(**settings):
+        sides = [tmp_path / f"{side}.jsonl" for side in ("train", "test")]
+        made = {**files, "seed": 0, "train": str(sides[0]), "test": str(sides[1]), **settings}
+        done = opinion_pairs(**made)
+        return done, *(load_rows(str(side)) for side in sides)
+
+    return draw
+
+
+def votes_of(rows):
+    return {(str(row["participant"]), row["statement_id"]): row["vote"] for row in rows}
+
+
+def number(text):
+    return int(text.split()[1])
+
+
+def chosen_first(row):
+    pair = [number(row["response_a"]), number(row["response_b"])]
+    return pair if row["choice"] == "a" else pair[::-1]
+
+
+@pytest.mark.parametrize("test_statements", ["own", "new"])
+@pytest.mark.parametrize("pairs", ["contested", "all"])
+def test_pairs_are_what_a_person_says_and_statements_are_on_one_side(draw, pairs, test_statements):
+    done, train, test = draw(pairs=pairs, test_statements=test_statements)
+    said = votes_of(conversation())
+    sides = {}
+    for side, rows in (("train", train), ("test", test)):
+        assert len(rows) == done[side] > 0
+        for row in rows:
+            liked, disliked = chosen_first(row)
+            assert said[row["client"], liked] == "agree"
+            assert said[row["client"], disliked] == "disagree"
+            sides.setdefault((row["client"], side), set()).update((liked, disliked))
+        assert 0.4 < np.mean([row["choice"] == "a" for row in rows]) < 0.6
+        assert len({(row["client"], *sorted(chosen_first(row))) for row in rows}) == len(rows)
+    clients = {client for client, _ in sides}
+    assert len(clients) == done["clients"] <= done["eligible"] <= done["people"] - done["jury"] == 30
+    assert all(sides[client, "train"].isdisjoint(sides[client, "test"]) for client in clients)
+    trained, tested = (
+        set().union(*(own for (_, of), own in sides.items() if of == side)) for side in ("train", "test")
+    )
+    assert trained.isdisjoint(tested) == (test_statements == "new")
+    assert done["moderated_out"] == 1
+    assert done["statements"] == STATEMENTS
+    assert {row["group"] for row in train if row["client"] != "5"} <= {"0", "1"}
+
+
+def test_only_the_jury_says_what_is_contested(draw, tmp_path):
+    """The jury's votes decide by hand which pairs are there; a client's votes may be the opposite."""
+    done, train, test = draw(jury_share=0.4, num_clients=10, max_train=1000, max_test=1000, min_minority=0.35)
+    assert done["jury"] == 24
+    order = np.random.default_rng(recipes_seed()).permutation(60)
+    people = sorted({str(row["participant"]) for row in conversation()})
+    jury = {people[index] for index in order[:24].tolist()}
+    assert jury.isdisjoint({row["client"] for row in train})
+    said = votes_of(conversation())
+    allowed = set()
+    for one, other in permutations(range(STATEMENTS), 2):
+        ways = [
+            sum((said.get((p, x)), said.get((p, y))) == ("agree", "disagree") for p in jury)
+            for x, y in ((one, other), (other, one))
+        ]
+        if sum(ways) >= 8 and min(ways) >= 0.35 * sum(ways):
+            allowed.add((one, other))
+    assert {tuple(chosen_first(row)) for row in train + test} <= allowed
+    # Both are in the half on which the groups are opposed.
+    assert all(max(pair) < STATEMENTS // 2 for pair in allowed)
+    # All of a client's allowed pairs are there.
+    client = train[0]["client"]
+    own = [row for row in train if row["client"] == client]
+    seen = {s for row in own for s in chosen_first(row)}
+    expected = {
+        (x, y)
+        for x, y in allowed
+        if {x, y} <= seen and (said[client, x], said[client, y]) == ("agree", "disagree")
+    }
+    assert {tuple(chosen_first(row)) for row in own} == expected
+
+
+def recipes_seed():
+    from fedlight.support.seeding import derive_seed
+
+    return derive_seed(0, "jury")
+
+
+def test_heavy_voters_have_no_more_pairs_and_seeds_draw_others(draw):
+    done, train, test = draw(pairs="all", max_train=12, max_test=5, num_clients=7)
+    for rows, most in ((train, 12), (test, 5)):
+        counts = np.unique([row["client"] for row in rows], return_counts=True)[1]
+        assert len(counts) == 7
+        assert counts.max() == most
+    assert done["eligible"] > 7
+    assert draw(pairs="all", max_train=12, max_test=5, num_clients=7)[1] == train
+    other = draw(pairs="all", max_train=12, max_test=5, num_clients=7, seed=1)[1]
+    assert {row["client"] for row in other} != {row["client"] for row in train}
+
+
+def test_what_the_jury_likes_is_a_share_of_its_votes(draw):
+    _, _, test = draw(pairs="all")
+    shares = {number(row[f"response_{s}"]): row[f"jury_{s}"] for row in test for s in "ab"}
+    liked = [share for n, share in shares.items() if n >= STATEMENTS // 2 and n % 2 == 0]
+    disliked = [share for n, share in shares.items() if n >= STATEMENTS // 2 and n % 2]
+    assert min(liked) > 0.8
+    assert max(disliked) < 0.2
+    assert all(0.2 < share < 0.8 for n, share in shares.items() if n < STATEMENTS // 2)
+
+
+def test_votes_are_read_once(tmp_path, files):
+    rows = [*conversation(), {"participant": 0, "group": "0", "statement_id": 0, "vote": "pass"}]
+    opinions = read_opinions(write_rows(tmp_path / "twice.jsonl", rows), files["statements"])
+    assert opinions.repeated == 1
+    person, statement = opinions.people.index("0"), opinions.texts.index("statement 0 about 0")
+    assert opinions.votes[person, statement] == 0
+    assert opinions.groups[opinions.people.index("5")] == ""
+    assert opinions.votes.shape == (60, STATEMENTS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vote": "maybe"}, "row 1: the vote 'maybe' is none of agree, disagree, pass"),
+        ({"group": "7"}, "a participant has two groups, '7' and '0'"),
+    ],
+)
+def test_rows_that_make_no_sense(tmp_path, files, change, message):
+    rows = conversation()
+    rows[0] |= change
+    with pytest.raises(RowsError, match=message):
+        read_opinions(write_rows(tmp_path / "bad.jsonl", rows), files["statements"])
+
+
+def test_settings_out_of_range(draw):
+    with pytest.raises(ValueError, match="pairs='contestd': did you mean 'contested'"):
+        draw(pairs="contestd")
+    with pytest.raises(ValueError, match="jury_share=1 must lie between 0 and 1"):
+        draw(jury_share=1)
+    with pytest.raises(ValueError, match=r"min_minority=0\.6"):
+        draw(min_minority=0.6)
+    with pytest.raises(RowsError, match="0 people beside the jury have 500 training and 2 test pairs: lower"):
+        draw(min_train=500, max_train=500)
+
+
+def test_nobody_decided_is_not_contested():
+    decided, is_contested = contested(np.zeros((3, 4), dtype=int), 1, 0.0)
+    assert not decided.any()
+    assert not is_contested.any()
+
+
+OWN = {"p": 1.0, "q": 0.5, "r": 0.75, "s": 0.25, "t": 0.75}
+BIS = {"p": 0.5, "q": 0.5, "r": 0.5, "s": 0.0, "t": 1.0}
+
+
+def folder(path, stage, accuracies, selectors=None):
+    path.mkdir(parents=True)
+    lines = [f"{stage},,{c},2,0,{(selectors or {}).get(c, '')},{x},{x}\n" for c, x in accuracies.items()]
+    head = "stage,round,client,examples,group,selector,accuracy,own_accuracy\n"
+    (path / "clients.csv").write_text(head + "".join(lines))
+    return str(path)
+
+
+def test_table_by_hand(tmp_path):
+    margins = {"p": (0.9, 0.1), "q": (0.1, 0.9), "r": (0.5, 0.5), "s": (0.6, 0.4), "t": (0.4, 0.6)}
+    groups = {"p": "0", "q": "0", "r": "1", "s": "1", "t": ""}
+    pairs = [
+        {"client": c, "group": groups[c], "choice": "a", "jury_a": a, "jury_b": b}
+        for c, (a, b) in margins.items()
+    ]
+    test = write_rows(tmp_path / "test.jsonl", pairs)
+    selectors = {"p": 1, "q": 1, "r": 0, "s": 0, "t": 0}
+    methods = {
+        "FedBis": {"train": folder(tmp_path / "bis", "own", BIS)},
+        "grouped": {"train": folder(tmp_path / "grouped", "own", OWN, selectors)},
+    }
+    rows = {row["method"]: row for row in opinion_table(methods, test)["rows"]}
+    assert list(rows) == ["nothing learned", "what the jury likes more", "FedBis", "grouped"]
+    assert rows["what the jury likes more"]["own"] == pytest.approx((1 + 0 + 0.5 + 1 + 0) / 5)
+    assert rows["nothing learned"]["own"] == 0.5
+    assert rows["grouped"]["own"] == pytest.approx(0.65)
+    assert rows["grouped"]["worst_tenth"] == 0.25
+    assert rows["grouped"]["gain"] == pytest.approx(0.15)
+    assert rows["grouped"]["groups_ari"] == 1.0
+    assert "gain" not in rows["FedBis"]
+    assert "groups_ari" not in rows["FedBis"]
+    # An independent bootstrap of people; both draw 2,000 and more times.
+    gains = np.array([OWN[c] - BIS[c] for c in OWN])
+    for name, values in (("own", np.array([*OWN.values()])), ("gain", gains)):
+        found = stats.bootstrap((values,), np.mean, n_resamples=20_000, method="percentile", rng=0)
+        interval = rows["grouped"][f"{name}_low"], rows["grouped"][f"{name}_high"]
+        assert interval == pytest.approx(found.confidence_interval, abs=0.051)  # means are multiples of 0.05
+    with pytest.raises(ValueError, match="against='FedBus' is no method: FedBis, grouped"):
+        opinion_table(methods, test, against="FedBus")
+    (tmp_path / "bis/clients.csv").write_text("stage,client,own_accuracy,selector\nown,p,1,\n")
+    with pytest.raises(ValueError, match="accuracies of 1 clients, not of the 5 with test pairs"):
+        opinion_table(methods, test)
+
+
+def test_interval_of_many_people_is_that_of_the_normal_distribution(tmp_path):
+    rng = np.random.default_rng(0)
+    own = {f"p{n}": x for n, x in enumerate(rng.random(2000).tolist())}
+    pairs = [{"client": c, "group": "", "choice": "a", "jury_a": 1, "jury_b": 0} for c in own]
+    test = write_rows(tmp_path / "test.jsonl", pairs)
+    bis = {"FedBis": {"train": folder(tmp_path / "bis", "own", own)}}
+    row = opinion_table(bis, test)["rows"][-1]
+    half = 1.96 * np.std([*own.values()]) / math.sqrt(2000)
+    assert row["own_low"] == pytest.approx(row["own"] - half, abs=0.001)
+    assert row["own_high"] == pytest.approx(row["own"] + half, abs=0.001)
+
+
+def test_the_whole_recipe(files, tmp_path):
+    options = [f"{name}={file}" for name, file in files.items()]
+    outcome = fedlight(
+        *("run", "polis", f"--output={tmp_path / 'out'}", "--seeds", "0", *options, "model=hashed"),
+        *("rounds=8", "clients_per_round=6", "clients_at_once=6", "local_steps=2", "num_clients=8"),
+        *("hidden=4", "warmup_rounds=1", "regroup_every=1", "global_rounds=5", "rounds_of_two_visits=4"),
+        *("batch_size=8", "lr=0.05"),
+    )
+    assert outcome.code == 0, outcome.err
+    run = tmp_path / "out/seed0"
+    rows = {row["method"]: row for row in json.loads((tmp_path / "out/results.json").read_text())["rows"]}
+    assert len(rows) == len(recipes.load("polis")["stages"]["table"]["with"]["methods"]) + 2
+    assert rows["nothing learned"]["own"] == 0.5
+    for method, row in rows.items():
+        assert 0 <= row["own_low"] <= row["own"] <= row["own_high"] <= 1
+        assert ("gain" in row) == (method != "FedBis")
+        assert ("groups_ari" in row) == ("U = " in method or "groups" in method)
+    # All methods have as many visits and steps, pooled training as many steps.
+    stages = [path.name for path in run.iterdir() if (path / "visits.csv").is_file()]
+    assert len(stages) >= 10
+    for stage in stages:
+        visits = table(run / stage / "visits.csv")
+        assert len(visits) == 8 * 6
+        assert sum(int(visit["steps"]) for visit in visits) == 8 * 6 * 2
+    settings = json.loads((run / "pooled/settings.json").read_text())
+    assert settings["trainer.max_epochs"] * settings["trainer.limit_train_batches"] == 8 * 6 * 2
+    assert rows["pooled"]["sent_mib"] == 0 < rows["local only"]["sent_mib"] < rows["FedBis"]["sent_mib"]
+
+
+def test_a_dry_run_names_what_is_missing(files, tmp_path):
+    options = [f"{name}={file}" for name, file in files.items()]
+    missing = str(tmp_path / "encoder")
+    outcome = fedlight(
+        "run", "polis", f"--output={tmp_path / 'out'}", *options, f"model={missing}", "--dry-run"
+    )
+    assert outcome.code != 0
+    assert missing in outcome.out + outcome.err
+    outcome = fedlight("run", "polis", f"--output={tmp_path / 'out'}", *options, "model=hashed", "--dry-run")
+    assert outcome.code == 0, outcome.out + outcome.err
+    assert not (tmp_path / "out").exists()
