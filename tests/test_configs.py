@@ -45,6 +45,7 @@ ELSEWHERE = {  # config -> where it is run
         "augmentation/test_augmentation_configs.py",
     ),
     **dict.fromkeys(("fewfedpit", "fewfedpit_llama2", "fewfedpit_medinstruct"), "test_few_shot_configs.py"),
+    "polis": "test_polis_recipe.py",
     "tasks": "test_task_configs.py",
     **dict.fromkeys(
         [f"tasks/{name}" for name in ("gsm8k", "human_eval", "mmlu_medical", "sentiment")],
@@ -67,6 +68,7 @@ RECIPES = {  # recipe -> where it is run
     "fedbis": "test_configs.py",
     **dict.fromkeys(("tldr", "shp", "fedbiscuit", "reward_hacking"), "test_method_recipes.py"),
     **dict.fromkeys(("ukpconvarg", "mtbench"), "test_vote_recipes.py"),
+    "polis": "test_polis_recipe.py",
     "fleets": "test_fleets_recipe.py",
     **dict.fromkeys(("feddca", "feddca_star", "heterogeneity"), "test_domain_recipes.py"),
     "feddca_leakage": "test_leakage_recipe.py",

@@ -1,8 +1,8 @@
 """Recipes: pipelines from the first stage to a table of results.
 
 `load` reads a recipe, `run` runs its stages; each `Stage` is a Lightning command or a function. `followers` are the further
-processes of a recipe. Functions for stages are in `steps`, `voters`, `vote_baselines`, `method_table` and `domain_table`;
-`harness` connects EleutherAI's lm-evaluation-harness.
+processes of a recipe. Functions for stages are in `steps`, `voters`, `polis`, `vote_baselines`, `method_table` and
+`domain_table`; `harness` connects EleutherAI's lm-evaluation-harness.
 """
 
 from fedlight.support.lazy import lazy_names
