@@ -74,7 +74,7 @@ def leave() -> None:
     _joined.clear()
 
 
-def _store(rank: int, host: str, port: int) -> distributed.Store:
+def _store(rank: int, host: str, port: int) -> Any:
     """Return the store of all processes, in process 0 or in torchrun's agent, without waiting for all of them.
 
     torch's own rendezvous waits in the store for all processes, and one that dies meanwhile is not noticed.
@@ -82,9 +82,8 @@ def _store(rank: int, host: str, port: int) -> distributed.Store:
     has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     patience = timedelta(seconds=JOIN_SECONDS)
     is_here = rank == 0 and not has_agent
-    return distributed.TCPStore(
-        host, port, None, is_here, patience, wait_for_workers=False, multi_tenant=True
-    )
+    stores: Any = distributed  # some builds of torch have none
+    return stores.TCPStore(host, port, None, is_here, patience, wait_for_workers=False, multi_tenant=True)
 
 
 @contextmanager

@@ -74,7 +74,8 @@ class Team:
         more = True
         upcoming = next(left, self)  # itself stands for the end
         while more:
-            own, size = [], 0
+            own: list[Any] = []
+            size = 0
             while upcoming is not self and (
                 not own or size + num_bytes(upcoming) <= MESSAGE_BYTES / self.size
             ):
