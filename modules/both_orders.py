@@ -5,6 +5,7 @@ https://arxiv.org/abs/2407.03038, train on both orders; here the verdict on a co
 selector gives to the same answer in the two orders, so that a preference for a position cancels.
 """
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -88,6 +89,16 @@ class BothOrders(Metric):
 def stage_orders() -> nn.ModuleDict:
     """Return a metric for validation and one for testing."""
     return nn.ModuleDict({stage: BothOrders() for stage in ("val", "test")})
+
+
+def add_orders(module: Any, stage: str, batch: Mapping[str, Any], logits: Tensor) -> None:
+    """Add a batch with ``orders`` to the metric of ``module.both_orders``; an even number of selectors has no majority.
+
+    ``logits`` are those of A and B by each of the U selectors, ``(batch, U, 2)``.
+    """
+    if "orders" in batch and logits.shape[1] % 2:
+        metric = cast(BothOrders, module.both_orders[stage])
+        metric.update(batch["orders"], logits, batch["labels"])
 
 
 def log_both_orders(module: Any, stage: str) -> None:

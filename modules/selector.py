@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedlight.devices.shape import BatchShape
-from fedlight.modules.both_orders import log_both_orders, stage_orders
+from fedlight.modules.both_orders import add_orders, log_both_orders, stage_orders
 from fedlight.modules.choices import log_choices, stage_accuracies
 from fedlight.modules.functional import choice_loss
 from fedlight.modules.language import adapters, readout, skeleton
@@ -114,8 +114,7 @@ class SelectorModule(LanguageModule):
             ``correct``, ``(batch, U)`` bool, by each adapter; ``vote``, ``(batch,)`` bool, by their majority, if U is odd.
         """
         logits = self.evaluated(batch)["logits"]
-        if "orders" in batch and logits.shape[1] % 2:
-            self.both_orders[stage].update(batch["orders"], logits, batch["labels"])
+        add_orders(self, stage, batch, logits)
         return dict(log_choices(self, stage, logits, batch["labels"]))
 
     def on_validation_epoch_end(self) -> None:
