@@ -52,8 +52,9 @@ def named_parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             continue
         seen.add(part)
         yield name, part
-        start = f"{name}." if name else ""
-        waiting += [(start + key, own) for key, own in reversed(part._modules.items()) if own is not None]
+        if part._modules:  # most have none
+            start = f"{name}." if name else ""
+            waiting += [(start + key, own) for key, own in reversed(part._modules.items()) if own is not None]
 
 
 def tensors(batch: Any) -> Iterator[Tensor]:
