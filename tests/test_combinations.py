@@ -14,9 +14,12 @@ from tiny_world import VOTES, fedlight, tiny_selector
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean
+from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.fedprox import FedProx
+from fedlight.federation.algorithms.fedrep import FedRep
+from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.server import FedAdagrad, FedAdam, FedAvgM, FedYogi
@@ -203,7 +206,7 @@ MODULES = {SelectorModule: "selector", SFTModule: "sft", DPOModule: "dpo", Rewar
 
 @pytest.mark.filterwarnings("ignore:.*`val_dataloader`")
 @pytest.mark.parametrize("kind", MODULES)
-@pytest.mark.parametrize("algorithm", [FedAvg, FedProx, Scaffold, LocalOnly])
+@pytest.mark.parametrize("algorithm", [FedAvg, FedProx, Scaffold, LocalOnly, Ditto, FedRep, GlobalThenLocal])
 def test_every_algorithm_trains_every_module(algorithm, kind, tiny_model):
     def make():
         return kind(tiny_model, lora_rank=2, lr=0.05, optimizer="SGD", optimizer_args={})
@@ -213,7 +216,8 @@ def test_every_algorithm_trains_every_module(algorithm, kind, tiny_model):
     data = PreferenceDataModule(
         VOTES, view=MODULES[kind], tokenizer=tiny_model, max_tokens=128, batch_size=4, val_share=0
     )
-    loop = FederatedLoop(algorithm(), clients_per_round=2, local_steps=2)
+    settings = {FedRep: {"private": ["lora_B"]}, GlobalThenLocal: {"global_rounds": 1}}.get(algorithm, {})
+    loop = FederatedLoop(algorithm(**settings), clients_per_round=2, local_steps=2)
     trainer(2, [loop], limit_val_batches=0).fit(module, datamodule=data)
     before, after = weights(fresh), weights(module)
     frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
@@ -226,9 +230,13 @@ def test_every_algorithm_trains_every_module(algorithm, kind, tiny_model):
         assert any(not torch.equal(value, before[name]) for name, value in own.items())
         assert all(name not in own for name in frozen)
         return
+    if algorithm is FedRep:  # A moves once B, which starts at 0 and stays with the clients, is another
+        assert {*moved} == {name for name in after if "lora_B" not in name} - {*frozen}
+        assert {*loop.own_state(visited.pop())} == {name for name in after if "lora_B" in name}
+        return
     assert {name for name in moved if "lora_B" in name} == {name for name in after if "lora_B" in name}
     assert all(torch.isfinite(value).all() for value in after.values())
-    assert bool(visited) == (algorithm is Scaffold)
+    assert bool(visited) == (algorithm in (Scaffold, Ditto, GlobalThenLocal))
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,25 @@ def test_a_failed_stage_is_done_again_and_the_ones_before_are_not(run_small, mon
     assert run_small.done == ["two"]
 
 
+@pytest.mark.parametrize(
+    ("recipe", "stage"), [("tldr", "fedbiscuit_label"), ("fedbiscuit", "fedbiscuit_label")]
+)
+def test_an_even_number_of_selectors_that_would_vote_is_refused_before_any_stage(recipe, stage, tmp_path):
+    made = recipes.load(recipe)
+    trains = "fedbiscuit"
+    assert made["stages"][trains]["fit"] == "fedbiscuit.yaml"
+    made["stages"][trains].setdefault("with", {})["model.init_args.num_adapters"] = 4
+    message = rf"stage {stage} has 4 selectors vote, .* set num_adapters of stage {trains} to an odd number"
+    with pytest.raises(ValueError, match=message):
+        stages.refuse_tied_votes(recipes.stages(made, tmp_path, 0))
+    made["stages"][trains]["with"]["model.init_args.num_adapters"] = 5
+    stages.refuse_tied_votes(recipes.stages(made, tmp_path, 0))
+    outcome = fedlight("run", "tldr", f"--output={tmp_path / 'run'}", "num_selectors=2")
+    assert outcome.code == 1
+    assert "has 2 selectors vote" in outcome.err
+    assert not (tmp_path / "run").exists()
+
+
 def test_like_when_choose_and_interpolation(run_small):
     recipe = {
         "seeds": [0, 5],

@@ -21,7 +21,7 @@ from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.recipes.chosen_stages import chosen_stages
 from fedlight.recipes.followers import Followers, check_processes
 from fedlight.recipes.overlay import merge_arguments, merge_recipes
-from fedlight.recipes.stages import Stage
+from fedlight.recipes.stages import Stage, refuse_tied_votes
 from fedlight.support.console import silence_lightning
 from fedlight.support.files import sealed, write_json
 
@@ -175,8 +175,8 @@ def run(
         one per seed and stage, with its metrics.
 
     Raises:
-        ValueError: ``only`` names no stage, ``processes`` is below 1 or a stage has a strategy of its own, a stage was done
-            with other settings in this folder, or another process works there.
+        ValueError: ``only`` names no stage, ``processes`` is below 1 or a stage has a strategy of its own, an even number of
+            selectors would vote, a stage was done with other settings in this folder, or another process works there.
     """
     check_processes(processes)
     recipe = load(name, overrides, twin)
@@ -184,6 +184,8 @@ def run(
     silence_lightning()
     wanted = seeds if seeds is not None else recipe.get("seeds", [0])
     plan = {seed: stages(recipe, output / f"seed{seed}", seed) for seed in wanted}
+    for steps in plan.values():
+        refuse_tied_votes(steps)
     together = stages_over_seeds(recipe, output, wanted)
     if only is not None:
         chosen, together = chosen_stages(list(plan.values()), together, only)

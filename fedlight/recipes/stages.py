@@ -11,7 +11,7 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -267,6 +267,32 @@ def _part_in(config: str) -> Any:
     """Return the settings of the config of a class, such as a datamodule; for another file its path."""
     part = _settings_in(config)
     return part if is_class(part) else str(_config(config))
+
+
+def refuse_tied_votes(stages: Sequence[Stage]) -> None:
+    """Raise ValueError, before the first stage of a run, if an even number of selectors that it trains would vote.
+
+    Votes are read by a call with an argument ``votes``, written by a ``predict`` stage, and cast by the adapters of a
+    ``fit`` stage.
+    """
+    by_folder = {stage.folder: stage for stage in stages}
+
+    def trained_voters(file: str) -> tuple[Stage, int] | None:
+        writes = by_folder.get(Path(file).absolute().parent)
+        adapter = writes.config()["model"]["init_args"].get("adapter") if writes else None
+        fits = by_folder.get(Path(adapter).absolute().parent) if adapter else None
+        return (fits, fits.config()["model"]["init_args"].get("num_adapters") or 1) if fits else None
+
+    for stage in stages:
+        files = stage.arguments.get("votes") if stage.command == "call" else None
+        voters = [trained_voters(file) for file in ([files] if isinstance(files, str) else files or [])]
+        known = [one for one in voters if one is not None]
+        number = sum(count for _, count in known)
+        if known and len(known) == len(voters) and number % 2 == 0:
+            raise ValueError(
+                f"stage {stage.name} has {number} selectors vote, of which an even number can tie: set num_adapters of "
+                f"stage {known[0][0].name} to an odd number, or leave out the stages that label"
+            )
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
