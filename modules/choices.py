@@ -16,7 +16,10 @@ class LogsChoices(Protocol):
     """LightningModule that logs what its selectors choose; ``accuracy`` is made by `stage_accuracies`."""
 
     accuracy: nn.ModuleDict
-    log: Any
+
+    @property
+    def log(self) -> Any:
+        """Method of LightningModule."""
 
     @property
     def adapter_names(self) -> Sequence[str]:

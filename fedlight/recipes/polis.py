@@ -151,7 +151,7 @@ def opinion_pairs(
     place = {text: number for number, text in enumerate(opinions.texts)}
     rows_of_train = [row for rows, _ in made for row in rows]
     rows_of_test = [
-        row | {f"jury_{side}": float(agreeing[place[row[f"response_{side}"]]]) for side in "ab"}
+        dict(row) | {f"jury_{side}": float(agreeing[place[row[f"response_{side}"]]]) for side in "ab"}
         for _, rows in made
         for row in rows
     ]
