@@ -73,6 +73,13 @@ def test_without_a_table_of_data_visits_and_known_groups_are_taken(tmp_path):
     assert "group that it is known to belong to" in charts(found)["client_data_0"].caption
 
 
+def test_visits_of_a_part_are_on_the_client_s_own_rows_and_those_on_candidates_are_not(tmp_path):
+    lines = ("0,a,adapter0,6,1,1", "0,a,adapter1,6,1,1", "0,b,head,4,1,1", "0,b,synthetic,9,1,1")
+    write(tmp_path / "run/visits.csv", VISITS, *lines)
+    found = client_data.section(read_runs([tmp_path / "run"]))
+    assert [row["rows"] for row in charts(found)["client_sizes"].rows] == [6, 4]
+
+
 def test_runs_with_equal_data_share_a_line_and_seeds_are_told_apart(tmp_path):
     for seed, sizes in ((0, "642"), (1, "732")):
         for method, seen in (("one", 3), ("two", 3), ("three", 2)):  # the third never saw the last client

@@ -15,6 +15,8 @@ from fedlight.report.tables import number
 
 MOST = 4
 """Distributions that are drawn; further ones are in the table alone."""
+OF_CANDIDATES = ("synthetic", "mixed")
+"""Splits of visits on examples that a client has made for itself."""
 
 Counts = dict[str, dict[str, int]]
 
@@ -95,7 +97,8 @@ def data_of(run: Run) -> Distribution:
     if not counts:
         source = "visits.csv"
         for row in run.csv(source):
-            if row.get("split") == "train" and (rows := number(row.get("examples"))):
+            # A part of an algorithm, such as Ditto's personal visit, trains on the client's own rows, too.
+            if row.get("split", "synthetic") not in OF_CANDIDATES and (rows := number(row.get("examples"))):
                 counts[row.get("client", "")] = {"": int(rows)}
     groups = {row.get("client", ""): row.get("known_group", "") for row in run.csv("groups.csv")}
     by_group = bool(counts) and all(groups.get(one) and set(own) == {""} for one, own in counts.items())
