@@ -80,6 +80,24 @@ def test_bytes_are_those_of_the_adapter_that_a_run_sends():
     assert sorted(found) == known_devices()  # without a fleet, all that there are
 
 
+def test_several_visits_of_a_client_are_planned_together():
+    module = SelectorModule(model="toy", lora_rank=8)
+    module.configure_model()
+    sent = {name: weight.detach() for name, weight in trained_parameters(module).items()}
+    body = len(save({name: value for name, value in sent.items() if "lora_B" not in name}))
+    few = ["--config=selector.yaml", NO_DATA, "--model.lora_rank=8"]
+    plain, _ = planned(*few)
+    fedrep = ["--federated.algorithm=FedRep", "--federated.algorithm.private=[lora_B]"]
+    rep, _ = planned(*few, *fedrep, "--federated.algorithm.head_epochs=2")
+    assert rep.settings["batches"] == 3 * plain.settings["batches"]
+    job = rep.forecasts[0].job
+    assert (job.bytes_down, job.bytes_up) == (plain.forecasts[0].job.bytes_down, body)
+    ditto, _ = planned(*few, "--federated.algorithm=Ditto")
+    assert ditto.settings["batches"] == 2 * plain.settings["batches"]
+    assert ditto.forecasts[0].job.bytes_up == plain.forecasts[0].job.bytes_up
+    assert ditto.forecasts[0].job.flops == 2 * plain.forecasts[0].job.flops
+
+
 def test_a_run_keeps_to_its_plan(fleet, tiny_model, tmp_path):
     """What rests in memory and what goes over the wire is the same; shorter texts take less than the longest."""
     arguments = [*tiny_selector(tiny_model, tmp_path / "run"), fleet(phone=(1, 16)), "--trainer.max_epochs=1"]

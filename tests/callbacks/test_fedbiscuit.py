@@ -212,8 +212,15 @@ def test_nearest_groups_by_the_least_loss_on_the_examples_asked_for_with_any_num
     module = Spread(count)
     expected = expected_losses(module.start(), ROWS_BY[group_by])
     other = expected_losses(module.start(), ROWS_BY["val" if group_by == "own" else "own"])
-    _, loop = run(FedBiscuit(0, 5, assignment="nearest", group_by=group_by), rounds=1, module=module)
+    algorithm, logged = FedBiscuit(0, 5, assignment="nearest", group_by=group_by), {}
+
+    class Watch(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            logged.update(trainer.callback_metrics)
+
+    _, loop = run(algorithm, rounds=1, module=module, callbacks=[Watch()])
     found = loop.algorithm
+    assert logged["fed/selectors_used"] == count
     for client, losses in found.losses.items():
         assert losses == pytest.approx(expected[client], rel=1e-5)
         assert losses != pytest.approx(other[client], rel=1e-3)

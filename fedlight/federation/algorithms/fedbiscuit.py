@@ -218,6 +218,8 @@ class FedBiscuit(Algorithm):
         else:
             groups = {"greedy": greedy, "optimal": optimal, "nearest": nearest}[self.assignment](losses)
         self.groups = dict(zip(clients, groups.tolist(), strict=True))
+        if self.assignment in ("nearest", "soft"):  # groups may be empty, and all clients in one
+            federation.log({"selectors_used": float(len({*self.groups.values()}))})
         answer = serialized_bytes({"losses": zeros(len(self._adapters))})
         sent = {"down": payload.num_bytes, "up": answer}
         federation.log({f"grouping_bytes_{way}": float(size * len(clients)) for way, size in sent.items()})
