@@ -102,6 +102,69 @@ def test_what_is_fixed_stays_bit_for_bit_under_momentum_and_weight_decay():
         assert moved == moving, part
 
 
+class ByHand(TwoParts):
+    """An optimizer for each part, stepped by hand; weights move by both or, with one fixed, by the other."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.automatic_optimization = False
+
+    def configure_optimizers(self):
+        return [self.make_optimizer(part.parameters()) for part in (self.body, self.head)]
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+        self.manual_backward(loss)
+        for optimizer in self.optimizers():
+            optimizer.step()
+        return loss
+
+
+def test_two_optimizers_stepped_by_hand_train_what_one_does():
+    kind = {"optimizer": "AdamW", "lr": 0.02, "weight_decay": 0.3}
+    one, two = TwoParts(**kind), ByHand(**kind)
+    _, rows, _, loop = fit(one, Points(), rounds=2, algorithm=FedRep())
+    _, others, _, other = fit(two, Points(), rounds=2, algorithm=FedRep())
+    close(weights(two), weights(one))
+    close(other.own_state("a"), loop.own_state("a"))
+    assert (
+        [row["steps"] for row in others] == [row["steps"] for row in rows] == [3] * 16
+    )  # a fixed part takes none
+
+
+@pytest.mark.parametrize("optimizer", ["LBFGS", "Adagrad"])
+def test_optimizers_of_every_kind_leave_the_fixed_part(optimizer):
+    module = TwoParts(optimizer, lr=0.05)
+    fixed = Fixed()
+    fit(module, Points(), rounds=1, algorithm=FedRep(), callbacks=[fixed])
+    for part, moving in (("head", HEAD), ("", BODY)):
+        assert {name for name, steps in fixed.moved[part].items() if any(steps)} == moving, part
+
+
+def test_batches_are_accumulated_for_the_part_that_is_trained():
+    settings = {"settings": {"accumulate_grad_batches": 2}}
+    seen, module = Recorder(), TwoParts()
+    start = weights(module)
+    fit(module, Points(), rounds=1, algorithm=FedRep(weighting="normalized"), callbacks=[seen], **settings)
+    ends, shares = [], []
+    heads = {}
+    for visit, batches in seen.visits[0]:
+        own = start | heads.get(visit.client_id, {})
+        # The mean loss of two batches of one size is that of both as one.
+        pairs = [
+            {name: torch.cat([one[name], two[name]]) for name in one}
+            for one, two in zip(batches[::2], batches[1::2], strict=True)
+        ]
+        if visit.part == "head":
+            heads[visit.client_id] = some(trained(module, own, pairs, names=HEAD), HEAD)
+        else:
+            ends.append(some(trained(module, own, pairs, names=BODY), BODY))
+            shares.append(share_of(visit.client_id, CLIENTS))
+    close(some(weights(module), BODY), mean(ends, shares))
+
+
 def test_the_head_is_sent_once_and_the_body_alone_comes_back():
     module = TwoParts()
     _, rows, *_ = fit(module, Points(), rounds=2, algorithm=FedRep())
