@@ -270,6 +270,7 @@ def test_the_whole_recipe(files, tmp_path):
         *("run", "polis", f"--output={tmp_path / 'out'}", "--seeds", "0", *options, "model=hashed"),
         *("rounds=8", "clients_per_round=6", "clients_at_once=6", "local_steps=2", "num_clients=8"),
         *("hidden=4", "warmup_rounds=1", "regroup_every=1", "global_rounds=5", "rounds_of_two_visits=4"),
+        "rounds_of_soft=5",
         *("batch_size=8", "lr=0.05"),
     )
     assert outcome.code == 0, outcome.err
@@ -281,7 +282,7 @@ def test_the_whole_recipe(files, tmp_path):
         assert 0 <= row["own_low"] <= row["own"] <= row["own_high"] <= 1
         assert ("gain" in row) == (method != "FedBis")
         assert ("groups_ari" in row) == ("U = " in method or "groups" in method)
-    # All methods have as many visits and steps, pooled training as many steps.
+    # All methods have as many visits and steps, pooled training steps on as many pairs as a round.
     stages = [path.name for path in run.iterdir() if (path / "visits.csv").is_file()]
     assert len(stages) >= 10
     for stage in stages:
@@ -289,7 +290,8 @@ def test_the_whole_recipe(files, tmp_path):
         assert len(visits) == 8 * 6
         assert sum(int(visit["steps"]) for visit in visits) == 8 * 6 * 2
     settings = json.loads((run / "pooled/settings.json").read_text())
-    assert settings["trainer.max_epochs"] * settings["trainer.limit_train_batches"] == 8 * 6 * 2
+    assert settings["trainer.max_epochs"] * settings["trainer.limit_train_batches"] == 8 * 2
+    assert settings["data.init_args.batch_size"] == 6 * 8
     assert rows["pooled"]["sent_mib"] == 0 < rows["local only"]["sent_mib"] < rows["FedBis"]["sent_mib"]
 
 

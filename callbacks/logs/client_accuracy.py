@@ -71,8 +71,15 @@ class Outcomes:
     vote: np.ndarray | None
     log_odds: np.ndarray | None
 
-    def own(self, selector: int | None) -> np.ndarray | None:
-        """Return whether a client's own selector is right, or the vote without one, ``(examples,)``; None without a vote."""
+    def own(self, selector: int | None, weights: Sequence[float] | None) -> np.ndarray | None:
+        """Return whether a client's own model is right on each example, ``(examples,)``; None where that is not known.
+
+        Args:
+            selector: the client's selector; None: the vote of all counts.
+            weights: its weights over the selectors, ``(U,)``, by which they are mixed; None for a single one.
+        """
+        if weights is not None:
+            return None if self.log_odds is None else mixture_is_right(self.log_odds, weights)
         return self.vote if selector is None else self.correct[:, selector]
 
 
@@ -94,9 +101,9 @@ class ClientAccuracy(L.Callback):
             ``validate``. A grouping algorithm in the run itself comes first.
         worst: share of clients that count as the worst, in (0, 1]; if not a tenth, part of the name: ``client_worst_0.25``.
         own_models: at the end of fit, test each client's own model (the one with which it would train on alone, as in
-            local-only training; of grouped clients the group's selector) on its own test examples: ``own/client_mean`` and
-            so on, and ``own/accuracy``, pooled over the examples. ``own/without_own_model`` counts the clients among them
-            that have none, as no round has visited them; they are tested with the global model.
+            local-only training; of grouped clients their selector or mixture) on its own test examples:
+            ``own/client_mean`` and so on, and ``own/accuracy``, pooled over the examples. ``own/without_own_model`` counts
+            the clients among them that have none, as no round has visited them; they are tested with the global model.
 
     Attributes:
         summary: metrics of ``own_models`` by name.
@@ -183,12 +190,13 @@ class ClientAccuracy(L.Callback):
             return
         clients = [*(self._data.test_client_indices or {})]
         selectors = self._grouping.groups if self._grouping is not None else {}
+        weights = weights_of(self._grouping)
 
         def measure(client: str) -> torch.Tensor | None:
             outcomes = _stack_outcomes(
                 outputs_of_own_model(trainer, pl_module, self._loop, self._data, client)
             )
-            own = None if outcomes is None else outcomes.own(selectors.get(client))
+            own = None if outcomes is None else outcomes.own(selectors.get(client), weights.get(client))
             return None if own is None else torch.from_numpy(own)
 
         found = dict(zip(clients, for_each(measure, clients), strict=True))

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.callbacks.loop.round_table import Record, RoundTable
 from fedlight.evaluation.group_agreement import group_metrics
+from fedlight.federation.protocols import NamesGroups
 
 
 @runtime_checkable
@@ -47,13 +48,6 @@ class RunsAlgorithm(Protocol):
     """Federated loop with an algorithm."""
 
     algorithm: Any
-
-
-@runtime_checkable
-class KnowsGroups(Protocol):
-    """Datamodule with a known group for each client: client id -> group; None without such a column."""
-
-    client_groups: Mapping[str, str] | None
 
 
 class GroupLog(L.Callback):
@@ -150,7 +144,7 @@ def find_grouping(trainer: L.Trainer) -> GroupsClients | None:
 def known_groups(trainer: L.Trainer) -> Mapping[str, str]:
     """Return client id -> known group; empty where the data have no groups."""
     data = trainer.datamodule  # type: ignore[attr-defined]
-    return (data.client_groups or {}) if isinstance(data, KnowsGroups) else {}
+    return (data.client_groups or {}) if isinstance(data, NamesGroups) else {}
 
 
 def read_selectors(file: Path) -> tuple[dict[str, int], dict[str, list[float]]]:

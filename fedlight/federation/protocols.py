@@ -91,6 +91,13 @@ class HoldsAdapters(Protocol):
         """Activate one adapter, which computes and learns; all of them stay trainable."""
 
 
+@runtime_checkable
+class NamesGroups(Protocol):
+    """Data with a known group of each client: client id -> group; None without such a column."""
+
+    client_groups: Mapping[str, str] | None
+
+
 class NumBatches(Protocol):
     """Function that says how many batches a visit has."""
 

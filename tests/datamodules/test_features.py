@@ -150,3 +150,53 @@ def test_own_model_of_a_grouped_client_is_its_selector(build, tmp_path):
     assert {row["client"]: int(row["selector"]) for row in rows} == algorithm.groups
     assert {algorithm.groups["p0"], algorithm.groups["p1"]} == {0, 1}
     assert accuracy.summary["own/client_mean"] == pytest.approx(np.mean([*expected.values()]))
+
+
+def test_known_groups_train_as_a_federation_of_their_own_each(build, tmp_path):
+    module = FeatureSelectorModule(optimizer="SGD", lr=0.5, num_adapters=2)
+    algorithm = FedBiscuit(0, 1, "known", weighting="normalized", group_by="own")
+    fit(module, build(val_share=0), rounds=3, algorithm=algorithm)
+    assert algorithm.groups == {"p0": 0, "p1": 1, "p2": 0, "p3": 1}
+    file = tmp_path / "one_group.jsonl"
+    write_rows([row for row in rows() if row["group"] == "0"], file)
+    data = PreferenceDataModule(str(file), columns=COLUMNS, form="features", val_share=0, batch_size=4)
+    alone = FeatureSelectorModule(optimizer="SGD", lr=0.5)
+    fit(alone, data, rounds=3, algorithm=FedAvg(weighting="normalized"), clients_per_round=2)
+    found, expected = (of.heads[name].head.weight for of, name in ((module, "adapter0"), (alone, "default")))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+    assert not torch.allclose(found, module.heads["adapter1"].head.weight, atol=0.1)
+
+
+def test_a_client_without_a_known_group_takes_the_nearest(build, tmp_path):
+    file = tmp_path / "some.jsonl"
+    write_rows([row | {"group": "" if row["client"] == "p3" else row["group"]} for row in rows()], file)
+    data = PreferenceDataModule(str(file), columns=COLUMNS, form="features", val_share=0, batch_size=4)
+    module = FeatureSelectorModule(optimizer="SGD", lr=0.5, num_adapters=3)
+    algorithm = FedBiscuit(0, 1, "known", weighting="normalized", group_by="own")
+    fit(module, data, rounds=6, algorithm=algorithm)
+    assert algorithm.groups == {"p0": 0, "p1": 1, "p2": 0, "p3": int(np.argmin(algorithm.losses["p3"]))}
+    with pytest.raises(ValueError, match=r"2 groups and the module 1 selectors: set model.num_adapters=2"):
+        fit(FeatureSelectorModule(), build(val_share=0), algorithm=FedBiscuit(0, 1, "known", group_by="own"))
+    columns = {name: value for name, value in COLUMNS.items() if name != "group"}
+    with pytest.raises(ValueError, match=r"assignment=known needs groups of the clients: map columns.group"):
+        fit(module, build(columns=columns), algorithm=FedBiscuit(0, 1, "known", group_by="own"))
+
+
+def test_own_model_of_a_client_with_weights_is_the_mixture(build, tmp_path):
+    module = FeatureSelectorModule(optimizer="SGD", lr=0.5, num_adapters=2)
+    algorithm = FedBiscuit(1, 1, "soft", weighting="normalized", group_by="own")
+    accuracy = ClientAccuracy(str(tmp_path / "clients.csv"), own_models=True)
+    data = build(test_source=build().train_rows[0])
+    fit(module, data, rounds=5, algorithm=algorithm, callbacks=[accuracy])
+    heads = [head.head.weight[0].detach() for head in module.heads.values()]
+    expected = {}
+    for client, indices in data.test_client_indices.items():
+        batch = data.collate([data.test_set[index] for index in indices])
+        of_b = [torch.sigmoid((batch["features"] @ w).diff(dim=1)[:, 0]) for w in heads]
+        pi = algorithm.weights[client]
+        chosen = (pi[0] * of_b[0] + pi[1] * of_b[1] > 0.5).long()
+        expected[client] = (chosen == batch["labels"]).float().mean().item()
+    assert any(min(pi) > 0.01 for pi in algorithm.weights.values())
+    with (tmp_path / "clients.csv").open(newline="") as file:
+        found = {row["client"]: float(row["own_accuracy"]) for row in csv.DictReader(file)}
+    assert found == pytest.approx(expected)

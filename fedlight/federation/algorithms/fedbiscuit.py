@@ -43,10 +43,10 @@ from fedlight.federation.aggregation import Aggregation, WeightedSum
 from fedlight.federation.algorithm import Algorithm, refuse_more_than_gradients
 from fedlight.federation.channel import serialized_bytes
 from fedlight.federation.client import Client, Update, Visit, Visiting, Work
-from fedlight.federation.protocols import Federation, HoldsAdapters, LossesOn, NumBatches
+from fedlight.federation.protocols import Federation, HoldsAdapters, LossesOn, NamesGroups, NumBatches
 from fedlight.federation.state import State, read, write
 
-ASSIGNMENTS = ("greedy", "optimal", "nearest", "soft")
+ASSIGNMENTS = ("greedy", "optimal", "nearest", "soft", "known")
 GROUP_BY = ("val", "own")
 WHY_GRADIENTS_ALONE = (
     "Control variates, for one, are about a fixed set of clients for each model, and the groups change"
@@ -61,7 +61,8 @@ class FedBiscuit(Algorithm):
         regroup_every: tau, rounds between groupings, at least 1.
         assignment: ``greedy`` (the paper), ``optimal`` (eq. 4 and 5 solved exactly), or ``nearest``: the selector of least
             loss, whatever the sizes of the groups (IFCA); or ``soft``: weights over all selectors (FedEM). A sampled client
-            then has U visits in a round, which ``visits.csv`` names by the selectors.
+            then has U visits in a round, which ``visits.csv`` names by the selectors. ``known``: by the groups that the data
+            have in their column ``group``, and clients without one by ``nearest``: a reference that no federation has.
         weighting: after the warm-up; ``paper``: p_m alone (eq. 6); ``unbiased``: the mean over the group in
             expectation; ``normalized``: weights sum to 1 over the group's sampled members; ``uniform``: their plain
             mean. In the warm-up ``paper`` means ``unbiased``, which is eq. 8.
@@ -86,7 +87,7 @@ class FedBiscuit(Algorithm):
         self,
         warmup_rounds: int = 50,
         regroup_every: int = 50,
-        assignment: Literal["greedy", "optimal", "nearest", "soft"] = "greedy",
+        assignment: Literal["greedy", "optimal", "nearest", "soft", "known"] = "greedy",
         weighting: Literal["paper", "unbiased", "normalized", "uniform"] = "paper",
         local: Algorithm | None = None,
         group_by: LossesOn = "val",
@@ -129,6 +130,8 @@ class FedBiscuit(Algorithm):
         self._selector_of = {name: self._owner(name) for name in _trained(module)}
         if len(self._adapters) > 1:
             federation.check_losses(self.group_by)
+        if self.assignment == "known":
+            self._known_groups(federation.data)
         if self.assignment == "soft" and federation.robust:
             raise ValueError(
                 "assignment=soft weights the clients' movements of a selector, and federated.aggregation counts all clients "
@@ -215,6 +218,11 @@ class FedBiscuit(Algorithm):
             examples = {client: np.stack([own[client] for own in by_selector], axis=1) for client in clients}
             self.weights = {client: em_step(before[client], examples[client]).tolist() for client in clients}
             groups = np.array([self.weights[client] for client in clients]).argmax(axis=1)
+        elif self.assignment == "known":
+            known = self._known_groups(federation.data)
+            groups = np.array(
+                [known.get(client, near) for client, near in zip(clients, nearest(losses), strict=True)]
+            )
         else:
             groups = {"greedy": greedy, "optimal": optimal, "nearest": nearest}[self.assignment](losses)
         self.groups = dict(zip(clients, groups.tolist(), strict=True))
@@ -223,6 +231,22 @@ class FedBiscuit(Algorithm):
         answer = serialized_bytes({"losses": zeros(len(self._adapters))})
         sent = {"down": payload.num_bytes, "up": answer}
         federation.log({f"grouping_bytes_{way}": float(size * len(clients)) for way, size in sent.items()})
+
+    def _known_groups(self, data: object) -> dict[str, int]:
+        """Return client -> number of its known group; raise ValueError for data without groups, or with too many."""
+        known = data.client_groups if isinstance(data, NamesGroups) else None
+        if not known:
+            raise ValueError(
+                "federated.algorithm.assignment=known needs groups of the clients: map columns.group to a column of the "
+                "data, or set another assignment"
+            )
+        numbers = {group: number for number, group in enumerate(sorted(set(known.values())))}
+        if len(numbers) > len(self._adapters):
+            raise ValueError(
+                f"federated.algorithm.assignment=known: the data have {len(numbers)} groups and the module "
+                f"{len(self._adapters)} selectors: set model.num_adapters={len(numbers)}"
+            )
+        return {client: numbers[group] for client, group in known.items()}
 
     def _selector(self, visit: Visit) -> int:
         if self._warming is not None:
