@@ -8,7 +8,7 @@ import pytest
 from fedlight.datamodules.instructions.augmentation import Added
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
 from fedlight.datamodules.vectors.encoders import HashedEncoder
-from fedlight.recipes.domain_table import domain_table
+from fedlight.recipes.domain_table import by_domain_table, differences, domain_table
 
 COLUMNS = {"instruction": "instruction", "input": "input"}
 DOMAIN = ["red apples", "green pears", "blue plums", "yellow quinces"]
@@ -93,6 +93,93 @@ def test_overlap_with_a_reference(tmp_path, source):
     rows = domain_table(methods, source, COLUMNS, reference=reference)["rows"]
     assert rows[0]["overlap"] == 0.5
     assert "overlap" not in rows[1]
+
+
+def ask(topic, before=""):
+    return f"which covers more ? {before}{topic}"
+
+
+def test_topics_that_were_added_and_no_client_had(tmp_path):
+    """Of five topics of kitchen one client knows ``ben bread`` and the other ``eva corn``."""
+    texts = [ask(topic) for topic in ("ben bread", "eva corn", "dan pies", "finn beans", "gina cakes")]
+    source = tmp_path / "kitchen.jsonl"
+    source.write_text("".join(json.dumps(fields(text)) + "\n" for text in texts))
+    private = {"a": [texts[0]], "b": [texts[1]]}
+    other = "which sells sounds ? ben hats"  # of another domain
+    added = {"a": [texts[1], texts[2], other], "b": [texts[2], "+" + ask("gina cakes", "ben bakes pies . ")]}
+    methods = {
+        "none": {"augmentation": record(tmp_path / "none", private, {}), "runs": {}},
+        "some": {"augmentation": record(tmp_path / "some", private, added), "runs": {}},
+    }
+    none, some = domain_table(methods, str(source), COLUMNS, topics="toy")["rows"]
+    assert (none["new_topics"], some["new_topics"]) == (0, 2)  # dan pies, and gina cakes in other words
+    assert "new_topics" not in domain_table(methods, str(source), COLUMNS)["rows"][1]
+    with pytest.raises(ValueError, match="topics='toys': did you mean 'toy'"):
+        domain_table(methods, str(source), COLUMNS, topics="toys")
+
+
+def test_each_of_several_domains_is_covered_by_its_own_texts_alone(tmp_path, source):
+    """The client's ``blue cars`` would come nearer to ``blue plums`` than its fruit does."""
+    cars = tmp_path / "cars.jsonl"
+    cars.write_text("".join(json.dumps(fields(text)) + "\n" for text in ("blue cars", "slow cars")))
+    folder = record(
+        tmp_path / "some", {"a": ["red apples", "blue cars"]}, {"a": ["green pears", "slow cars"]}
+    )
+    run = stage(tmp_path / "run", **{"score/fruit": 0.25, "score/cars": 0.75})
+    domains = {
+        "fruit": {"source": source, "metric": "score/fruit"},
+        "cars": {"source": str(cars), "metric": "score/cars"},
+    }
+    methods = {"mixed": {"augmentation": folder, "runs": {"score": run}}}
+    both, fruit, of_cars = by_domain_table(methods, domains, COLUMNS)["rows"]
+    of_fruit = covered(["red apples", "green pears"])
+    assert of_fruit < covered(["red apples", "green pears", "blue cars"])
+    assert fruit == {
+        "method": "mixed, fruit",
+        "score": 0.25,
+        "coverage": pytest.approx(of_fruit, abs=1e-6),
+        "in_domain": 0.5,
+    }
+    assert (of_cars["method"], of_cars["score"], of_cars["in_domain"]) == ("mixed, cars", 0.75, 0.5)
+    assert of_cars["coverage"] == pytest.approx(1, abs=1e-6)
+    assert both == {
+        "method": "mixed",
+        "score": 0.5,
+        "coverage": pytest.approx((of_fruit + 1) / 2, abs=1e-6),
+        "in_domain": 0.5,
+    }
+
+
+def test_differences_are_taken_seed_by_seed(tmp_path):
+    """Differences of 0.1, 0.2 and 0.3: 0.2 ± 4.303 * 0.1 / sqrt(3), although the scores themselves vary by far more."""
+    tables = []
+    for seed, (other, ours) in enumerate([(0.1, 0.2), (0.5, 0.7), (0.3, 0.6)]):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        rows = [
+            {"method": "zero-shot", "FedAvg": 0.0},
+            {"method": "direct", "FedAvg": other},
+            {"method": "FedDCA", "FedAvg": ours, "new_topics": 3 + seed},
+        ]
+        (folder / "done.json").write_text(json.dumps({"result": {"rows": rows}, "seconds": 1}))
+        tables.append(str(folder))
+    found = differences(tables, "direct", ["FedAvg", "new_topics"], difference=0.1)
+    zero, ours = found["rows"]
+    half = 4.302653 * 0.1 / 3**0.5
+    assert ours == {
+        "method": "FedDCA",
+        "FedAvg": pytest.approx(0.2),
+        "FedAvg low": pytest.approx(0.2 - half, abs=1e-6),
+        "FedAvg high": pytest.approx(0.2 + half, abs=1e-6),
+        "FedAvg seeds": 10,  # (2.262 + 0.883) * 0.1 / sqrt(10) is 0.0995; with nine it is 0.1065
+    }
+    assert zero["method"] == "zero-shot"
+    assert zero["FedAvg"] == pytest.approx(-0.3)
+    assert "+0.200 [-0.048, +0.448] (10)" in found["report"]
+    single = differences(tables[:1], "direct", ["FedAvg"])["rows"][1]
+    assert single == {"method": "FedDCA", "FedAvg": pytest.approx(0.1)}
+    with pytest.raises(ValueError, match=r"has no method 'directly': give one of zero-shot, direct, FedDCA"):
+        differences(tables, "directly", ["FedAvg"])
 
 
 def test_what_is_missing_is_named(tmp_path, source):

@@ -1,8 +1,10 @@
-"""Confidence intervals of means by the percentile bootstrap over prompts.
+"""Confidence intervals of means: by the percentile bootstrap over prompts, and Student's t over seeds.
 
 Efron, "Bootstrap Methods: Another Look at the Jackknife", Annals of Statistics 7, 1979; the percentile interval of Efron
 and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13. Answers to one prompt are not independent, so
-prompts are drawn, each with all of its answers.
+prompts are drawn, each with all of its answers. Seeds are few, too few for percentiles: five seeds have only 126 different
+resamples. Their means are compared by Student's t of the paired differences ("The Probable Error of a Mean", Biometrika 6,
+1908).
 """
 
 import math
@@ -66,6 +68,65 @@ def bootstrap_interval(
     means = _draw_means(sums, counts, draws, seed)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(low), float(high))
+
+
+def student_interval(values: Sequence[float] | np.ndarray, level: float = 0.95) -> Interval:
+    """Return Student's interval of the mean of independent values, one for each seed; NaN with fewer than two.
+
+    Args:
+        values: for example one method's score minus another's, ``(seeds,)``.
+        level: of confidence, in (0, 1).
+
+    Examples:
+        >>> student_interval([0.1, 0.2, 0.3], level=0.5)  # 0.2 ± 0.816 * 0.1 / sqrt(3)
+        Interval(low=0.15285954792089687, high=0.2471404520791032)
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level={level} must lie between 0 and 1")
+    numbers = np.asarray(values, dtype=float)
+    if len(numbers) < 2:
+        return Interval(math.nan, math.nan)
+    half = _quantile((1 + level) / 2, len(numbers)) * float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
+    return Interval(float(numbers.mean()) - half, float(numbers.mean()) + half)
+
+
+def seeds_needed(deviation: float, difference: float, level: float = 0.95, power: float = 0.8) -> int:
+    """Return the number of seeds from which a mean paired difference can be told from zero.
+
+    It is the least n with ``(t(1/2 + level/2) + t(power)) * deviation / sqrt(n) <= difference``, with quantiles of Student's
+    t of n - 1 degrees of freedom. At ``power=0.5`` the interval is as wide as the difference to either side.
+
+    Args:
+        deviation: standard deviation over seeds of the paired difference, at least 0.
+        difference: least difference to be told from zero, above 0.
+        level: of confidence, in (0, 1).
+        power: probability of an interval without zero at this difference, in [0.5, 1).
+
+    Raises:
+        ValueError: a number is out of range.
+
+    Examples:
+        >>> seeds_needed(0.05, 0.03), seeds_needed(0.1, 0.03), seeds_needed(0.1, 0.03, power=0.5)
+        (24, 90, 46)
+    """
+    if not (0 < level < 1 and 0.5 <= power < 1 and deviation >= 0 and difference > 0):
+        raise ValueError(
+            f"level={level} must lie between 0 and 1, power={power} in [0.5, 1), deviation={deviation} be at least 0 and "
+            f"difference={difference} above 0"
+        )
+    number = 2
+    while (
+        _quantile((1 + level) / 2, number) + _quantile(power, number)
+    ) * deviation > difference * math.sqrt(number):
+        number += 1
+    return number
+
+
+def _quantile(share: float, number: int) -> float:
+    """Return the quantile of Student's t with ``number - 1`` degrees of freedom."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(number - 1, share))
 
 
 def _draw_means(sums: np.ndarray, counts: np.ndarray, draws: int, seed: int) -> np.ndarray:

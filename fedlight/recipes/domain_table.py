@@ -1,6 +1,8 @@
-"""Table that compares augmentations by tuned models' scores and coverage of the domain; reads folders of earlier stages."""
+"""Tables that compare augmentations by tuned models' scores, coverage and topics; they read folders of earlier stages."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -11,8 +13,15 @@ from fedlight.datamodules.rows.columns import check_columns, text_at
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.vectors.encoders import Encoder, HashedEncoder, SentenceEncoder
+from fedlight.evaluation.bootstrap import seeds_needed, student_interval
 from fedlight.evaluation.coverage import domain_coverage
+from fedlight.generators.toy_teacher import topic_of
+from fedlight.support.checks import check_choice
 from fedlight.support.files import result_of
+from fedlight.support.results import rich_text
+
+TOPICS: Mapping[str, Callable[[str], object]] = {"toy": topic_of}
+"""Rule -> function that returns the topic of a text, or None."""
 
 
 def domain_table(
@@ -23,6 +32,7 @@ def domain_table(
     metric: str = "score/domain",
     encoder: str = "hashed",
     reference: str | None = None,
+    topics: str | None = None,
 ) -> dict[str, Any]:
     """Return one row for each augmentation.
 
@@ -35,15 +45,127 @@ def domain_table(
         metric: name of the metric that the runs have logged.
         encoder: folder or hub name of a sentence encoder, or ``hashed``; for the coverage.
         reference: ``augmentation_folder`` of the run whose rows the others should find; see `retrieval_overlap`.
+        topics: ``toy``: count topics of the embedded domains; None: texts have no topics.
 
     Returns:
         ``rows`` with ``method``, a score for each run, ``coverage`` of the domain by the clients' own and added rows,
-        and, if rows were added, ``in_domain``, the share of them in the domain; generated rows count as inside. With a
+        and, if rows were added, ``in_domain``, the share of them in the domain; generated rows count as inside. With
+        topics, ``new_topics``: number of the domain's topics that added rows have and no client's own row has. With a
         reference, ``overlap``: the share of its rows for a client that are added here as well, mean over clients.
 
     Raises:
-        ValueError: a folder has no record, or a run has not logged the metric.
+        ValueError: a folder has no record, a run has not logged the metric, or ``topics`` is unknown.
     """
+    return {"rows": _rows(methods, source, columns, zero_shot, metric, encoder, reference, topics)}
+
+
+def by_domain_table(
+    methods: dict[str, dict[str, Any]],
+    domains: dict[str, dict[str, Any]],
+    columns: dict[str, str],
+    encoder: str = "hashed",
+    topics: str | None = None,
+) -> dict[str, Any]:
+    """Return one row for each setting with clients of several domains, and domain: its score and its coverage.
+
+    Args:
+        methods: setting -> ``augmentation`` and ``runs``, as of `domain_table`.
+        domains: domain -> ``source``, all of its texts, and ``metric``, the name of its score.
+        columns: see `domain_table`.
+        encoder: see `domain_table`.
+        topics: see `domain_table`.
+
+    Returns:
+        ``rows``: first one for each setting with the means over domains, ``method`` is its name; then those of
+        `domain_table` for each domain, ``method`` is ``SETTING, DOMAIN``. Clients' rows of other domains cover nothing.
+    """
+    found = {
+        domain: _rows(methods, of["source"], columns, None, of["metric"], encoder, None, topics, True)
+        for domain, of in domains.items()
+    }
+    means = []
+    for of_setting in zip(*found.values(), strict=True):
+        names = [name for name in of_setting[0] if name != "method"]
+        means.append(
+            {"method": of_setting[0]["method"]}
+            | {name: mean(float(row[name]) for row in of_setting) for name in names}
+        )
+    named = [
+        {**row, "method": f"{row['method']}, {domain}"} for domain, rows in found.items() for row in rows
+    ]
+    return {"rows": [*means, *named]}
+
+
+def differences(
+    tables: list[str], against: str, columns: list[str], difference: float = 0.03
+) -> dict[str, Any]:
+    """Return each method's difference to one of them: mean over the seeds of paired differences, and its interval.
+
+    Seeds are worlds, in which all methods do well or badly together; so methods are compared within each seed.
+
+    Args:
+        tables: folders of the stages with the tables, one for each seed.
+        against: method that the others are compared with.
+        columns: columns to compare.
+        difference: least difference that seeds should tell from zero, see `seeds_needed`.
+
+    Returns:
+        ``rows`` with ``method`` and, for each column, its mean difference under the column's name, ``COLUMN low`` and
+        ``COLUMN high``, the 95 % interval by Student's t (both from two seeds on), and ``COLUMN seeds``, the number of
+        seeds that could tell ``difference`` from zero with probability 0.8; a ``report`` of them.
+
+    Raises:
+        ValueError: a table has no such method.
+    """
+    by_seed = [{row["method"]: row for row in result_of(table)["rows"]} for table in tables]
+    if missing := [table for table, rows in zip(tables, by_seed, strict=True) if against not in rows]:
+        raise ValueError(f"{missing[0]} has no method {against!r}: give one of {', '.join(by_seed[0])}")
+    found = []
+    for method in by_seed[0]:
+        row: dict[str, Any] = {"method": method}
+        for column in columns:
+            of = [
+                rows[method][column] - rows[against][column]
+                for rows in by_seed
+                if rows[method].get(column) is not None and rows[against].get(column) is not None
+            ]
+            if method == against or len(of) < len(by_seed):
+                continue
+            row[column] = mean(of)
+            if len(of) > 1:
+                low, high = student_interval(of)
+                needed = seeds_needed(stdev(of), difference)
+                row |= {f"{column} low": low, f"{column} high": high, f"{column} seeds": needed}
+        if len(row) > 1:
+            found.append(row)
+    title = f"minus {against}, mean of {len(tables)} seeds [95 % interval] (seeds for {difference:g})"
+    lines = [[row["method"], *(_difference(row, column) for column in columns)] for row in found]
+    return {"rows": found, "report": rich_text(title, ["method", *columns], lines)}
+
+
+def _difference(row: Mapping[str, Any], column: str) -> str:
+    if column not in row:
+        return "-"
+    if f"{column} low" not in row:
+        return f"{row[column]:+.3f}"
+    low, high = row[f"{column} low"], row[f"{column} high"]
+    return f"{row[column]:+.3f} [{low:+.3f}, {high:+.3f}] ({row[f'{column} seeds']})"
+
+
+def _rows(
+    methods: dict[str, dict[str, Any]],
+    source: str,
+    columns: dict[str, str],
+    zero_shot: str | None,
+    metric: str,
+    encoder: str,
+    reference: str | None,
+    topics: str | None,
+    several: bool = False,
+) -> list[dict[str, Any]]:
+    """Return the rows of `domain_table`; with several domains, clients' own texts of the others are left out."""
+    if topics is not None:
+        check_choice("topics", topics, tuple(TOPICS))
     rows = load_rows(source)
     check_columns(rows, columns, source)
     texts = {instruction_text({name: text_at(row, path) for name, path in columns.items()}) for row in rows}
@@ -54,10 +176,15 @@ def domain_table(
     found = []
     for method, folders in methods.items():
         scores = {name: _metric(Path(folder), metric) for name, folder in folders["runs"].items()}
-        held, shares = _held(Path(folders["augmentation"]), texts)
+        own, added, shares = _held(Path(folders["augmentation"]), texts)
+        if several:
+            own = [text for text in own if text in place]
+        held = dict.fromkeys([*own, *added])
         new = [text for text in held if text not in place]
         vectors = torch.cat([points[[place[text] for text in held if text in place]], _encoded(of, new)])
         row = {"method": method, **scores, "coverage": domain_coverage(points, vectors), **shares}
+        if topics is not None:
+            row["new_topics"] = _count_new_topics(TOPICS[topics], own, added, domain)
         if reference is not None and shares:
             row["overlap"] = retrieval_overlap(folders["augmentation"], reference)
         found.append(row)
@@ -65,11 +192,19 @@ def domain_table(
         score = _metric(Path(zero_shot), metric)
         names = dict.fromkeys(name for folders in methods.values() for name in folders["runs"])
         found.insert(0, {"method": "zero-shot", **dict.fromkeys(names, score)})
-    return {"rows": found}
+    return found
 
 
-def _held(folder: Path, domain: set[str]) -> tuple[list[str], dict[str, float]]:
-    """Return the clients' texts of the domain, each once, and the share of the added rows in the domain."""
+def _count_new_topics(
+    topic_of: Callable[[str], object], own: list[str], added: list[str], domain: list[str]
+) -> int:
+    """Return the number of topics of the domain that added texts have and own ones have not."""
+    of_domain, known, reached = ({topic_of(text) for text in texts} for texts in (domain, own, added))
+    return len((reached & of_domain) - known - {None})
+
+
+def _held(folder: Path, domain: set[str]) -> tuple[list[str], list[str], dict[str, float]]:
+    """Return the clients' own texts and the added ones of the domain, and the share of the added rows in the domain."""
     record = AugmentationRecord(folder)
     if not record.added.is_file():
         raise ValueError(f"{record.added}: there is no such file: give the augmentation_folder of a run")
@@ -78,7 +213,7 @@ def _held(folder: Path, domain: set[str]) -> tuple[list[str], dict[str, float]]:
     added = [(instruction_text(row.fields), row.row is None) for of in record.read().values() for row in of]
     inside = [text for text, generated in added if generated or text in domain]
     shares = {"in_domain": len(inside) / len(added)} if added else {}
-    return list(dict.fromkeys([*own, *inside])), shares
+    return own, inside, shares
 
 
 def _encoded(encoder: Encoder, texts: list[str]) -> torch.Tensor:

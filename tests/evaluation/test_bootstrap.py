@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from fedlight.evaluation.bootstrap import Interval, bootstrap_interval
+from fedlight.evaluation.bootstrap import Interval, bootstrap_interval, seeds_needed, student_interval
 
 
 def enumerated(sums, counts, level):
@@ -71,3 +71,41 @@ def test_what_does_not_fit_is_refused():
             bootstrap_interval([0, 1], **options)
     with pytest.raises(ValueError, match="has 2 values, but 1 prompts"):
         bootstrap_interval([0, 1], ["a"])
+
+
+def test_students_interval_holds_the_truth_with_few_seeds():
+    """Of 2,000 samples of four values; the percentile bootstrap of four values is too short."""
+    stream = np.random.default_rng(2)
+    samples = stream.normal(0.3, 2.0, (2000, 4))
+    held = [low <= 0.3 <= high for low, high in map(student_interval, samples)]
+    assert np.mean(held) == pytest.approx(0.95, abs=0.015)  # three standard errors
+    short = [low <= 0.3 <= high for low, high in (bootstrap_interval(s, draws=200) for s in samples[:400])]
+    assert np.mean(short) < 0.88
+
+
+def test_students_interval_of_three_values():
+    """t of two degrees of freedom at 0.975 is 4.302653; the deviation of 1, 2, 6 is sqrt(7)."""
+    half = 4.302653 * math.sqrt(7 / 3)
+    assert student_interval([1, 2, 6]) == pytest.approx((3 - half, 3 + half), abs=1e-5)
+    assert all(math.isnan(end) for end in student_interval([1.0]))
+    assert student_interval([0.5, 0.5]) == (0.5, 0.5)
+
+
+def test_so_many_seeds_find_the_difference_as_often_as_asked():
+    """At 24 seeds a difference of 0.03 with a deviation of 0.05 is told from zero in 0.8 of all samples."""
+    number = seeds_needed(0.05, 0.03, power=0.8)
+    samples = np.random.default_rng(3).normal(0.03, 0.05, (3000, number))
+    means, errors = samples.mean(axis=1), samples.std(axis=1, ddof=1) / math.sqrt(number)
+    found = means > 2.0686576 * errors  # t of 23 degrees of freedom at 0.975
+    assert number == 24
+    assert np.mean(found) == pytest.approx(0.8, abs=0.03)
+    assert seeds_needed(0.0, 0.03) == 2
+    for name, value in (
+        ("power", 0.4),
+        ("power", 1.0),
+        ("difference", 0.0),
+        ("deviation", -1.0),
+        ("level", 1.0),
+    ):
+        with pytest.raises(ValueError, match=f"{name}={value}"):
+            seeds_needed(**{"deviation": 0.1, "difference": 0.03, name: value})
