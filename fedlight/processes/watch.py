@@ -27,6 +27,8 @@ GRACE_SECONDS = 3.0
 """Until a process whose team has failed ends, unless it fails by itself."""
 JOIN_SECONDS = 600.0
 """Until all processes have to be there."""
+HELLO_SECONDS = 10.0
+"""Until a new connection has said who it is."""
 BEAT_SECONDS = 5.0
 """Between two signs of life."""
 SILENT_SECONDS = 120.0
@@ -106,7 +108,7 @@ class Watch:
                     if time.monotonic() > until:
                         raise TimeoutError(f"{len(self._peers) + 1} of {size} are there") from None
                     continue
-                hello = _message(lines.readline(200))
+                hello = _hello(connection, lines)
                 if hello.get("word") == word:
                     self._follow(int(hello["rank"]), str(hello["name"]), connection, lines)
                 else:
@@ -288,6 +290,17 @@ def _message(line: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _hello(connection: socket.socket, lines: BinaryIO) -> dict[str, Any]:
+    """Return the first message of a new connection; an empty one if none comes in time, as from a stranger."""
+    connection.settimeout(HELLO_SECONDS)
+    try:
+        return _message(lines.readline(200))
+    except OSError:  # a timeout, or a connection that was reset
+        return {}
+    finally:
+        connection.settimeout(None)
 
 
 def _opened(connection: socket.socket) -> tuple[socket.socket, BinaryIO]:

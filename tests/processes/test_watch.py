@@ -162,6 +162,21 @@ def test_a_stranger_is_sent_away():
     cut(other)
 
 
+def test_a_silent_stranger_keeps_nobody_waiting(monkeypatch):
+    monkeypatch.setattr("fedlight.processes.watch.HELLO_SECONDS", 0.2)
+    store, made = Store(), {}
+    first = threading.Thread(target=lambda: made.update(watch=Watch(0, 2, store, "127.0.0.1")))
+    first.start()
+    there = json.loads(store.get("fedlight/watch"))
+    with socket.create_connection(("127.0.0.1", there["port"])) as stranger:
+        stranger.settimeout(10)
+        assert stranger.recv(1) == b""
+        other = Watch(1, 2, store, "127.0.0.1")
+        first.join(10)
+    assert list(made["watch"]._peers) == [1]
+    cut(other)
+
+
 def test_one_that_is_gone_before_all_are_there_ends_the_others(ended):
     """torch's own rendezvous would wait for the third process."""
     store, found = Store(), queue.Queue()
