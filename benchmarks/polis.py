@@ -1,0 +1,73 @@
+"""The recipe polis on several conversations, with contested pairs and with all pairs.
+
+Rows are those of the recipe's table, with the conversation and the set of pairs; rows of the method ``data`` count people
+and pairs. A second call goes on where the first one stopped.
+
+Run: python benchmarks/polis.py --polis FOLDER --model FOLDER_OR_HUB_NAME [--pairs contested] [--seeds 0 1] [KEY=VALUE ...]
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedlight.recipes import recipe
+from fedlight.support.files import result_of
+
+FILES = ("votes.jsonl.gz", "statements.jsonl.gz")
+
+
+def run(
+    conversation: Path, pairs: str, seeds: list[int], folder: Path, overrides: list[str]
+) -> list[dict[str, Any]]:
+    """Return the rows of one conversation and set of pairs, for each seed.
+
+    Args:
+        conversation: folder of its two files.
+        pairs: ``contested`` or ``all``.
+        seeds: seeds of the recipe.
+        folder: folder of the runs.
+        overrides: ``KEY=VALUE`` changes of the recipe.
+    """
+    votes, statements = (conversation / name for name in FILES)
+    told = [f"votes={votes}", f"statements={statements}", f"pairs={pairs}", *overrides]
+    rows = recipe.run("polis", seeds, folder, told)["rows"]
+    for seed in seeds:
+        rows.append({"method": "data", **result_of(folder / f"seed{seed}" / "opinions"), "seed": seed})
+    return [{"conversation": conversation.name, "pairs": pairs, **row} for row in rows]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run all of it and write the rows."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--polis", type=Path, required=True, help="folder with a folder for each conversation"
+    )
+    parser.add_argument("--model", required=True, help="folder or hub name of a sentence encoder")
+    parser.add_argument("--conversations", nargs="+", help="names of folders; default: all")
+    parser.add_argument("--pairs", nargs="+", choices=("contested", "all"), default=["contested", "all"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=recipe.load("polis")["seeds"])
+    parser.add_argument("--output", type=Path, default=Path("runs/polis"))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="changes of the recipe")
+    options = parser.parse_args(argv)
+    found = sorted(path.name for path in options.polis.iterdir() if (path / FILES[0]).is_file())
+    rows = [
+        row
+        for name in options.conversations or found
+        for pairs in options.pairs
+        for row in run(
+            options.polis / name,
+            pairs,
+            options.seeds,
+            options.output / name / pairs,
+            [f"model={options.model}", *options.overrides],
+        )
+    ]
+    if options.json is not None:
+        options.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
