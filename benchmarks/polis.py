@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedlight.recipes import recipe
+from fedlight.report.figures.intervals import draw_intervals, estimates
+from fedlight.report.figures.style import save
 from fedlight.support.files import result_of
 
 FILES = ("votes.jsonl.gz", "statements.jsonl.gz")
@@ -50,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=recipe.load("polis")["seeds"])
     parser.add_argument("--output", type=Path, default=Path("runs/polis"))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--figure", help="file of a figure with the accuracies on contested pairs")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="changes of the recipe")
     options = parser.parse_args(argv)
     found = sorted(path.name for path in options.polis.iterdir() if (path / FILES[0]).is_file())
@@ -67,6 +70,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     if options.json is not None:
         options.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    if options.figure is not None:
+        panels = {
+            name: estimates(
+                [row for row in rows if (row["conversation"], row["pairs"]) == (name, "contested")], "own"
+            )
+            for name in options.conversations or found
+        }
+        shown = {name.replace("_", " "): of for name, of in panels.items()}
+        save(
+            draw_intervals(shown, "accuracy on contested pairs, mean over people, 95 % interval"),
+            options.figure,
+        )
 
 
 if __name__ == "__main__":

@@ -275,6 +275,7 @@ def test_the_whole_recipe(files, tmp_path):
     )
     assert outcome.code == 0, outcome.err
     run = tmp_path / "out/seed0"
+    assert "FedRep" in (tmp_path / "out/seeds_0/figure/methods.svg").read_text()
     rows = {row["method"]: row for row in json.loads((tmp_path / "out/results.json").read_text())["rows"]}
     assert len(rows) == len(recipes.load("polis")["stages"]["table"]["with"]["methods"]) + 2
     assert rows["nothing learned"]["own"] == 0.5

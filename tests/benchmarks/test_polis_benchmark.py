@@ -32,13 +32,14 @@ def test_rows_of_all_conversations_and_pairs(benchmark, tmp_path, monkeypatch):
             folder = output / f"seed{seed}" / "opinions"
             folder.mkdir(parents=True)
             (folder / "done.json").write_text(json.dumps({"result": {"clients": 7}}))
-        return {"rows": [{"method": "FedBis", "own": 0.5, "seed": seed} for seed in seeds]}
+        row = {"method": "FedBis", "own": 0.5, "own_low": 0.25, "own_high": 0.75}
+        return {"rows": [{**row, "seed": seed} for seed in seeds]}
 
     monkeypatch.setattr(recipe, "run", run)
     file = tmp_path / "rows.json"
     places = ["--polis", str(tmp_path / "polis"), "--output", str(tmp_path / "runs"), "--json", str(file)]
     what = ["--seeds", "0", "1", "--pairs", "contested", "all", "--", "rounds=3"]
-    benchmark.main([*places, "--model", "M", *what])
+    benchmark.main([*places, "--model", "M", "--figure", str(tmp_path / "figure.svg"), *what])
     rows = json.loads(file.read_text())["rows"]
     keys = [(row["conversation"], row["pairs"], row["method"], row["seed"]) for row in rows]
     sides = [(name, pairs) for name in ("one", "other") for pairs in ("contested", "all")]
@@ -46,6 +47,7 @@ def test_rows_of_all_conversations_and_pairs(benchmark, tmp_path, monkeypatch):
         (*side, method, seed) for side in sides for method in ("FedBis", "data") for seed in (0, 1)
     ]
     assert [row["clients"] for row in rows if row["method"] == "data"] == [7] * 8
+    assert "<svg" in (tmp_path / "figure.svg").read_text()
     name, output, overrides = asked[1]
     assert (name, output) == ("polis", tmp_path / "runs/one/all")
     folder = tmp_path / "polis/one"
