@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlight.recipes import recipe
-from fedlight.report.figures.intervals import draw_intervals, estimates
+from fedlight.report.figures.plots import draw_intervals, estimates
 from fedlight.report.figures.style import save
 from fedlight.support.files import result_of
 

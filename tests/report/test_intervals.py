@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fedlight.report.figures.intervals import Estimate, draw_intervals, method_intervals
+from fedlight.report.figures.plots import Estimate, draw_intervals, method_intervals
 
 
 def test_dots_and_lines_are_the_estimates():
