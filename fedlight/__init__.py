@@ -87,6 +87,7 @@ _FILES = {
     "SelfGeneration": "datamodules.synthesis.self_generation",
     "SelfGenerationPrompts": "datamodules.synthesis.prompts",
     "PseudoResponses": "datamodules.synthesis.pseudo_responses",
+    "SubstituteRows": "datamodules.synthesis.substitute_rows",
     "FewShot": "datamodules.clients.few_shot",
     # How good it is.
     "WinRate": "callbacks.scores.win_rate",
@@ -196,6 +197,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.datamodules.synthesis.prompts import SelfGenerationPrompts as SelfGenerationPrompts
     from fedlight.datamodules.synthesis.pseudo_responses import PseudoResponses as PseudoResponses
     from fedlight.datamodules.synthesis.self_generation import SelfGeneration as SelfGeneration
+    from fedlight.datamodules.synthesis.substitute_rows import SubstituteRows as SubstituteRows
     from fedlight.datamodules.synthesis.synthesis import Synthesis as Synthesis
     from fedlight.datamodules.vectors.encoders import HashedEncoder as HashedEncoder
     from fedlight.datamodules.vectors.encoders import SentenceEncoder as SentenceEncoder

@@ -12,6 +12,7 @@ _FILES = {
     "SelfGeneration": "self_generation",
     "SelfGenerationPrompts": "prompts",
     "PseudoResponses": "pseudo_responses",
+    "SubstituteRows": "substitute_rows",
 }
 
 __all__ = [*_FILES]

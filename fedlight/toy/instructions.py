@@ -1,7 +1,8 @@
 """Toy instruction domains: questions about facts that a model can only answer after seeing them.
 
 Each of the four domains has six things, its *areas*; a *topic* is a thing and a person, 48 in a domain. Every topic's
-answer, a word and a number, is drawn with the world's seed, so only training teaches it. The wording of a question (order of
+answer, a word and a number, is drawn with the world's seed, so only training teaches it; with ``rule=1`` most answers follow
+from a rule that the topics share, see `fedlight.toy.rules`. The wording of a question (order of
 words, padding, an unrelated fact before the topic) varies from row to row. No text of one split is in another, so a fact
 is learned in some wordings and asked in others. Beside the domains there is chatter, whose answer is in the row itself.
 
@@ -15,16 +16,19 @@ split          rows
 ``domain``     the private and the public rows of one domain: all texts to cover
 =============  =========================================================================================================
 
-A client's score on the test rows therefore depends on the topics that it has seen beside its own.
+A client's score on the test rows therefore depends on the topics that it has seen beside its own. With ``rule=1`` private
+rows are about shared topics and facts, public ones about shared topics, and the test asks the held-out topics. A client then
+has rows on seven shared topics and two facts, in two areas; every area has a client.
 """
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import NamedTuple
 
 from fedlight.support.seeding import derive_seed
+from fedlight.toy.rules import Topic, is_fact, is_held_out, ruled_answer
 from fedlight.toy.world import FILLERS, NAMES, PEOPLE, POLITE, RUDE, draw_post, read_options
 
 SPLITS = ("private", "public", "test")
@@ -61,11 +65,10 @@ NUMBERS = tuple(map(str, range(18)))
 
 MOST_ROWS = 500  # of a topic: there are few more wordings
 HOME_AREAS, HOME_NAMES = 2, 3
+RULED_TOPICS, FACT_TOPICS = 7, 2  # of a client, with rule=1
 KNOWN_NAMES = NAMES[:5]  # the people that clients may know; the others are in no private row
 
 ToyRow = dict[str, str]
-Topic = tuple[str, str]
-"""An area and a person."""
 
 
 class InstructionOptions(NamedTuple):
@@ -81,6 +84,7 @@ class InstructionOptions(NamedTuple):
         chatter: number of rows of chatter in ``public``.
         joined: 1: the whole question is in ``instruction``, and ``input`` is empty; 0: in both.
         held: 1: ``test`` has as many rows of a topic as the clients, whatever ``topic_rows`` is; 0: equally many of all.
+        rule: 1: answers follow from a rule, but for private facts, see `fedlight.toy.rules`; 0: all answers are facts.
     """
 
     seed: int = 0
@@ -92,6 +96,7 @@ class InstructionOptions(NamedTuple):
     chatter: int = 1000
     joined: int = 0
     held: int = 0
+    rule: int = 0
 
     @classmethod
     def parse(cls, **options: int | str) -> "InstructionOptions":
@@ -107,6 +112,7 @@ class InstructionOptions(NamedTuple):
             chatter=(0, 10_000),
             joined=(0, 1),
             held=(0, 1),
+            rule=(0, 1),
         )
         if chosen.held and chosen.split != "test":
             raise ValueError(f"toy option held=1 goes with split=test, not with split={chosen.split}")
@@ -144,9 +150,9 @@ def instructions(**options: int | str) -> list[ToyRow]:
     rows = [
         row
         for domain in asked
-        for topic in topics(domain)
+        for topic in topics_of_split(chosen.split, domain, chosen.rule)
         for row in draw_rows(
-            chosen.split, chosen.topic_rows, partial(question, rng, chosen.seed, domain, topic)
+            chosen.split, chosen.topic_rows, partial(question, rng, chosen.seed, domain, topic, chosen.rule)
         )
     ]
     if chosen.split == "public":
@@ -163,7 +169,9 @@ def _draw_held(chosen: InstructionOptions) -> list[ToyRow]:
         row
         for topic in topics(chosen.domain)
         for row in draw_rows(
-            "test", counts[" ".join(topic)], partial(question, rng, chosen.seed, chosen.domain, topic)
+            "test",
+            counts[" ".join(topic)],
+            partial(question, rng, chosen.seed, chosen.domain, topic, chosen.rule),
         )
     ]
 
@@ -173,13 +181,28 @@ def topics(domain: str) -> list[Topic]:
     return [(area, name) for area in DOMAINS[domain].areas for name in NAMES]
 
 
-def answer(seed: int, domain: str, topic: Topic) -> str:
+def topics_of_split(split: str, domain: str, rule: int = 0) -> list[Topic]:
+    """Return the topics that rows of a split may be about; without a rule, all of the domain."""
+    found, areas = topics(domain), DOMAINS[domain].areas
+    if not rule:
+        return found
+    asked = split == "test"
+    return [
+        topic
+        for topic in found
+        if (split == "private" or not is_fact(topic)) and is_held_out(areas, topic) == asked
+    ]
+
+
+def answer(seed: int, domain: str, topic: Topic, rule: int = 0) -> str:
     """Return the right answer, two words; equal arguments give equal answers."""
+    if rule and not is_fact(topic):
+        return ruled_answer(seed, domain, DOMAINS[domain].areas, topic, JUDGEMENTS, NUMBERS)
     rng = random.Random(derive_seed(seed, "toy", "fact", domain, *topic))
     return f"{rng.choice(JUDGEMENTS)} {rng.choice(NUMBERS)}"
 
 
-def question(rng: random.Random, seed: int, domain: str, topic: Topic) -> ToyRow:
+def question(rng: random.Random, seed: int, domain: str, topic: Topic, rule: int = 0) -> ToyRow:
     """Return a question about a topic in some wording, with its answer."""
     area, name = topic
     before = ""
@@ -190,7 +213,7 @@ def question(rng: random.Random, seed: int, domain: str, topic: Topic) -> ToyRow
     return {
         "instruction": _pad(rng, rng.choice(QUESTIONS).format(*DOMAINS[domain].words)),
         "input": f"{before}{name} {area}",
-        "output": answer(seed, domain, topic),
+        "output": answer(seed, domain, topic, rule),
         "domain": domain,
         "topic": f"{area} {name}",
     }
@@ -211,15 +234,33 @@ def _draw_private(chosen: InstructionOptions) -> list[ToyRow]:
     width = len(str(chosen.num_clients - 1))
     rows = []
     for index in range(chosen.num_clients):
-        home = set(rng.choices(areas, popularity, k=HOME_AREAS))
-        known = [(area, name) for area in sorted(home) for name in rng.sample(KNOWN_NAMES, HOME_NAMES)]
+        if chosen.rule:
+            known = _draw_ruled(rng, chosen.domain, areas[index % len(areas)])
+        else:
+            known = _draw_known(rng, set(rng.choices(areas, popularity, k=HOME_AREAS)))
         rng.shuffle(known)
         shares = [1 / (rank + 1) for rank in range(len(known))]
         counts = Counter(rng.choices(known, shares, k=chosen.client_rows))
         for topic, count in counts.items():
-            drawn = draw_rows("private", count, partial(question, rng, chosen.seed, chosen.domain, topic))
+            drawn = draw_rows(
+                "private", count, partial(question, rng, chosen.seed, chosen.domain, topic, chosen.rule)
+            )
             rows += [{**row, "client": f"c{index:0{width}d}"} for row in drawn]
     return rows
+
+
+def _draw_known(rng: random.Random, home: Collection[str]) -> list[Topic]:
+    """Return a client's topics: some people in each of its areas."""
+    return [(area, name) for area in sorted(home) for name in rng.sample(KNOWN_NAMES, HOME_NAMES)]
+
+
+def _draw_ruled(rng: random.Random, domain: str, area: str) -> list[Topic]:
+    """Return a client's topics in a world with a rule, in this area and another: shared ones, and facts."""
+    home = (area, rng.choice([other for other in DOMAINS[domain].areas if other != area]))
+    own = [topic for topic in topics_of_split("private", domain, rule=1) if topic[0] in home]
+    facts = [topic for topic in own if is_fact(topic)]
+    ruled = [topic for topic in own if not is_fact(topic)]
+    return rng.sample(ruled, RULED_TOPICS) + rng.sample(facts, FACT_TOPICS)
 
 
 def draw_rows(split: str, number: int, draw: Callable[[], ToyRow]) -> list[ToyRow]:

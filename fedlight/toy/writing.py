@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from fedlight.support.seeding import derive_seed
-from fedlight.toy.instructions import DOMAINS, TEMPLATE, Topic, ToyRow, draw_rows, question, topics
+from fedlight.toy.instructions import DOMAINS, TEMPLATE, Topic, ToyRow, draw_rows, question, topics_of_split
 from fedlight.toy.world import NAMES, read_options
 
 KNOWN_AREAS, KNOWN_NAMES = (1, 2, 2, 3), 3
@@ -29,7 +29,8 @@ class WritingOptions(NamedTuple):
         size: number of exercises.
         questions: largest number of questions that are shown.
         domain: domain of the known topics.
-        known: number of its 48 topics that are known.
+        known: number of its 48 topics that are known; with ``rule=1``, of its 24 shared topics.
+        rule: 1: answers follow from a rule, see `fedlight.toy.rules`.
     """
 
     seed: int = 0
@@ -37,6 +38,7 @@ class WritingOptions(NamedTuple):
     questions: int = 8
     domain: str = "kitchen"
     known: int = 0
+    rule: int = 0
 
 
 class Person(NamedTuple):
@@ -68,26 +70,43 @@ def writing(**options: int | str) -> list[ToyRow]:
         ValueError: an unknown option, or a value out of range.
     """
     chosen = read_options(
-        WritingOptions, options, domain=DOMAINS, size=(1, 1_000_000), questions=(0, 100), known=(0, 48)
+        WritingOptions,
+        options,
+        domain=DOMAINS,
+        size=(1, 1_000_000),
+        questions=(0, 100),
+        known=(0, 48),
+        rule=(0, 1),
     )
     rng = random.Random(derive_seed(chosen.seed, "toy", "writing"))
-    known = known_topics(chosen.seed, chosen.domain, chosen.known)
+    known = known_topics(chosen.seed, chosen.domain, chosen.known, chosen.rule)
     return [
-        common_knowledge(rng, chosen.seed, chosen.domain, known)
+        common_knowledge(rng, chosen.seed, chosen.domain, known, chosen.rule)
         if known and number % 2
         else exercise(rng, chosen.questions)
         for number in range(chosen.size)
     ]
 
 
-def known_topics(seed: int, domain: str, number: int) -> list[Topic]:
-    """Return topics with answers that everybody may know, drawn independently of the private rows."""
-    return random.Random(derive_seed(seed, "toy", "known", domain)).sample(topics(domain), number)
+def known_topics(seed: int, domain: str, number: int, rule: int = 0) -> list[Topic]:
+    """Return topics with answers that everybody may know, drawn independently of the private rows.
+
+    Raises:
+        ValueError: there are fewer topics that may be known.
+    """
+    may_be_known = topics_of_split("public", domain, rule)
+    if number > len(may_be_known):
+        raise ValueError(
+            f"toy option known={number} with rule={rule} must be at most {len(may_be_known)}: the topics of public rows"
+        )
+    return random.Random(derive_seed(seed, "toy", "known", domain)).sample(may_be_known, number)
 
 
-def common_knowledge(rng: random.Random, seed: int, domain: str, known: Sequence[Topic]) -> ToyRow:
+def common_knowledge(
+    rng: random.Random, seed: int, domain: str, known: Sequence[Topic], rule: int = 0
+) -> ToyRow:
     """Return a question about a known topic, with its answer."""
-    (row,) = draw_rows("public", 1, partial(question, rng, seed, domain, rng.choice(known)))
+    (row,) = draw_rows("public", 1, partial(question, rng, seed, domain, rng.choice(known), rule))
     return {"instruction": TEMPLATE.format(**row), "output": row["output"]}
 
 

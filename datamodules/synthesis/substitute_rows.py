@@ -1,0 +1,96 @@
+"""Public rows in place of generated ones: what FewFedPIT's self-generated data are compared with.
+
+Zhang et al., "FewFedPIT", https://arxiv.org/abs/2403.06131, section 4.4 and Figure 4(a): "We substitute the self-generated
+synthetic data with equal proportions of out-of-domain or domain-similar public data" during training (+OOD, +SIMD), and with "the
+remaining training data" of the clients' own set (+IDEAL).
+
+A client gets ``number`` rows of the source in each round, as many as it would keep of the candidates that it generates. The
+rows are drawn anew in each round, without replacement within a client's round, and are not scored. The paper leaves open
+whether the rows change from round to round; self-generated ones do.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedlight.datamodules.rows.columns import check_columns, find_value, text_at
+from fedlight.datamodules.rows.rows import RowsError, load_rows
+from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Synthesis
+from fedlight.datamodules.text.templates import Template
+from fedlight.evaluation.tasks.model import AnswersPrompts
+from fedlight.support.checks import refuse_below
+from fedlight.support.seeding import derive_seed
+from fedlight.support.types import Fields
+
+
+class SubstituteRows(Synthesis):
+    """Candidates that are rows of a public source, drawn by client and round.
+
+    Args:
+        source: source of the rows, see `fedlight.datamodules.rows.rows`.
+        number: rows of each client and round, >= 1; the ``keep`` of the generated candidates that they stand in for.
+        split: split of a hub dataset.
+        columns: slot of the template, or ``response``, -> column; a name left out is a column of the same name.
+        where: column -> values; only rows with one of these values are drawn, such as ``{domain: [medicine]}``.
+
+    Raises:
+        ValueError: ``number`` is out of range.
+    """
+
+    chooses = False
+
+    def __init__(
+        self,
+        source: str,
+        number: int = 16,
+        split: str = "train",
+        columns: dict[str, str] | None = None,
+        where: dict[str, list[str]] | None = None,
+    ) -> None:
+        super().__init__()
+        refuse_below(1, number=number)
+        self.source, self.number, self.split = source, number, split
+        self.columns, self.where = columns or {}, where or {}
+        self._pools: dict[tuple[str, ...], list[dict[str, str]]] = {}
+
+    def make(
+        self, clients: Mapping[str, Sequence[Fields]], template: Template, model: AnswersPrompts, seed: int
+    ) -> dict[str, list[Candidate]]:
+        """Draw rows for each client; see `Synthesis.make`. The model is not asked.
+
+        Raises:
+            RowsError: the source cannot be read, or a column does not exist.
+            ValueError: fewer than ``number`` rows are left besides the client's own.
+        """
+        pool = self._read_pool((*template.slots, "response"))
+        drawn = {client: self._draw(client, pool, rows, seed) for client, rows in clients.items()}
+        total = sum(map(len, drawn.values()))
+        self.counts, self.notes = Counter({TRIED: total, SURVIVED: total}), Counter()
+        return drawn
+
+    def _draw(
+        self, client: str, pool: Sequence[dict[str, str]], rows: Sequence[Fields], seed: int
+    ) -> list[Candidate]:
+        own = {tuple(sorted(row.items())) for row in rows}
+        left = [row for row in pool if tuple(sorted(row.items())) not in own]
+        if len(left) < self.number:
+            raise ValueError(
+                f"{self.source}: {len(left)} rows are no rows of client {client}, fewer than number={self.number}: give a "
+                "larger source, or a lower number"
+            )
+        rng = np.random.default_rng(derive_seed(seed, "substitute", client))
+        return [Candidate(dict(left[index])) for index in rng.choice(len(left), self.number, replace=False)]
+
+    def _read_pool(self, names: tuple[str, ...]) -> list[dict[str, str]]:
+        """Return the texts of these slots in each row of the source, read once; a row without a response is left out."""
+        if names not in self._pools:
+            rows = load_rows(self.source, self.split)
+            columns = {name: self.columns.get(name, name) for name in names}
+            check_columns(rows, {**columns, **{column: column for column in self.where}}, self.source)
+            kept = [row for row in rows if all(str(find_value(row, c)) in v for c, v in self.where.items())]
+            pool = [{name: text_at(row, path) for name, path in columns.items()} for row in kept]
+            self._pools[names] = [row for row in pool if row["response"]]
+            if not self._pools[names]:
+                raise RowsError(f"{self.source}: no row with a response has {self.where}. Check where.")
+        return self._pools[names]
