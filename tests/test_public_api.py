@@ -47,7 +47,7 @@ PUBLIC = {
     *("EmbeddingDataModule", "HashedEncoder", "SentenceEncoder"),
     # what clients train on besides their own
     *("AugmentedInstructionDataModule", "RandomSampling", "DirectRetrieval", "FedDCA", "FedDCAStar", "LESS"),
-    *("SelfInstruct", "SyntheticInstructionDataModule", "SelfGeneration", "PseudoResponses", "FewShot"),
+    *("SelfInstruct", "SyntheticInstructionDataModule", "SelfGeneration", "PseudoResponses", "SubstituteRows", "FewShot"),
     "SelfGenerationPrompts",
     # evaluation
     *("WinRate", "TaskScores", "TaskDataModule", "GSM8K", "MultipleChoice", "Sentiment", "HumanEval"),

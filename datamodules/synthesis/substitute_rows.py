@@ -1,8 +1,8 @@
 """Public rows in place of generated ones: what FewFedPIT's self-generated data are compared with.
 
-Zhang et al., "FewFedPIT", https://arxiv.org/abs/2403.06131, section 4.4 and Figure 4(a): "We substitute the self-generated
-synthetic data with equal proportions of out-of-domain or domain-similar public data" during training (+OOD, +SIMD), and with "the
-remaining training data" of the clients' own set (+IDEAL).
+Zhang et al., "FewFedPIT", https://arxiv.org/abs/2403.06131, section 4.4 and Figure 4(a), substitutes "equal proportions of
+out-of-domain or domain-similar public data" (+OOD, +SIMD) or "remaining training data" of the clients' own set (+IDEAL) for
+the self-generated data.
 
 A client gets ``number`` rows of the source in each round, as many as it would keep of the candidates that it generates. The
 rows are drawn anew in each round, without replacement within a client's round, and are not scored. The paper leaves open
