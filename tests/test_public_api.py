@@ -47,8 +47,8 @@ PUBLIC = {
     *("EmbeddingDataModule", "HashedEncoder", "SentenceEncoder"),
     # what clients train on besides their own
     *("AugmentedInstructionDataModule", "RandomSampling", "DirectRetrieval", "FedDCA", "FedDCAStar", "LESS"),
-    *("SelfInstruct", "SyntheticInstructionDataModule", "SelfGeneration", "PseudoResponses", "SubstituteRows", "FewShot"),
-    "SelfGenerationPrompts",
+    *("SelfInstruct", "SyntheticInstructionDataModule", "SelfGeneration", "PseudoResponses", "FewShot"),
+    *("SelfGenerationPrompts", "SubstituteRows"),
     # evaluation
     *("WinRate", "TaskScores", "TaskDataModule", "GSM8K", "MultipleChoice", "Sentiment", "HumanEval"),
     *("ExactMatch", "DomainCoverage", "Judge", "OracleJudge", "FactJudge", "LengthJudge", "LocalJudge"),
