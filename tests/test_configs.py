@@ -70,7 +70,7 @@ RECIPES = {  # recipe -> where it is run
     **dict.fromkeys(("ukpconvarg", "mtbench"), "test_vote_recipes.py"),
     "polis": "test_polis_recipe.py",
     "fleets": "test_fleets_recipe.py",
-    **dict.fromkeys(("feddca", "feddca_star", "heterogeneity"), "test_domain_recipes.py"),
+    **dict.fromkeys(("feddca", "feddca_star", "feddca_domains", "heterogeneity"), "test_domain_recipes.py"),
     "feddca_leakage": "test_leakage_recipe.py",
     "fewfedpit": "test_few_shot_recipe.py",
     "mt_judges": "test_judge_agreement.py",

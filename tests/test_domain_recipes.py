@@ -102,3 +102,28 @@ def test_heterogeneity(tmp_path, tiny_model):
     assert (tmp_path / "seed3/labels_of_clients/labels.svg").is_file()
     # The same private texts in every split, so the same coverage without augmentation.
     assert len({round(rows[f"none, alpha = {alpha}"]["coverage"], 6) for alpha in alphas}) == 1
+
+
+@pytest.mark.slow
+def test_feddca_domains(tmp_path, tiny_model):
+    recipe = trimmed("feddca_domains", tmp_path, "none_01", "none_1")
+    source = "source=toy:instructions?seed=${seed}&split=private&domain=all&client_rows=3"
+    rows, outcome = run(recipe, tmp_path, f"model={tiny_model}", source, "labels=8", "test_rows=1")
+    settings = (
+        "none, alpha = 0.01",
+        "none, alpha = 10",
+        "direct retrieval, iid",
+        "direct retrieval, non-iid",
+    )
+    domains = ("craft", "kitchen", "market", "farm")
+    assert list(rows) == [*settings, *(f"{setting}, {domain}" for domain in domains for setting in settings)]
+    for setting in settings:
+        of_domains = [rows[f"{setting}, {domain}"] for domain in domains]
+        for column in ("score", "coverage", "new_topics"):
+            assert rows[setting][column] == pytest.approx(sum(row[column] for row in of_domains) / 4)
+        assert (setting in settings[:2]) == (rows[setting]["new_topics"] == 0)
+    # The same private texts in every split, so the same coverage without augmentation, domain by domain.
+    for domain in domains:
+        first, second = (rows[f"{setting}, {domain}"]["coverage"] for setting in settings[:2])
+        assert first == pytest.approx(second)
+    assert all(f"minus {name}" in outcome.err for name in ("none, alpha = 10", "direct retrieval, iid"))

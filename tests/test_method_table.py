@@ -6,6 +6,7 @@ import json
 import pytest
 from tiny_world import write_rows
 
+from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.recipes.method_table import methods, sent_bytes
 from fedlight.toy.oracle import Oracle
 
@@ -66,6 +67,20 @@ def test_win_rates_by_all_and_by_each_clients_group(tmp_path):
         0,
     ]
     assert ours["win_rate_by_group"] == pytest.approx(sum(by_answer) / 4)
+
+
+def test_win_rates_of_each_group_and_of_the_worst(tmp_path):
+    """Thorough wins twice of four with a tie, warm once, terse once; the interval is the bootstrap's of their mean."""
+    table = {"ours": {"answers": answers(tmp_path / "ours", OURS)}}
+    table["raw"] = {"answers": answers(tmp_path / "raw", RAW)}
+    ours, raw = methods(table, oracle={"seed": 0, "opposition": 1.0}, by_group=True)["rows"]
+    by_group = {"thorough": 2.5 / 4, "warm": 1.5 / 4, "terse": 1.5 / 4}
+    assert {group: ours[f"win_rate_{group}"] for group in by_group} == by_group
+    assert ours["worst_group"] == 1.5 / 4
+    assert ours["win_rate_by_group"] == pytest.approx(sum(SHARES[g] * by_group[g] for g in SHARES))
+    by_answer = [SHARES["thorough"] + SHARES["warm"], SHARES["thorough"] + SHARES["terse"], 0.5, 0]
+    assert (ours["by_group_low"], ours["by_group_high"]) == pytest.approx(bootstrap_interval(by_answer))
+    assert (raw["worst_group"], raw["by_group_low"], raw["by_group_high"]) == (0.5, 0.5, 0.5)
 
 
 def test_a_world_of_one_taste_has_one_win_rate(tmp_path):

@@ -106,6 +106,23 @@ def test_the_oracle_labels_by_what_clients_like(rows, tmp_path):
     assert better == "b"  # two facts said rightly against a rude one that is invented
 
 
+def test_labels_of_perfect_selectors_by_their_majority_and_by_all_votes(rows, tmp_path):
+    """In the loud world two thirds like a kind opening a little, and the others strongly dislike it."""
+    kind = "kindly " + GOOD
+    content = [{"fields": {"prompt": POST}, "completions": [GOOD, kind]}]
+    world = {"opposition": 1.0, "tastes": "loud", "seed": 0}
+    choices = {}
+    for rule in ("mean", "pooled", "people", "groups", "warm", "terse"):
+        output = tmp_path / f"{rule}.jsonl"
+        steps.label_with_oracle(rows("completions", content), output=str(output), rule=rule, **world)
+        (row,) = read(output)
+        choices[rule] = {"a": "plain", "b": "kind"}[row["choice"]]
+    assert choices == {
+        **{"mean": "plain", "pooled": "plain", "terse": "plain"},
+        **{"people": "kind", "groups": "kind", "warm": "kind"},
+    }
+
+
 def test_answers_are_put_side_by_side(rows, tmp_path):
     ours, theirs = rows("ours", completions("ab"[:1], "b")), rows("theirs", completions("a", "c"))
     output = tmp_path / "duel.jsonl"

@@ -21,6 +21,8 @@ class OracleJudge(Judge):
         num_clients: number of clients of the world.
         votes_per_client: median number of training votes of a client.
         group: group whose mean taste counts; None: that of all clients.
+        tastes: tastes of the groups, see `fedlight.toy.votes.WorldOptions`.
+        shares: relative sizes of the groups, see there.
 
     Raises:
         ValueError: a setting is out of range, or the group has no client.
@@ -40,10 +42,17 @@ class OracleJudge(Judge):
         num_clients: int = 40,
         votes_per_client: float = 120.0,
         group: str | None = None,
+        tastes: str = "opposed",
+        shares: str = "1-1-1",
     ) -> None:
         self.group = group
         self._oracle = Oracle(
-            seed, opposition=opposition, num_clients=num_clients, votes_per_client=votes_per_client
+            seed,
+            opposition=opposition,
+            num_clients=num_clients,
+            votes_per_client=votes_per_client,
+            tastes=tastes,
+            shares=shares,
         )
         self._oracle.utility("", "", group)  # refuses an empty group now, not at the first pair
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedlight.datamodules.rows.rows import load_rows
+from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.judges.rule_judges import OracleJudge
 from fedlight.judges.selector_judge import SelectorJudge
 from fedlight.support.files import result_of
@@ -46,6 +47,7 @@ def methods(
     choice_template: str = "toy_choice",
     max_tokens: int = 128,
     oracle: dict[str, Any] | None = None,
+    by_group: bool = False,
 ) -> dict[str, Any]:
     """Return one row for each method.
 
@@ -58,6 +60,8 @@ def methods(
         max_tokens: most tokens of a pair shown to the judge.
         oracle: options of the embedded world, whose oracle compares the answers: by the mean taste of all clients
             (``win_rate``), and by each client's group, averaged over the clients (``win_rate_by_group``).
+        by_group: also the win rate by each of these groups (``win_rate_GROUP``), the lowest of them (``worst_group``), and
+            the 95 % interval of ``win_rate_by_group`` over prompts (``by_group_low``, ``by_group_high``).
 
     Returns:
         ``rows`` with ``method``, the columns of ``METRICS``, win rates, and ``sent_mib``: MiB sent down and up in training,
@@ -82,6 +86,8 @@ def methods(
             row |= {
                 column: _compared(scores, answers[name], answers["raw"]) for column, scores in judges.items()
             }
+            if by_group and oracle is not None:
+                row |= _of_groups(oracle, answers[name], answers["raw"])
         if "train" in stages:
             row["sent_mib"] = sent_bytes(Path(stages["train"])) / 2**20
         rows.append(row)
@@ -101,12 +107,21 @@ def _oracles(options: dict[str, Any]) -> dict[str, Scores]:
     return {"win_rate": OracleJudge(**options).scores, "win_rate_by_group": of_own_group}
 
 
+def _of_groups(options: dict[str, Any], ours: Rows, raw: Rows) -> dict[str, float]:
+    shares = Oracle(**options).shares
+    won = np.array([_scored(OracleJudge(**options, group=group).scores, ours, raw) for group in shares])
+    low, high = bootstrap_interval(np.array([*shares.values()]) @ won)
+    means = {f"win_rate_{group}": float(of.mean()) for group, of in zip(shares, won, strict=True)}
+    return {"by_group_low": low, "by_group_high": high, **means, "worst_group": min(means.values())}
+
+
 def _compared(scores: Scores, ours: Rows, raw: Rows) -> float:
-    fields, texts = (
-        [row["fields"] for row in ours],
-        [[row["completions"][0] for row in rows] for rows in (ours, raw)],
-    )
-    return float(np.mean(scores(fields, *texts)))
+    return float(np.mean(_scored(scores, ours, raw)))
+
+
+def _scored(scores: Scores, ours: Rows, raw: Rows) -> list[float]:
+    ours_and_raw = [[row["completions"][0] for row in rows] for rows in (ours, raw)]
+    return scores([row["fields"] for row in ours], *ours_and_raw)
 
 
 def _metrics(stages: Mapping[str, str]) -> dict[str, float]:

@@ -39,22 +39,25 @@ def label_with_selectors(
     return done
 
 
-def label_with_oracle(completions: str, seed: int, output: str, opposition: float = 0.2) -> dict[str, Any]:
-    """Label all pairs of completions by their true mean utility, the upper bound of a selector's labels.
+def label_with_oracle(
+    completions: str, seed: int, output: str, opposition: float = 0.2, rule: str = "mean", **options: Any
+) -> dict[str, Any]:
+    """Label all pairs of completions by the clients' true tastes, the upper bound of selectors' labels.
 
     Args:
         completions: file that ``completions.yaml`` wrote on prompts of the embedded world.
         seed: seed of the embedded world.
         output: file of the labelled pairs, JSON lines.
         opposition: opposition of the embedded world's groups.
+        rule: how the tastes are combined (``mean``, ``pooled``, ``people``, ``groups``, see `fedlight.toy.oracle.margins`),
+            or the name of a group, whose taste alone decides.
+        options: further options of the embedded world.
     """
     pairs, skipped = form_pairs(load_rows(completions), completions)
-    oracle = Oracle(seed, opposition=opposition)
-    utilities = [
-        [oracle.utility(pair.fields["prompt"], answer) for answer in (pair.first, pair.second)]
-        for pair in pairs
-    ]
-    return _write_labels(pairs, np.array(utilities)[None], skipped, output)
+    oracle = Oracle(seed, opposition=opposition, **options)
+    posts = [pair.fields["prompt"] for pair in pairs]
+    for_first = oracle.margins(posts, [pair.first for pair in pairs], [pair.second for pair in pairs], rule)
+    return _write_labels(pairs, np.stack([for_first, np.zeros_like(for_first)], -1)[None], skipped, output)
 
 
 def _write_labels(

@@ -77,7 +77,7 @@ class InstructionOptions(NamedTuple):
     Attributes:
         seed: of the facts, the clients and all rows.
         split: ``private``, ``public``, ``test`` or ``domain``.
-        domain: a name of `DOMAINS`; public rows are of all.
+        domain: a name of `DOMAINS`, or ``all`` for the rows of one domain after the other; public rows are always of all.
         num_clients: number of clients with private rows.
         client_rows: number of private rows of each.
         topic_rows: number of rows of each topic in ``public`` and in ``test``.
@@ -105,7 +105,7 @@ class InstructionOptions(NamedTuple):
             cls,
             options,
             split=(*SPLITS, "domain"),
-            domain=DOMAINS,
+            domain=(*DOMAINS, "all"),
             num_clients=(1, 10_000),
             client_rows=(1, MOST_ROWS),
             topic_rows=(1, MOST_ROWS),
@@ -132,6 +132,8 @@ def instructions(**options: int | str) -> list[ToyRow]:
     if chosen.joined:
         apart = instructions(**chosen._replace(joined=0)._asdict())
         return [{**row, "instruction": f"{row['instruction']} {row['input']}", "input": ""} for row in apart]
+    if chosen.domain == "all" and chosen.split != "public":
+        return [row for domain in DOMAINS for row in instructions(**chosen._replace(domain=domain)._asdict())]
     if chosen.split == "domain":
         own, public = (
             instructions(**chosen._replace(split=split)._asdict()) for split in ("private", "public")

@@ -2,8 +2,49 @@
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+
+from fedlight.support.checks import check_choice
 from fedlight.toy.votes import GROUPS, WorldOptions, population, utility
 from fedlight.toy.world import Traits, measure
+
+RULES = ("mean", "pooled", "people", "groups")
+
+
+def margins(differences: np.ndarray, shares: np.ndarray, rule: str, noise: float) -> np.ndarray:
+    """Return how far pairs are labelled for their first answer by perfect selectors of several groups.
+
+    ``mean``: the mean utility is higher. ``pooled``: more votes of everybody are for it, by Bradley and Terry's
+    probabilities, so groups that are certain count for more; it is what one selector learns from all votes. ``people``:
+    more people prefer it. ``groups``: more groups prefer it, whatever their sizes; it is the majority of one selector for
+    each group.
+
+    Args:
+        differences: utility of the first answer minus that of the second for each group, ``(pairs, groups)``.
+        shares: of the people in each group, ``(groups,)``, sum 1.
+        rule: one of `RULES`.
+        noise: scale of the votes' logistic noise.
+
+    Returns:
+        ``(pairs,)``: positive where the first answer is preferred, 0 where neither is.
+
+    Raises:
+        ValueError: an unknown rule.
+
+    Examples:
+        >>> loud, thirds = np.array([[0.5, 0.5, -4.0]]), np.full(3, 1 / 3)
+        >>> [int(np.sign(margins(loud, thirds, rule, noise=1.0))[0]) for rule in RULES]
+        [-1, -1, 1, 1]
+    """
+    check_choice("rule", rule, RULES)
+    if rule == "mean":
+        weighted = differences @ shares
+    elif rule == "pooled":
+        weighted = np.tanh(differences / (2 * noise)) @ shares
+    else:
+        equal = np.full(len(shares), 1 / len(shares))
+        weighted = np.sign(differences) @ (shares if rule == "people" else equal)
+    return np.where(np.abs(weighted) < 1e-9, 0.0, weighted)  # shares do not add up exactly
 
 
 class Oracle:
@@ -25,6 +66,7 @@ class Oracle:
         self._means = {group: _mean(tastes) for group, tastes in by_group.items() if tastes}
         self.shares = {group: len(tastes) / len(voters) for group, tastes in by_group.items() if tastes}
         self._mean = _mean([voter.taste for voter in voters])
+        self._noise = world.noise
 
     def utility(self, prompt_text: str, response_text: str, group: str | None = None) -> float:
         """Return the utility of a response to a post under the mean taste of a group; None: of all clients.
@@ -39,6 +81,32 @@ class Oracle:
                 f"group={group!r} has no clients: choose one of {sorted(self._means)} or None for all"
             )
         return utility(self._mean if group is None else self._means[group], _read(prompt_text, response_text))
+
+    def margins(
+        self, prompts: list[str], first: list[str], second: list[str], rule: str = "mean"
+    ) -> np.ndarray:
+        """Return how far each pair of responses is labelled for the first one, see `margins`, ``(pairs,)``.
+
+        Args:
+            prompts: post of each pair.
+            first: one response of each pair.
+            second: its other response.
+            rule: one of `RULES`, or a group, whose own taste decides.
+
+        Raises:
+            ValueError: an unknown rule, or a group without clients.
+        """
+        groups = [*self.shares] if rule in RULES else [rule]
+        check_choice("rule", rule, [*RULES, *self.shares])
+        differences = np.array(
+            [
+                [self.utility(prompt, a, group) - self.utility(prompt, b, group) for group in groups]
+                for prompt, a, b in zip(prompts, first, second, strict=True)
+            ]
+        )
+        if rule not in RULES:
+            return differences[:, 0]
+        return margins(differences, np.array([*self.shares.values()]), rule, self._noise)
 
     def accuracy(self, rows: Iterable[Mapping[str, str]], personal: bool = False) -> float:
         """Return the share of votes, ties left out, that agree with the true utilities; equal ones count one half.

@@ -21,6 +21,14 @@ OPPOSED = {
     "terse": (0.6, -1.2, -1.2, -1.8, -0.5, -0.8),
 }
 GROUPS = tuple(OPPOSED)
+# Two groups whose votes are mostly noise, and one that votes the other way with certainty. Junk, which only models write, is
+# bad to all.
+LOUD = {
+    "thorough": (0.1, -0.03, 0.13, 0.1, 0.015, -0.3),
+    "warm": (0.07, -0.03, 0.17, 0.1, 0.015, -0.3),
+    "terse": (-2.0, 0.8, -3.6, -2.4, -0.4, -0.8),
+}
+TASTES = {"opposed": OPPOSED, "loud": LOUD}
 
 PERSONAL_SPREAD = 0.1
 TIE_MARGIN = 0.15
@@ -40,6 +48,8 @@ class WorldOptions(NamedTuple):
         opposition: 0 for one common taste, 1 for groups that contradict each other.
         noise: scale of the logistic noise in a vote's utility difference.
         size: rows of ``heldout`` (spread evenly over the clients), ``prompts`` or ``eval_prompts``.
+        tastes: a name of `TASTES`, the tastes of the groups at ``opposition=1``.
+        shares: relative sizes of the groups in the order of `GROUPS`, whole numbers: ``3-1-1`` has one group of 60 %.
     """
 
     seed: int = 0
@@ -48,6 +58,8 @@ class WorldOptions(NamedTuple):
     opposition: float = 0.2
     noise: float = 0.8
     size: int = 1000
+    tastes: str = "opposed"
+    shares: str = "1-1-1"
 
     @classmethod
     def parse(cls, **options: float | str) -> "WorldOptions":
@@ -60,7 +72,14 @@ class WorldOptions(NamedTuple):
             opposition=(0, 1),
             noise=(0, math.inf),
             votes_per_client=(0, math.inf),
+            tastes=TASTES,
         )
+        parts = world.shares.split("-")
+        if len(parts) != len(GROUPS) or not all(part.isdecimal() and int(part) for part in parts):
+            raise ValueError(
+                f"toy option shares={world.shares!r} must be {len(GROUPS)} positive whole numbers with - between them, "
+                "such as 3-1-1"
+            )
         if not world.votes_per_client:
             raise ValueError("toy option votes_per_client=0 must be positive")
         return world
@@ -82,20 +101,24 @@ class Voter(NamedTuple):
     num_votes: int
 
 
-def group_taste(group: str, opposition: float) -> tuple[float, ...]:
-    """Return a group's weights of the six traits: the common taste at ``opposition`` 0, the group's opposed one at 1."""
-    return tuple((1 - opposition) * c + opposition * o for c, o in zip(COMMON, OPPOSED[group], strict=True))
+def group_taste(group: str, opposition: float, tastes: str = "opposed") -> tuple[float, ...]:
+    """Return a group's weights of the six traits: the common taste at ``opposition`` 0, the group's own one at 1."""
+    own = TASTES[tastes][group]
+    return tuple((1 - opposition) * c + opposition * o for c, o in zip(COMMON, own, strict=True))
 
 
 def population(world: WorldOptions) -> list[Voter]:
-    """Return the clients of a world: shuffled groups of equal size (up to one), with log-normal numbers of votes from 4."""
+    """Return the clients of a world: shuffled groups of sizes by ``shares``, with log-normal numbers of votes from 4."""
     rng = random.Random(derive_seed(world.seed, "toy", "population"))
-    groups = [GROUPS[index % len(GROUPS)] for index in range(world.num_clients)]
+    sizes = map(int, world.shares.split("-"))
+    turns = [group for group, size in zip(GROUPS, sizes, strict=True) for _ in range(size)]
+    groups = [turns[index % len(turns)] for index in range(world.num_clients)]
     rng.shuffle(groups)
     voters = []
     for index, group in enumerate(groups):
         taste = tuple(
-            weight * (1 + rng.gauss(0, PERSONAL_SPREAD)) for weight in group_taste(group, world.opposition)
+            weight * (1 + rng.gauss(0, PERSONAL_SPREAD))
+            for weight in group_taste(group, world.opposition, world.tastes)
         )
         num_votes = max(4, round(world.votes_per_client * math.exp(rng.gauss(0, 0.7))))
         voters.append(Voter(f"c{index:03d}", group, taste, num_votes))

@@ -116,6 +116,16 @@ def test_rows_of_a_domain_are_its_private_and_its_public_ones(splits: dict) -> N
     assert not any("client" in row for row in found)
 
 
+def test_all_domains_are_one_after_the_other() -> None:
+    for split in ("private", "test", "domain"):
+        each = [instructions(split, domain=domain, client_rows=5, topic_rows=1) for domain in DOMAINS]
+        together = instructions(split, domain="all", client_rows=5, topic_rows=1)
+        assert together == [row for rows_of_one in each for row in rows_of_one]
+    assert instructions("public", domain="all") == instructions("public")
+    clients = Counter(row["client"] for row in instructions("private", domain="all", client_rows=5))
+    assert [*clients.values()] == [20] * 10
+
+
 def test_rows_are_a_function_of_the_options() -> None:
     few = {"topic_rows": 2, "chatter": 9, "client_rows": 9}
     for split in SPLITS:
