@@ -7,6 +7,7 @@ from tiny_world import fedlight, table
 from trimmed import trimmed
 
 from fedlight.recipes import recipe as recipes
+from fedlight.toy import rows as fedlight_rows
 
 FEDERATED = (
     "FedAvg",
@@ -109,3 +110,79 @@ def test_fewfedpit(tmp_path, tiny_model):
     for figure in ("trade_off", "leakage", "leakage_of_uploads", "secrets"):
         assert "<svg" in (tmp_path / f"seeds_3/{figure}/{figure}.svg").read_text()[:1000]
     assert "──" not in fedlight(*arguments).err
+
+
+def test_private_steps_are_matched_by_the_servers_learning_rate(tmp_path):
+    """FedAvg's rate is beta, or FewFedPIT's 1 / beta; nothing else differs."""
+    found = {
+        stage.name: stage.arguments for stage in recipes.stages(recipes.load("fewfedpit_rule"), tmp_path, 1)
+    }
+    for percent in (25, 50, 75):
+        beta = percent / 100
+        step, full, ours = (found[f"{name}_{percent}"] for name in ("step", "full", "fewfedpit"))
+        assert step == {**found["fedavg"], "federated.server": step["federated.server"]}
+        assert full == {**ours, "federated.server": full["federated.server"]}
+        assert ours["federated.algorithm"] == {"class_path": "FewFedPIT", "init_args": {"beta": beta}}
+        for arguments, rate in ((step, beta), (full, 1 / beta)):
+            assert arguments["federated.server"]["class_path"] == "Average"
+            assert arguments["federated.server"]["init_args"]["lr"] == pytest.approx(rate, rel=1e-12)
+    for name in ("ood", "simd", "ideal"):
+        other = found[name]["data.init_args.synthesis"]
+        assert found[name] == {**found["fewfedpit_50"], "data.init_args.synthesis": other}
+        assert other["init_args"]["number"] == found["fewfedpit_50"]["data.init_args.keep"]
+    domains = [
+        found[name]["data.init_args.synthesis"]["init_args"]["where"]["domain"]
+        for name in ("ood", "simd", "ideal")
+    ]
+    assert domains == [["market", "farm", "chatter"], ["craft"], ["kitchen"]]
+
+
+RULE_CHANGES = (
+    *("accelerator=cpu", "rounds=2", "clients_at_once=1", "clients_per_round=1", "local_steps=1"),
+    *("lora_rank=2", "number=3", "keep=2", "epochs=1", "asked_every=1", "asked=4", "samples=4", "members=4"),
+    *(
+        "writer_rank=2",
+        "writer_epochs=1",
+        "exercises=toy:writing?seed=${seed}&size=32&known=4&rule=1",
+        "prompts.init_args.instruction_pattern=(?P<instruction>.*)",
+        "synthesis.init_args.keep_cut=true",
+        "prompts.init_args.response_pattern=(?P<response>.*)",
+    ),
+    "source=toy:instructions?seed=${seed}&split=private&client_rows=8&num_clients=2&joined=1&rule=1",
+    "unseen_source=toy:instructions?seed=${seed}&split=test&topic_rows=1&joined=1&rule=1",
+    "test_source=toy:instructions?seed=${seed}&split=test&topic_rows=1&rule=1",
+)
+
+
+@pytest.mark.slow
+def test_fewfedpit_rule(tmp_path, tiny_model):
+    gone = ("fedmit", "fewfedpit_0", "fewfedpit_25", "fewfedpit_75", "locit", "locit_sg")
+    gone += ("step_25", "step_75", "full_25", "full_75")
+    recipe = trimmed("fewfedpit_rule", tmp_path, *gone)
+    loaded = json.loads((tmp_path / "fewfedpit_rule.yaml").read_text())
+    rows = set(loaded["stages"]["table"]["with"]["methods"])
+    loaded["stages"]["table"]["with"]["not_attacked"] = []
+    figures = loaded["over_seeds"]
+    for figure in ("matched", "figure_4a"):
+        figures[figure]["with"]["pairs"] = {
+            name: pair for name, pair in figures[figure]["with"]["pairs"].items() if set(pair) <= rows
+        }
+    (tmp_path / "fewfedpit_rule.yaml").write_text(json.dumps(loaded))
+    arguments = ("run", recipe, f"--output={tmp_path}", "--seeds", "3", *RULE_CHANGES, f"model={tiny_model}")
+    outcome = fedlight(*arguments)
+    assert outcome.code == 0, outcome.err
+    found = {row["method"]: row for row in json.loads((tmp_path / "results.json").read_text())["rows"]}
+    assert set(found) == {"pre-trained", *rows}
+    assert {"+OOD", "+SIMD", "+IDEAL", "FedAvg, server lr = 0.5"} <= rows
+    assert all({"facts", "secrets", "facts of uploads"} <= set(found[name]) for name in ("FedAvg", "+OOD"))
+    for name, domains in (("ood", {"chatter", "market", "farm"}), ("ideal", {"kitchen"})):
+        lines = (tmp_path / f"seed3/{name}/synthetic/round_0001.jsonl").read_text().splitlines()
+        made = [json.loads(line) for line in lines[1:]]
+        assert len(made) == 2  # of one client
+        public = fedlight_rows("instructions", seed=3, split="public", joined=1, rule=1)
+        of = {(row["instruction"], row["output"]): row["domain"] for row in public}
+        assert {of[row["fields"]["instruction"], row["fields"]["response"]] for row in made} <= domains
+    matched = json.loads((tmp_path / "seeds_3/matched/done.json").read_text())["result"]["rows"]
+    assert [row["pair"] for row in matched] == ["β = 0.5, step x 0.5", "β = 0.5, full step"]
+    for figure in ("trade_off", "matched", "figure_4a", "leakage"):
+        assert "<svg" in (tmp_path / f"seeds_3/{figure}/{figure}.svg").read_text()[:1000]

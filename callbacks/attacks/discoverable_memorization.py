@@ -6,6 +6,7 @@ The attacker knows the prompts, so this is an upper bound of what can be extract
 Carlini et al., "The Secret Sharer", USENIX Security 2019, https://arxiv.org/abs/1802.08232.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
@@ -16,6 +17,7 @@ from fedlight.evaluation.extraction import contains_secret, exposure, recalls, r
 from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
 from fedlight.evaluation.tasks.task import continuation
 from fedlight.support.seeding import derive_seed
+from fedlight.support.types import Fields
 
 
 class Question(NamedTuple):
@@ -54,11 +56,14 @@ class DiscoverableMemorization(Attack):
         examples: largest number of training examples to ask for.
         max_new_tokens: largest number of tokens in an answer.
         batch_size: prompts that are answered at once.
+        matching: regular expression; only rows in whose prompt it is found are asked for, such as facts that no other row
+            tells. Canaries are asked for whatever it is. None: all rows.
         random_secrets: number of random secrets that each planted one is compared with for its exposure; 0: no exposure.
         kwargs: further arguments of `Attack`: ``every_n_rounds``, ``targets``, ...
 
     Raises:
-        ValueError: a setting is out of range; in ``setup``, the module or data lack what is needed, or no client has a row.
+        ValueError: a setting is out of range or no regular expression; in ``setup``, the module or data lack what is
+            needed, or no client has a row.
     """
 
     name: ClassVar[str] = "discoverable_memorization"
@@ -69,13 +74,20 @@ class DiscoverableMemorization(Attack):
         max_new_tokens: int = 128,
         batch_size: int = 32,
         random_secrets: int = 0,
+        matching: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.check_at_least_one(examples=examples, max_new_tokens=max_new_tokens, batch_size=batch_size)
         if random_secrets < 0:
             raise ValueError(f"DiscoverableMemorization.random_secrets={random_secrets} must be 0 or more")
-        self.examples, self.max_new_tokens = examples, max_new_tokens
+        try:
+            re.compile(matching or "")
+        except re.error as error:
+            raise ValueError(
+                f"DiscoverableMemorization.matching={matching!r} is no regular expression: {error}"
+            ) from None
+        self.examples, self.max_new_tokens, self.matching = examples, max_new_tokens, matching
         self.batch_size, self.random_secrets = batch_size, random_secrets
 
     def prepare(self, data: HoldsClientRows, module: Any) -> None:
@@ -84,10 +96,11 @@ class DiscoverableMemorization(Attack):
                 "DiscoverableMemorization needs a module with generate, log_likelihoods and fits, such as SFTModule, not "
                 f"{type(module).__name__}"
             )
-        self._data, self._rows = data, without_planted(data)
+        self._data, self._rows = data, self._keep_matching(data, without_planted(data))
         if not any(self._rows.values()):
+            those = "" if self.matching is None else f" whose prompt has matching={self.matching!r}"
             raise ValueError(
-                "DiscoverableMemorization: no client has a row besides canaries, so nothing to ask for"
+                f"DiscoverableMemorization: no client has a row{those} besides canaries, so nothing to ask for"
             )
         self._others = self._random_secrets(data)
 
@@ -119,6 +132,19 @@ class DiscoverableMemorization(Attack):
             Question(one, prompt, row["response"], at >= len(rows))
             for at, ((one, row), prompt) in enumerate(zip((*rows, *canaries), prompts, strict=True))
         ]
+
+    def _keep_matching(self, data: HoldsClientRows, rows: dict[str, list[Fields]]) -> dict[str, list[Fields]]:
+        if self.matching is None:
+            return rows
+        found = re.compile(self.matching)
+        return {
+            client: [
+                row
+                for row, prompt in zip(own, render_prompts(data.template, own), strict=True)
+                if found.search(prompt)
+            ]
+            for client, own in rows.items()
+        }
 
     def _answer(self, module: AnswersPrompts, prompts: Sequence[str]) -> list[str]:
         """Return greedy answers, written in batches of prompts of similar length, so that there is little padding."""

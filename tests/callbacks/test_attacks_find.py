@@ -174,7 +174,7 @@ class Knows:
         return [True] * len(prompts)
 
 
-def prepared(clients):
+def prepared(clients, **settings):
     """An attack on clients with a row and a canary each, among four random secrets."""
     data = SimpleNamespace(
         client_rows={client: [{"instruction": f"of {client}", "response": "y"}] for client in clients},
@@ -182,7 +182,7 @@ def prepared(clients):
         template=Template("Q: {instruction}"),
         canaries=SimpleNamespace(secrets=lambda number: ["7 7 7", "1 2 3", "4 5 6", "8 8 8"]),
     )
-    attack = DiscoverableMemorization(random_secrets=4)
+    attack = DiscoverableMemorization(random_secrets=4, **settings)
     attack.prepare(data, Knows())
     return attack
 
@@ -222,3 +222,17 @@ def test_instructions_of_some_clients_alone(tmp_path):
     assert second[0]["mean"] == pytest.approx(matches(texts[:1], known)[0].mean)
     [row] = (tmp_path / "one/attacks.csv").read_text().splitlines()[1:]
     assert str(expected["rouge_l"]) in row.split(",")
+
+
+def test_rows_can_be_chosen_by_their_prompt_and_canaries_are_asked_for_anyway():
+    attack = prepared(["a", "b"], matching="of b$")
+    assert {record["prompt"] for record in attack.attack(Knows(), None).records} == {
+        *("Q: of b", "Q: which a", "Q: which b")
+    }
+    without = attack.attack(Knows(), "a")  # an upload whose client has no such row
+    assert [record["prompt"] for record in without.records] == ["Q: which a"]
+    assert "exact" not in without.metrics
+    with pytest.raises(ValueError, match="no client has a row whose prompt has matching='of z' besides"):
+        prepared(["a"], matching="of z")
+    with pytest.raises(ValueError, match=r"matching='\(' is no regular expression: missing \)"):
+        DiscoverableMemorization(matching="(")

@@ -10,7 +10,14 @@ from matplotlib.text import Annotation
 from fedlight.callbacks.attacks.records import AttackTable
 from fedlight.recipes.stages import Stage
 from fedlight.report.figures.labels import spread_out
-from fedlight.report.figures.privacy_plots import draw_leakage, draw_trade_off, leakage_over_rounds, trade_off
+from fedlight.report.figures.privacy_plots import (
+    differences,
+    draw_differences,
+    draw_leakage,
+    draw_trade_off,
+    leakage_over_rounds,
+    trade_off,
+)
 from fedlight.report.figures.privacy_table import PRETRAINED
 
 BETAS = {f"beta = {beta}": f"FewFedPIT, {beta}" for beta in (0, 0.5, 1)}
@@ -181,3 +188,38 @@ def test_what_cannot_be_drawn_is_named(tables, tmp_path):
         leakage_over_rounds({str(i): one for i in range(22)}, "memory/rouge_l", out)
     with pytest.raises(ValueError, match=r"output=.*x\.pdf must end with \.svg or \.png"):
         leakage_over_rounds({"x": one}, "memory/rouge_l", str(tmp_path / "x.pdf"))
+
+
+def test_differences_are_paired_by_seed_with_students_interval(tmp_path):
+    seeds = [{"a": 0.5, "b": 0.25}, {"a": 0.75, "b": 0.375}, {"a": 0.25, "b": 0.25}]
+    rows = [[{"method": method, "utility": value} for method, value in seed.items()] for seed in seeds]
+    tables = [table(tmp_path / f"s{number}", own) for number, own in enumerate(rows)]
+    arguments = {"pairs": {"a over b": ["a", "b"], "b over a": ["b", "a"]}, "output": str(tmp_path / "d.svg")}
+    found = differences(tables, **arguments)
+    # Differences 0.25, 0.375 and 0, of mean 5/24; t of 0.975 with 2 degrees of freedom is 4.302653.
+    gaps = np.array([0.25, 0.375, 0.0])
+    half = 4.302653 * gaps.std(ddof=1) / 3**0.5
+    first, second = found["rows"]
+    assert first == {
+        "pair": "a over b",
+        "difference": pytest.approx(5 / 24),
+        "low": pytest.approx(5 / 24 - half),
+        "high": pytest.approx(5 / 24 + half),
+        "seeds": 3,
+    }
+    assert second["low"] == pytest.approx(-first["high"])
+    (axes,) = draw_differences(found["rows"], "utility").axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a over b", "b over a"]
+    assert axes.get_xlabel() == "difference of utility"
+    one = differences(tables[0], **arguments)["rows"][0]
+    assert (one["difference"], one["low"], one["high"], one["seeds"]) == (0.25, None, None, 1)
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [(["a"], "has 1 methods: give one and the one to subtract"), (["a", "c"], "s0 has no 'utility' of 'c'")],
+)
+def test_pairs_that_are_none(pair, message, tmp_path):
+    folder = table(tmp_path / "s0", [{"method": "a", "utility": 1.0}, {"method": "b"}])
+    with pytest.raises(ValueError, match=message):
+        differences(folder, {"p": pair}, str(tmp_path / "d.svg"))

@@ -1,7 +1,7 @@
-"""Figures of privacy and utility as stages of a recipe: the trade-off, and leakage over the rounds.
+"""Figures of privacy and utility as stages of a recipe: the trade-off, leakage over the rounds, and differences of methods.
 
 Z. Zhang et al., "FewFedPIT: Towards Privacy-preserving and Few-shot Federated Instruction Tuning",
-https://arxiv.org/abs/2403.06131, Figure 3; leakage over rounds also in FedDCA (Z. Wang et al.,
+https://arxiv.org/abs/2403.06131, Figures 3 and 4(a); leakage over rounds also in FedDCA (Z. Wang et al.,
 https://arxiv.org/abs/2409.20135), Figure 3. Each function reads runs' files, writes one SVG or PNG (by the ending of
 ``output``) and returns its path and what it shows.
 """
@@ -20,6 +20,7 @@ from fedlight.report.figures.labels import Point, name_lines, name_points
 from fedlight.report.figures.privacy_table import PRETRAINED
 from fedlight.report.figures.style import COLORS, STYLE, add_legend, colors, new_figure, save
 from fedlight.report.tables import deviation, points_of
+from fedlight.support.files import result_of
 
 Values = Mapping[str, Sequence[float]]
 DASHES: Any = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
@@ -181,4 +182,75 @@ def draw_leakage(table: Mapping[str, Values], name: str, level: float | None = N
     axes.set_xlabel("communication rounds")
     axes.set_ylabel(name)
     name_lines(axes, ends)
+    return figure
+
+
+def differences(
+    tables: str | list[str],
+    pairs: dict[str, list[str]],
+    output: str,
+    column: str = "utility",
+    name: str | None = None,
+) -> dict[str, Any]:
+    """Draw how much more a method has than another: the mean over seeds of paired differences, with its 95 % t interval.
+
+    Args:
+        tables: folders of stages whose result has ``rows`` with ``method``, one for each seed.
+        pairs: what a point is called -> a method, and the method that is subtracted, both of the same seed.
+        output: the figure.
+        column: column of the rows.
+        name: what the axis is called; the column's name if not given.
+
+    Returns:
+        ``file``; ``rows``: ``pair``, ``difference`` (the mean), ``low`` and ``high`` (None for one seed), ``seeds`` (their
+        number).
+
+    Raises:
+        ValueError: a pair has not two methods, a folder has no result, or a table lacks a method or its column.
+    """
+    folders = [tables] if isinstance(tables, str) else tables
+    values = [
+        {
+            row["method"]: row[column]
+            for row in result_of(folder).get("rows", [])
+            if row.get(column) is not None
+        }
+        for folder in folders
+    ]
+    rows = []
+    for pair, methods in pairs.items():
+        if len(methods) != 2:
+            raise ValueError(f"pairs: {pair} has {len(methods)} methods: give one and the one to subtract")
+        for method in methods:
+            if lacking := [folder for folder, own in zip(folders, values, strict=True) if method not in own]:
+                raise ValueError(f"pairs: {pair}: {lacking[0]} has no {column!r} of {method!r}")
+        rows.append(
+            {"pair": pair, **_mean_with_interval([own[methods[0]] - own[methods[1]] for own in values])}
+        )
+    return {"file": save(draw_differences(rows, name or column), output), "rows": rows}
+
+
+def _mean_with_interval(values: Sequence[float]) -> dict[str, float | int | None]:
+    """Return the mean and the ends of its 95 % interval by Student's t, which a single value does not have."""
+    middle, number = mean(values), len(values)
+    if number == 1:
+        return {"difference": middle, "low": None, "high": None, "seeds": 1}
+    from scipy.stats import t  # slow to import
+
+    half = float(t.ppf(0.975, number - 1)) * deviation(values) / math.sqrt(number)
+    return {"difference": middle, "low": middle - half, "high": middle + half, "seeds": number}
+
+
+@matplotlib.rc_context(STYLE)
+def draw_differences(rows: Sequence[Mapping[str, Any]], name: str) -> Figure:
+    """Draw the ``rows`` of `differences`, the first on top, beside a line at 0."""
+    figure, axes = new_figure()
+    axes.axvline(0, color="0.45", linestyle="--", linewidth=1, zorder=1)
+    for height, row in enumerate(rows):
+        if row["low"] is not None:
+            axes.plot([row["low"], row["high"]], [height, height], color="0.55", linewidth=2, zorder=2)
+        axes.plot([row["difference"]], [height], marker="o", color=COLORS[0], linestyle="none", zorder=3)
+    axes.set_yticks(range(len(rows)), [row["pair"] for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel(f"difference of {name}")
     return figure
