@@ -11,7 +11,8 @@ from functools import partial
 
 from fedlight.generators.endpoint import TextGenerator
 from fedlight.support.seeding import derive_seed
-from fedlight.toy.instructions import DOMAINS, JUDGEMENTS, NUMBERS, Topic, answer, draw_rows, question, topics
+from fedlight.toy.instructions import DOMAINS, JUDGEMENTS, NUMBERS, answer, draw_rows, question, topics
+from fedlight.toy.rules import Topic
 from fedlight.toy.world import NAMES
 
 _EXAMPLES = re.compile(r"Instruction 1: (.*)\nInstruction 2: (.*)\nProvide a new", re.DOTALL)

@@ -14,7 +14,8 @@ from functools import partial
 from typing import NamedTuple
 
 from fedlight.support.seeding import derive_seed
-from fedlight.toy.instructions import DOMAINS, TEMPLATE, Topic, ToyRow, draw_rows, question, topics_of_split
+from fedlight.toy.instructions import DOMAINS, TEMPLATE, ToyRow, draw_rows, question, topics_of_split
+from fedlight.toy.rules import Topic
 from fedlight.toy.world import NAMES, read_options
 
 KNOWN_AREAS, KNOWN_NAMES = (1, 2, 2, 3), 3
