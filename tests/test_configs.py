@@ -66,7 +66,9 @@ DATA = {  # command, config, rows, what is passed besides
 RECIPES = {  # recipe -> where it is run
     "demo": "test_recipes.py",
     "fedbis": "test_configs.py",
-    **dict.fromkeys(("tldr", "shp", "fedbiscuit", "reward_hacking"), "test_method_recipes.py"),
+    **dict.fromkeys(
+        ("tldr", "shp", "fedbiscuit", "fedbiscuit_loud", "reward_hacking"), "test_method_recipes.py"
+    ),
     **dict.fromkeys(("ukpconvarg", "mtbench"), "test_vote_recipes.py"),
     "polis": "test_polis_recipe.py",
     "fleets": "test_fleets_recipe.py",

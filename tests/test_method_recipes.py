@@ -218,3 +218,22 @@ def test_shp_where_it_is_not_tldr(tiny_model, tmp_path):
     assert asked[0] == {"how 0", "how 1", "how 2"}  # the prompts of SafeRLHF, each once
     assert len(asked[1]) == 6
     assert all(text.startswith("question ") for text in asked[1])  # those of SHP's test split
+
+
+def test_one_shared_model_for_certain_and_uncertain_clients(tmp_path, changes):
+    _, rows, outcome = run("fedbiscuit_loud", tmp_path, *changes, "tastes=loud")
+    perfect = ["perfect selector of all votes", "majority of perfect selectors"]
+    assert list(rows) == ["raw", *perfect, "FedBis", "FedBiscuit, U = 3"]
+    for row in rows.values():
+        by_group = [row[f"win_rate_{group}"] for group in ("thorough", "warm", "terse")]
+        assert row["worst_group"] == min(by_group)
+        assert min(by_group) <= row["win_rate_by_group"] <= max(by_group)
+        assert row["by_group_low"] <= row["win_rate_by_group"] <= row["by_group_high"]
+    labelled = [tmp_path / f"seed3/label_by_{who}/preferences.jsonl" for who in ("oracle", "groups")]
+    of_all, of_groups = (
+        {(row["response_a"], row["response_b"]): row["choice"] for row in map(json.loads, file.open())}
+        for file in labelled
+    )
+    assert of_all.keys() & of_groups.keys()
+    assert any(of_all[pair] != of_groups[pair] for pair in of_all.keys() & of_groups.keys())
+    assert "minus perfect selector of all votes" in outcome.err
