@@ -231,7 +231,10 @@ def test_one_shared_model_for_certain_and_uncertain_clients(tmp_path, changes):
         assert row["by_group_low"] <= row["win_rate_by_group"] <= row["by_group_high"]
     labelled = [tmp_path / f"seed3/label_by_{who}/preferences.jsonl" for who in ("oracle", "groups")]
     of_all, of_groups = (
-        {(row["response_a"], row["response_b"]): row["choice"] for row in map(json.loads, file.open())}
+        {
+            (row["response_a"], row["response_b"]): row["choice"]
+            for row in map(json.loads, file.read_text().splitlines())
+        }
         for file in labelled
     )
     assert of_all.keys() & of_groups.keys()
