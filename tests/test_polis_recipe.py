@@ -307,3 +307,71 @@ def test_a_dry_run_names_what_is_missing(files, tmp_path):
     outcome = fedlight("run", "polis", f"--output={tmp_path / 'out'}", *options, "model=hashed", "--dry-run")
     assert outcome.code == 0, outcome.out + outcome.err
     assert not (tmp_path / "out").exists()
+
+
+def both_read(tmp_path, votes, of_statements, name="changed"):
+    rows = write_rows(tmp_path / f"{name}.jsonl", votes)
+    return read_opinions(rows, write_rows(tmp_path / f"{name}_statements.jsonl", of_statements))
+
+
+def assert_same_opinions(one, other):
+    assert (one.people, one.groups, one.texts) == (other.people, other.groups, other.texts)
+    assert (one.moderated_out, one.repeated) == (other.moderated_out, other.repeated)
+    np.testing.assert_array_equal(one.votes, other.votes)
+
+
+def test_numbers_as_text_are_the_same_opinions(tmp_path, files):
+    """A CSV file has text alone: its -1 is moderated out, and its statement 3 is that of a JSON file."""
+    expected = read_opinions(**files)
+    votes = [row | {"statement_id": str(row["statement_id"])} for row in conversation()]
+    assert_same_opinions(both_read(tmp_path, votes, statements()), expected)
+    file = tmp_path / "statements.csv"
+    lines = ["statement_id,statement,moderated"]
+    lines += [f"{row['statement_id']},{row['statement']},{row['moderated']}" for row in statements()]
+    file.write_text("\n".join(lines) + "\n")
+    assert_same_opinions(read_opinions(files["votes"], str(file)), expected)
+    assert expected.moderated_out == 1
+
+
+def test_pairs_do_not_depend_on_the_order_of_rows(draw, tmp_path):
+    """Rows of a person with and without its group are in either order, too."""
+    votes = conversation()
+    votes[3]["group"] = None
+    order = np.random.default_rng(1).permutation(len(votes))
+    made = []
+    for name, rows in (("as", votes), ("back", votes[::-1]), ("mixed", [votes[i] for i in order])):
+        of = write_rows(tmp_path / f"{name}.jsonl", rows)
+        text = write_rows(tmp_path / f"{name}_s.jsonl", statements()[:: 1 if name == "as" else -1])
+        made.append(draw(votes=of, statements=text))
+    assert made[0] == made[1] == made[2]
+    assert made[0][0]["train"] > 0
+
+
+def test_statements_without_text_have_no_votes(tmp_path, files):
+    without = [
+        row | {"statement": None if row["statement_id"] == 4 else row["statement"]} for row in statements()
+    ]
+    found, expected = both_read(tmp_path, conversation(), without), read_opinions(**files)
+    kept = [n for n, text in enumerate(expected.texts) if number(text) != 4]
+    assert found.texts == [expected.texts[n] for n in kept]
+    np.testing.assert_array_equal(found.votes, expected.votes[:, kept])
+    assert found.moderated_out == 1
+
+
+@pytest.mark.parametrize(
+    ("vote", "statement", "message"),
+    [
+        ({"statement_id": 500}, {}, r"row 1: .*has no statement_id '500': give the statements of this conv"),
+        ({"participant": None}, {}, "row 1: no participant"),
+        ({"vote": None}, {}, "row 1: the vote '' is none of agree"),
+        ({}, {"statement_id": 1}, "row 2: the statement_id '1' appears twice"),
+        ({}, {"moderated": "yes"}, "row 1: moderated='yes' is none of -1, 0, 1; -1 is moderated out"),
+        ({}, {"moderated": None}, "row 1: moderated='' is none of -1, 0, 1"),
+    ],
+)
+def test_rows_of_another_or_a_damaged_conversation(tmp_path, vote, statement, message):
+    votes, of_statements = conversation(), statements()
+    votes[0] |= vote
+    of_statements[0] |= statement
+    with pytest.raises(RowsError, match=message):
+        both_read(tmp_path, votes, of_statements)

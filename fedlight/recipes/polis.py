@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.datamodules.rows.columns import check_columns
+from fedlight.datamodules.rows.columns import check_columns, text_at
 from fedlight.datamodules.rows.rows import RowsError, load_rows, write_rows
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.evaluation.by_client import worst_share_mean
@@ -25,6 +25,7 @@ from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Rows
 
 VOTES = {"agree": 1, "disagree": -1, "pass": 0}
+MODERATED, MODERATED_OUT = ("-1", "0", "1"), "-1"
 NOTHING, JURY = "nothing learned", "what the jury likes more"
 
 
@@ -175,34 +176,58 @@ def read_opinions(votes: str, statements: str) -> Opinions:
     """Return the votes of a conversation; arguments as `opinion_pairs`.
 
     Raises:
-        RowsError: rows lack a column, a vote is unknown, or a person has two groups.
+        RowsError: rows lack a column, a vote, a statement or a participant is unknown, a person has two groups, or a
+            statement appears twice.
     """
     rows, of_statements = load_rows(votes), load_rows(statements)
     check_columns(rows, _same("participant", "group", "statement_id", "vote"), votes)
     check_columns(of_statements, _same("statement_id", "statement", "moderated"), statements)
-    kept = {
-        row["statement_id"]: str(row["statement"]).strip() for row in of_statements if row["moderated"] != -1
-    }
+    kept, known = _kept(of_statements, statements)
     texts = sorted(set(kept.values()) - {""})
-    column = {number: texts.index(text) for number, text in kept.items() if text}
-    people = sorted({str(row["participant"]) for row in rows})
+    place_of_text = {text: number for number, text in enumerate(texts)}
+    people = sorted({text_at(row, "participant") for row in rows})
     place = {person: number for number, person in enumerate(people)}
     found = np.zeros((len(people), len(texts)), dtype=np.int8)
     groups, seen = [""] * len(people), Counter[tuple[int, int]]()
     for number, row in enumerate(rows, 1):
-        if row["vote"] not in VOTES:
-            raise RowsError(f"{votes}, row {number}: the vote {row['vote']!r} is none of {', '.join(VOTES)}")
-        person, group = place[str(row["participant"])], "" if row["group"] is None else str(row["group"])
-        if groups[person] not in ("", group):
+        where = f"{votes}, row {number}"
+        participant, group, statement_id, vote = (
+            text_at(row, name) for name in ("participant", "group", "statement_id", "vote")
+        )
+        if not participant:
+            raise RowsError(f"{where}: no participant: take the row out")
+        if vote not in VOTES:
+            raise RowsError(f"{where}: the vote {vote!r} is none of {', '.join(VOTES)}")
+        if statement_id not in known:
             raise RowsError(
-                f"{votes}, row {number}: a participant has two groups, {groups[person]!r} and {group!r}"
+                f"{where}: {statements} has no statement_id {statement_id!r}: give the statements of this conversation"
             )
-        groups[person] = group
-        if (statement := column.get(row["statement_id"])) is not None:
-            found[person, statement] = VOTES[row["vote"]]
-            seen[person, statement] += 1
-    left_out = sum(row["moderated"] == -1 for row in of_statements)
+        person = place[participant]
+        if group and groups[person] not in ("", group):
+            raise RowsError(f"{where}: a participant has two groups, {groups[person]!r} and {group!r}")
+        groups[person] = group or groups[person]
+        if text := kept.get(statement_id):
+            found[person, place_of_text[text]] = VOTES[vote]
+            seen[person, place_of_text[text]] += 1
+    left_out = len(known) - len(kept)
     return Opinions(people, groups, texts, found, left_out, seen.total() - len(seen))
+
+
+def _kept(rows: Rows, source: str) -> tuple[dict[str, str], set[str]]:
+    """Return the texts of the statements that were not moderated out, by id, and all ids; ids may be numbers or text."""
+    kept, known = {}, set[str]()
+    for number, row in enumerate(rows, 1):
+        statement_id, moderated = text_at(row, "statement_id"), text_at(row, "moderated")
+        if statement_id in known:
+            raise RowsError(f"{source}, row {number}: the statement_id {statement_id!r} appears twice")
+        if moderated not in MODERATED:
+            raise RowsError(
+                f"{source}, row {number}: moderated={moderated!r} is none of {', '.join(MODERATED)}; -1 is moderated out"
+            )
+        known.add(statement_id)
+        if moderated != MODERATED_OUT:
+            kept[statement_id] = text_at(row, "statement")
+    return kept, known
 
 
 def contested(votes: np.ndarray, min_decided: int, min_minority: float) -> tuple[np.ndarray, np.ndarray]:
