@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fedlight.modules.choices import log_choices, stage_accuracies
 from fedlight.modules.functional import choice_loss
 from fedlight.modules.language.adapter_folders import name_adapters
+from fedlight.modules.language.checkpoints import check_optimizer_settings
 from fedlight.modules.language.data_checks import check_batch
 from fedlight.modules.language.optimizers import SCHEDULES, check_optimizer, configure_optimizer
 from fedlight.modules.language.streams import own_stream
@@ -168,6 +169,10 @@ class FeatureSelectorModule(LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         return configure_optimizer(self, self.parameters())
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self._trainer is not None and self._trainer.state.fn == "fit":
+            check_optimizer_settings(checkpoint["hyper_parameters"], self.hparams)
 
     def log_means(self, stage: str, metrics: dict[str, Tensor]) -> None:
         """Log the mean of each metric as ``stage/name``."""

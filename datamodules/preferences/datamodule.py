@@ -40,6 +40,7 @@ from fedlight.datamodules.text.templates import Template, check_choice
 from fedlight.datamodules.text.tokens import pad_id
 from fedlight.support.hub import load_tokenizer
 from fedlight.support.needs import Model, Need
+from fedlight.support.settings_record import digest
 from fedlight.support.types import Rows
 
 TOY_COLUMNS = {
@@ -180,6 +181,14 @@ class PreferenceDataModule(FederatedDataModule):
             return collate_responses(examples, padding)
         has_types = self.form == "pair" and "token_type_ids" in self.tokenizer.model_input_names
         return collate_choices(examples, padding, has_types)
+
+    def examples_digest(self) -> str:
+        """Return a digest of the examples of each client; in form features of their answers, votes and encoder, too."""
+        if not isinstance(self.train_set, FeatureExamples):
+            return super().examples_digest()
+        assert self.encoder is not None
+        votes = self.train_set.pairs, self.train_set.labels
+        return digest(super().examples_digest(), self.encoder.identity, *votes)
 
     def _setup_training(self) -> None:
         votes = self._read_votes(

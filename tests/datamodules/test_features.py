@@ -5,14 +5,17 @@ import csv
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from stacked import assert_same_rows, fit, furthest
 
 from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.datamodules.rows.rows import write_rows
 from fedlight.datamodules.vectors.encoders import HashedEncoder
+from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
+from fedlight.federation.algorithms.fedrep import FedRep
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.modules.feature_selector import FeatureSelectorModule
@@ -200,3 +203,59 @@ def test_own_model_of_a_client_with_weights_is_the_mixture(build, tmp_path):
     with (tmp_path / "clients.csv").open(newline="") as file:
         found = {row["client"]: float(row["own_accuracy"]) for row in csv.DictReader(file)}
     assert found == pytest.approx(expected)
+
+
+def opposite(file):
+    """As many votes of each client, all of them the other way round."""
+    write_rows([row | {"choice": "ab"[row["choice"] == "a"]} for row in rows()], file)
+    return str(file)
+
+
+OTHERS = {
+    "lr": (
+        {"lr": 0.25},
+        {},
+        r"the checkpoint was trained with lr=0\.5 and goes on with it, not with lr=0\.25",
+    ),
+    "optimizer": ({"optimizer": "Adam"}, {}, r"trained with optimizer=SGD"),
+    "encoder": ({}, {"encoder": HashedEncoder(seed=1)}, r"trained with data\.client_examples="),
+    "votes": ({}, {"source": opposite}, r"trained with data\.client_examples="),
+    "lam": (
+        {},
+        {"algorithm": Ditto(0.2)},
+        r"trained with federated\.algorithm\.lam=0\.1.*not with.*lam=0\.2",
+    ),
+    "algorithm": ({}, {"algorithm": FedRep()}, r"trained with federated\.algorithm=fedlight\.Ditto"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_run_goes_on_with_the_same_settings_encoder_and_votes_alone(build, tmp_path, name):
+    """Features have no lengths by which other examples would be noticed."""
+    of_module, others, message = OTHERS[name]
+
+    def run(of_module, others, ckpt_path=None):
+        data = build(val_share=0)
+        if "source" in others:
+            data.train_rows = (others["source"](tmp_path / "others.jsonl"), "train")
+        data.encoder = others.get("encoder", data.encoder)
+        module = FeatureSelectorModule(hidden=2, **{"optimizer": "SGD", "lr": 0.5} | of_module)
+        save = ModelCheckpoint(
+            tmp_path / "saved", filename="{epoch}", save_top_k=-1, save_on_train_epoch_end=True
+        )
+        fit(
+            module,
+            data,
+            algorithm=others.get("algorithm") or Ditto(0.1),
+            callbacks=[save],
+            settings={"enable_checkpointing": True, "default_root_dir": tmp_path},
+            ckpt_path=ckpt_path,
+        )
+        return module
+
+    whole = run({}, {})
+    again = run({}, {}, tmp_path / "saved/epoch=0.ckpt")
+    assert furthest(dict(whole.named_parameters()), dict(again.named_parameters())) == 0
+    with pytest.raises(ValueError, match=message):
+        run(of_module, others, tmp_path / "saved/epoch=0.ckpt")

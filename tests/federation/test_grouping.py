@@ -112,3 +112,11 @@ def test_a_step_of_expectation_maximization_holds_for_losses_of_any_size():
     far = em_step(np.array([0.25, 0.75]), np.array([[1e5, 1e5 + 1], [2.0, 2.0]]))
     one = 0.25 / (0.25 + 0.75 * np.exp(-1))
     assert far.tolist() == pytest.approx([(one + 0.25) / 2, 1 - (one + 0.25) / 2])
+
+
+def test_a_weight_that_has_become_zero_leaves_numbers():
+    """Selector 0 has weight 0 and is better by a thousand nats, so both factors of the other likelihood underflow."""
+    found = em_step(np.array([0.0, 1.0]), np.array([[0.0, 1000.0], [3.0, 2.0]]))
+    assert found.tolist() == [0.0, 1.0]
+    tiny = em_step(np.array([1e-300, 1 - 1e-300]), np.array([[0.0, 1000.0]]))  # e^1000 is more than 1e300
+    assert tiny.tolist() == pytest.approx([1.0, 0.0])

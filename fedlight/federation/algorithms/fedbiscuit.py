@@ -406,8 +406,12 @@ def em_step(weights: np.ndarray, losses: np.ndarray) -> np.ndarray:
         >>> em_step(np.array([0.5, 0.5]), -np.log([[0.9, 0.1], [0.3, 0.6]])).round(4).tolist()  # 0.9 and 1 / 3
         [0.6167, 0.3833]
     """
-    likelihoods = weights * np.exp(losses.min(axis=1, keepdims=True) - losses)
-    return (likelihoods / likelihoods.sum(axis=1, keepdims=True)).mean(axis=0)
+    # In logarithms: a weight that has become 0 beside a loss that is larger by hundreds would give 0 / 0.
+    with np.errstate(divide="ignore"):
+        log_joint = np.log(weights) - losses
+    likelihoods = np.exp(log_joint - log_joint.max(axis=1, keepdims=True))
+    posteriors: np.ndarray = likelihoods / likelihoods.sum(axis=1, keepdims=True)
+    return posteriors.mean(axis=0)
 
 
 def _check(losses: np.ndarray) -> None:
