@@ -65,13 +65,17 @@ class BothOrders(Metric):
 
     def update(self, orders: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Add a batch: ``orders`` and ``labels`` ``(batch,)``, ``logits`` of A and B by each selector ``(batch, U, 2)``."""
-        logits = logits.detach().double()
+        # At least fp32, and fp64 only where the logits are: devices such as Apple's GPUs lack it.
+        logits = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
         self.orders.append(orders)
         self.log_odds.append(logits[..., 1] - logits[..., 0])
         self.labels.append(labels)
 
     def compute(self) -> dict[str, float]:
-        """Return the accuracy, and the ends of its 95 % interval over comparisons; nothing without a whole comparison."""
+        """Return the accuracy, and the ends of its 95 % interval over comparisons; nothing without a whole comparison.
+
+        The accuracy is NaN, without an interval, where a verdict is NaN. One comparison alone has no interval.
+        """
         parts: list[Any] = [self.orders, self.log_odds, self.labels]
         # After an exchange between processes a state is one tensor.
         states = [torch.cat(part) if isinstance(part, list) else part for part in parts]
@@ -82,8 +86,10 @@ class BothOrders(Metric):
             comparisons, kind="stable"
         )  # draws follow their order, which is not that of one process
         low, high = bootstrap_interval(right[sort], comparisons[sort])
-        found = {NAME: float(right.mean()), f"{NAME}_low": low, f"{NAME}_high": high}
-        return {name: value for name, value in found.items() if not np.isnan(value)}
+        found = {NAME: float(right.mean())}
+        if not np.isnan([found[NAME], low]).any():
+            found |= {f"{NAME}_low": low, f"{NAME}_high": high}
+        return found
 
 
 def stage_orders() -> nn.ModuleDict:

@@ -117,6 +117,14 @@ class SelectorModule(LanguageModule):
         add_orders(self, stage, batch, logits)
         return dict(log_choices(self, stage, logits, batch["labels"]))
 
+    def on_validation_epoch_start(self) -> None:
+        super().on_validation_epoch_start()
+        self.both_orders["val"].reset()  # a pass that was interrupted has left its examples
+
+    def on_test_epoch_start(self) -> None:
+        super().on_test_epoch_start()
+        self.both_orders["test"].reset()
+
     def on_validation_epoch_end(self) -> None:
         log_both_orders(self, "val")
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_world import make_encoder, write_rows
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.evaluation.bootstrap import bootstrap_interval
@@ -105,6 +106,35 @@ def test_pairs_are_joined_across_batches_and_processes():
     assert first.compute() == pytest.approx(found, rel=1e-12)
 
 
+class NoDoubles(TorchDispatchMode):
+    """Device without fp64, as Apple's GPUs are."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        assert not (isinstance(found, torch.Tensor) and found.dtype == torch.float64), func
+        return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_device_without_doubles_can_take_batches(dtype):
+    """Logits in bf16 are subtracted in fp32: 1.0078125 - 300 has no bf16."""
+    metric = BothOrders()
+    logits = torch.tensor([[[300.0, 1.0078125]], [[2.0, 0.5]]], dtype=dtype)
+    with NoDoubles():
+        metric.update(torch.tensor([0, 1]), logits, torch.tensor([0, 1]))
+    assert metric.log_odds[0].tolist() == [[logits[0, 0, 1].item() - 300.0], [-1.5]]
+    assert metric.compute() == {"accuracy_both_orders": 1.0}  # one comparison has no interval
+
+
+def test_a_verdict_that_is_not_a_number_is_not_left_out():
+    metric, logits = BothOrders(), torch.randn(6, 1, 2, generator=torch.Generator().manual_seed(0))
+    logits[0] = float("nan")
+    metric.update(torch.arange(6), logits, torch.arange(6) % 2)
+    found = metric.compute()
+    assert [*found] == ["accuracy_both_orders"]
+    assert np.isnan(found["accuracy_both_orders"])
+
+
 @pytest.fixture(scope="module")
 def votes(tmp_path_factory):
     rng = np.random.default_rng(0)
@@ -196,3 +226,31 @@ def test_validation_logs_it_after_each_pass(votes, make_trainer):
     [again] = make_trainer().validate(module, data, verbose=False)  # states of an earlier pass are gone
     assert again["val/accuracy_both_orders"] == pytest.approx(fitted.item())
     assert json.dumps({name: again[name] for name in sorted(again)}).count("both_orders") == 3
+
+
+@pytest.mark.parametrize("stage", ["val", "test"])
+def test_an_interrupted_pass_leaves_no_examples(votes, make_trainer, stage, monkeypatch):
+    """The pass before broke off at its third batch, where the model gave other numbers."""
+    source, encoder = votes
+    columns = {name: name for name in ("prompt", "response_a", "response_b", "choice")}
+    settings = {"form": "pair", "pair_template": "", "tokenizer": encoder, "max_tokens": 64}
+    data = PreferenceDataModule(
+        source, val_source=source, test_source=source, columns=columns, eval_batch_size=4, **settings
+    )
+    module = SelectorModule(encoder, head="classifier", dtype="fp32")
+    evaluate = {"val": make_trainer().validate, "test": make_trainer().test}[stage]
+    [expected] = evaluate(module, data, verbose=False)
+    logits, calls = module.ensemble_logits, []
+
+    def break_off(batch):
+        calls.append(batch)
+        if len(calls) == 3:
+            raise MemoryError("third batch")
+        return -logits(batch)
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError, match="third"):
+        patch.setattr(module, "ensemble_logits", break_off)
+        evaluate(module, data, verbose=False)
+    [found] = evaluate(module, data, verbose=False)
+    assert len(expected) == 5
+    assert found == expected
