@@ -20,7 +20,7 @@ class FusedLora(peft_lora.Linear):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return ``W x + scaling * B A dropout(x)``, ``(..., out)``."""
         adapter = self._plain_adapter()
-        if adapter is None or args or kwargs or torch.is_autocast_enabled(x.device.type):
+        if adapter is None or args or kwargs or _has_autocast(x.device.type):
             return super().forward(x, *args, **kwargs)
         b, scaling = self.lora_B[adapter], self.scaling[adapter]
         if x.dtype != b.weight.dtype:  # as under a base in bf16, whose adapter is fp32
@@ -46,6 +46,11 @@ class FusedLora(peft_lora.Linear):
         # A hook on B has to be called, for example that of gradients by example.
         hooked = "forward" in vars(b) or any(vars(b)[name] for name in _HOOKS)
         return None if type(b) is not nn.Linear or b.bias is not None or hooked else adapter
+
+
+def _has_autocast(device: str) -> bool:
+    """Return whether numbers are cast on a kind of device; torch refuses the question for some, such as ``meta``."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def fuse_lora(network: nn.Module) -> None:

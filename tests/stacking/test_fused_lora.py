@@ -107,6 +107,14 @@ def test_states_of_peft_are_kept():
         assert torch.equal(fused(x), plain(x))
 
 
+def test_shapes_without_numbers_are_those_of_peft():
+    """Lightning's `measure_flops` counts on the device meta, for which torch has no autocast."""
+    for model in make_pair():
+        model.to("meta")
+        found = model(torch.randn(3, 5, 24, device="meta"))
+        assert (found.shape, found.dtype) == ((3, 5, 24), torch.float32)
+
+
 @pytest.mark.parametrize("role", ["lora_A", "lora_B"])
 def test_hooks_of_the_adapter_are_called(role):
     _, fused = make_pair()
