@@ -271,6 +271,10 @@ def cut_at(text: str, stop: Sequence[str]) -> str:
 
 
 def _check_stop(stop: Sequence[str]) -> None:
+    if isinstance(stop, str):
+        raise ValueError(
+            f"stop={stop!r} is one text, whose letters would each end a completion: give [{stop!r}]"
+        )
     if not all(stop):
         raise ValueError(f"stop={list(stop)}: an empty text would end every completion at once")
 
@@ -284,7 +288,7 @@ def make_stopping(tokenizer: Any, stop: Sequence[str], width: int) -> Callable[[
         width: tokens of the padded prompts.
 
     Raises:
-        ValueError: a stop text is empty.
+        ValueError: a stop text is empty, or ``stop`` is a text instead of a list of texts.
     """
     _check_stop(stop)
     window = max(len(text.encode()) for text in stop) + STOP_MARGIN  # no token is shorter than a byte

@@ -85,3 +85,9 @@ def test_what_fits_is_known_beforehand(module):
     assert len(module.generate(prompts, max_new_tokens=64 - lengths[1])) == 2
     with pytest.raises(ValueError, match="prompt 1 has"):
         module.generate(prompts, max_new_tokens=64 - lengths[1] + 1)
+
+
+def test_a_stop_text_outside_of_a_list_is_refused(module):
+    """Each of its letters would be a stop text."""
+    with pytest.raises(ValueError, match=r"stop='Question:' is one text.* give \['Question:'\]"):
+        module.generate(PROMPTS, stop="Question:")
