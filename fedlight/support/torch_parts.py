@@ -177,7 +177,8 @@ def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
     if found.stride() != parameter.stride():
         raise ValueError(
             f"fused=True steps a parameter of shape {tuple(parameter.shape)} and strides {parameter.stride()}, and torch's "
-            "kernel would also step what lies between its numbers: make it contiguous, or leave fused out"
+            "kernel would also step what lies between its numbers: make it contiguous, or leave the kernel out with "
+            "fused=False"
         )
     return found
 

@@ -106,6 +106,22 @@ def test_parameters_with_gaps_are_left_to_the_loop_or_refused():
         theirs.step()
 
 
+def test_parameters_with_gaps_that_join_later_name_a_remedy_that_helps():
+    def step(**options):
+        optimizer = make("AdamW", [nn.Parameter(torch.ones(2))])
+        use_fused_kernels([optimizer])
+        late = nn.Parameter(torch.ones(6, 6)[:, :3])
+        optimizer.add_param_group({"params": [late], **options})
+        late.grad = torch.ones(6, 3)
+        optimizer.step()
+        return late.detach()
+
+    with pytest.raises(ValueError, match=r"strides \(6, 1\).* or leave the kernel out with fused=False"):
+        step()
+    expected = 1 - 0.02 * 0.1 - 0.02  # weight decay of AdamW, and a first step of the rate
+    torch.testing.assert_close(step(fused=False), torch.full((6, 3), expected), rtol=0, atol=1e-6)
+
+
 class Own(torch.optim.Adam):
     pass
 
