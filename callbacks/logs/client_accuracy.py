@@ -202,7 +202,8 @@ class ClientAccuracy(L.Callback):
         found = dict(zip(clients, for_each(measure, clients), strict=True))
         correct = {client: own.numpy() for client, own in found.items() if own is not None}
         if len(correct) < len(clients):
-            return self._say_once(f"{type(pl_module).__name__}.test_step gives no 'correct' and 'vote'")
+            missing = next(client for client in clients if client not in correct)
+            return self._say_once(_why_no_own(pl_module, missing, selectors, weights))
         accuracies = {client: float(own.mean()) for client, own in correct.items()}
         by_client = {f"own/{name}": x for name, x in spread([*accuracies.values()], self.worst).items()}
         without = float(sum(c not in selectors and self._loop.own_state(c) is None for c in clients))
@@ -323,6 +324,19 @@ def client_row(
     row: Record = {"client": client, "examples": examples, "group": known.get(client, "")}
     values = {"selector": selector, "accuracy": accuracy, "own_accuracy": own_accuracy}
     return row | {name: "" if value is None else value for name, value in values.items()}
+
+
+def _why_no_own(
+    module: L.LightningModule,
+    client: str,
+    selectors: Mapping[str, int],
+    weights: Mapping[str, Sequence[float]],
+) -> str:
+    """Return why it is not known whether a client's own model is right."""
+    if selectors and client not in selectors:
+        return f"client {client!r} of the test examples was in no grouping, and an even number of selectors has no vote"
+    name = "'log_odds'" if client in weights else "'correct' and 'vote'"
+    return f"{type(module).__name__}.test_step gives no {name}"
 
 
 def _stack_outcomes(outputs: Sequence[Any]) -> Outcomes | None:

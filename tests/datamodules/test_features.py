@@ -259,3 +259,37 @@ def test_a_run_goes_on_with_the_same_settings_encoder_and_votes_alone(build, tmp
     assert furthest(dict(whole.named_parameters()), dict(again.named_parameters())) == 0
     with pytest.raises(ValueError, match=message):
         run(of_module, others, tmp_path / "saved/epoch=0.ckpt")
+
+
+def with_clients_of_another_group_tested(build, tmp_path, num_adapters, **options):
+    """Return the module and what was printed after training on group 1 alone, tested on the clients of group 0, too."""
+    file = tmp_path / "group_1.jsonl"
+    write_rows([row for row in rows() if row["group"] == "1"], file)
+    data = PreferenceDataModule(
+        str(file), test_source=build().train_rows[0], columns=COLUMNS, form="features", batch_size=4
+    )
+    module = FeatureSelectorModule(optimizer="SGD", lr=0.5, num_adapters=num_adapters)
+    algorithm = FedBiscuit(0, 1, "known", weighting="normalized", group_by="own")
+    accuracy = ClientAccuracy(str(tmp_path / "clients.csv"), **options)
+    fit(module, data, rounds=3, clients_per_round=2, algorithm=algorithm, callbacks=[accuracy])
+    return module, algorithm, accuracy
+
+
+@pytest.mark.parametrize("num_adapters", [1, 2])
+def test_groups_of_clients_that_are_only_tested_do_not_number_the_others(build, tmp_path, num_adapters):
+    """``own_models`` reads the test rows before training."""
+    alone, grouped, _ = with_clients_of_another_group_tested(build, tmp_path, num_adapters)
+    seen, other, _ = with_clients_of_another_group_tested(build, tmp_path, num_adapters, own_models=True)
+    assert grouped.groups == other.groups == {"p1": 0, "p3": 0}
+    assert furthest(dict(alone.named_parameters()), dict(seen.named_parameters())) == 0
+
+
+def test_a_client_outside_of_the_groups_is_named_where_nobody_votes_for_it(build, tmp_path, caplog):
+    *_, accuracy = with_clients_of_another_group_tested(build, tmp_path, 2, own_models=True)
+    assert not accuracy.summary
+    assert (
+        "client 'p0' of the test examples was in no grouping, and an even number of selectors" in caplog.text
+    )
+    assert "gives no 'correct'" not in caplog.text
+    *_, accuracy = with_clients_of_another_group_tested(build, tmp_path, 3, own_models=True)
+    assert accuracy.summary["own/without_own_model"] == 2  # p0 and p2 are tested with the vote

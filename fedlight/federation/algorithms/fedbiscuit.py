@@ -131,7 +131,7 @@ class FedBiscuit(Algorithm):
         if len(self._adapters) > 1:
             federation.check_losses(self.group_by)
         if self.assignment == "known":
-            self._known_groups(federation.data)
+            self._known_groups(federation)
         if self.assignment == "soft" and federation.robust:
             raise ValueError(
                 "assignment=soft weights the clients' movements of a selector, and federated.aggregation counts all clients "
@@ -219,7 +219,7 @@ class FedBiscuit(Algorithm):
             self.weights = {client: em_step(before[client], examples[client]).tolist() for client in clients}
             groups = np.array([self.weights[client] for client in clients]).argmax(axis=1)
         elif self.assignment == "known":
-            known = self._known_groups(federation.data)
+            known = self._known_groups(federation)
             groups = np.array(
                 [known.get(client, near) for client, near in zip(clients, nearest(losses), strict=True)]
             )
@@ -232,9 +232,13 @@ class FedBiscuit(Algorithm):
         sent = {"down": payload.num_bytes, "up": answer}
         federation.log({f"grouping_bytes_{way}": float(size * len(clients)) for way, size in sent.items()})
 
-    def _known_groups(self, data: object) -> dict[str, int]:
-        """Return client -> number of its known group; raise ValueError for data without groups, or with too many."""
-        known = data.client_groups if isinstance(data, NamesGroups) else None
+    def _known_groups(self, federation: Federation) -> dict[str, int]:
+        """Return client -> number of its known group; raise ValueError for data without groups, or with too many.
+
+        Groups of clients that are tested alone do not count: whether test rows are read by now must not number the others.
+        """
+        named = federation.data.client_groups if isinstance(federation.data, NamesGroups) else None
+        known = {client: group for client, group in (named or {}).items() if client in federation.clients}
         if not known:
             raise ValueError(
                 "federated.algorithm.assignment=known needs groups of the clients: map columns.group to a column of the "
