@@ -143,11 +143,11 @@ def use_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
 
 
 def guard_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
-    """Give torch's fused kernels for the CPU each gradient in the memory order of its parameter.
+    """Give torch's fused kernels for the CPU gradients and states in the memory order of their parameters.
 
-    They read the numbers of both in the order of their memory, whatever their strides, so a gradient that somebody has
-    transposed would be added to other numbers. A step raises ValueError for a parameter with gaps in its memory, such as
-    some columns of a matrix.
+    They read all numbers in the order of their memory, whatever their strides, so a gradient that somebody has transposed,
+    or a state from before a parameter's data were replaced, would meet other numbers. A step raises ValueError for a
+    parameter with gaps in its memory, such as some columns of a matrix.
     """
     if not _is_torchs_with_kernel(optimizer) or "_init_group" in vars(optimizer):
         return
@@ -158,9 +158,21 @@ def guard_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
     ) -> Any:
         found = gather(group, parameters, gradients, *rest)
         if group["fused"]:
-            for i, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
-                if gradient.stride() != parameter.stride() and parameter.is_cpu:
+            # The tensors of a parameter's state are made together, so the first has the memory order of all.
+            states = rest[0] if rest and len(rest[0]) == len(parameters) else gradients
+            for i, (parameter, gradient, state) in enumerate(zip(parameters, gradients, states, strict=True)):
+                order = parameter.stride()
+                if gradient.stride() != order and parameter.is_cpu:
                     gradients[i] = _laid_out_as(parameter, gradient)
+                if (
+                    state is not None
+                    and state is not gradient
+                    and state.stride() != order
+                    and parameter.is_cpu
+                ):
+                    for one in (held[i] for held in rest if len(held) == len(parameters)):
+                        if one.shape == parameter.shape:  # not the number of steps
+                            one.data = _laid_out_as(parameter, one)
         return found
 
     optimizer._init_group = gather_alike  # type: ignore[attr-defined]

@@ -92,6 +92,33 @@ def test_gradients_in_another_memory_order_belong_to_their_numbers(change, fused
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["AdamW", "amsgrad", "SGD", "Nesterov", "Adagrad"])
+def test_states_in_another_memory_order_belong_to_their_numbers(kind):
+    """A parameter's data change their order in memory between two steps, as by ``to(memory_format=...)``."""
+
+    def run(fused):
+        draw = torch.Generator().manual_seed(0)
+        weight = nn.Parameter(torch.randn(6, 6, generator=draw))
+        if kind in SETTINGS:
+            optimizer = make(kind, [weight], fused=fused)
+        elif kind == "Adagrad":
+            optimizer = torch.optim.Adagrad([weight], lr=0.1, fused=fused)
+        else:
+            optimizer = torch.optim.SGD(
+                [weight], lr=0.1, momentum=0.9, nesterov=kind == "Nesterov", fused=fused
+            )
+        use_fused_kernels([optimizer])
+        for step in range(5):
+            if step in (2, 4):
+                weight.data = weight.data.t().contiguous().t() if step == 2 else weight.data.contiguous()
+                assert weight.is_contiguous() == (step == 4)
+            weight.grad = torch.randn(6, 6, generator=draw)
+            optimizer.step()
+        return weight.detach()
+
+    torch.testing.assert_close(run(True), run(False), rtol=0, atol=1e-6)
+
+
 def test_parameters_with_gaps_are_left_to_the_loop_or_refused():
     weight = nn.Parameter(torch.randn(6, 6)[:, :3])
     ours = make("AdamW", [weight])
