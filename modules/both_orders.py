@@ -107,6 +107,11 @@ def add_orders(module: Any, stage: str, batch: Mapping[str, Any], logits: Tensor
         metric.update(batch["orders"], logits, batch["labels"])
 
 
+def drop_orders(module: Any, stage: str) -> None:
+    """Drop the examples that an interrupted pass has left in the metric of ``module.both_orders``."""
+    cast(BothOrders, module.both_orders[stage]).reset()
+
+
 def log_both_orders(module: Any, stage: str) -> None:
     """Log the metric of ``module.both_orders`` at the end of a pass, as ``stage/accuracy_both_orders`` with its interval.
 

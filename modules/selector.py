@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedlight.devices.shape import BatchShape
-from fedlight.modules.both_orders import add_orders, log_both_orders, stage_orders
+from fedlight.modules.both_orders import add_orders, drop_orders, log_both_orders, stage_orders
 from fedlight.modules.choices import log_choices, stage_accuracies
 from fedlight.modules.functional import choice_loss
 from fedlight.modules.language import adapters, readout, skeleton
@@ -119,11 +119,11 @@ class SelectorModule(LanguageModule):
 
     def on_validation_epoch_start(self) -> None:
         super().on_validation_epoch_start()
-        self.both_orders["val"].reset()  # a pass that was interrupted has left its examples
+        drop_orders(self, "val")
 
     def on_test_epoch_start(self) -> None:
         super().on_test_epoch_start()
-        self.both_orders["test"].reset()
+        drop_orders(self, "test")
 
     def on_validation_epoch_end(self) -> None:
         log_both_orders(self, "val")
