@@ -1,5 +1,6 @@
 """Pairs of opinions from hand-made votes, the table by hand, and the whole recipe on a conversation made here."""
 
+import gzip
 import json
 import math
 from itertools import permutations
@@ -192,6 +193,8 @@ def test_settings_out_of_range(draw):
         draw(pairs="contestd")
     with pytest.raises(ValueError, match="jury_share=1 must lie between 0 and 1"):
         draw(jury_share=1)
+    with pytest.raises(ValueError, match=r"jury_share=0\.001 of 60 people is nobody: raise it"):
+        draw(jury_share=0.001, pairs="all")
     with pytest.raises(ValueError, match=r"min_minority=0\.6"):
         draw(min_minority=0.6)
     with pytest.raises(RowsError, match="0 people beside the jury have 500 training and 2 test pairs: lower"):
@@ -375,3 +378,20 @@ def test_rows_of_another_or_a_damaged_conversation(tmp_path, vote, statement, me
     of_statements[0] |= statement
     with pytest.raises(RowsError, match=message):
         both_read(tmp_path, votes, of_statements)
+
+
+def test_a_dry_run_reads_both_files(files, tmp_path):
+    cut = tmp_path / "cut.jsonl.gz"
+    cut.write_bytes(gzip.compress((tmp_path / "votes.jsonl").read_bytes())[:100])
+    other = write_rows(tmp_path / "other.jsonl", [{"statement_id": 1, "text": "no such column"}])
+    for change, message in (
+        ({"votes": str(tmp_path / "nowhere.jsonl")}, "nowhere.jsonl"),
+        ({"votes": str(cut)}, "damaged gzip"),
+        ({"statements": other}, "moderated"),
+    ):
+        options = [f"{name}={file}" for name, file in (files | change).items()]
+        outcome = fedlight(
+            "run", "polis", f"--output={tmp_path / 'out'}", *options, "model=hashed", "--dry-run"
+        )
+        assert outcome.code != 0
+        assert message in "".join((outcome.out + outcome.err).split("\n")), change

@@ -22,6 +22,8 @@ def needs(stages: Sequence[ParsedStage]) -> dict[Need, list[str]]:
 def _needs_of(one: ParsedStage) -> Iterator[Need]:
     if one.stage.command == "call":
         yield from _needs_of_call(one.config)
+        if isinstance(one.stage.function, Requires):
+            yield from one.stage.function.requires(one.config)
     for path, arguments in parts_of(one.config):
         kind = class_of(path)
         yield from _rows(arguments, one.stage.command, _task_columns(one.config, arguments))

@@ -7,7 +7,7 @@ agrees with one statement and disagrees with another prefers the first: that is 
 
 import csv
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,15 @@ from fedlight.evaluation.by_client import worst_share_mean
 from fedlight.evaluation.group_agreement import adjusted_rand_index
 from fedlight.recipes.method_table import sent_bytes
 from fedlight.support.checks import check_choice, check_range, refuse_below
+from fedlight.support.needs import RowSource
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Rows
 
 VOTES = {"agree": 1, "disagree": -1, "pass": 0}
+OF_VOTES, OF_STATEMENTS = (
+    ("participant", "group", "statement_id", "vote"),
+    ("statement_id", "statement", "moderated"),
+)
 MODERATED, MODERATED_OUT = ("-1", "0", "1"), "-1"
 NOTHING, JURY = "nothing learned", "what the jury likes more"
 
@@ -118,6 +123,8 @@ def opinion_pairs(
     opinions = read_opinions(votes, statements)
     order = np.random.default_rng(derive_seed(seed, "jury")).permutation(len(opinions.people))
     jury, others = np.split(order, [round(jury_share * len(order))])
+    if not len(jury):
+        raise ValueError(f"jury_share={jury_share} of {len(order)} people is nobody: raise it")
     decided, is_contested = contested(opinions.votes[jury], min_decided, min_minority)
     allowed = is_contested if pairs == "contested" else np.ones_like(is_contested)
     agreeing = _agreeing(opinions.votes[jury])
@@ -172,6 +179,15 @@ def opinion_pairs(
     }
 
 
+def _requires(settings: Mapping[str, Any]) -> Iterator[RowSource]:
+    """Yield both files with their columns, for the preflight check."""
+    for name, columns in (("votes", OF_VOTES), ("statements", OF_STATEMENTS)):
+        yield RowSource(str(settings[name]), columns=tuple(sorted(_same(*columns).items())))
+
+
+opinion_pairs.requires = _requires  # type: ignore[attr-defined]
+
+
 def read_opinions(votes: str, statements: str) -> Opinions:
     """Return the votes of a conversation; arguments as `opinion_pairs`.
 
@@ -180,8 +196,8 @@ def read_opinions(votes: str, statements: str) -> Opinions:
             statement appears twice.
     """
     rows, of_statements = load_rows(votes), load_rows(statements)
-    check_columns(rows, _same("participant", "group", "statement_id", "vote"), votes)
-    check_columns(of_statements, _same("statement_id", "statement", "moderated"), statements)
+    check_columns(rows, _same(*OF_VOTES), votes)
+    check_columns(of_statements, _same(*OF_STATEMENTS), statements)
     kept, known = _kept(of_statements, statements)
     texts = sorted(set(kept.values()) - {""})
     place_of_text = {text: number for number, text in enumerate(texts)}
@@ -191,9 +207,7 @@ def read_opinions(votes: str, statements: str) -> Opinions:
     groups, seen = [""] * len(people), Counter[tuple[int, int]]()
     for number, row in enumerate(rows, 1):
         where = f"{votes}, row {number}"
-        participant, group, statement_id, vote = (
-            text_at(row, name) for name in ("participant", "group", "statement_id", "vote")
-        )
+        participant, group, statement_id, vote = (text_at(row, name) for name in OF_VOTES)
         if not participant:
             raise RowsError(f"{where}: no participant: take the row out")
         if vote not in VOTES:
