@@ -154,7 +154,7 @@ class PreferenceDataModule(FederatedDataModule):
     def requires(cls, settings: Mapping[str, Any]) -> Iterable[Need]:
         """Yield the encoder of the form features; the preflight check adds the rows and the tokenizer."""
         if settings.get("form") == "features" and settings.get("encoder", "hashed") != "hashed":
-            yield Model(settings["encoder"], is_encoder=True)
+            yield Model(settings["encoder"] or "", is_encoder=True)
 
     def setup(self, stage: str) -> None:
         """Read, tokenize and partition the rows of the stage, once."""

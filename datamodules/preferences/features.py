@@ -80,5 +80,13 @@ def collate_features(examples: list[FeaturePair]) -> dict[str, Tensor]:
 
 
 def make_encoder(name: str) -> Encoder:
-    """Return the encoder of a folder or hub name, with its cache on disk, or the one that is named ``hashed``."""
+    """Return the encoder of a folder or hub name, with its cache on disk, or the one that is named ``hashed``.
+
+    Raises:
+        ValueError: there is no name.
+    """
+    if not name:
+        raise ValueError(
+            f"data.encoder={name!r} must be the folder or hub name of a sentence encoder, or hashed"
+        )
     return HashedEncoder() if name == "hashed" else SentenceEncoder(name)

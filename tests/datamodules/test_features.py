@@ -19,6 +19,7 @@ from fedlight.federation.algorithms.fedrep import FedRep
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.modules.feature_selector import FeatureSelectorModule
+from fedlight.support.needs import Model
 
 TEXTS = [f"statement {word}" for word in ("red", "green", "blue", "black", "white", "grey")]
 COLUMNS = {name: name for name in ("response_a", "response_b", "choice", "client", "group")}
@@ -92,11 +93,17 @@ def test_settings_that_do_not_go_together(build):
         build(view="dpo")
     with pytest.raises(ValueError, match="set twins_together=false"):
         build(twins_together=True)
+    for name in (None, ""):
+        with pytest.raises(ValueError, match=r"data\.encoder=(None|'') must be the folder or hub name"):
+            build(encoder=name)
 
 
 def test_a_dry_run_looks_for_the_encoder():
     settings = {"form": "features", "encoder": "org/encoder"}
     assert [need.name for need in PreferenceDataModule.requires(settings)] == ["org/encoder"]
+    assert [*PreferenceDataModule.requires({"form": "features", "encoder": None})] == [
+        Model("", is_encoder=True)
+    ]
     assert not [*PreferenceDataModule.requires({"form": "pair", "encoder": "org/encoder"})]
     assert not [*PreferenceDataModule.requires({"form": "features", "encoder": "hashed"})]
 
