@@ -7,7 +7,7 @@ before any error of a selector or of DPO.
 
 * ``agree``: share of (person, pair) whose preference is the label. Majority by people is the best rule by definition.
 * ``by_people``: win rate by each person's own taste, mean; ``worst``: of the worst group; ``by_mean``: by the mean utility.
-* ``differ``: share of the pairs that ``pooled`` and this rule label differently.
+* ``differ``: share of the pairs that ``pooled`` and this rule label differently. ``gain``: ``by_people`` minus that of ``pooled``.
 
 Of opposite tastes, ``-loud * u`` in a share s of the people and ``u`` in the others, the pooled votes follow the minority
 where ``s * tanh(loud * u / 2b) > (1 - s) * tanh(u / 2b)``, with the votes' noise b: never at ``loud <= 1``; for a loud
@@ -117,7 +117,11 @@ def measure_all(prompts: int, seeds: Sequence[int], best: int) -> list[dict[str,
     for seed in seeds:
         labelled, evaluated = draw(prompts, COMPLETIONS, 2 * seed), draw(prompts, best + 1, 2 * seed + 1)
         for name, world in worlds().items():
-            rows += [{"world": name, **row, "seed": seed} for row in compare(world, labelled, evaluated)]
+            found = compare(world, labelled, evaluated)
+            pooled = next(row["by_people"] for row in found if row["method"] == "pooled")
+            rows += [
+                {"world": name, **row, "gain": row["by_people"] - pooled, "seed": seed} for row in found
+            ]
     return rows
 
 
@@ -138,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f"{column} {np.mean([row[column] for row in own]):.3f} "
                 for column in ("differ", "agree", "by_mean", "by_people", "worst")
             )
-            gains = [a["by_people"] - b["by_people"] for a, b in zip(own, of["pooled"], strict=True)]
+            gains = [row["gain"] for row in own]
             low, high = student_interval(gains)
             print(
                 f"  {rule:8}{figures} by_people minus pooled's {np.mean(gains):+.3f} [{low:+.3f}, {high:+.3f}]"

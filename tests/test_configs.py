@@ -30,7 +30,8 @@ AS_THEY_ARE = {  # on the embedded world and model; shorter
     "toy_writer": "fit --trainer.max_epochs=1 --trainer.limit_train_batches=1",
 }
 PARTS = {
-    "parts/toy_instructions": "feddca",
+    "parts/toy_instructions": "feddca_star",
+    "parts/toy_augmentations": "feddca",
     "parts/toy_few_shot": "fewfedpit",
 }  # part of recipes -> one that has it
 REAL_VOTES = ("ukpconvarg", "ukpconvarg_choice")
@@ -45,7 +46,7 @@ ELSEWHERE = {  # config -> where it is run
         "augmentation/test_augmentation_configs.py",
     ),
     **dict.fromkeys(("fewfedpit", "fewfedpit_llama2", "fewfedpit_medinstruct"), "test_few_shot_configs.py"),
-    "polis": "test_polis_recipe.py",
+    **dict.fromkeys(("polis", "polis_lora"), "test_polis_recipe.py"),
     "tasks": "test_task_configs.py",
     **dict.fromkeys(
         [f"tasks/{name}" for name in ("gsm8k", "human_eval", "mmlu_medical", "sentiment")],
@@ -72,7 +73,9 @@ RECIPES = {  # recipe -> where it is run
     **dict.fromkeys(("ukpconvarg", "mtbench"), "test_vote_recipes.py"),
     "polis": "test_polis_recipe.py",
     "fleets": "test_fleets_recipe.py",
-    **dict.fromkeys(("feddca", "feddca_star", "feddca_domains", "heterogeneity"), "test_domain_recipes.py"),
+    **dict.fromkeys(
+        ("feddca", "feddca_seeds", "feddca_star", "feddca_domains", "heterogeneity"), "test_domain_recipes.py"
+    ),
     "feddca_leakage": "test_leakage_recipe.py",
     **dict.fromkeys(("fewfedpit", "fewfedpit_rule"), "test_few_shot_recipe.py"),
     "mt_judges": "test_judge_agreement.py",

@@ -10,7 +10,16 @@ from fedlight.recipes import recipe as recipes
 
 OPTIMIZERS = ("FedAvg", "FedProx", "SCAFFOLD", "FedAvgM")
 NAMES = ("none", "random", "direct", "feddca", "feddca_star", "less", "self_instruct")
-METHODS = ["none", "random sampling", "direct retrieval", "FedDCA", "FedDCA*", "LESS", "Self-Instruct"]
+METHODS = [
+    "none",
+    "random sampling",
+    "direct retrieval",
+    "FedDCA",
+    "FedDCA without alpha",
+    "FedDCA*",
+    "LESS",
+    "Self-Instruct",
+]
 
 CHANGES = (
     *(
@@ -59,6 +68,18 @@ def test_every_augmentation_under_every_optimizer(tmp_path):
             assert not {"federated.algorithm", "federated.server"} & set(stage.arguments)
         if name.endswith("_scaffold"):
             assert stage.arguments["federated.algorithm"] == {"class_path": "Scaffold"}
+
+
+def test_many_seeds_under_fedavg_are_the_same_stages(tmp_path):
+    """Clients side by side are the one difference to the recipe with all optimizers."""
+    few, many = stages("feddca", tmp_path), stages("feddca_seeds", tmp_path)
+    assert set(many) <= set(few)
+    assert len(recipes.load("feddca_seeds")["seeds"]) == 28
+    for name in (f"{one}_fedavg" for one in NAMES):
+        changed = {key for key, value in many[name].arguments.items() if value != few[name].arguments[key]}
+        assert changed == {"federated.clients_at_once"}
+    added = few["feddca_without_alpha"].arguments
+    assert added["data.init_args.augmentation.init_args.alpha"] is None
 
 
 @pytest.mark.slow

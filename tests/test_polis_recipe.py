@@ -8,7 +8,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 from scipy import stats
-from tiny_world import fedlight, table, write_rows
+from tiny_world import fedlight, make_encoder, table, write_rows
 
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.recipes import recipe as recipes
@@ -265,6 +265,31 @@ def test_interval_of_many_people_is_that_of_the_normal_distribution(tmp_path):
     half = 1.96 * np.std([*own.values()]) / math.sqrt(2000)
     assert row["own_low"] == pytest.approx(row["own"] - half, abs=0.001)
     assert row["own_high"] == pytest.approx(row["own"] + half, abs=0.001)
+
+
+def test_lora_on_the_encoder_trains_on_the_pairs_of_the_recipe(draw, tmp_path):
+    _, train, test = draw(num_clients=6)
+    outcome = fedlight(
+        *("fit", "--config=polis_lora.yaml", f"--model.model={make_encoder(tmp_path / 'encoder')}"),
+        *(f"--data.source={tmp_path / 'train.jsonl'}", f"--data.test_source={tmp_path / 'test.jsonl'}"),
+        *(
+            f"--trainer.default_root_dir={tmp_path / 'run'}",
+            "--trainer.accelerator=cpu",
+            "--trainer.max_epochs=3",
+        ),
+        *("--federated.clients_per_round=2", "--federated.local_steps=1", "--data.batch_size=4"),
+        *(
+            "--model.num_adapters=2",
+            "--federated.algorithm=FedBiscuit",
+            "--federated.algorithm.warmup_rounds=1",
+        ),
+    )
+    assert outcome.code == 0, outcome.err
+    visits = table(tmp_path / "run/visits.csv")
+    assert len(visits) == 3 * 2
+    assert {row["client"] for row in train} >= {visit["client"] for visit in visits}
+    own = [row for row in table(tmp_path / "run/clients.csv") if row["own_accuracy"]]
+    assert sum(int(row["examples"]) for row in own) == 2 * len(test)  # each pair in both orders
 
 
 def test_the_whole_recipe(files, tmp_path):

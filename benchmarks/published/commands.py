@@ -85,9 +85,9 @@ def arguments(command: str, folder: Path) -> Sequence[str]:
 
 
 def read_rows(measurement: Measurement, place: Path) -> list[Row]:
-    """The rows in a JSON file, or in ``results.json`` of a run's folder with its ``stages`` and ``csv``; maps are flattened.
+    """The rows in a JSON file, or in ``results.json`` of a run's folder; maps are flattened.
 
-    A run of single stages has no ``results.json``.
+    A run's rows are also those of its ``stages``, ``csv`` and ``over_seeds``; one of single stages has no ``results.json``.
 
     Raises:
         ValueError: there is no such file, there are no rows, or two of them have the same key and different values.
@@ -97,7 +97,9 @@ def read_rows(measurement: Measurement, place: Path) -> list[Row]:
     rows = found.get("rows") if isinstance(found, dict) else found
     rows = [flat(row) for row in rows or []]
     if place.is_dir():
+        seeds = list(dict.fromkeys(row["seed"] for row in rows if "seed" in row))
         rows += [*_rows_of_stages(measurement, place), *_rows_of_tables(measurement, place)]
+        rows += _rows_over_seeds(measurement, place, seeds)
     if not rows:
         raise ValueError(f"{file}: there is no such file, or it has no rows")
     merged: dict[tuple[str, ...], Row] = {}
@@ -146,6 +148,16 @@ def _rows_of_tables(measurement: Measurement, run: Path) -> list[Row]:
                     for row in csv.DictReader(lines)
                 ]
             rows += [{**row, "stage": stage, "seed": int(seed.removeprefix("seed"))} for row in found]
+    return rows
+
+
+def _rows_over_seeds(measurement: Measurement, run: Path, seeds: Sequence[Any]) -> list[Row]:
+    """Those of the stages that have read the runs of exactly these seeds; none without a whole run."""
+    folder = run / "_".join(["seeds", *map(str, seeds)])
+    rows = []
+    for stage, column in measurement.over_seeds.items() if seeds else ():
+        for row in json.loads((folder / stage / "done.json").read_text(encoding="utf-8"))["result"]["rows"]:
+            rows.append({**flat(row), measurement.key[0]: f"{stage}: {row[column]}"})
     return rows
 
 

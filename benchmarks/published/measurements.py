@@ -42,6 +42,8 @@ class Measurement:
         stages: of a recipe: stage -> a row of its metrics, each by what it is called in the rows, with the key of the row.
         csv: of a recipe: tables in the folder of each seed, such as ``agreement/agreement.csv`` (``*`` for any stage); their
             rows are rows too, with the ``stage``.
+        over_seeds: of a recipe: stage over seeds -> the column that names its rows; they are rows without a seed, whose
+            first key is ``STAGE: NAME``, such as ``differences: FedDCA*``.
         said: fields of figures that are only said in the prose of the section; ``*`` alone for all.
         record: what was recorded: ``rows``, and where and when they were made.
     """
@@ -62,6 +64,7 @@ class Measurement:
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stages: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     csv: tuple[str, ...] = ()
+    over_seeds: Mapping[str, str] = field(default_factory=dict)
     said: tuple[str, ...] = ()
     record: Mapping[str, Any] = field(default_factory=dict)
 

@@ -6,7 +6,7 @@ import math
 import pytest
 from published import commands, record, rerun
 from published.compare import compare, deviation
-from published.figures import FIELD, figure, filled
+from published.figures import FIELD, figure, filled, selected
 from published.measurements import Measurement, Published, load
 from published.prose import _unknown, numbers, sections
 from published.tables import caption, figures, rendered, table
@@ -324,6 +324,22 @@ def test_a_record_of_nothing_is_refused(tmp_path):
     (tmp_path / "lost.json").write_text('{"rows": []}')
     with pytest.raises(ValueError, match=r"no measurement has the record .*lost\.json"):
         load(tmp_path / "results.toml", tmp_path)
+
+
+def test_rows_over_seeds_are_those_of_the_seeds_of_the_run(tmp_path):
+    one = measurement(key=("method",), over_seeds={"matched": "pair"})
+    for seeds, gain in (("0_1", 0.5), ("0_1_2", 0.25)):
+        (tmp_path / f"seeds_{seeds}/matched").mkdir(parents=True)
+        done = {"result": {"rows": [{"pair": "a, b", "difference": gain}]}}
+        (tmp_path / f"seeds_{seeds}/matched/done.json").write_text(json.dumps(done))
+    rows = [{"method": "a", "seed": seed, "score": 0.5} for seed in (0, 1)]
+    (tmp_path / "results.json").write_text(json.dumps({"rows": rows}))
+    found = commands.read_rows(one, tmp_path)
+    assert found == [*rows, {"method": "matched: a, b", "pair": "a, b", "difference": 0.5}]
+    assert selected(measurement(key=("method",), record={"rows": found}), ["matched: a, b"]) == (2,)
+    (tmp_path / "results.json").write_text('{"rows": []}')  # of single stages
+    with pytest.raises(ValueError, match="no rows"):
+        commands.read_rows(one, tmp_path)
 
 
 def test_metrics_of_stages_are_rows_too(tmp_path):
