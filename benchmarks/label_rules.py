@@ -7,7 +7,7 @@ before any error of a selector or of DPO.
 
 * ``agree``: share of (person, pair) whose preference is the label. Majority by people is the best rule by definition.
 * ``by_people``: win rate by each person's own taste, mean; ``worst``: of the worst group; ``by_mean``: by the mean utility.
-* ``differ``: share of the pairs that ``pooled`` and this rule label differently. ``gain``: ``by_people`` minus that of ``pooled``.
+* ``differ``: share of the pairs that ``pooled`` and this rule label differently. ``gain``: of ``by_people`` over ``pooled``.
 
 Of opposite tastes, ``-loud * u`` in a share s of the people and ``u`` in the others, the pooled votes follow the minority
 where ``s * tanh(loud * u / 2b) > (1 - s) * tanh(u / 2b)``, with the votes' noise b: never at ``loud <= 1``; for a loud
