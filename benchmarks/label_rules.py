@@ -119,9 +119,7 @@ def measure_all(prompts: int, seeds: Sequence[int], best: int) -> list[dict[str,
         for name, world in worlds().items():
             found = compare(world, labelled, evaluated)
             pooled = next(row["by_people"] for row in found if row["method"] == "pooled")
-            rows += [
-                {"world": name, **row, "gain": row["by_people"] - pooled, "seed": seed} for row in found
-            ]
+            rows += [{"world": name, **row, "gain": row["by_people"] - pooled, "seed": seed} for row in found]
     return rows
 
 
