@@ -114,9 +114,8 @@ def test_fewfedpit(tmp_path, tiny_model):
 
 def test_private_steps_are_matched_by_the_servers_learning_rate(tmp_path):
     """FedAvg's rate is beta, or FewFedPIT's 1 / beta; nothing else differs."""
-    found = {
-        stage.name: stage.arguments for stage in recipes.stages(recipes.load("fewfedpit_rule"), tmp_path, 1)
-    }
+    recipe = recipes.load("fewfedpit_rule", ["more=true"])
+    found = {stage.name: stage.arguments for stage in recipes.stages(recipe, tmp_path, 1)}
     for percent in (25, 50, 75):
         beta = percent / 100
         step, full, ours = (found[f"{name}_{percent}"] for name in ("step", "full", "fewfedpit"))
@@ -143,12 +142,14 @@ RULE_CHANGES = (
     *(
         "writer_rank=2",
         "writer_epochs=1",
-        "exercises=toy:writing?seed=${seed}&size=32&known=4&rule=1",
+        "exercises=toy:writing?seed=${seed}&size=32&known=4&rule=1&instructed=1",
+        "instruction_tries=6",
+        "more=true",
         "prompts.init_args.instruction_pattern=(?P<instruction>.*)",
         "synthesis.init_args.keep_cut=true",
         "prompts.init_args.response_pattern=(?P<response>.*)",
     ),
-    "source=toy:instructions?seed=${seed}&split=private&client_rows=8&num_clients=2&joined=1&rule=1",
+    "source=toy:instructions?seed=${seed}&split=private&client_rows=8&num_clients=2&joined=1&rule=1&written=2",
     "unseen_source=toy:instructions?seed=${seed}&split=test&topic_rows=1&joined=1&rule=1",
     "test_source=toy:instructions?seed=${seed}&split=test&topic_rows=1&rule=1",
 )
@@ -163,7 +164,7 @@ def test_fewfedpit_rule(tmp_path, tiny_model):
     rows = set(loaded["stages"]["table"]["with"]["methods"])
     loaded["stages"]["table"]["with"]["not_attacked"] = []
     figures = loaded["over_seeds"]
-    for figure in ("matched", "figure_4a"):
+    for figure in ("matched", "full_step", "figure_4a"):
         figures[figure]["with"]["pairs"] = {
             name: pair for name, pair in figures[figure]["with"]["pairs"].items() if set(pair) <= rows
         }
@@ -183,6 +184,8 @@ def test_fewfedpit_rule(tmp_path, tiny_model):
         of = {(row["instruction"], row["output"]): row["domain"] for row in public}
         assert {of[row["fields"]["instruction"], row["fields"]["response"]] for row in made} <= domains
     matched = json.loads((tmp_path / "seeds_3/matched/done.json").read_text())["result"]["rows"]
-    assert [row["pair"] for row in matched] == ["β = 0.5, step x 0.5", "β = 0.5, full step"]
-    for figure in ("trade_off", "matched", "figure_4a", "leakage"):
+    assert [row["pair"] for row in matched] == ["β = 0.5, step x 0.5"]
+    full = json.loads((tmp_path / "seeds_3/full_step/done.json").read_text())["result"]["rows"]
+    assert [row["pair"] for row in full] == ["β = 0.5, full step"]
+    for figure in ("trade_off", "matched", "full_step", "figure_4a", "leakage"):
         assert "<svg" in (tmp_path / f"seeds_3/{figure}/{figure}.svg").read_text()[:1000]

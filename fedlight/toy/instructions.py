@@ -18,12 +18,13 @@ split          rows
 
 A client's score on the test rows therefore depends on the topics that it has seen beside its own. With ``rule=1`` private
 rows are about shared topics and facts, public ones about shared topics, and the test asks the held-out topics. A client then
-has rows on seven shared topics and two facts, in two areas; every area has a client.
+has rows on seven shared topics and two facts, in two areas; every area has a client. With ``written=6`` a client has six
+further rows that ask for another question and have one for an answer, as instruction datasets do (``topic`` is ``writing``).
 """
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -33,6 +34,8 @@ from fedlight.toy.world import FILLERS, NAMES, PEOPLE, POLITE, RUDE, draw_post, 
 
 SPLITS = ("private", "public", "test")
 CHATTER = "chatter"
+WRITING = "writing"  # topic of a row whose answer is a question
+SHOWN_QUESTIONS = 2  # of a client, in such a row: more would not fit into the 64 tokens of the recipes
 TEMPLATE = "POST : {instruction} {input}\nCHOICE :"
 """Prompt of the tiny model, which knows few words, and none of Alpaca's template."""
 
@@ -85,6 +88,7 @@ class InstructionOptions(NamedTuple):
         joined: 1: the whole question is in ``instruction``, and ``input`` is empty; 0: in both.
         held: 1: ``test`` has as many rows of a topic as the clients, whatever ``topic_rows`` is; 0: equally many of all.
         rule: 1: answers follow from a rule, but for private facts, see `fedlight.toy.rules`; 0: all answers are facts.
+        written: number of further private rows of each client whose answer is a question; see `writing_request`.
     """
 
     seed: int = 0
@@ -97,6 +101,7 @@ class InstructionOptions(NamedTuple):
     joined: int = 0
     held: int = 0
     rule: int = 0
+    written: int = 0
 
     @classmethod
     def parse(cls, **options: int | str) -> "InstructionOptions":
@@ -113,7 +118,12 @@ class InstructionOptions(NamedTuple):
             joined=(0, 1),
             held=(0, 1),
             rule=(0, 1),
+            written=(0, MOST_ROWS),
         )
+        if chosen.written and chosen.split != "private":
+            raise ValueError(
+                f"toy option written={chosen.written} goes with split=private, not with split={chosen.split}"
+            )
         if chosen.held and chosen.split != "test":
             raise ValueError(f"toy option held=1 goes with split=test, not with split={chosen.split}")
         return chosen
@@ -131,7 +141,10 @@ def instructions(**options: int | str) -> list[ToyRow]:
     chosen = InstructionOptions.parse(**options)
     if chosen.joined:
         apart = instructions(**chosen._replace(joined=0)._asdict())
-        return [{**row, "instruction": f"{row['instruction']} {row['input']}", "input": ""} for row in apart]
+        return [
+            {**row, "instruction": f"{row['instruction']} {row['input']}".strip(), "input": ""}
+            for row in apart
+        ]
     if chosen.domain == "all" and chosen.split != "public":
         return [row for domain in DOMAINS for row in instructions(**chosen._replace(domain=domain)._asdict())]
     if chosen.split == "domain":
@@ -243,12 +256,42 @@ def _draw_private(chosen: InstructionOptions) -> list[ToyRow]:
         rng.shuffle(known)
         shares = [1 / (rank + 1) for rank in range(len(known))]
         counts = Counter(rng.choices(known, shares, k=chosen.client_rows))
-        for topic, count in counts.items():
-            drawn = draw_rows(
+        own = [
+            row
+            for topic, count in counts.items()
+            for row in draw_rows(
                 "private", count, partial(question, rng, chosen.seed, chosen.domain, topic, chosen.rule)
             )
-            rows += [{**row, "client": f"c{index:0{width}d}"} for row in drawn]
+        ]
+        own += _draw_written(chosen, index, own)
+        rows += [{**row, "client": f"c{index:0{width}d}"} for row in own]
     return rows
+
+
+def _draw_written(chosen: InstructionOptions, client: int, own: Sequence[ToyRow]) -> list[ToyRow]:
+    """Return rows that show questions of a client and ask for another one, about anybody in the area of one of these."""
+    rng = _rng(
+        chosen.seed, "written", chosen.domain, str(client)
+    )  # of its own: the other rows stay as they are
+    rows = []
+    for _ in range(chosen.written):
+        shown = rng.choices(own, k=SHOWN_QUESTIONS)
+        topic = (rng.choice(shown)["topic"].split()[0], rng.choice(NAMES))
+        (asked,) = draw_rows("private", 1, partial(question, rng, chosen.seed, chosen.domain, topic))
+        request = writing_request([f"{row['instruction']} {row['input']}" for row in shown])
+        texts = {"instruction": request, "input": "", "output": f"{asked['instruction']} {asked['input']}"}
+        rows.append({**texts, "domain": chosen.domain, "topic": WRITING})
+    return rows
+
+
+def writing_request(shown: Sequence[str]) -> str:
+    r"""Return an instruction to write another question after those shown.
+
+    Examples:
+        >>> writing_request(["which covers more ? ben pies"])
+        'which covers more ? ben pies\nPOST : YOUR POST ?'
+    """
+    return "\nPOST : ".join([*shown, "YOUR POST ?"])
 
 
 def _draw_known(rng: random.Random, home: Collection[str]) -> list[Topic]:

@@ -3,7 +3,8 @@
 A large language model that is shown some questions can write another of their kind, and can answer some of those without
 having seen private rows. The tiny one has to learn both before a federation begins. An exercise shows none to eight
 questions of one of the four domains, ``POST : ... POST : ... POST :``, to be followed by another question, mostly about
-one of the same areas. The exercises show how questions are phrased, but not their answers. With ``known`` above 0 every
+one of the same areas; with ``instructed=1`` it asks for it in words, in the form of the clients' rows. The exercises
+show how questions are phrased, but not their answers. With ``known`` above 0 every
 other exercise is a question about one of so many topics of one domain, with its answer. All questions are texts of the
 public rows, so none of them is asked in the test.
 """
@@ -14,7 +15,15 @@ from functools import partial
 from typing import NamedTuple
 
 from fedlight.support.seeding import derive_seed
-from fedlight.toy.instructions import DOMAINS, TEMPLATE, ToyRow, draw_rows, question, topics_of_split
+from fedlight.toy.instructions import (
+    DOMAINS,
+    TEMPLATE,
+    ToyRow,
+    draw_rows,
+    question,
+    topics_of_split,
+    writing_request,
+)
 from fedlight.toy.rules import Topic
 from fedlight.toy.world import NAMES, read_options
 
@@ -32,6 +41,7 @@ class WritingOptions(NamedTuple):
         domain: domain of the known topics.
         known: number of its 48 topics that are known; with ``rule=1``, of its 24 shared topics.
         rule: 1: answers follow from a rule, see `fedlight.toy.rules`.
+        instructed: 1: a question is asked for by an instruction, see `fedlight.toy.instructions.writing_request`.
     """
 
     seed: int = 0
@@ -40,6 +50,7 @@ class WritingOptions(NamedTuple):
     domain: str = "kitchen"
     known: int = 0
     rule: int = 0
+    instructed: int = 0
 
 
 class Person(NamedTuple):
@@ -78,13 +89,14 @@ def writing(**options: int | str) -> list[ToyRow]:
         questions=(0, 100),
         known=(0, 48),
         rule=(0, 1),
+        instructed=(0, 1),
     )
     rng = random.Random(derive_seed(chosen.seed, "toy", "writing"))
     known = known_topics(chosen.seed, chosen.domain, chosen.known, chosen.rule)
     return [
         common_knowledge(rng, chosen.seed, chosen.domain, known, chosen.rule)
         if known and number % 2
-        else exercise(rng, chosen.questions)
+        else exercise(rng, chosen.questions, chosen.instructed)
         for number in range(chosen.size)
     ]
 
@@ -111,11 +123,14 @@ def common_knowledge(
     return {"instruction": TEMPLATE.format(**row), "output": row["output"]}
 
 
-def exercise(rng: random.Random, most: int) -> ToyRow:
+def exercise(rng: random.Random, most: int, instructed: int = 0) -> ToyRow:
     """Return a row with at most ``most`` questions, to be followed by another."""
     person = Person.draw(rng)
     shown = [person.ask(rng, rng.choice(person.topics)) for _ in range(rng.randint(0, most))]
     near = shown and rng.random() < SAME_AREA
     area = rng.choice(person.topics)[0] if near else rng.choice(DOMAINS[person.domain].areas)
+    asked = person.ask(rng, (area, rng.choice(NAMES)))
+    if instructed:
+        return {"instruction": f"POST : {writing_request(shown)}\nCHOICE :", "output": asked}
     before = "".join(f"POST : {text}\n" for text in shown)
-    return {"instruction": f"{before}POST :", "output": person.ask(rng, (area, rng.choice(NAMES)))}
+    return {"instruction": f"{before}POST :", "output": asked}

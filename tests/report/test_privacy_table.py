@@ -121,3 +121,11 @@ def test_the_log_of_attacks_is_read_by_target(runs, tmp_path):
         metric_of(read_attacks(folder), "memory/exact", folder)
     attacked(tmp_path / "one", "membership", {1: {"global": {"auc": float("nan"), "tpr": 0.5}}})
     assert read_attacks(str(tmp_path / "one")) == {1: {"membership/tpr": 0.5}}  # a metric of nothing
+
+
+def test_a_method_that_the_settings_leave_out_has_no_row(runs, tmp_path):
+    methods = {"FedAvg": runs["FedAvg"], "more": str(tmp_path / "nowhere")}
+    rows = privacy_table(methods, "domain", if_run=["more", "FedAvg"])["rows"]
+    assert [row["method"] for row in rows] == ["FedAvg"]
+    with pytest.raises(ValueError, match="nowhere"):
+        privacy_table(methods, "domain", if_run=["FedAvg"])

@@ -120,3 +120,37 @@ def test_unseen_rows_can_be_of_topics_as_often_as_clients_hold_them() -> None:
     assert unseen == rows("instructions", split="test", client_rows=30, held="1", topic_rows=3)
     with pytest.raises(ValueError, match="held=1 goes with split=test, not with split=private"):
         rows("instructions", held=1)
+
+
+def test_clients_ask_for_questions_beside_their_own_rows() -> None:
+    """The further rows leave the others as they are; their questions are of the client's areas and of no other split."""
+    options = {"rule": 1, "client_rows": 30, "joined": 1}
+    plain, more = rows("instructions", **options), rows("instructions", **options, written=6)
+    assert [row for row in more if row["topic"] != "writing"] == plain
+    asking = [row for row in more if row["topic"] == "writing"]
+    assert Counter(row["client"] for row in asking) == {f"c{index}": 6 for index in range(10)}
+    elsewhere = {
+        row["instruction"]
+        for split in ("test", "public")
+        for row in rows("instructions", split=split, **options)
+    }
+    for row in asking:
+        own = {one["instruction"]: one["topic"].split()[0] for one in plain if one["client"] == row["client"]}
+        *shown, request = row["instruction"].split("\nPOST : ")
+        assert request == "YOUR POST ?"
+        assert len(shown) == 2
+        assert row["output"].split()[-1] in {own[text] for text in shown}  # a question ends with its area
+        assert row["output"] not in elsewhere
+
+
+def test_an_exercise_can_ask_for_a_question_as_clients_do() -> None:
+    for plain, instructed in zip(
+        rows("writing", size=40), rows("writing", size=40, instructed=1), strict=True
+    ):
+        assert instructed["output"] == plain["output"]
+        assert instructed["instruction"] == f"{plain['instruction']} YOUR POST ?\nCHOICE :"
+
+
+def test_questions_are_asked_for_in_private_rows_alone() -> None:
+    with pytest.raises(ValueError, match="written=6 goes with split=private, not with split=test"):
+        rows("instructions", split="test", written=6)

@@ -1,6 +1,7 @@
 """Table of privacy and utility, as a stage of recipes: the score of each method's model, and what attacks find in it."""
 
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedlight.report.attack_log import GLOBAL, read_attacks
@@ -19,6 +20,7 @@ def privacy_table(
     not_attacked: list[str] | None = None,
     zero_shot: str | None = None,
     wins: str | None = None,
+    if_run: list[str] | None = None,
 ) -> dict[str, Any]:
     """Return a row of utility and leakage for each method.
 
@@ -33,6 +35,7 @@ def privacy_table(
         zero_shot: folder of the stage that tested the model before training. It gives a row ``pre-trained``, whose leakage
             is what the attacks have found before training in the first run that began with them.
         wins: folder of a stage that called `fedlight.judges.duels.duels`; its shares become columns.
+        if_run: methods that are left out where their folder does not exist, as the recipe's settings leave their stages out.
 
     Returns:
         ``rows`` with ``method``, ``utility``, the shares of wins, and of each attack the value at the last round at which
@@ -43,6 +46,11 @@ def privacy_table(
     """
     shares = {} if wins is None else {row["method"]: row for row in result_of(wins)["rows"]}
     whose = targets or [GLOBAL]
+    methods = {
+        name: folder
+        for name, folder in methods.items()
+        if name not in (if_run or []) or Path(folder).is_dir()
+    }
     rows: list[dict[str, Any]] = []
     before: dict[str, float] = {}
     for method, folder in methods.items():
