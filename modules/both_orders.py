@@ -8,49 +8,20 @@ selector gives to the same answer in the two orders, so that a preference for a 
 from collections.abc import Mapping
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from fedlight.evaluation.bootstrap import bootstrap_interval
+from fedlight.evaluation.judge import judge_both_orders, summarize_both_orders
 
 NAME = "accuracy_both_orders"
-
-
-def judge_both_orders(
-    orders: np.ndarray, log_odds: np.ndarray, labels: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return which examples are right when each selector's verdict is the mean of both orders.
-
-    Args:
-        orders: order of each example, ``(examples,)``: 2c and 2c + 1 are the two orders of comparison c.
-        log_odds: log-probability of B less that of A by each of U selectors, an odd number, ``(examples, U)``.
-        labels: 0 where A is better and 1 where B is, ``(examples,)``.
-
-    Returns:
-        For the examples whose other order is among them: 1 where the majority of the selectors is right, 0 where it is
-        wrong and 0.5 where it is undecided, ``(judged,)``; and their comparisons c, ``(judged,)``.
-
-    Examples:
-        >>> right, comparisons = judge_both_orders(np.array([0, 1, 4]), np.array([[0.5], [2], [1]]), np.array([0, 1, 1]))
-        >>> right.tolist(), comparisons.tolist()  # B is preferred by 0.5 shown second, and by -2 shown first
-        ([1.0, 1.0], [0, 0])
-    """
-    known, first = np.unique(orders, return_index=True)
-    place = np.searchsorted(known, orders ^ 1).clip(max=max(len(known) - 1, 0))
-    judged = np.flatnonzero(known[place] == orders ^ 1)
-    both = log_odds[judged] - log_odds[first[place[judged]]]
-    verdict = np.sign(np.sign(both).sum(axis=1))
-    right = (1 + verdict * (2 * labels[judged] - 1)) / 2
-    return right, orders[judged] // 2
 
 
 class BothOrders(Metric):
     """Metric that joins the two orders of comparisons across batches, and across processes under Lightning's strategies.
 
     Attributes:
-        orders, log_odds, labels: of the examples so far; see `judge_both_orders`.
+        orders, log_odds, labels: of the examples so far; see `fedlight.evaluation.judge.judge_both_orders`.
     """
 
     full_state_update = False
@@ -80,16 +51,7 @@ class BothOrders(Metric):
         # After an exchange between processes a state is one tensor.
         states = [torch.cat(part) if isinstance(part, list) else part for part in parts]
         right, comparisons = judge_both_orders(*(state.cpu().numpy() for state in states))
-        if not len(right):
-            return {}
-        sort = np.argsort(
-            comparisons, kind="stable"
-        )  # draws follow their order, which is not that of one process
-        low, high = bootstrap_interval(right[sort], comparisons[sort])
-        found = {NAME: float(right.mean())}
-        if not np.isnan([found[NAME], low]).any():
-            found |= {f"{NAME}_low": low, f"{NAME}_high": high}
-        return found
+        return {f"{NAME}{end}": value for end, value in summarize_both_orders(right, comparisons).items()}
 
 
 def stage_orders() -> nn.ModuleDict:

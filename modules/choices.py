@@ -58,7 +58,7 @@ def log_choices(module: LogsChoices, stage: str, logits: Tensor, labels: Tensor)
 
     Returns:
         ``correct``, ``(batch, U)`` bool, by each selector; ``vote``, ``(batch,)`` bool, by their majority, if U is odd;
-            ``log_odds``, ``(batch, U)``, of the right answer under each selector, if U > 1.
+            ``log_odds``, ``(batch, U)``, of the right answer under each selector.
     """
     losses = [choice_loss(part, labels) for part in logits.unbind(dim=1)]
     choices = logits.argmax(dim=2)
@@ -68,10 +68,8 @@ def log_choices(module: LogsChoices, stage: str, logits: Tensor, labels: Tensor)
         shares = correct.float().unbind(dim=1)
         metrics |= {f"accuracy_{name}": part for name, part in zip(module.adapter_names, shares, strict=True)}
     module.log_means(stage, metrics)
-    found = {"correct": correct}
-    if len(losses) > 1:
-        of_a = logits[:, :, 0] - logits[:, :, 1]
-        found["log_odds"] = torch.where(labels[:, None] == 0, of_a, -of_a)
+    of_a = logits[:, :, 0] - logits[:, :, 1]
+    found = {"correct": correct, "log_odds": torch.where(labels[:, None] == 0, of_a, -of_a)}
     if len(losses) % 2 == 0:
         return found
     winners = majority(choices)

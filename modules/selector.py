@@ -111,11 +111,13 @@ class SelectorModule(LanguageModule):
         """Log the means and return which examples are decided correctly.
 
         Returns:
-            ``correct``, ``(batch, U)`` bool, by each adapter; ``vote``, ``(batch,)`` bool, by their majority, if U is odd.
+            What `fedlight.modules.choices.log_choices` returns; and ``orders`` and ``labels`` of the batch, ``(batch,)``,
+                where it has orders.
         """
         logits = self.evaluated(batch)["logits"]
         add_orders(self, stage, batch, logits)
-        return dict(log_choices(self, stage, logits, batch["labels"]))
+        orders = {name: batch[name] for name in ("orders", "labels") if "orders" in batch}
+        return {**log_choices(self, stage, logits, batch["labels"]), **orders}
 
     def on_validation_epoch_start(self) -> None:
         super().on_validation_epoch_start()

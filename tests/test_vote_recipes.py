@@ -89,8 +89,9 @@ def test_the_whole_recipe(recipe, tmp_path):
     assert (longer["votes"], words["votes"]) == (8, 8)
     assert words["both_orders"] == words["own"] == 0.5  # as many words on both sides
     assert longer["both_orders"] == longer["accuracy"] in [correct / 8 for correct in range(9)]
-    assert set(voters) == {"method", "seed"}  # each comparison has one voter
-    for method in ("start", "pooled votes", "FedBis", "FedBiscuit"):
+    # Each comparison has one voter.
+    assert voters == {"method": RULES[2], "seed": 0, "votes": 0, "unjudged": 8}
+    for method in ("start", "local only", "pooled votes", "FedBis", "FedBiscuit"):
         row = found[method]
         assert row["both_orders"] * 8 == pytest.approx(round(row["both_orders"] * 8))  # or undecided, by half
         assert row["both_orders_low"] <= row["both_orders"] <= row["both_orders_high"]

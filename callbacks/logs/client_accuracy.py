@@ -2,7 +2,8 @@
 
 ``validation_step`` and ``test_step`` return ``{"correct": (batch, U) bool, "vote": (batch,) bool}``: whether each of U
 selectors is right, and whether their majority is. An even number of selectors can tie; it has no ``vote``. Where clients mix
-the selectors by weights of their own, ``log_odds``, ``(batch, U)``, are those of the right answer under each selector.
+the selectors by weights of their own, ``log_odds``, ``(batch, U)``, are those of the right answer under each selector. With
+``log_odds``, ``orders`` and ``labels``, ``(batch,)``, a client's own model is also judged with both orders averaged.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from fedlight.callbacks.logs.trainer import KeepsOwnModels, find_own_models, log
 from fedlight.callbacks.loop.round_table import Record, RoundTable
 from fedlight.callbacks.loop.run import parameters_of, ready
 from fedlight.evaluation.by_client import per_client, spread
+from fedlight.evaluation.judge import judge_both_orders, summarize_both_orders
 from fedlight.processes.work import for_each
 from fedlight.support.torch_parts import eval_mode
 
@@ -65,11 +67,14 @@ class Outcomes:
         correct: whether each selector is right, ``(examples, U)`` bool.
         vote: whether their majority is, ``(examples,)`` bool; None where nobody votes.
         log_odds: log-odds of the right answer under each selector, ``(examples, U)``; None where they are not given.
+        orders, labels: of each example, ``(examples,)``, see `judge_both_orders`; None where they are not given.
     """
 
     correct: np.ndarray
     vote: np.ndarray | None
     log_odds: np.ndarray | None
+    orders: np.ndarray | None = None
+    labels: np.ndarray | None = None
 
     def own(self, selector: int | None, weights: Sequence[float] | None) -> np.ndarray | None:
         """Return whether a client's own model is right on each example, ``(examples,)``; None where that is not known.
@@ -81,6 +86,25 @@ class Outcomes:
         if weights is not None:
             return None if self.log_odds is None else mixture_is_right(self.log_odds, weights)
         return self.vote if selector is None else self.correct[:, selector]
+
+    def own_both_orders(
+        self, selector: int | None, weights: Sequence[float] | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return whether a client's own model is right with both orders averaged, and of which comparisons.
+
+        Arguments as `own`; both are ``(judged,)`` as from `judge_both_orders`, empty where orders are not given or an even
+        number of selectors would vote.
+        """
+        if self.log_odds is None or self.orders is None or self.labels is None:
+            return np.empty(0), np.empty(0, dtype=np.int64)
+        odds = self.log_odds
+        if weights is not None:
+            odds = mix_log_odds(odds, weights)[:, None]
+        elif selector is not None:
+            odds = odds[:, [selector]]
+        if odds.shape[1] % 2 == 0:
+            return np.empty(0), np.empty(0, dtype=np.int64)
+        return judge_both_orders(self.orders, odds * (2 * self.labels[:, None] - 1), self.labels)
 
 
 class ClientAccuracy(L.Callback):
@@ -102,8 +126,10 @@ class ClientAccuracy(L.Callback):
         worst: share of clients that count as the worst, in (0, 1]; if not a tenth, part of the name: ``client_worst_0.25``.
         own_models: at the end of fit, test each client's own model (the one with which it would train on alone, as in
             local-only training; of grouped clients their selector or mixture) on its own test examples:
-            ``own/client_mean`` and so on, and ``own/accuracy``, pooled over the examples. ``own/without_own_model`` counts
-            the clients among them that have none, as no round has visited them; they are tested with the global model.
+            ``own/client_mean`` and so on, and ``own/accuracy``, pooled over the examples; where comparisons come in both
+            orders also ``own/accuracy_both_orders``, with the two orders averaged, and the ends of its interval, ``_low``
+            and ``_high``. ``own/without_own_model`` counts the clients among them that have none, as no round has visited
+            them; they are tested with the global model.
 
     Attributes:
         summary: metrics of ``own_models`` by name.
@@ -196,11 +222,19 @@ class ClientAccuracy(L.Callback):
             outcomes = _stack_outcomes(
                 outputs_of_own_model(trainer, pl_module, self._loop, self._data, client)
             )
-            own = None if outcomes is None else outcomes.own(selectors.get(client), weights.get(client))
-            return None if own is None else torch.from_numpy(own)
+            chosen = selectors.get(client), weights.get(client)
+            own = None if outcomes is None else outcomes.own(*chosen)
+            if outcomes is None or own is None:
+                return None
+            # Rows: right in single orders; right in both orders, of which comparison. Some examples lack the other order.
+            joined = np.full((3, len(own)), np.nan)
+            right, comparisons = outcomes.own_both_orders(*chosen)
+            joined[0], joined[1, : len(right)], joined[2, : len(right)] = own, right, comparisons
+            return torch.from_numpy(joined)
 
         found = dict(zip(clients, for_each(measure, clients), strict=True))
-        correct = {client: own.numpy() for client, own in found.items() if own is not None}
+        measured = {client: own.numpy() for client, own in found.items() if own is not None}
+        correct = {client: own[0] for client, own in measured.items()}
         if len(correct) < len(clients):
             missing = next(client for client in clients if client not in correct)
             return self._say_once(_why_no_own(pl_module, missing, selectors, weights))
@@ -208,7 +242,10 @@ class ClientAccuracy(L.Callback):
         by_client = {f"own/{name}": x for name, x in spread([*accuracies.values()], self.worst).items()}
         without = float(sum(c not in selectors and self._loop.own_state(c) is None for c in clients))
         pooled = float(np.concatenate([*correct.values()]).mean())
-        self.summary = {"own/accuracy": pooled, **by_client, "own/without_own_model": without}
+        both = np.concatenate([own[1:, ~np.isnan(own[2])] for own in measured.values()], axis=1)
+        of_both = summarize_both_orders(both[0], both[1].astype(np.int64))
+        both_orders = {f"own/accuracy_both_orders{end}": value for end, value in of_both.items()}
+        self.summary = {"own/accuracy": pooled, **both_orders, **by_client, "own/without_own_model": without}
         known = known_groups(trainer)
         self._replace(
             "own",
@@ -353,7 +390,10 @@ def _stack_outcomes(outputs: Sequence[Any]) -> Outcomes | None:
 
     correct = stack("correct")
     assert correct is not None
-    return Outcomes(correct, stack("vote"), stack("log_odds"))
+    orders, labels = (
+        None if own is None else own.astype(np.int64) for own in (stack("orders"), stack("labels"))
+    )
+    return Outcomes(correct, stack("vote"), stack("log_odds"), orders, labels)
 
 
 def mixture_is_right(log_odds: np.ndarray, weights: Sequence[float]) -> np.ndarray:
@@ -370,6 +410,22 @@ def mixture_is_right(log_odds: np.ndarray, weights: Sequence[float]) -> np.ndarr
     probabilities = 0.5 * (1 + np.tanh(0.5 * log_odds))
     right: np.ndarray = probabilities @ np.asarray(weights) > 0.5
     return right
+
+
+def mix_log_odds(log_odds: np.ndarray, weights: Sequence[float]) -> np.ndarray:
+    """Return the log-odds of the right answer under the mixture of `mixture_is_right`, ``(examples,)``.
+
+    Examples:
+        >>> mix_log_odds(np.array([[4.0, -1.0], [4.0, -9.0]]), [0.4, 0.6]).round(3).tolist()
+        [0.219, -0.438]
+    """
+    with np.errstate(divide="ignore"):  # a weight may be 0
+        shares = np.log(np.asarray(weights))
+    right, wrong = (
+        np.logaddexp.reduce(shares - np.logaddexp(0, sign * log_odds), axis=1) for sign in (-1, 1)
+    )
+    mixed: np.ndarray = right - wrong
+    return mixed
 
 
 def _client_indices(data: Any, stage: str) -> Indices | None:

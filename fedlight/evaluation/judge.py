@@ -1,4 +1,4 @@
-"""Interface of judges, which choose the better of two answers to a prompt.
+"""Interface of judges, which choose the better of two answers to a prompt, and verdicts with both orders averaged.
 
 * ``fedlight.OracleJudge``: knows every client's taste in the embedded world.
 * ``fedlight.FactJudge``: knows the facts of the embedded instruction domains.
@@ -12,6 +12,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import numpy as np
+
+from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.evaluation.win_rate import outcomes
 from fedlight.support.types import Fields
 
@@ -112,3 +115,59 @@ def check_slots(slots: Sequence[str], fields: Sequence[Fields], who: str) -> Non
             raise ValueError(
                 f"{who} reads {{{missing[0]}}}, but the prompts have {', '.join(own)}: set the columns of the prompts"
             )
+
+
+def judge_both_orders(
+    orders: np.ndarray, log_odds: np.ndarray, labels: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return which examples are right when each selector's verdict is the mean of both orders.
+
+    Args:
+        orders: order of each example, ``(examples,)``: 2c and 2c + 1 are the two orders of comparison c.
+        log_odds: log-probability of B less that of A by each of U selectors, an odd number, ``(examples, U)``.
+        labels: 0 where A is better and 1 where B is, ``(examples,)``.
+
+    Returns:
+        For the examples whose other order is among them: 1 where the majority of the selectors is right, 0 where it is
+        wrong and 0.5 where it is undecided, ``(judged,)``; and their comparisons c, ``(judged,)``.
+
+    Examples:
+        >>> right, comparisons = judge_both_orders(np.array([0, 1, 4]), np.array([[0.5], [2], [1]]), np.array([0, 1, 1]))
+        >>> right.tolist(), comparisons.tolist()  # B is preferred by 0.5 shown second, and by -2 shown first
+        ([1.0, 1.0], [0, 0])
+    """
+    known, first = np.unique(orders, return_index=True)
+    place = np.searchsorted(known, orders ^ 1).clip(max=max(len(known) - 1, 0))
+    judged = np.flatnonzero(known[place] == orders ^ 1)
+    both = log_odds[judged] - log_odds[first[place[judged]]]
+    verdict = np.sign(np.sign(both).sum(axis=1))
+    right = (1 + verdict * (2 * labels[judged] - 1)) / 2
+    return right, orders[judged] // 2
+
+
+def summarize_both_orders(right: np.ndarray, comparisons: np.ndarray) -> dict[str, float]:
+    """Return the mean of verdicts and the ends of its 95 % interval over comparisons; nothing without a verdict.
+
+    The mean is NaN, without an interval, where a verdict is NaN. One comparison alone has no interval.
+
+    Args:
+        right: of `judge_both_orders`, ``(judged,)``.
+        comparisons: of `judge_both_orders`, ``(judged,)``.
+
+    Returns:
+        The mean under the empty name, the ends under ``_low`` and ``_high``: what is appended to the name of a metric.
+
+    Examples:
+        >>> summarize_both_orders(np.array([1.0, 1.0, 1.0]), np.array([0, 0, 1]))
+        {'': 1.0, '_low': 1.0, '_high': 1.0}
+    """
+    if not len(right):
+        return {}
+    sort = np.argsort(
+        comparisons, kind="stable"
+    )  # draws follow their order, which is not that of one process
+    low, high = bootstrap_interval(right[sort], comparisons[sort])
+    found = {"": float(right.mean())}
+    if not np.isnan([found[""], low]).any():
+        found |= {"_low": low, "_high": high}
+    return found

@@ -20,9 +20,9 @@ Scores = Callable[[Sequence[Fields], Sequence[str], Sequence[str]], list[float]]
 
 METRICS = {
     "accuracy": ("test/accuracy", "test/reward_accuracy"),
-    "both_orders": ("test/accuracy_both_orders",),
-    "both_orders_low": ("test/accuracy_both_orders_low",),
-    "both_orders_high": ("test/accuracy_both_orders_high",),
+    "both_orders": ("test/accuracy_both_orders", "own/accuracy_both_orders"),
+    "both_orders_low": ("test/accuracy_both_orders_low", "own/accuracy_both_orders_low"),
+    "both_orders_high": ("test/accuracy_both_orders_high", "own/accuracy_both_orders_high"),
     "clients": ("test/client_mean",),
     "worst_tenth": ("test/client_worst_tenth",),
     "own": ("test/own_client_mean", "own/client_mean", "test/client_mean"),
@@ -30,11 +30,13 @@ METRICS = {
     "own_spread": ("test/own_client_std", "own/client_std", "test/client_std"),
     "groups_ari": ("fed/group_ari",),
     "votes": ("test/votes",),
+    "unjudged": ("test/votes_unjudged",),
 }
 """Column -> names of metrics, of which the first that was logged is shown.
 
-``both_orders`` is the accuracy with the two orders of a comparison averaged, and the ends of its interval. ``votes`` counts
-the votes that a rule without training judges.
+``both_orders`` is the accuracy with the two orders of a comparison averaged, and the ends of its interval; of clients' own
+models where no other one is tested. ``votes`` counts the votes that a rule without training judges, ``unjudged`` those on
+which it is silent: on comparisons with too few voters nobody knows how far voters agree.
 
 ``own`` is the accuracy of the model that a client itself would use: its group's selector, its own model, or the global one.
 """

@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.evaluation.bootstrap import bootstrap_interval
-from fedlight.modules.both_orders import BothOrders, judge_both_orders
+from fedlight.evaluation.judge import judge_both_orders
+from fedlight.modules.both_orders import BothOrders
 from fedlight.modules.selector import SelectorModule
 
 WORDS = [f"word{letter}" for letter in "abcdefghijklmnop"]
