@@ -17,6 +17,7 @@ BY_FEDBISCUIT = ["FedBiscuit, U = 3", "FedBiscuit, U = 5"]
 ONE_TASTE = ["FedBis, one taste", "FedBiscuit, one taste"]
 SELECT = ["FedDPO", "reward model", "pooled votes", "FedBis", *BY_FEDBISCUIT, *ONE_TASTE]
 ANSWER = ["FedAvg on chosen", "FedDPO", "reward model", "FedBis", *BY_FEDBISCUIT, "oracle's labels"]
+RULES = ["longer wins, characters", "longer wins, words", "majority of the other voters"]
 COLUMNS = {"accuracy", "clients", "worst_tenth", "own", "own_worst_tenth", "own_spread"}
 
 pytestmark = pytest.mark.slow
@@ -179,10 +180,16 @@ def test_tldr(tiny_model, tmp_path):
         row["post"] for row in TLDR_PROMPTS[:4]
     ]  # those of the evaluation, which come first, are left out
     judged = ["raw", "FedAvg on chosen", "FedDPO", "reward model", "FedBis", "FedBiscuit"]
-    assert [row["method"] for row in results["rows"]] == [*judged, "pooled votes"]
+    assert [row["method"] for row in results["rows"]] == [*RULES, *judged, "pooled votes"]
     assert rows["raw"]["win_rate"] == 0.5
     assert all(rows[method]["win_rate"] in [n / 8 for n in range(9)] for method in judged)  # of 4 prompts
-    assert all("accuracy" in row for method, row in rows.items() if method != "FedAvg on chosen")
+    assert all(
+        "accuracy" in row for method, row in rows.items() if method not in ("FedAvg on chosen", RULES[2])
+    )
+    # "second N" against "first N" by the number of the post, 12 votes; each of its own worker.
+    assert (rows[RULES[0]]["both_orders"], rows[RULES[1]]["both_orders"]) == (0.5, 0.5)
+    assert (rows[RULES[0]]["votes"], rows[RULES[0]]["unjudged"]) == (12, 0)
+    assert rows[RULES[2]] == {"method": RULES[2], "seed": 3, "votes": 0, "unjudged": 12}
     assert "groups_ari" not in rows["FedBiscuit"]  # nobody knows these workers' groups
     assert {row["client"] for row in table(tmp_path / "out/seed3/fedbiscuit/groups.csv")} == {
         "w0",
@@ -211,6 +218,14 @@ def test_shp_where_it_is_not_tldr(tiny_model, tmp_path):
         stages[name].run()
     for name in ("selector", "reward"):
         assert len(table(tmp_path / f"out/{name}/visits.csv")) == 1
+    longer, others = (stages[name].run()["result"] for name in ("longer_characters", "other_voters"))
+    assert longer["metrics"]["test/votes"] == others["metrics"]["test/votes_unjudged"] == 400
+    assert others == {
+        "metrics": {"test/votes": 0, "test/votes_unjudged": 400},
+        "votes": 400,
+        "comparisons": 400,
+    }
+    assert "test/client_mean" not in longer["metrics"]  # a label of SHP is nobody's
     asked = [
         {json.loads(line)["fields"]["instruction"] for line in file.read_text().splitlines()}
         for file in (tmp_path / f"out/{name}/completions.jsonl" for name in ("completions", "answers_raw"))

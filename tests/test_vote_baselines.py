@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from tiny_world import write_rows
+from omegaconf import OmegaConf
+from tiny_world import make_encoder, write_rows
 
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.rows.votes import read_votes
-from fedlight.recipes.vote_baselines import LENGTHS, longer_wins, majority_of_others, rule
+from fedlight.recipes.vote_baselines import LENGTHS, longer_wins, majority_of_others, rule, rule_on_data
 
 COLUMNS = {name: name for name in ("prompt", "response_a", "response_b", "choice", "client")}
 VALUES = {"a": "a", "b": "b", "tie": "tie"}
@@ -110,7 +111,7 @@ def test_a_stage_tests_some_of_the_votes_by_all_of_them(tmp_path):
     found = rule(test, COLUMNS, VALUES, "voters", source)
     assert (found["votes"], found["comparisons"]) == (4, 3)
     metrics = found["metrics"]
-    assert metrics["test/votes"] == 3  # the comparison with one voter is not judged
+    assert (metrics["test/votes"], metrics["test/votes_unjudged"]) == (3, 1)  # a comparison with one voter
     assert metrics["test/accuracy"] == metrics["test/accuracy_both_orders"] == (0.5 + 0 + 1) / 3
     assert metrics["test/client_mean"] == (0.75 + 0) / 2
     assert (
@@ -121,7 +122,11 @@ def test_a_stage_tests_some_of_the_votes_by_all_of_them(tmp_path):
     assert (longer["test/accuracy"], longer["test/votes"]) == (0.5, 4)
     assert longer["test/client_mean"] == (2 / 3 + 0) / 2
     nobody = rule(test, COLUMNS, VALUES, "voters")
-    assert nobody == {"metrics": {}, "votes": 4, "comparisons": 3}
+    assert nobody == {
+        "metrics": {"test/votes": 0, "test/votes_unjudged": 4},
+        "votes": 4,
+        "comparisons": 3,
+    }
 
 
 def test_gold_labels_have_no_clients(tmp_path):
@@ -139,3 +144,55 @@ def test_what_a_stage_refuses(tmp_path):
         rule(test, COLUMNS, VALUES, "voters", other)
     with pytest.raises(ValueError, match="rule='word': did you mean 'words'"):
         rule(test, COLUMNS, VALUES, "word")
+
+
+def config_of_data(folder, columns, **settings):
+    init_args = {
+        **{"source": "nowhere.jsonl", "test_source": "nowhere.jsonl", "columns": columns},
+        **{"choice_values": VALUES, "form": "pair", "pair_template": "{prompt}", "max_tokens": 24},
+        **{"tokenizer": "nowhere"},
+        **settings,
+    }
+    file = folder / "data.yaml"
+    OmegaConf.save({"class_path": "fedlight.PreferenceDataModule", "init_args": init_args}, file)
+    return str(file)
+
+
+def test_rules_see_the_votes_that_a_selector_is_tested_on(many, tmp_path):
+    """A pair that does not fit and one without a prompt are left out by both; the others are those of the stage ``rule``."""
+    long = " ".join(["word"] * 60)
+    left_out = [vote(f"v{n}", "a", f"{long} {n}", "b", prompt="long") for n in range(5)]
+    left_out += [vote("v1", "b", prompt="") for _ in range(2)]
+    test, encoder = (
+        write_rows(tmp_path / "test.jsonl", [*many, *left_out]),
+        make_encoder(tmp_path / "encoder"),
+    )
+    kept = write_rows(tmp_path / "kept.jsonl", many)
+    data = config_of_data(tmp_path, COLUMNS)
+    for name in ("characters", "words", "voters"):
+        found = rule_on_data(data, name, test, encoder)
+        assert found == rule(kept, COLUMNS, VALUES, name)
+        assert found["votes"] == len(winners(many))
+    assert found["metrics"]["test/votes"] + found["metrics"]["test/votes_unjudged"] == len(winners(many))
+    assert found["metrics"]["test/votes_unjudged"] > 0
+    assert rule(test, COLUMNS, VALUES, "characters")["votes"] > found["votes"]
+
+
+def test_agreement_is_unknown_where_labels_are_nobodys(tmp_path, caplog):
+    columns = {name: path for name, path in COLUMNS.items() if name != "client"}
+    rows = [vote("", "a"), vote("", "b", prompt="again")]
+    test, encoder = write_rows(tmp_path / "test.jsonl", rows), make_encoder(tmp_path / "encoder")
+    data = config_of_data(tmp_path, columns, partition={"by": "iid", "num_clients": 2})
+    with caplog.at_level("INFO"):
+        found = rule_on_data(data, "voters", test, encoder)
+    assert found == {
+        "metrics": {"test/votes": 0, "test/votes_unjudged": 2},
+        "votes": 2,
+        "comparisons": 2,
+    }
+    assert (
+        "how far voters agree is unknown, as none of 2 votes on 2 comparisons has other voters" in caplog.text
+    )
+    assert rule_on_data(data, "words", test, encoder)["metrics"]["test/accuracy"] == 0.5
+    with pytest.raises(ValueError, match="rule='voter': did you mean 'voters'"):
+        rule_on_data(data, "voter", test, encoder)

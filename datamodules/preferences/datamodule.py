@@ -92,6 +92,9 @@ class PreferenceDataModule(FederatedDataModule):
         twins_together: in view selector, put both orders of a comparison into the same batch. Gradient parts that do not
             distinguish A from B then cancel, and an encoder exceeds chance in a fraction of the steps.
         batch_size, eval_batch_size, seed, bucket, num_workers: see `FederatedDataModule`.
+
+    Attributes:
+        test_votes: votes of the test set, without those that do not fit; None before ``setup("test")``.
     """
 
     def __init__(
@@ -149,6 +152,7 @@ class PreferenceDataModule(FederatedDataModule):
         self.partition, self.holdout = partition or own_clients, holdout
         self.val_share, self.val_max = val_share, val_max
         self.report: SetupReport | None = None
+        self.test_votes: Votes | None = None
 
     @classmethod
     def requires(cls, settings: Mapping[str, Any]) -> Iterable[Need]:
@@ -167,7 +171,9 @@ class PreferenceDataModule(FederatedDataModule):
                 raise ValueError(
                     "there are no rows to test on: set test_source, or holdout for held-out rows"
                 )
-            test_set, self.test_client_indices = self._evaluation_set(self.test_rows, held_out=True, stride=2)
+            test_set, self.test_client_indices, self.test_votes = self._evaluation_set(
+                self.test_rows, held_out=True, stride=2
+            )
             self.test_set = self.predict_set = test_set
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
@@ -219,22 +225,25 @@ class PreferenceDataModule(FederatedDataModule):
             self.val_labels = label_examples(categories, order, each)
             self.val_set = examples.take(order)
         elif self.val_rows:
-            self.val_set, _ = self._evaluation_set(self.val_rows, held_out=False, stride=1)
+            self.val_set, _, _ = self._evaluation_set(self.val_rows, held_out=False, stride=1)
         self.report = SetupReport("pairs", split, len(votes.winner) - len(fits), trimmed, *padding)
         rank_zero_info(f"{votes.counts}\n{self.report}")
 
     def _evaluation_set(
         self, rows: tuple[str, str], held_out: bool, stride: int
-    ) -> tuple[Examples, Clients | None]:
-        """Return evaluation examples, sorted by length, and each client's positions; None without a client column."""
+    ) -> tuple[Examples, Clients | None, Votes]:
+        """Return evaluation examples, sorted by length, each client's positions, and the votes of which they are made.
+
+        The positions are None without a client column.
+        """
         votes = self._read_votes(load_rows(*rows), rows[0], held_out, needs_clients=False)
         examples, fits, trimmed = self._make_examples(votes, stride * SOURCE_STRIDE)
         rank_zero_info(f"{votes.counts}; {len(votes.winner) - len(fits):,} too long, {trimmed:,} inputs cut")
         order = np.argsort(examples.lengths, kind="stable")
         if not votes.clients or self.partition.by != "client":
-            return examples.take(order), None
+            return examples.take(order), None, votes.take(fits)
         own = self._to_examples(by_key([votes.clients[vote] for vote in fits]))
-        return examples.take(order), reindex(own, order)
+        return examples.take(order), reindex(own, order), votes.take(fits)
 
     def _read_votes(self, rows: Rows, source: str, held_out: bool, needs_clients: bool) -> Votes:
         if self.holdout is not None:

@@ -75,6 +75,34 @@ class Votes:
     groups: dict[str, str] = field(default_factory=dict)
     counts: VoteCounts = field(default_factory=lambda: VoteCounts(""))
 
+    def take(self, chosen: np.ndarray) -> "Votes":
+        """Return some of the votes and the comparisons that they are on, without counts of rows.
+
+        Args:
+            chosen: indices of votes, ``(chosen,)``.
+
+        Examples:
+            >>> three = [Comparison({}, "a", "b"), Comparison({}, "c", "d"), Comparison({}, "e", "f")]
+            >>> votes = Votes(three, comparison=[0, 2, 2], winner=[0, 1, 0], clients=["u", "v", "w"])
+            >>> some = votes.take(np.array([2]))
+            >>> some.comparisons[0].first, some.comparison, some.winner, some.clients
+            ('e', [0], [0], ['w'])
+        """
+        kept, comparison = np.unique(np.array(self.comparison)[chosen], return_inverse=True)
+
+        def of(values: Sequence[Any]) -> list[Any]:
+            return [values[vote] for vote in chosen] if values else []
+
+        return Votes(
+            [self.comparisons[index] for index in kept],
+            comparison.tolist(),
+            of(self.winner),
+            of(self.clients),
+            of(self.categories),
+            self.groups,
+            VoteCounts(self.counts.source, votes=len(chosen), comparisons=len(kept)),
+        )
+
     def number_prompts(self) -> np.ndarray:
         """Return the prompt number of each vote, ``(votes,)``: equal where all slots are equal."""
         numbers: dict[tuple, int] = {}

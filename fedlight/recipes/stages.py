@@ -198,7 +198,7 @@ class Stage:
         Raises:
             ValueError: a config cannot be read, or a key does not exist in it.
         """
-        settings = _settings_in(self.target)
+        settings = settings_in(self.target)
         for key in sorted(self.arguments, key=setting_order):
             value = self.arguments[key]
             try:
@@ -253,7 +253,7 @@ def _is_config(value: Any) -> bool:
     return isinstance(value, str) and value.endswith(".yaml") and _config(value).is_file()
 
 
-def _settings_in(config: str) -> dict[str, Any]:
+def settings_in(config: str) -> dict[str, Any]:
     """Return the settings of a config, its numbers and texts as the command's parser reads them."""
     from jsonargparse import get_loader
 
@@ -265,7 +265,7 @@ def _settings_in(config: str) -> dict[str, Any]:
 
 def _part_in(config: str) -> Any:
     """Return the settings of the config of a class, such as a datamodule; for another file its path."""
-    part = _settings_in(config)
+    part = settings_in(config)
     return part if is_class(part) else str(_config(config))
 
 

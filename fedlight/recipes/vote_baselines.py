@@ -11,12 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jsonargparse import ArgumentParser
+from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.datamodules.clients.partition import by_key
+from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.rows.votes import Votes, read_votes
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.evaluation.by_client import per_client, spread
+from fedlight.recipes.stages import settings_in
 from fedlight.support.checks import check_choice
 
 LEAST_VOTERS = 3
@@ -98,8 +102,9 @@ def rule(
 
     Returns:
         ``metrics``: ``test/accuracy``; ``test/accuracy_both_orders``, the same, with the ends of its interval over
-        comparisons; those of `ClientAccuracy`; and ``test/votes``, the number of judged votes. No metrics if no comparison
-        has voters enough for ``voters``. And ``votes`` and ``comparisons`` of the test set.
+        comparisons; those of `ClientAccuracy`; and ``test/votes`` and ``test/votes_unjudged``, the numbers of votes that the
+        rule judges and that it does not, for lack of other voters. Without a judged vote the numbers alone.
+        And ``votes`` and ``comparisons`` of the test set.
 
     Raises:
         RowsError: a vote of ``test`` is not among ``votes``; or see `read_votes`.
@@ -111,17 +116,71 @@ def rule(
         right = _look_up(tested, known, majority_of_others(known, least_voters))
     else:
         right = longer_wins(tested, LENGTHS[rule])
+    return _result(tested, right)
+
+
+def rule_on_data(
+    data: str,
+    rule: str,
+    test_source: str | None = None,
+    tokenizer: str | None = None,
+    least_voters: int = LEAST_VOTERS,
+) -> dict[str, Any]:
+    """Return the accuracy of a rule without training on the votes on which a datamodule tests a selector.
+
+    Votes that do not fit into the selector's input are left out, as in its test.
+
+    Args:
+        data: config of a `PreferenceDataModule`, such as ``data/tldr_comparisons.yaml``.
+        rule: as in `rule`; where nobody knows the voters, each comparison has one label and ``voters`` judges none.
+        test_source: the datamodule's ``test_source``; None: that of the config.
+        tokenizer: the datamodule's ``tokenizer``; None: that of the config.
+        least_voters: fewest voters on a comparison that the rule ``voters`` judges.
+
+    Returns:
+        As `rule`.
+    """
+    check_choice("rule", rule, (*LENGTHS, "voters"))
+    changes = {"test_source": test_source, "tokenizer": tokenizer}
+    votes = _tested_votes(data, {name: value for name, value in changes.items() if value is not None})
+    if rule in LENGTHS:
+        right = longer_wins(votes, LENGTHS[rule])
+    elif votes.clients:
+        right = majority_of_others(votes, least_voters)
+    else:
+        right = np.full(len(votes.winner), np.nan)
+    return _result(votes, right)
+
+
+def _tested_votes(data: str, changes: Mapping[str, Any]) -> Votes:
+    part = settings_in(data)
+    part["init_args"] = {**part.get("init_args", {}), **changes}
+    parser = ArgumentParser(exit_on_error=False, parser_mode="omegaconf+")
+    parser.add_subclass_arguments(PreferenceDataModule, "data")
+    module = parser.instantiate_classes(parser.parse_object({"data": part})).data
+    module.setup("test")
+    votes: Votes = module.test_votes
+    return votes
+
+
+def _result(tested: Votes, right: np.ndarray) -> dict[str, Any]:
+    """Return the result of a rule that is right, wrong or, where NaN, silent on each vote, ``(votes,)``."""
     judged = np.flatnonzero(~np.isnan(right))
     sizes = {"votes": len(tested.winner), "comparisons": len(tested.comparisons)}
+    numbers = {"test/votes": len(judged), "test/votes_unjudged": len(right) - len(judged)}
     if not len(judged):
-        return {"metrics": {}, **sizes}
+        rank_zero_info(
+            f"{tested.counts.source}: how far voters agree is unknown, as none of {len(right):,} votes on "
+            f"{len(tested.comparisons):,} comparisons has other voters enough beside it"
+        )
+        return {"metrics": numbers, **sizes}
     low, high = bootstrap_interval(right[judged], np.array(tested.comparison)[judged])
-    metrics = {
+    metrics: dict[str, float] = {
         "test/accuracy": float(right[judged].mean()),
         "test/accuracy_both_orders": float(right[judged].mean()),  # a rule does not see an order
         "test/accuracy_both_orders_low": low,
         "test/accuracy_both_orders_high": high,
-        "test/votes": len(judged),
+        **numbers,
     }
     if tested.clients:
         own = by_key([tested.clients[vote] for vote in judged])
