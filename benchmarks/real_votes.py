@@ -10,7 +10,7 @@ Two rows say how far people agree on these pairs: how often a worker's vote is t
 
 The second table is over all folds and seeds: a pair counts by its mean over the seeds, an interval of 95 % is drawn over
 pairs and one over whole debates (the honest one: a debate's pairs are alike), and differences are those of the same pairs.
-Finished methods are kept in the folder's ``results.json`` and not trained again.
+Finished methods are kept in the folder's ``results.json`` and not trained again; ``--methods`` without a name trains none.
 
 Run: python benchmarks/real_votes.py --votes votes.jsonl.gz --gold gold.jsonl.gz [--fold 0] [--model FOLDER]
      python benchmarks/real_votes.py --votes ... --gold ... --folds 5 --fold 0 1 2 3 4 --seed 0 1 2 [--json FILE]
@@ -30,8 +30,8 @@ from fedlight.conf import path as conf_path
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.rows.votes import Votes, read_votes
 from fedlight.evaluation.bootstrap import bootstrap_interval
+from fedlight.evaluation.judge import judge_both_orders
 from fedlight.lightning_cli.cli import lightning_cli
-from fedlight.modules.both_orders import judge_both_orders
 from fedlight.recipes.vote_baselines import LENGTHS, majority_of_others
 from fedlight.recipes.vote_baselines import longer_wins as by_length
 from fedlight.support.files import write_json
@@ -275,7 +275,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--gold", default="data/ukpconvarg/gold.jsonl.gz")
     parser.add_argument("--config", default="ukpconvarg.yaml")
     parser.add_argument("--model", help="hub name or folder; the config's if not given")
-    parser.add_argument("--methods", nargs="+", default=["fedbis", "centralised", "alone"])
+    parser.add_argument(
+        "--methods",
+        nargs="*",
+        default=["fedbis", "centralised", "alone"],
+        help="to train where they are not finished; none: what is finished is put together",
+    )
     parser.add_argument("--rounds", type=int, default=8, help="of FedBis")
     parser.add_argument(
         "--steps", type=int, default=300, help="of the pooled training; as many as FedBis takes"
@@ -307,47 +312,67 @@ def parse() -> argparse.Namespace:
 def over_all(runs: Sequence[Row]) -> list[Row]:
     """A row for each method, over all folds and seeds.
 
+    Of a method that is not trained in all of them, ``runs`` says how many folds each seed has, and a pair counts by the mean
+    over the seeds that it has. Differences are those of the same pairs in the same folds and seeds.
+
     Args:
-        runs: one for each fold and seed: ``seed``, ``debates`` (pair_id -> debate) and ``right`` (method -> `Right`).
+        runs: one for each fold and seed: ``seed``, ``rows`` of `run`, ``debates`` (pair_id -> debate) and ``right``
+            (method -> `Right`).
     """
     debates = {name: debate for run in runs for name, debate in run["debates"].items()}
-    rights: dict[str, dict[str, list[float]]] = {}
-    for run in runs:
-        for method, right in run["right"].items():
-            for name, value in right.items():
-                rights.setdefault(method, {}).setdefault(name, []).append(value)
-    means = {
-        method: {name: float(np.mean(values)) for name, values in right.items()}
-        for method, right in rights.items()
-    }
     rows = []
-    for method, right in means.items():
-        of_seeds = [
-            float(
-                np.mean(
-                    [
-                        value
-                        for run in runs
-                        if run["seed"] == seed
-                        for value in run["right"].get(method, {}).values()
-                    ]
-                )
-            )
-            for seed in sorted({run["seed"] for run in runs if run["right"].get(method)})
-        ]
+    for method in dict.fromkeys(method for run in runs for method in run["right"]):
+        own = [run for run in runs if run["right"].get(method)]
+        right = mean_by_pair([run["right"][method] for run in own])
         row: Row = {"method": method, "accuracy": float(np.mean([*right.values()]))}
-        row |= {"seeds": len(of_seeds), "sd_over_seeds": float(np.std(of_seeds, ddof=len(of_seeds) > 1))}
         row |= {"pairs": len(right), "debates": len({debates[name] for name in right})}
         row |= interval("pairs", [*right.values()], [*right])
         row |= interval("debates", [*right.values()], [debates[name] for name in right])
+        trained = [of for run in own for of in run["rows"] if of["method"] == method and "seed" in of]
+        if trained:
+            row["one_order"] = float(np.mean([of["one_order"] for of in trained]))
+            row["runs"] = ", ".join(
+                str(sum(run["seed"] == seed for run in own)) for seed in sorted({r["seed"] for r in runs})
+            )
+            row |= spread_of_seeds(method, own)
         for other, label in ((LONGER, "over_longer"), ("pooled votes", "over_pooled")):
-            shared = [name for name in right if name in means.get(other, {})]
-            if shared and method not in (other, OTHERS):  # which is no accuracy on gold labels
-                differences = [right[name] - means[other][name] for name in shared]
-                row[label] = float(np.mean(differences))
-                row |= interval(label, differences, [debates[name] for name in shared])
+            differences = mean_by_pair(
+                [
+                    {name: value - run["right"][other][name] for name, value in run["right"][method].items()}
+                    for run in own
+                    if run["right"].get(other)
+                ]
+            )
+            if differences and method not in (other, OTHERS):  # which is no accuracy on gold labels
+                row[label] = float(np.mean([*differences.values()]))
+                row[f"{label}_pairs"] = len(differences)
+                row |= interval(label, [*differences.values()], [debates[name] for name in differences])
         rows.append(row)
     return rows
+
+
+def mean_by_pair(rights: Sequence[Right]) -> Right:
+    """The mean of each pair over the runs that have it.
+
+    Example:
+        >>> mean_by_pair([{"p": 1.0, "q": 0.0}, {"p": 0.5}])
+        {'p': 0.75, 'q': 0.0}
+    """
+    found: dict[str, list[float]] = {}
+    for right in rights:
+        for name, value in right.items():
+            found.setdefault(name, []).append(value)
+    return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+def spread_of_seeds(method: str, runs: Sequence[Row]) -> Row:
+    """The standard deviation over the seeds that have all pairs; nothing where fewer than two have them."""
+    of_seed: dict[int, Right] = {}
+    for run in runs:
+        of_seed.setdefault(run["seed"], {}).update(run["right"][method])
+    most = max(map(len, of_seed.values()))
+    means = [float(np.mean([*right.values()])) for right in of_seed.values() if len(right) == most]
+    return {"sd_over_seeds": float(np.std(means, ddof=1))} if len(means) > 1 else {}
 
 
 def interval(name: str, values: Sequence[float], of: Sequence[str]) -> Row:
@@ -364,8 +389,8 @@ def interval(name: str, values: Sequence[float], of: Sequence[str]) -> Row:
 def show_all(rows: Sequence[Row]) -> None:
     """One line for each method, in Markdown."""
     names = "method | accuracy | 95 % over pairs | over debates | over longer wins | over pooled votes | sd over seeds"
-    print(f"| {names} | pairs |")
-    print("|---" * 8 + "|")
+    print(f"| {names} | pairs | folds of each seed |")
+    print("|---" * 9 + "|")
     for row in rows:
         ends = {
             name: f"[{row[f'{name}_low']:.3f}, {row[f'{name}_high']:.3f}]" for name in ("pairs", "debates")
@@ -377,7 +402,8 @@ def show_all(rows: Sequence[Row]) -> None:
             for name in ("over_longer", "over_pooled")
         ]
         cells = [row["method"], f"{row['accuracy']:.3f}", ends["pairs"], ends["debates"], *more]
-        print("| " + " | ".join([*cells, f"{row['sd_over_seeds']:.3f}", f"{row['pairs']:,}"]) + " |")
+        spread = f"{row['sd_over_seeds']:.3f}" if "sd_over_seeds" in row else "-"
+        print("| " + " | ".join([*cells, spread, f"{row['pairs']:,}", row.get("runs", "-")]) + " |")
 
 
 def settings_of(options: argparse.Namespace) -> Row:

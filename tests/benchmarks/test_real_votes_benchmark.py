@@ -113,6 +113,7 @@ def test_rows_over_folds_and_seeds(benchmark):
     runs = [
         {
             "seed": seed,
+            "rows": [{"method": "FedBis", "seed": seed, "one_order": 0.5 + 0.1 * fold + 0.2 * seed}],
             "debates": debates[fold],
             "right": {
                 "FedBis": dict(zip(debates[fold], right, strict=True)),
@@ -126,7 +127,8 @@ def test_rows_over_folds_and_seeds(benchmark):
     row = rows["FedBis"]
     values = {"p0": 1.0, "p1": 0.5, "p2": 0.5, "p3": 0.75}
     assert row["accuracy"] == np.mean([*values.values()])
-    assert (row["pairs"], row["debates"], row["seeds"]) == (4, 4, 2)
+    assert (row["pairs"], row["debates"], row["runs"]) == (4, 4, "2, 2")
+    assert row["one_order"] == pytest.approx((0.5 + 0.6 + 0.7 + 0.8) / 4)
     assert row["sd_over_seeds"] == pytest.approx(np.std([3 / 4, 2.5 / 4], ddof=1))
     differences = [0.0, 0.5, -0.5, 0.75]
     assert row["over_longer"] == np.mean(differences)
@@ -135,7 +137,41 @@ def test_rows_over_folds_and_seeds(benchmark):
     assert row["pairs_low"] <= row["accuracy"] <= row["pairs_high"]
     assert "over_pooled" not in row  # which was not trained
     assert "over_longer" not in rows[benchmark.OTHERS]  # of votes, not of gold labels
-    assert rows[benchmark.LONGER]["sd_over_seeds"] == 0
+    assert not {"runs", "sd_over_seeds"} & rows[benchmark.LONGER].keys()  # nothing is trained
+
+
+def test_rows_where_folds_and_seeds_are_missing(benchmark):
+    """FedBis has both folds of seed 0 and one of seed 1, pooled training one of seed 0 alone."""
+    fold = [{"p0": "a", "p1": "b"}, {"p2": "c"}]
+    right = {
+        (0, 0): {"FedBis": [1, 0], "pooled votes": [0, 0]},
+        (1, 0): {"FedBis": [1]},
+        (0, 1): {"FedBis": [0, 1]},
+        (1, 1): {},
+    }
+    runs = [
+        {
+            "seed": seed,
+            "rows": [{"method": method, "seed": seed, "one_order": 0.5} for method in of],
+            "debates": fold[number],
+            "right": {
+                benchmark.LONGER: dict.fromkeys(fold[number], 0.5),
+                **{
+                    method: dict(zip(fold[number], map(float, own), strict=True))
+                    for method, own in of.items()
+                },
+            },
+        }
+        for (number, seed), of in right.items()
+    ]
+    rows = {row["method"]: row for row in benchmark.over_all(runs)}
+    assert (rows["FedBis"]["runs"], rows["pooled votes"]["runs"]) == ("2, 1", "1, 0")
+    assert rows["FedBis"]["accuracy"] == pytest.approx((0.5 + 0.5 + 1) / 3)
+    assert "sd_over_seeds" not in rows["FedBis"]  # the two seeds do not have the same pairs
+    # Against pooled training in fold 0 and seed 0 alone, where FedBis has 1 and 0.
+    assert (rows["FedBis"]["over_pooled"], rows["FedBis"]["over_pooled_pairs"]) == (0.5, 2)
+    assert rows["FedBis"]["over_longer"] == pytest.approx((0 + 0 + 0.5) / 3)
+    assert rows["pooled votes"]["over_longer"] == -0.5
 
 
 def test_finished_methods_are_kept_and_other_settings_refused(benchmark, tmp_path, monkeypatch, capsys):
@@ -169,6 +205,10 @@ def test_finished_methods_are_kept_and_other_settings_refused(benchmark, tmp_pat
     assert rows["FedBis"]["over_longer"] == -0.5
     assert rows[benchmark.OTHERS]["accuracy"] == 1
     assert "| FedBis | 0.500 | [0.500, 0.500] |" in capsys.readouterr().out
+    written = json.loads((tmp_path / "rows.json").read_text())
+    monkeypatch.setattr("sys.argv", [*command, "--fold", "0", "1", "2", "--seed=4", "--methods"])
+    benchmark.main()
+    assert (len(trained), json.loads((tmp_path / "rows.json").read_text())) == (12, written)
     monkeypatch.setattr("sys.argv", [*command, "--rounds=3"])
     benchmark.main()  # seed 0 is another folder
     monkeypatch.setattr("sys.argv", [*command, "--rounds=3", "--seed=4"])
