@@ -27,13 +27,13 @@ import numpy as np
 import torch
 
 from fedlight.conf import path as conf_path
+from fedlight.datamodules.preferences.baselines import LENGTHS, majority_of_others
+from fedlight.datamodules.preferences.baselines import longer_wins as by_length
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.rows.votes import Votes, read_votes
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.evaluation.judge import judge_both_orders
 from fedlight.lightning_cli.cli import lightning_cli
-from fedlight.recipes.vote_baselines import LENGTHS, majority_of_others
-from fedlight.recipes.vote_baselines import longer_wins as by_length
 from fedlight.support.files import write_json
 from fedlight.support.results import summary
 

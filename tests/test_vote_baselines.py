@@ -5,9 +5,10 @@ import pytest
 from omegaconf import OmegaConf
 from tiny_world import make_encoder, write_rows
 
+from fedlight.datamodules.preferences.baselines import LENGTHS, describe, longer_wins, majority_of_others
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.rows.votes import read_votes
-from fedlight.recipes.vote_baselines import LENGTHS, longer_wins, majority_of_others, rule, rule_on_data
+from fedlight.recipes.vote_baselines import rule, rule_on_data
 
 COLUMNS = {name: name for name in ("prompt", "response_a", "response_b", "choice", "client")}
 VALUES = {"a": "a", "b": "b", "tie": "tie"}
@@ -158,7 +159,7 @@ def config_of_data(folder, columns, **settings):
     return str(file)
 
 
-def test_rules_see_the_votes_that_a_selector_is_tested_on(many, tmp_path):
+def test_rules_see_the_votes_that_a_selector_is_tested_on(many, tmp_path, caplog):
     """A pair that does not fit and one without a prompt are left out by both; the others are those of the stage ``rule``."""
     long = " ".join(["word"] * 60)
     left_out = [vote(f"v{n}", "a", f"{long} {n}", "b", prompt="long") for n in range(5)]
@@ -169,10 +170,16 @@ def test_rules_see_the_votes_that_a_selector_is_tested_on(many, tmp_path):
     )
     kept = write_rows(tmp_path / "kept.jsonl", many)
     data = config_of_data(tmp_path, COLUMNS)
+    caplog.set_level("INFO")
     for name in ("characters", "words", "voters"):
         found = rule_on_data(data, name, test, encoder)
         assert found == rule(kept, COLUMNS, VALUES, name)
         assert found["votes"] == len(winners(many))
+    of_rules = [rule(kept, COLUMNS, VALUES, name)["metrics"] for name in ("characters", "words", "voters")]
+    longer, words, others = (metrics["test/accuracy"] for metrics in of_rules)
+    printed = f"wins {longer:.3f} (by words {words:.3f}); majority of the other voters {others:.3f}, on "
+    assert f"{printed}{found['metrics']['test/votes']} of {found['votes']} votes" in caplog.text
+    assert describe(read(many)) in caplog.text
     assert found["metrics"]["test/votes"] + found["metrics"]["test/votes_unjudged"] == len(winners(many))
     assert found["metrics"]["test/votes_unjudged"] > 0
     assert rule(test, COLUMNS, VALUES, "characters")["votes"] > found["votes"]
@@ -190,6 +197,8 @@ def test_agreement_is_unknown_where_labels_are_nobodys(tmp_path, caplog):
         "votes": 2,
         "comparisons": 2,
     }
+    unknown = "the longer answer wins 0.500 (by words 0.500); majority of the other voters unknown, on 0 of 2"
+    assert unknown in caplog.text
     assert (
         "how far voters agree is unknown, as none of 2 votes on 2 comparisons has other voters" in caplog.text
     )

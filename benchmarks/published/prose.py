@@ -12,7 +12,14 @@ from published.tables import BLOCK, said, table
 
 RESULTS = "docs/results.md"
 # Pages that quote figures of docs/results.md, from whatever section.
-QUOTING = ("README.md", "docs/devices.md", "docs/judges.md", "docs/privacy.md", "fedlight/toy/README.md")
+QUOTING = (
+    "README.md",
+    "docs/devices.md",
+    "docs/judges.md",
+    "docs/privacy.md",
+    "docs/real_votes.md",
+    "fedlight/toy/README.md",
+)
 NUMBER = re.compile(r"(?<![\w.])(\d+(?:,\d{3})*\.\d+(?:e-?\d+)?|\d+(?:\.\d+)?(?= ?%))(?![\w]|\.\d)")
 NO_PROSE = (
     re.compile(r"<!--.*?-->", re.DOTALL),

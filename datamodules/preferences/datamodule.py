@@ -16,6 +16,7 @@ from fedlight.datamodules.clients.partition import Clients, Partition, by_key
 from fedlight.datamodules.clients.splits import check_validation, label_examples, pool, reindex, share_out
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.instructions.reports import SetupReport, padding_shares
+from fedlight.datamodules.preferences.baselines import describe
 from fedlight.datamodules.preferences.features import FeatureExamples, collate_features, make_encoder
 from fedlight.datamodules.rows.columns import value_at
 from fedlight.datamodules.rows.exclusion import Holdout
@@ -175,6 +176,7 @@ class PreferenceDataModule(FederatedDataModule):
                 self.test_rows, held_out=True, stride=2
             )
             self.test_set = self.predict_set = test_set
+            rank_zero_info(describe(self.test_votes))
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
         """Return a batch of the view."""

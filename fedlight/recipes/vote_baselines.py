@@ -1,13 +1,6 @@
-"""Rows without training that belong into every table of real votes: the longer answer wins, and how far voters agree.
+"""Stages of recipes for the rows of `fedlight.datamodules.preferences.baselines`, which need no training."""
 
-People prefer longer answers, so a selector that does no better than "the longer answer wins" has learned nothing else.
-Voters also contradict each other: the majority of the *other* voters on the same comparison is what a model that knows
-everybody but not the voter could say at best. It estimates a ceiling for models without tastes and is no bound: the majority
-of few voters errs itself, and a model of the voter's own taste may exceed it.
-"""
-
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +8,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.datamodules.clients.partition import by_key
+from fedlight.datamodules.preferences.baselines import LEAST_VOTERS, LENGTHS, longer_wins, majority_of_others
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.rows.votes import Votes, read_votes
@@ -22,64 +16,6 @@ from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.evaluation.by_client import per_client, spread
 from fedlight.recipes.stages import settings_in
 from fedlight.support.checks import check_choice
-
-LEAST_VOTERS = 3
-
-
-def count_words(text: str) -> int:
-    """Return the number of words between white space."""
-    return len(text.split())
-
-
-LENGTHS: Mapping[str, Callable[[str], int]] = {"characters": len, "words": count_words}
-
-
-def longer_wins(votes: Votes, length: Callable[[str], int]) -> np.ndarray:
-    """Return how right "the longer answer wins" is on each vote, ``(votes,)``: 1, 0, or 0.5 for equal lengths.
-
-    Examples:
-        >>> from fedlight.datamodules.text.encoding import Comparison
-        >>> votes = Votes([Comparison({}, "long", "no"), Comparison({}, "x", "y")], comparison=[0, 0, 1], winner=[0, 1, 0])
-        >>> longer_wins(votes, len).tolist()
-        [1.0, 0.0, 0.5]
-    """
-    differences = [length(pair.second) - length(pair.first) for pair in votes.comparisons]
-    verdicts = np.sign(np.array(differences))[votes.comparison]
-    right: np.ndarray = (1 + verdicts * (2 * np.array(votes.winner) - 1)) / 2
-    return right
-
-
-def majority_of_others(votes: Votes, least_voters: int = LEAST_VOTERS) -> np.ndarray:
-    """Return whether each vote is that of the majority of the other voters on its comparison, ``(votes,)``.
-
-    1 where it is, 0 where it is not, 0.5 where the others are tied, and NaN on comparisons with fewer voters than
-    ``least_voters``, the voter included. A voter with both choices on a comparison has no say in it.
-
-    Raises:
-        ValueError: the votes have no voters.
-
-    Examples:
-        >>> votes = Votes(comparison=[0, 0, 0, 1, 1], winner=[1, 1, 0, 1, 1], clients=["u", "v", "w", "u", "v"])
-        >>> majority_of_others(votes).tolist()
-        [0.5, 0.5, 0.0, nan, nan]
-    """
-    if not votes.clients:
-        raise ValueError("the majority of the other voters needs a column of voters: set columns.client")
-    sums: Counter[tuple[int, str]] = Counter()
-    for comparison, winner, voter in zip(votes.comparison, votes.winner, votes.clients, strict=True):
-        sums[comparison, voter] += 2 * winner - 1
-    totals: Counter[int] = Counter()
-    voters: Counter[int] = Counter()
-    for (comparison, _), own in sums.items():
-        totals[comparison] += own
-        voters[comparison] += 1
-    found = [
-        (1 + np.sign(totals[comparison] - sums[comparison, voter]) * (2 * winner - 1)) / 2
-        if voters[comparison] >= least_voters
-        else np.nan
-        for comparison, winner, voter in zip(votes.comparison, votes.winner, votes.clients, strict=True)
-    ]
-    return np.array(found)
 
 
 def rule(
