@@ -164,10 +164,12 @@ def test_fewfedpit_rule(tmp_path, tiny_model):
     rows = set(loaded["stages"]["table"]["with"]["methods"])
     loaded["stages"]["table"]["with"]["not_attacked"] = []
     figures = loaded["over_seeds"]
-    for figure in ("matched", "full_step", "figure_4a"):
-        figures[figure]["with"]["pairs"] = {
-            name: pair for name, pair in figures[figure]["with"]["pairs"].items() if set(pair) <= rows
-        }
+    for figure, stage in list(figures.items()):
+        if "pairs" in stage["with"]:
+            pairs = stage["with"]["pairs"]
+            stage["with"]["pairs"] = {name: pair for name, pair in pairs.items() if set(pair) <= rows}
+            if not stage["with"]["pairs"]:
+                del figures[figure]
     (tmp_path / "fewfedpit_rule.yaml").write_text(json.dumps(loaded))
     arguments = ("run", recipe, f"--output={tmp_path}", "--seeds", "3", *RULE_CHANGES, f"model={tiny_model}")
     outcome = fedlight(*arguments)
@@ -187,5 +189,5 @@ def test_fewfedpit_rule(tmp_path, tiny_model):
     assert [row["pair"] for row in matched] == ["β = 0.5, step x 0.5"]
     full = json.loads((tmp_path / "seeds_3/full_step/done.json").read_text())["result"]["rows"]
     assert [row["pair"] for row in full] == ["β = 0.5, full step"]
-    for figure in ("trade_off", "matched", "full_step", "figure_4a", "leakage"):
+    for figure in ("trade_off", "matched", "full_step", "figure_4a", "claims", "claims_facts", "leakage"):
         assert "<svg" in (tmp_path / f"seeds_3/{figure}/{figure}.svg").read_text()[:1000]
