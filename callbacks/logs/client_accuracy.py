@@ -417,7 +417,7 @@ def mix_log_odds(log_odds: np.ndarray, weights: Sequence[float]) -> np.ndarray:
 
     Examples:
         >>> mix_log_odds(np.array([[4.0, -1.0], [4.0, -9.0]]), [0.4, 0.6]).round(3).tolist()
-        [0.219, -0.438]
+        [0.218, -0.435]
     """
     with np.errstate(divide="ignore"):  # a weight may be 0
         shares = np.log(np.asarray(weights))
