@@ -11,8 +11,8 @@ from fedlight.recipes import recipe as recipes
 from fedlight.recipes.overlay import merge_recipes
 
 TABLES = {
-    "fedbiscuit_table1": 44,
-    "fedbiscuit_table2": 44,
+    "fedbiscuit_table1": 47,
+    "fedbiscuit_table2": 47,
     "feddca_table2": 36,
     "fewfedpit_table2": 16,
     "fewfedpit_table2_medalpaca": 16,
