@@ -254,4 +254,8 @@ def test_one_shared_model_for_certain_and_uncertain_clients(tmp_path, changes):
     )
     assert of_all.keys() & of_groups.keys()
     assert any(of_all[pair] != of_groups[pair] for pair in of_all.keys() & of_groups.keys())
-    assert "minus perfect selector of all votes" in outcome.err
+    assert "minus FedBis" in outcome.err
+    (differences,) = recipes.stages_over_seeds(
+        recipes.load("fedbiscuit_loud", ["selectors=false"]), tmp_path, [3]
+    )
+    assert differences.arguments["against"] == "perfect selector of all votes"
