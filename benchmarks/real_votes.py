@@ -338,9 +338,13 @@ def over_all(runs: Sequence[Row]) -> list[Row]:
         for other, label in ((LONGER, "over_longer"), ("pooled votes", "over_pooled")):
             differences = mean_by_pair(
                 [
-                    {name: value - run["right"][other][name] for name, value in run["right"][method].items()}
+                    {  # a repeated comparison is left out where all are judged, and may be in a sample
+                        name: value - rival[name]
+                        for name, value in run["right"][method].items()
+                        if name in rival
+                    }
                     for run in own
-                    if run["right"].get(other)
+                    if (rival := run["right"].get(other))
                 ]
             )
             if differences and method not in (other, OTHERS):  # which is no accuracy on gold labels

@@ -216,3 +216,12 @@ def test_finished_methods_are_kept_and_other_settings_refused(benchmark, tmp_pat
         ValueError, match=r"fold0_seed4/results\.json was made with other settings: give another"
     ):
         benchmark.main()
+
+
+def test_a_sample_may_have_a_comparison_that_others_leave_out(benchmark):
+    debates = {"p0": "a", "p1": "b", "repeated": "b"}
+    right = {benchmark.LONGER: {"p0": 1.0, "p1": 0.0}, "a worker alone": {"p0": 0.5, "repeated": 1.0}}
+    runs = [{"seed": 0, "rows": [], "debates": debates, "right": right}]
+    row = {row["method"]: row for row in benchmark.over_all(runs)}["a worker alone"]
+    assert (row["accuracy"], row["pairs"]) == (0.75, 2)
+    assert (row["over_longer"], row["over_longer_pairs"]) == (-0.5, 1)
