@@ -1,0 +1,8 @@
+"""Algorithms that treat the two factors of a LoRA adapter as what they are, and not as any two tensors."""
+
+from fedlight.support.lazy import lazy_names
+
+_FILES: dict[str, str] = {}
+
+__all__ = [*_FILES]
+__getattr__ = lazy_names(__name__, _FILES)

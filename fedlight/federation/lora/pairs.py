@@ -1,0 +1,165 @@
+"""Pairs of LoRA factors in a state, found by name, and states of a smaller or larger rank.
+
+E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022, https://arxiv.org/abs/2106.09685: a layer's
+weight W becomes ``W + s B A`` with A, ``(r, in)``, B, ``(out, r)``, and a scaling s, which no state holds: PEFT's is
+``alpha / r``. PEFT names the factors of adapter NAME
+
+    linear layer   LAYER.lora_A.NAME.weight, LAYER.lora_B.NAME.weight
+    embedding      LAYER.lora_embedding_A.NAME, LAYER.lora_embedding_B.NAME
+
+and leaves NAME out in saved files. The product of an embedding's factors is the transpose of what is added to its weight.
+
+Only names, shapes and numbers of dimensions count, so meta tensors will do. Tensors that have such a name and are no pair of
+matrices with one inner dimension are passed over, each with its reason. A pair alone does not say that its layer adds
+``s B A``: of PEFT's ``target_parameters`` with several experts, it does not.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fedlight.federation.state import State
+
+_FACTOR = re.compile(
+    r"(?P<layer>(?:.+\.)?)lora_(?P<embedding>embedding_)?(?P<factor>[AB])"
+    r"(?:\.(?!weight$|bias$)(?P<adapter>[^.]+))?(?P<weight>\.weight)?"
+)
+_OTHER = re.compile(r"(?P<layer>(?:.+\.)?)lora_(?P<kind>[A-Za-z_]+?)(?:\.(?P<adapter>[^.]+))?(?:\.[^.]+)?")
+
+
+@dataclass(frozen=True)
+class LoraPair:
+    """Names of the two factors of a LoRA adapter on one layer.
+
+    Attributes:
+        a: name of A, ``(r, in)``.
+        b: name of B, ``(out, r)``.
+        layer: dotted name of the layer.
+        adapter: name of the adapter; empty where the names have none.
+    """
+
+    a: str
+    b: str
+    layer: str
+    adapter: str
+
+    def rank(self, state: Mapping[str, Tensor]) -> int:
+        """Return the rank r that the pair has in a state."""
+        return state[self.a].shape[0]
+
+    def product(self, state: Mapping[str, Tensor], scaling: float = 1.0) -> Tensor:
+        """Return ``scaling * B A``, ``(out, in)``, fp64: as large as the layer, so for small layers and tests."""
+        return scaling * (state[self.b].double() @ state[self.a].double())
+
+
+class LoraPairs(NamedTuple):
+    """Pairs of a state in the order of their names, and the LoRA tensors that are in none: name -> the reason."""
+
+    pairs: list[LoraPair]
+    others: dict[str, str]
+
+
+def find_pairs(state: Mapping[str, Tensor]) -> LoraPairs:
+    """Return the pairs of LoRA factors among tensors, whatever their order.
+
+    Tensors that LoRA has nothing to do with, such as a trained head or a bias of B, are in neither part of the result.
+
+    Examples:
+        >>> a, b = torch.zeros(2, 5), torch.zeros(3, 2)
+        >>> found = find_pairs({"q.lora_A.default.weight": a, "q.lora_B.default.weight": b, "head.weight": a})
+        >>> [(pair.layer, pair.adapter, pair.a) for pair in found.pairs], found.others
+        ([('q', 'default', 'q.lora_A.default.weight')], {})
+        >>> find_pairs({"q.lora_A.default.weight": a}).others
+        {'q.lora_A.default.weight': 'q has no lora_B of adapter default'}
+    """
+    factors: dict[tuple[str, str, str], dict[str, str]] = {}
+    extras: dict[tuple[str, str], tuple[str, str]] = {}
+    others: dict[str, str] = {}
+    for name in sorted(state):
+        if found := _FACTOR.fullmatch(name):
+            key = (found["layer"].removesuffix("."), found["adapter"] or "", found["embedding"] or "")
+            factors.setdefault(key, {})[found["factor"]] = name
+        elif (other := _OTHER.fullmatch(name)) and not name.endswith(".bias"):
+            # As a DoRA's magnitude or AdaLoRA's singular values: with one, the layer does not add the plain product.
+            layer = other["layer"].removesuffix(".")
+            extras[layer, other["adapter"] or ""] = name, f"lora_{other['kind']}"
+    pairs = []
+    for (layer, adapter, embedding), own in sorted(factors.items()):
+        why = _why_no_pair(layer, adapter, embedding, {kind: state[name].shape for kind, name in own.items()})
+        if (layer, adapter) in extras:
+            extra, kind = extras[layer, adapter]
+            why = f"{layer} has a {kind} beside its factors"
+            others[extra] = f"{kind} is no factor of plain LoRA"
+        if why is None:
+            pairs.append(LoraPair(own["A"], own["B"], layer, adapter))
+        else:
+            others |= dict.fromkeys(own.values(), why)
+    return LoraPairs(pairs, others)
+
+
+def _why_no_pair(layer: str, adapter: str, embedding: str, shapes: Mapping[str, torch.Size]) -> str | None:
+    """Return why factors of these shapes, by A and B, are no pair; None if they are one."""
+    for kind in "AB":
+        if kind not in shapes:
+            of = f" of adapter {adapter}" if adapter else ""
+            return f"{layer} has no lora_{embedding}{kind}{of}"
+    a, b = shapes["A"], shapes["B"]
+    if len(a) != 2 or len(b) != 2:
+        return (
+            f"{layer} has factors of {len(a)} and {len(b)} dimensions, as a convolution's, and not matrices"
+        )
+    if a[0] != b[1]:
+        return f"{layer} has A of {tuple(a)} and B of {tuple(b)}, which cannot be multiplied"
+    return None
+
+
+def slice_to_rank(state: State, pairs: Sequence[LoraPair], rank: int) -> State:
+    """Return a state with the first ``rank`` rows of each A and columns of each B; other tensors are those of ``state``.
+
+    A pair of a smaller rank stays as it is. With the same scaling, the product of the slices is that of ``state`` with all
+    other rows and columns 0.
+
+    Raises:
+        ValueError: ``rank`` is below 1.
+
+    Examples:
+        >>> state = {"q.lora_A.weight": torch.ones(3, 4), "q.lora_B.weight": torch.ones(2, 3)}
+        >>> small = slice_to_rank(state, find_pairs(state).pairs, 1)
+        >>> [tuple(value.shape) for value in small.values()]
+        [(1, 4), (2, 1)]
+    """
+    if rank < 1:
+        raise ValueError(f"rank={rank} of a LoRA adapter must be at least 1")
+    found = dict(state)
+    for pair in pairs:
+        found[pair.a] = state[pair.a][:rank].contiguous()
+        found[pair.b] = state[pair.b][:, :rank].contiguous()
+    return found
+
+
+def pad_to_rank(state: State, pairs: Sequence[LoraPair], rank: int) -> State:
+    """Return a state whose pairs have ``rank``: zeros below the rows of A and behind the columns of B.
+
+    The product stays what it was. A zero row of A together with its zero column of B has a gradient of exactly 0.
+
+    Raises:
+        ValueError: a pair has a larger rank.
+
+    Examples:
+        >>> state = {"q.lora_A.weight": torch.ones(1, 2), "q.lora_B.weight": torch.ones(2, 1)}
+        >>> {name: value.tolist() for name, value in pad_to_rank(state, find_pairs(state).pairs, 2).items()}
+        {'q.lora_A.weight': [[1.0, 1.0], [0.0, 0.0]], 'q.lora_B.weight': [[1.0, 0.0], [1.0, 0.0]]}
+    """
+    found = dict(state)
+    for pair in pairs:
+        more = rank - pair.rank(state)
+        if more < 0:
+            raise ValueError(f"{pair.a} has rank {pair.rank(state)}, which cannot be padded to rank={rank}")
+        found[pair.a] = pad(state[pair.a], (0, 0, 0, more))
+        found[pair.b] = pad(state[pair.b], (0, more))
+    return found
