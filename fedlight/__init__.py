@@ -43,6 +43,10 @@ _FILES = {
     "Ditto": "federation.algorithms.ditto",
     "FedRep": "federation.algorithms.fedrep",
     "GlobalThenLocal": "federation.algorithms.global_then_local",
+    "FFALoRA": "federation.algorithms.lora.ffa_lora",
+    "RoLoRA": "federation.algorithms.lora.ro_lora",
+    "FedSALoRA": "federation.algorithms.lora.fedsa_lora",
+    "ProductAverage": "federation.algorithms.lora.product_average",
     "LocalOnly": "federation.algorithms.local_only",
     "LocalSelfGeneration": "federation.algorithms.local_self_generation",
     "Average": "federation.server",
@@ -228,6 +232,10 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.federation.algorithms.local_self_generation import (
         LocalSelfGeneration as LocalSelfGeneration,
     )
+    from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA as FedSALoRA
+    from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA as FFALoRA
+    from fedlight.federation.algorithms.lora.product_average import ProductAverage as ProductAverage
+    from fedlight.federation.algorithms.lora.ro_lora import RoLoRA as RoLoRA
     from fedlight.federation.algorithms.scaffold import Scaffold as Scaffold
     from fedlight.federation.channel import Channel as Channel
     from fedlight.federation.channel import Identity as Identity

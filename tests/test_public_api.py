@@ -37,6 +37,7 @@ PUBLIC = {
     # clients and server
     *("FedAvg", "FedProx", "Scaffold", "FedBiscuit", "FewFedPIT", "FedMIT", "FewFedWeight"),
     *("Ditto", "FedRep", "GlobalThenLocal", "LocalOnly", "LocalSelfGeneration"),
+    *("FFALoRA", "RoLoRA", "FedSALoRA", "ProductAverage"),
     *("Average", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi"),
     *("CoordinateMedian", "TrimmedMean", "PrivateMean"),
     # the wire and the devices

@@ -53,6 +53,7 @@ from fedlight.callbacks.loop.run import (
     Run,
     clear_gradients,
     federated_data,
+    log_round,
     round_metrics,
     seed_all,
     visit_row,
@@ -78,6 +79,7 @@ from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.channel import Channel, Identity
 from fedlight.federation.client import OWN_STATE, Client, Group, Upload, Visit, Visiting, Work, build_clients
 from fedlight.federation.client_state import ClientMemories
+from fedlight.federation.lora.product_error import ProductError, Setting
 from fedlight.federation.protocols import HoldsAdapters
 from fedlight.federation.server import Average, ServerOptimizer
 from fedlight.federation.state import DIVERGED, Diverged, State, read, write
@@ -112,6 +114,7 @@ class FederatedLoop(L.Callback):
             (``restart``); see `fedlight.callbacks.loop.optimizers`.
         clients_at_once: most clients that are trained in one batch, each on an adapter of its own; ``auto`` tries which
             number is fastest; see `fedlight.callbacks.loop.groups`.
+        product_error: ``auto``, true or false: log ``fed/product_error``; see `fedlight.federation.lora.product_error`.
 
     Attributes:
         rounds_done: number of rounds with a finished server step.
@@ -139,6 +142,7 @@ class FederatedLoop(L.Callback):
         buffers: Policy = "refuse",
         step_schedule: StepSchedule = "continue",
         clients_at_once: ClientsAtOnce = 1,
+        product_error: Setting = "auto",
     ) -> None:
         refuse_below(1, "federated.", clients_per_round=clients_per_round, local_steps=local_steps)
         check_device_settings(fleet, deadline_seconds, over_selection)
@@ -156,11 +160,13 @@ class FederatedLoop(L.Callback):
         self.buffers = buffer_policy(buffers)
         self.step_schedule = step_schedule
         self.clients_at_once = clients_at_once
+        self.product_error = product_error
         self._schedules = StepSchedules(step_schedule)
         self._cores = CoreWatch()
         self._loss_scale = LossScale()
         self._optimizers = FreshOptimizers()
         self._at_once = AtOnce(clients_at_once)
+        self._product_error = ProductError(product_error)
         self._left: ParametersLeft | None = None
         self.virtual_seconds = 0.0
         self.privacy = PrivacyAccount(aggregation, self.channel)
@@ -227,7 +233,8 @@ class FederatedLoop(L.Callback):
             trainer.optimizers
         )  # the optimizers of a checkpoint are loaded later and stay as they were
         self._run = Run(
-            trainer, pl_module, self.clients, self.channel, self.aggregation is not None, self.own_state
+            *(trainer, pl_module, self.clients, self.channel, self.aggregation is not None, self.own_state),
+            plain_server=type(self.server) is Average and self.server.lr == 1,
         )
         self._changes_gradients = changes_gradients(self.algorithm)
         self._optimizers = FreshOptimizers()
@@ -240,11 +247,7 @@ class FederatedLoop(L.Callback):
             self._devices = self._run.devices = DeviceEmulation(
                 self.fleet, self.deadline_seconds, self.clients_per_round, self.seed, payloads, self._run
             )
-        if self.rounds_done >= (trainer.max_epochs or 0) > 0:
-            rank_zero_info(
-                f"all {self.rounds_done} rounds are done, so nothing is trained: to go on, raise "
-                f"trainer.max_epochs={trainer.max_epochs}"
-            )
+        plan.say_if_over(trainer, self.rounds_done)
         self._plan_round(trainer)
         # If the number of steps was asked for, Lightning has a loader of the visits that setup planned.
         trainer.fit_loop._combined_loader = None
@@ -361,14 +364,15 @@ class FederatedLoop(L.Callback):
         return self._round
 
     def _open_round(self, opened: State, state: State) -> OpenRound:
+        clients, self._run.state = self._rounds.everything.clients, state
         aggregation = self.aggregation or self.algorithm.aggregation(len(self.clients))
+        aggregation = self._product_error.watch(aggregation, self.algorithm, self._run, len(clients))
         self._exchange = Exchange(
             *(self.algorithm, self.channel, self.seed, self.rounds_done),
             *(self.buffers.shared(state), self.buffers.num_bytes),
         )
         contributions = Contributions(
-            *(self.rounds_done, aggregation, self.buffers, self._rounds.schedule),
-            self._rounds.everything.clients,
+            self.rounds_done, aggregation, self.buffers, self._rounds.schedule, clients
         )
         return OpenRound(opened, state, self._exchange, contributions)
 
@@ -484,6 +488,7 @@ class FederatedLoop(L.Callback):
         )
         seed_all(self.seed, "server", self.rounds_done)
         movement = self.algorithm.finish_round(under_way.contributions.result(hints))
+        lost = self._product_error.metrics(under_way.state, movement)
         state = self.server.step(under_way.state, movement)
         refuse_lost_model(state, self.rounds_done, self.server)
         agree_on_model(current_team(), state)
@@ -493,17 +498,12 @@ class FederatedLoop(L.Callback):
         self._optimizers.forget(trainer.optimizers)  # or a checkpoint would carry the last client's moments
         self.group, self._round = OpenGroup([], LocalWork(())), None
         self.rounds_done += 1
-        metrics = round_metrics(self.visit_records, len(self._rounds.cohort)) | self._run.logged
+        metrics = round_metrics(self.visit_records, len(self._rounds.cohort)) | lost | self._run.logged
         self._run.logged = {}
         metrics |= self.privacy.after_round(self._rounds.num_asked, len(self.clients))
         metrics |= self._devices.metrics(self.visit_records)
         self.virtual_seconds = self._devices.round_end_seconds
-        named = {f"fed/{name}": value for name, value in metrics.items()}
-        if not trainer.barebones:  # a barebones trainer warns about logging
-            module.log_dict(named, on_step=False, on_epoch=True, batch_size=1)
-            for name, value in under_way.training.means().items():
-                shown = name == "loss"
-                module.log(f"train/{name}", value, prog_bar=shown, on_step=False, on_epoch=True, batch_size=1)
+        log_round(trainer, module, metrics, under_way.training.means())
 
     def refuse_changed(self) -> None:
         """Raise ``ValueError`` if a callback has changed parameters since the last batch of a visit."""

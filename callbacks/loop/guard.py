@@ -161,8 +161,8 @@ def refuse_senseless(trainer: L.Trainer) -> None:
             raise ValueError(f"trainer.{setting}={value} must be at least {least}: it is {meaning}")
 
 
-MAY_CHANGE = ("memory", "clients_at_once")
-"""Arguments of the loop on which no result depends beyond rounding: the store of memories, and who shares a batch."""
+MAY_CHANGE = ("memory", "clients_at_once", "product_error")
+"""Arguments of the loop on which no result depends beyond rounding: the store of memories, who shares a batch, a metric."""
 
 
 @runtime_checkable

@@ -138,6 +138,15 @@ def takes_place(trainer: L.Trainer, round_idx: int) -> bool:
     return round_idx < (trainer.max_epochs or 0) and not stops
 
 
+def say_if_over(trainer: L.Trainer, rounds_done: int) -> None:
+    """Say that nothing is trained where all rounds are done."""
+    if rounds_done >= (trainer.max_epochs or 0) > 0:
+        rank_zero_info(
+            f"all {rounds_done} rounds are done, so nothing is trained: to go on, raise "
+            f"trainer.max_epochs={trainer.max_epochs}"
+        )
+
+
 def skip_batches(module: L.LightningModule, round_idx: int, nobody_is_left: bool) -> None:
     """Make the module train nothing until `train_batches_again`, and log it if no process has a visit.
 

@@ -220,9 +220,11 @@ class Run:
 
     Args:
         robust: whether a robust aggregation replaces the algorithm's own.
+        plain_server: whether the server adds the combined movement as it is.
         own_state: function from a client id to the parameters with which the client would continue alone.
 
     Attributes:
+        state: global parameters from which the visits of the round start; the loop sets it.
         devices: devices on which the clients train.
         logged: metrics that the algorithm has logged since the last round was over.
     """
@@ -235,6 +237,7 @@ class Run:
         channel: Channel,
         robust: bool,
         own_state: Callable[[str], State | None],
+        plain_server: bool = True,
     ) -> None:
         self.lightning_module = module
         self.module: nn.Module = module
@@ -243,6 +246,9 @@ class Run:
         self.num_rounds = trainer.max_epochs or 0
         self.clients = clients
         self.robust = robust
+        self.plain_server = plain_server
+        self.error_feedback = channel.error_feedback
+        self.state = State()
         self.data: object = federated_data(trainer)
         self._validation: object = trainer.datamodule  # type: ignore[attr-defined]
         self.devices = NoDevices()
@@ -378,6 +384,19 @@ def round_metrics(rows: Sequence[Record], num_clients: int) -> dict[str, float]:
     diverged = len({row["client"] for row in rows if row["reason"] == DIVERGED})
     counts = {"clients": float(num_clients - diverged), "diverged": float(diverged)}
     return {**loss, **counts, **totals}
+
+
+def log_round(
+    trainer: L.Trainer, module: L.LightningModule, metrics: Mapping[str, float], training: Mapping[str, float]
+) -> None:
+    """Log the metrics of a round as ``fed/NAME``, and means of training metrics as ``train/NAME``."""
+    if trainer.barebones:  # a barebones trainer warns about logging
+        return
+    named = {f"fed/{name}": value for name, value in metrics.items()}
+    module.log_dict(named, on_step=False, on_epoch=True, batch_size=1)
+    for name, value in training.items():
+        shown = name == "loss"
+        module.log(f"train/{name}", value, prog_bar=shown, on_step=False, on_epoch=True, batch_size=1)
 
 
 class PrivacyAccount:

@@ -30,6 +30,8 @@ from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.channel import Channel, Payload
 from fedlight.federation.client import Client, Update, Upload, Visit, Visiting, Work
+from fedlight.federation.lora.pairs import pad_to
+from fedlight.federation.lora.products import with_factors
 from fedlight.federation.server import ServerOptimizer
 from fedlight.federation.state import Diverged, State, is_finite, moved, read, refuse_not_finite
 
@@ -267,6 +269,7 @@ class Exchange:
         if update is not None and not math.isfinite(update.weight):
             raise Diverged(f"its weight {update.weight} is not finite")
         if update is not None:
+            update = with_factors(update, received, trained, self.state)
             self._arrived, self._is_new = (client.id, received, payload.state), True
         return update, self._with_buffers(payload)
 
@@ -277,12 +280,16 @@ class Exchange:
     def upload(self) -> Upload | None:
         """Parameters that the server received in the last visit that gave an update; None in a round before the first.
 
-        Other values that an algorithm sends, such as control variates, are left out.
+        Other values that an algorithm sends, such as control variates, are left out. What was cut to a smaller LoRA rank has
+        zeros in its other places.
         """
         if self._arrived is not None:  # computed once, and only when it is read
             client_id, received, movement = self._arrived
             own = {name: received[name] for name in movement if name in self.state}
-            self._upload, self._arrived = Upload(self.round_idx, client_id, moved(own, movement)), None
+            whole = {
+                name: pad_to(value, self.state[name].shape) for name, value in moved(own, movement).items()
+            }
+            self._upload, self._arrived = Upload(self.round_idx, client_id, whole), None
         return self._upload
 
     def call_on_upload(self, callbacks: Sequence[L.Callback]) -> None:

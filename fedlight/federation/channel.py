@@ -29,7 +29,13 @@ class Payload:
 
 
 class Channel(ABC):
-    """Way from the server to a client and back; the number of bytes is known before anything is sent."""
+    """Way from the server to a client and back; the number of bytes is known before anything is sent.
+
+    Attributes:
+        error_feedback: whether what a client's message has lost is added to its next one.
+    """
+
+    error_feedback: bool = False
 
     @abstractmethod
     def down(self, state: State, client: Client) -> Payload:
@@ -124,7 +130,7 @@ class Wire(Channel):
                     f"channel.down: {type(codec).__name__} is for movements and would ruin the parameters "
                     "that go down: give it to channel.up, and Quantize to channel.down"
                 )
-        self._feeds_back = any(codec.error_feedback for codec in self.up_codecs)
+        self.error_feedback = any(codec.error_feedback for codec in self.up_codecs)
         self._lossless = Identity()
         self._last_down: tuple[State, Payload] | None = None
         self._measured: dict[tuple[str, tuple[tuple[str, Size], ...]], int] = {}
@@ -151,13 +157,13 @@ class Wire(Channel):
         """
         if not self.up_codecs:
             return self._lossless.up(received, trained, client)
-        lost: State = client.memory.get("wire", {}) if self._feeds_back else {}
+        lost: State = client.memory.get("wire", {}) if self.error_feedback else {}
         meant = {
             name: (value + lost[name] if name in lost else value).to(torch.float32)
             for name, value in movement(received, trained).items()
         }
         payload = _sent(meant, self.up_codecs, "up", client)
-        if self._feeds_back:
+        if self.error_feedback:
             kept = [name for name in meant if name not in without_feedback]
             client.memory["wire"] = lost | {name: meant[name] - payload.state[name] for name in kept}
         return Payload({name: value.double() for name, value in payload.state.items()}, payload.num_bytes)

@@ -113,11 +113,21 @@ class Work:
 
 @dataclass(frozen=True)
 class Update:
-    """Contribution of a visit: the movement of the trained tensors (fp64) and its weight in the average."""
+    """Contribution of a visit.
+
+    Attributes:
+        client_id: the client.
+        movement: movement of the trained tensors (fp64).
+        weight: its weight in the average.
+        received: what the client has received in the round (fp32), from which the movement is. The loop sets it.
+        keeps_factors: whether the client keeps a LoRA factor that the server does not know. The loop sets it.
+    """
 
     client_id: str
     movement: State
     weight: float
+    received: State = field(default_factory=dict)
+    keeps_factors: bool = False
 
 
 @dataclass(frozen=True)

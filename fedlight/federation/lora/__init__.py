@@ -2,7 +2,13 @@
 
 from fedlight.support.lazy import lazy_names
 
-_FILES = {"LoraPair": "pairs", "LoraPairs": "pairs", "find_pairs": "pairs"}
+_FILES = {
+    "LoraPair": "pairs",
+    "LoraPairs": "pairs",
+    "find_pairs": "pairs",
+    "ProductSums": "products",
+    "ProductError": "product_error",
+}
 
 __all__ = [*_FILES]
 __getattr__ = lazy_names(__name__, _FILES)

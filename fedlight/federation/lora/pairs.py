@@ -10,25 +10,27 @@ weight W becomes ``W + s B A`` with A, ``(r, in)``, B, ``(out, r)``, and a scali
 and leaves NAME out in saved files. The product of an embedding's factors is the transpose of what is added to its weight.
 
 Only names, shapes and numbers of dimensions count, so meta tensors will do. Tensors that have such a name and are no pair of
-matrices with one inner dimension are passed over, each with its reason. A pair alone does not say that its layer adds
-``s B A``: of PEFT's ``target_parameters`` with several experts, it does not.
+matrices with one inner dimension are passed over, each with its reason. Where the module is given, so are pairs that hold
+several experts (PEFT's ``target_parameters``), whose layer adds a product of each expert and not ``s B A``.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from fedlight.federation.protocols import Federation
 from fedlight.federation.state import State
 
 _FACTOR = re.compile(
     r"(?P<layer>(?:.+\.)?)lora_(?P<embedding>embedding_)?(?P<factor>[AB])"
     r"(?:\.(?!weight$|bias$)(?P<adapter>[^.]+))?(?P<weight>\.weight)?"
 )
+_PART = re.compile(r"(?:^|\.)lora_(?:embedding_)?([AB])(?:\.|$)")
 _OTHER = re.compile(r"(?P<layer>(?:.+\.)?)lora_(?P<kind>[A-Za-z_]+?)(?:\.(?P<adapter>[^.]+))?(?:\.[^.]+)?")
 
 
@@ -64,10 +66,25 @@ class LoraPairs(NamedTuple):
     others: dict[str, str]
 
 
-def find_pairs(state: Mapping[str, Tensor]) -> LoraPairs:
+def factor_of(name: str) -> Literal["A", "B"] | None:
+    """Return the factor to which a tensor belongs by its name; a bias of B belongs to B.
+
+    Examples:
+        >>> factor_of("q.lora_A.default.weight"), factor_of("table.lora_embedding_B.default"), factor_of("head.weight")
+        ('A', 'B', None)
+    """
+    found = _PART.search(name)
+    return None if found is None else "A" if found[1] == "A" else "B"
+
+
+def find_pairs(state: Mapping[str, Tensor], module: nn.Module | None = None) -> LoraPairs:
     """Return the pairs of LoRA factors among tensors, whatever their order.
 
     Tensors that LoRA has nothing to do with, such as a trained head or a bias of B, are in neither part of the result.
+
+    Args:
+        state: tensors by name.
+        module: module whose parameters have these names, where it is known.
 
     Examples:
         >>> a, b = torch.zeros(2, 5), torch.zeros(3, 2)
@@ -95,6 +112,8 @@ def find_pairs(state: Mapping[str, Tensor]) -> LoraPairs:
             extra, kind = extras[layer, adapter]
             why = f"{layer} has a {kind} beside its factors"
             others[extra] = f"{kind} is no factor of plain LoRA"
+        if why is None and module is not None and getattr(module.get_submodule(layer), "num_experts", 1) > 1:
+            why = f"{layer} has the factors of several experts in one pair"
         if why is None:
             pairs.append(LoraPair(own["A"], own["B"], layer, adapter))
         else:
@@ -142,6 +161,19 @@ def slice_to_rank(state: State, pairs: Sequence[LoraPair], rank: int) -> State:
     return found
 
 
+def pad_to(value: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return a tensor with zeros behind its numbers, up to a shape that is nowhere smaller.
+
+    Examples:
+        >>> pad_to(torch.ones(1, 1), (1, 3)).tolist()
+        [[1.0, 0.0, 0.0]]
+    """
+    more = [(0, large - small) for small, large in zip(value.shape, shape, strict=True)]
+    return (
+        pad(value, [number for ends in reversed(more) for number in ends]) if any(map(sum, more)) else value
+    )
+
+
 def pad_to_rank(state: State, pairs: Sequence[LoraPair], rank: int) -> State:
     """Return a state whose pairs have ``rank``: zeros below the rows of A and behind the columns of B.
 
@@ -163,3 +195,26 @@ def pad_to_rank(state: State, pairs: Sequence[LoraPair], rank: int) -> State:
         found[pair.a] = pad(state[pair.a], (0, 0, 0, more))
         found[pair.b] = pad(state[pair.b], (0, more))
     return found
+
+
+def trained_pairs(federation: Federation, algorithm: str) -> list[LoraPair]:
+    """Return the pairs that a run trains.
+
+    Raises:
+        ValueError: it trains none, or LoRA tensors that are no plain pair, with which ``algorithm`` cannot work.
+    """
+    held = {id(p) for one in federation.optimizers for group in one.param_groups for p in group["params"]}
+    trained = {name: p for name, p in federation.module.named_parameters() if id(p) in held}
+    pairs, others = find_pairs(trained, federation.module)
+    if others:
+        name, why = next(iter(others.items()))
+        raise ValueError(
+            f"federated.algorithm={algorithm} is for plain LoRA on linear layers and embeddings, and {name} is trained: "
+            f"{why}. Leave such layers and variants out of the adapter, or take FedAvg"
+        )
+    if not pairs:
+        raise ValueError(
+            f"federated.algorithm={algorithm} treats the factors A and B of LoRA adapters in unlike ways, and none of the "
+            f"{len(trained)} trained parameters is one, such as {next(iter(trained))}: train an adapter, or take FedAvg"
+        )
+    return pairs

@@ -2,7 +2,12 @@
 
 from fedlight.support.lazy import lazy_names
 
-_FILES: dict[str, str] = {}
+_FILES = {
+    "FFALoRA": "ffa_lora",
+    "RoLoRA": "ro_lora",
+    "FedSALoRA": "fedsa_lora",
+    "ProductAverage": "product_average",
+}
 
 __all__ = [*_FILES]
 __getattr__ = lazy_names(__name__, _FILES)

@@ -1,0 +1,60 @@
+"""FedSA-LoRA: clients share A, and each keeps a B of its own.
+
+Guo et al., "Selective Aggregation for Low-Rank Adaptation in Federated Learning", ICLR 2025,
+https://arxiv.org/abs/2410.01463, section 4. In round t a sampled client i starts from the server's A and its own B_i, takes
+its steps on both, and sends A_i alone:
+
+    A_i, B_i <- steps on F_i(W_0 + s B_i A)  from  (A, B_i)            A <- A + sum c_i (A_i - A)
+
+A learns what the clients have in common, B what sets them apart. It is FedPer (`FedRep` with ``together``) with the B of the
+adapters for a head.
+
+A client starts from the B of the global model, which is sent to it once and never moves. So a client's own model is the
+shared A with its B; metrics of the global model are those of the shared A under an untrained B, which for a new adapter is
+the base alone: look at ``ClientAccuracy(own_models=True)``. Other trained tensors, such as a head, are shared like A. A bias
+of B belongs to B.
+"""
+
+from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.client import OWN_STATE, Client, Visit, Visiting, Work
+from fedlight.federation.lora.pairs import factor_of, trained_pairs
+from fedlight.federation.protocols import Federation
+from fedlight.federation.state import State
+
+
+class FedSALoRA(Algorithm):
+    """FedAvg of A and of other trained tensors; the B of LoRA adapters stays with the clients.
+
+    Args:
+        weighting: of the clients, as for `Algorithm`.
+
+    Raises:
+        ValueError: in ``check``, for a module without a LoRA adapter, or with another kind of it.
+
+    Examples:
+        >>> import torch
+        >>> from fedlight import Client, Visit, Work
+        >>> state = {"q.lora_A.default.weight": torch.ones(1, 2), "q.lora_B.default.weight": torch.zeros(2, 1)}
+        >>> algorithm, client = FedSALoRA(), Client("a", 1, 1.0)
+        >>> visiting = algorithm.start_visit(Visit("a", 1), client, state)
+        >>> [*algorithm.reply(visiting, state, Work(1, 0.1, 0.5, 1.0))], [*client.memory["own_state"]]
+        (['q.lora_A.default.weight'], ['q.lora_B.default.weight'])
+    """
+
+    buffers = ("refuse", "local")
+
+    def check(self, federation: Federation) -> None:
+        super().check(federation)
+        trained_pairs(federation, "FedSALoRA")
+
+    def send(self, visit: Visit, client: Client, state: State) -> State | None:
+        own: State = client.memory.get(OWN_STATE, {})
+        return {name: value for name, value in state.items() if name not in own}
+
+    def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
+        return Visiting(visit, client, received, start=received | client.memory.get(OWN_STATE, {}))
+
+    def reply(self, visiting: Visiting, trained: State, work: Work) -> State:
+        own = {name: value for name, value in trained.items() if factor_of(name) == "B"}
+        visiting.client.memory[OWN_STATE] = own
+        return {name: value for name, value in trained.items() if name not in own}
