@@ -15,6 +15,10 @@ from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.fedrep import FedRep
 from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
 from fedlight.federation.algorithms.local_only import LocalOnly
+from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA
+from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA
+from fedlight.federation.algorithms.lora.product_average import ProductAverage
+from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Wire
 from fedlight.federation.codecs import Quantize
@@ -31,6 +35,11 @@ ALGORITHMS = {
     "FedRep": {"algorithm": FedRep(private=["lora_B"])},
     "FedPer": {"algorithm": FedRep(private=["lora_B"], together=True)},
     "GlobalThenLocal": {"algorithm": GlobalThenLocal(2)},
+    "FFALoRA": {"algorithm": FFALoRA()},
+    "RoLoRA": {"algorithm": RoLoRA()},
+    "FedSALoRA": {"algorithm": FedSALoRA()},
+    "ProductAverage": {"algorithm": ProductAverage()},
+    "threshold": {"algorithm": ProductAverage(0.9)},
 }
 GROUPS = {2: [["a", "b"], ["c", "d"]], 3: [["a", "b", "c"], ["d"]], 4: [["a", "b", "c", "d"]]}
 
@@ -153,6 +162,7 @@ KEEPERS = {
     "Ditto": Ditto(0.5),
     "FedRep": FedRep(private=["lora_B"]),
     "GlobalThenLocal": GlobalThenLocal(1),
+    "FedSALoRA": FedSALoRA(),
 }
 
 

@@ -11,6 +11,10 @@ from fedlight.federation.algorithms.fedrep import FedRep
 from fedlight.federation.algorithms.fewfedpit import FewFedPIT
 from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
 from fedlight.federation.algorithms.local_only import LocalOnly
+from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA
+from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA
+from fedlight.federation.algorithms.lora.product_average import ProductAverage
+from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.client import Client, Visit, Work
 from fedlight.support.settings_record import described
@@ -93,6 +97,35 @@ def test_two_visits_on_the_same_data_send_what_each_part_does(algorithm, memory,
     assert memory == kept
 
 
+A, B = {"q.lora_A.default.weight": (2, 5)}, {"q.lora_B.default.weight": (3, 2), "q.lora_B.default.bias": (3,)}
+HEAD = {"head.weight": (1, 3)}
+LORA = {name: torch.ones(shape) for name, shape in (A | B | HEAD).items()}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "memory", "down", "up", "start"),
+    [
+        (FFALoRA(), {}, B | HEAD, B | HEAD, B | HEAD),
+        (FedSALoRA(), {}, A | B | HEAD, A | HEAD, A | B | HEAD),
+        (FedSALoRA(), {n: torch.ones(s) for n, s in B.items()}, A | HEAD, A | HEAD, A | B | HEAD),
+        (ProductAverage(), {}, A | B | HEAD, A | B | HEAD, A | B | HEAD),
+    ],
+    ids=["FFALoRA", "FedSALoRA at first", "FedSALoRA again", "ProductAverage"],
+)
+def test_what_of_an_adapter_goes_down_and_up(algorithm, memory, down, up, start):
+    client = Client("a", 4, 1.0, {"own_state": memory} if memory else {})
+    [found] = predict_payloads(algorithm, [Visit("a", 2)], client, LORA)
+    assert [shapes(one) for one in (found.down, found.up, found.start)] == [down, up, start]
+
+
+@pytest.mark.parametrize(("round_idx", "up"), [(0, B | HEAD), (1, A | HEAD), (2, B | HEAD)])
+def test_the_factor_that_ro_lora_sends_back_follows_from_the_plan(round_idx, up):
+    algorithm, client = RoLoRA(), Client("a", 4, 1.0)
+    visits = algorithm.plan(round_idx, [client], lambda client_id, split="train": 2)
+    [found] = predict_payloads(algorithm, visits, client, LORA)
+    assert (shapes(found.down), shapes(found.up)) == (A | B | HEAD, up)
+
+
 @pytest.mark.parametrize("hook", ["send", "start_visit", "reply"])
 def test_a_hook_that_looks_at_values_is_named(hook):
     def looks(self, *args):
@@ -110,6 +143,7 @@ def test_a_hook_that_looks_at_values_is_named(hook):
     [
         *(Algorithm(), FedProx(0.5), Scaffold(), FewFedPIT(), LocalOnly(), FedBiscuit(local=FedProx(0.5))),
         *(Ditto(), FedRep(["v"], together=True), GlobalThenLocal()),
+        *(FFALoRA(), RoLoRA(), FedSALoRA(), ProductAverage(0.9)),
     ],
     ids=lambda algorithm: type(algorithm).__name__,
 )

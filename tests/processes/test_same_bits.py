@@ -9,6 +9,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
 ]
 SIZES = {1: KINDS, 2: KINDS, 4: ("one_pass", "scaffold", "fewfedpit", "schedules", "fleet", "one_client")}
+PRODUCTS = ("adapters", "private_adapters", "ffa_lora", "ro_lora", "product_average")
+"""Runs that average LoRA adapters of which the server knows both factors."""
 RESUMED = ("scaffold", "schedules", "average_buffers", "fleet")
 CHANGES = ((2, 1), (1, 2))
 
@@ -45,6 +47,8 @@ def test_tables_are_those_of_one_process(runs, name):
     root, _ = runs
     alone = files_of(folder_of(root, name, 1))
     assert [file.rpartition("/")[2] for file in alone] == ["metrics.csv", "visits.csv"]
+    [metrics] = [rows for file, rows in alone.items() if file.endswith("metrics.csv")]
+    assert any(row.get("fed/product_error") for row in metrics) == (name in PRODUCTS)
     assert alone["visits.csv"]
     for size in sizes_of(name):
         assert files_of(folder_of(root, name, size)) == alone

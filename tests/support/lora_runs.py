@@ -28,6 +28,11 @@ class History(L.Callback):
     def on_fit_start(self, trainer, pl_module):
         self.states.append(adapters(pl_module))
 
+    def on_train_epoch_start(self, trainer, pl_module):
+        trainer.callback_metrics.pop(
+            "fed/product_error", None
+        )  # Lightning keeps values that nobody logs again
+
     def on_train_epoch_end(self, trainer, pl_module):
         self.states.append(adapters(pl_module))
         found = {name: float(value) for name, value in trainer.callback_metrics.items()}

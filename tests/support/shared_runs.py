@@ -13,6 +13,7 @@ import torch
 from fleets import make_fleet
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from peft import LoraConfig, get_peft_model
 from plain_lightning import Numbers, Regression, ten_clients
 from synthesizing import Synthesizing
 from tastes import Adapters, Tastes
@@ -30,6 +31,10 @@ from fedlight.federation.algorithms.fedrep import FedRep
 from fedlight.federation.algorithms.fewfedpit import FewFedPIT
 from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
 from fedlight.federation.algorithms.local_only import LocalOnly
+from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA
+from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA
+from fedlight.federation.algorithms.lora.product_average import ProductAverage
+from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Wire
 from fedlight.federation.client_state import ClientMemories
@@ -76,6 +81,18 @@ class ByHand(Regression):
         for optimizer in self.optimizers():
             optimizer.step()
         return loss
+
+
+class Adapted(Regression):
+    """LoRA on both layers."""
+
+    def __init__(self):
+        super().__init__(dropout=0.0)
+        config = LoraConfig(r=2, target_modules=["0", "3"], init_lora_weights=False)
+        self.net = get_peft_model(self.net, config)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], lr=0.05)
 
 
 class Exploding(Regression):
@@ -159,6 +176,12 @@ KINDS = {
         {"algorithm": FedBiscuit(1, 2, "soft", group_by="own")}, lambda: Adapters(2), Tastes, rounds=5
     ),
     "local_only": lambda root: Kind({"algorithm": LocalOnly()}),
+    "adapters": lambda root: Kind({"algorithm": FedAvg()}, Adapted),
+    "private_adapters": lambda root: Kind({"aggregation": PrivateMean(1.0, 0.5, delta=0.01)}, Adapted),
+    "ffa_lora": lambda root: Kind({"algorithm": FFALoRA()}, Adapted),
+    "ro_lora": lambda root: Kind({"algorithm": RoLoRA(), "channel": Wire(down=Quantize("fp16"))}, Adapted),
+    "fedsa_lora": lambda root: Kind({"algorithm": FedSALoRA()}, Adapted),
+    "product_average": lambda root: Kind({"algorithm": ProductAverage(0.95)}, Adapted),
     "average_buffers": lambda root: Kind(
         {"buffers": "average"}, lambda: Regression(norm=True), clients=pairs
     ),

@@ -1,0 +1,447 @@
+"""Averages of LoRA adapters in the federated loop against the papers' equations written out."""
+
+import copy
+import warnings
+from itertools import pairwise
+
+import pytest
+import torch
+from fleets import make_fleet
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lora_runs import (
+    LoraModule,
+    adapters,
+    local_ends,
+    mean_products,
+    moved,
+    products,
+    relative_distance,
+    run,
+    weights_of,
+)
+from peft import LoraConfig, get_peft_model
+from plain_lightning import assert_equal
+from stacked import CLIENTS, Lora, Points, fit
+from torch import nn
+from two_parts import TwoParts, close
+
+from fedlight.federation.aggregation import CoordinateMedian
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedrep import FedRep
+from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA
+from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA
+from fedlight.federation.algorithms.lora.product_average import ProductAverage
+from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
+from fedlight.federation.channel import Wire, serialized_bytes
+from fedlight.federation.codecs import Quantize, TopK
+from fedlight.federation.lora.pairs import factor_of, find_pairs
+from fedlight.federation.privacy import ClipAndNoise
+from fedlight.federation.server import Average, FedAdam
+
+ALL = {
+    "FFALoRA": FFALoRA(),
+    "RoLoRA": RoLoRA(),
+    "FedSALoRA": FedSALoRA(),
+    "ProductAverage": ProductAverage(),
+    "threshold": ProductAverage(threshold=0.9),
+}
+OPTIMIZERS = {
+    "SGD": {"optimizer": "SGD"},
+    "momentum": {"optimizer": "SGD", "momentum": 0.9, "weight_decay": 0.2},
+    "AdamW": {"optimizer": "AdamW", "lr": 0.02, "weight_decay": 0.3},
+}
+WEIGHTINGS = [("SGD", "unbiased"), ("momentum", "normalized"), ("AdamW", "uniform")]
+
+
+def of(state, *factors):
+    """Return the tensors of these factors."""
+    return {name: value for name, value in state.items() if factor_of(name) in factors}
+
+
+def as_float(state):
+    return {name: value.float() for name, value in state.items()}
+
+
+class OddRank(LoraModule):
+    """A layer of five outputs in the place of one, so that no product of the second layer has rank 1, and a head."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 1))
+        config = LoraConfig(r=3, lora_alpha=6, target_modules=["0", "2"], modules_to_save=["4"])
+        self.net = get_peft_model(net, config)
+        for name, parameter in self.net.named_parameters():
+            if "lora_B" in name:
+                nn.init.normal_(parameter, std=0.3)
+
+
+HEAD = "net.base_model.model.4.modules_to_save.default.weight"
+
+
+@pytest.mark.parametrize(("optimizer", "weighting"), WEIGHTINGS)
+def test_ffa_lora_equals_training_of_b_alone(optimizer, weighting):
+    """The reference's optimizer holds B and the head alone, so nothing can move A there."""
+    module = OddRank(**OPTIMIZERS[optimizer])
+    start = adapters(module)
+    module, history, visits, _, _ = run(FFALoRA(weighting), module=module, clients_per_round=2)
+    trained = {*start} - {*of(start, "A")}
+    for idx, (before, after) in enumerate(pairwise(history.states)):
+        ends = local_ends(module, before, visits[idx], trained)
+        expected = moved(before, [*ends.values()], weights_of(ends, weighting))
+        close(after, as_float(expected), 5e-6)
+        assert_equal(of(after, "A"), of(start, "A"))
+        assert not torch.equal(after[HEAD], before[HEAD])
+    assert max(history.errors) < 1e-12
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_ro_lora_trains_b_and_a_in_turns(optimizer):
+    module = OddRank(**OPTIMIZERS[optimizer])
+    start = adapters(module)
+    module, history, visits, rows, _ = run(RoLoRA("normalized"), rounds=4, module=module, clients_per_round=2)
+    for idx, (before, after) in enumerate(pairwise(history.states)):
+        trained, fixed = ("A", "B") if idx % 2 else ("B", "A")
+        ends = local_ends(module, before, visits[idx], {*start} - {*of(start, fixed)})
+        close(after, as_float(moved(before, [*ends.values()], weights_of(ends, "normalized"))), 5e-6)
+        assert_equal(of(after, fixed), of(before, fixed))
+        assert all(not torch.equal(value, before[name]) for name, value in of(after, trained, None).items())
+        assert {row["split"] for row in rows if row["round"] == idx} == {trained}
+    assert max(history.errors) < 1e-12
+
+
+def test_ro_lora_begins_with_b_so_that_a_new_adapter_learns():
+    class New(LoraModule):
+        def __init__(self):
+            super().__init__()
+            for name, parameter in self.named_parameters():
+                if "lora_B" in name:
+                    nn.init.zeros_(parameter)
+
+    _, history, *_ = run(RoLoRA(), rounds=2, module=New())
+    for before, after, factor in zip(history.states[:2], history.states[1:], "BA", strict=True):
+        assert all(not torch.equal(value, before[name]) for name, value in of(after, factor).items())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_fedsa_lora_equals_steps_on_both_factors_of_which_a_is_shared(optimizer):
+    module = OddRank(**OPTIMIZERS[optimizer])
+    start = adapters(module)
+    module, history, visits, _, loop = run(
+        FedSALoRA("normalized"), rounds=4, module=module, clients_per_round=2
+    )
+    own = {}
+    for idx, (before, after) in enumerate(pairwise(history.states)):
+        shared = {name: value for name, value in before.items() if factor_of(name) != "B"}
+        ends = []
+        for visit, batches in visits[idx]:
+            received = shared | own.get(visit.client_id, of(start, "B"))
+            [end] = local_ends(module, received, [(visit, batches)]).values()
+            own[visit.client_id] = of(end, "B")
+            ends.append({name: end[name] for name in shared})
+        weights = weights_of([visit.client_id for visit, _ in visits[idx]], "normalized")
+        close({name: after[name] for name in shared}, as_float(moved(shared, ends, weights)), 5e-6)
+        assert_equal(of(after, "B"), of(start, "B"))
+    for client in CLIENTS:
+        assert (loop.own_state(client) is None) == (client not in own)
+        if client in own:
+            close(loop.own_state(client), own[client], 5e-6)
+    assert len(own) > 2
+
+
+def test_fedsa_lora_is_fedper_with_the_b_of_the_adapters_for_a_head():
+    one, _, _, rows, loop = run(FedSALoRA(), module=OddRank(optimizer="AdamW", lr=0.02))
+    per = FedRep(private=["lora_B"], together=True)
+    two, _, _, others, other = run(per, module=OddRank(optimizer="AdamW", lr=0.02))
+    assert_equal(adapters(one), adapters(two))
+    assert_equal(loop.own_state("a"), other.own_state("a"))
+    assert [row["bytes_up"] for row in rows] == [row["bytes_up"] for row in others]
+
+
+@pytest.mark.parametrize(("optimizer", "weighting"), WEIGHTINGS)
+def test_product_average_averages_products(optimizer, weighting):
+    """Multiplied out and cut by numpy's singular value decomposition of the whole matrices."""
+    module = OddRank(**OPTIMIZERS[optimizer])
+    ranks = {pair.layer: 3 for pair in find_pairs(adapters(module)).pairs}
+    module, history, visits, _, _ = run(
+        ProductAverage(weighting=weighting), module=module, clients_per_round=2
+    )
+    for idx, (before, after) in enumerate(pairwise(history.states)):
+        ends = local_ends(module, before, visits[idx])
+        weights = weights_of(ends, weighting)
+        whole = mean_products(before, [*ends.values()], weights)
+        best = {layer: cut(matrix, ranks[layer]) for layer, matrix in whole.items()}
+        assert relative_distance(products(after), best) < 5e-6
+        assert history.errors[idx] == pytest.approx(relative_distance(best, whole), rel=1e-4, abs=1e-7)
+        head = {name: value for name, value in before.items() if factor_of(name) is None}
+        expected = moved(head, [{n: end[n] for n in head} for end in ends.values()], weights)
+        close({name: after[name] for name in head}, as_float(expected), 5e-6)
+    assert max(history.errors) > 1e-4  # the mean of two or three products has a larger rank
+
+
+def cut(matrix, rank):
+    u, s, v = torch.linalg.svd(matrix)
+    return u[:, :rank] * s[:rank] @ v[:rank]
+
+
+def test_with_one_client_product_average_keeps_what_it_trained():
+    module, history, visits, *_ = run(ProductAverage(weighting="normalized"), rounds=3, clients_per_round=1)
+    for idx, (before, after) in enumerate(pairwise(history.states)):
+        [end] = local_ends(module, before, visits[idx]).values()
+        assert relative_distance(products(after), products(end)) < 5e-6
+    assert max(history.errors) < 1e-6
+
+
+def test_product_average_is_nearer_to_the_mean_of_the_products_than_fedavg():
+    _, plain, *_ = run(FedAvg(), rounds=1, module=OddRank(lr=0.3), local_steps=8)
+    _, exact, *_ = run(ProductAverage(), rounds=1, module=OddRank(lr=0.3), local_steps=8)
+    assert (
+        0 < exact.errors[0] < 0.8 * plain.errors[0]
+    )  # both trained the same, and no average of this rank is nearer
+
+
+def test_a_threshold_cuts_what_is_sent():
+    module = OddRank(lr=0.3)
+    _, history, visits, rows, loop = run(ProductAverage(0.9), rounds=5, module=module, local_steps=6)
+    whole = adapters(module)
+    pairs = find_pairs(whole).pairs
+    used, seen = dict.fromkeys([pair.a for pair in pairs], 3), []
+    for idx, (before, after) in enumerate(pairwise(history.states)):
+        small = {name: value for name, value in before.items() if factor_of(name) is None}
+        for pair in pairs:
+            assert before[pair.a][used[pair.a] :].count_nonzero() == 0
+            assert before[pair.b][:, used[pair.a] :].count_nonzero() == 0
+            small |= {pair.a: before[pair.a][: used[pair.a]], pair.b: before[pair.b][:, : used[pair.a]]}
+        ends = local_ends(module, before, visits[idx])
+        assert {row["bytes_down"] for row in rows if row["round"] == idx} == {serialized_bytes(small)}
+        assert {row["bytes_up"] for row in rows if row["round"] == idx} == {serialized_bytes(small)}
+        mean = mean_products(before, [*ends.values()], weights_of(ends, "unbiased"))
+        for pair in pairs:
+            s = torch.linalg.svdvals(mean[pair.layer]).square()
+            used[pair.a] = min(3, next(p for p in range(1, 9) if s[:p].sum() >= 0.9 * s.sum()))
+            expected = cut(mean[pair.layer], used[pair.a])
+            found = products(after)[pair.layer]
+            assert float((found - expected).norm() / expected.norm()) < 1e-5
+        seen.append(sum(used.values()))
+    assert min(seen) < 6 < 2 * max(seen)
+    assert loop.algorithm.state_dict()["ranks"] == {name: rank for name, rank in used.items() if rank < 3}
+
+
+def test_ranks_that_a_threshold_has_cut_grow_again():
+    """Of one direction each client makes another one."""
+    algorithm, module = ProductAverage(0.99999), OddRank(lr=0.3)
+    pairs = find_pairs(adapters(module)).pairs
+    with torch.no_grad():
+        for pair in pairs:
+            module.get_parameter(pair.a)[1:] = 0
+            module.get_parameter(pair.b)[:, 1:] = 0
+    algorithm.load_state_dict({"ranks": {pair.a: 1 for pair in pairs}})
+    _, history, _, rows, _ = run(algorithm, rounds=1, module=module, local_steps=6)
+    small = {name: value for name, value in history.states[0].items() if factor_of(name) is None}
+    small |= {pair.a: history.states[0][pair.a][:1] for pair in pairs}
+    small |= {pair.b: history.states[0][pair.b][:, :1] for pair in pairs}
+    assert {(row["bytes_down"], row["bytes_up"]) for row in rows} == {2 * (serialized_bytes(small),)}
+    for pair in pairs:
+        assert torch.linalg.matrix_rank(history.states[0][pair.a]) == 1
+        rank = int(torch.linalg.matrix_rank(history.states[1][pair.a]))
+        assert rank > 1
+        assert algorithm.state_dict()["ranks"].get(pair.a, 3) == rank
+
+
+def test_a_product_of_nothing_leaves_the_factors():
+    class New(LoraModule):
+        def __init__(self):
+            super().__init__(lr=0.0)
+            for name, parameter in self.named_parameters():
+                if "lora_B" in name:
+                    nn.init.zeros_(parameter)
+
+    _, history, *_ = run(ProductAverage(), rounds=2, module=New())
+    assert_equal(history.states[-1], history.states[0])
+    assert history.errors == [0.0, 0.0]
+
+
+# Bytes
+
+
+@pytest.mark.parametrize("name", ["FFALoRA", "RoLoRA", "FedSALoRA", "ProductAverage"])
+def test_bytes_on_the_wire_are_those_of_what_is_sent(name):
+    module = OddRank()
+    _, _, _, rows, _ = run(copy.deepcopy(ALL[name]), rounds=2, module=module)
+    state = adapters(module)
+    size = {
+        factors: serialized_bytes(of(state, *factors))
+        for factors in (("A", None), ("B", None), ("A", "B", None))
+    }
+    a, b, both = size.values()
+    assert a < both
+    assert b < both
+    expected = {
+        "FFALoRA": [(b, b), (b, b)],
+        "RoLoRA": [(both, b), (both, a)],
+        "FedSALoRA": [(both, a), (a, a)],
+        "ProductAverage": [(both, both), (both, both)],
+    }[name]
+    for idx, bytes_ in enumerate(expected):
+        assert {(row["bytes_down"], row["bytes_up"]) for row in rows if row["round"] == idx} == {bytes_}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_bytes_on_devices_are_known_before_a_round(name, tmp_path, caplog):
+    """The clock warns where a visit sends other bytes than were planned by names and shapes."""
+    fleet = make_fleet(tmp_path, phone={})
+    _, _, _, rows, _ = run(copy.deepcopy(ALL[name]), module=OddRank(lr=0.3), fleet=fleet, local_steps=6)
+    assert len(rows) == 12
+    assert "was to send" not in caplog.text
+
+
+# Privacy
+
+
+class Norms(ClipAndNoise):
+    """What is clipped, and the numbers that get noise."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self._seen = []
+
+    def encode(self, values, sizes):
+        self._seen.append(values.numel())
+        return super().encode(values, sizes)
+
+
+def test_under_ffa_lora_clipping_and_noise_see_b_alone():
+    codec = Norms(0.5, 0.1, delta=0.01)
+    module, history, *_ = run(FFALoRA(), rounds=1, channel=Wire(up=codec))
+    b = sum(value.numel() for value in of(adapters(module), "B").values())
+    assert {*codec._seen} == {b}
+    assert_equal(of(history.states[1], "A"), of(history.states[0], "A"))
+    assert max(history.errors) < 1e-12  # the mean of noisy products is the product of the noisy mean
+
+
+def test_noise_on_both_factors_is_multiplied_and_noise_on_one_is_not():
+    channel = {"channel": Wire(up=ClipAndNoise(0.5, 1.0, delta=0.01))}
+    errors = {}
+    for algorithm in (FedAvg(), RoLoRA()):
+        _, history, *_ = run(algorithm, rounds=2, **copy.deepcopy(channel))
+        errors[type(algorithm).__name__] = history.errors
+    assert min(errors["FedAvg"]) > 0.05
+    assert max(errors["RoLoRA"]) < 1e-12
+
+
+# What all algorithms promise
+
+
+def reversed_order(algorithm):
+    """Return an algorithm whose clients are visited in the other order."""
+    kind = type(algorithm)
+    other = type("Reversed", (kind,), {"plan": lambda self, *args: kind.plan(self, *args)[::-1]})
+    made = other.__new__(other)
+    made.__dict__.update(copy.deepcopy(algorithm).__dict__)
+    return made
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_any_order_of_the_clients_gives_the_same_bits(name):
+    one, first, _, rows, _ = run(copy.deepcopy(ALL[name]), module=OddRank(optimizer="AdamW", lr=0.05))
+    two, second, _, others, _ = run(reversed_order(ALL[name]), module=OddRank(optimizer="AdamW", lr=0.05))
+    assert [row["client"] for row in rows] != [row["client"] for row in others]
+    assert_equal(adapters(one), adapters(two))
+    assert first.errors == second.errors
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_resumed_from_every_checkpoint_equals_uninterrupted(name, tmp_path):
+    def trained(label, ckpt_path=None):
+        save = ModelCheckpoint(
+            tmp_path / label, save_top_k=-1, filename="{epoch}", save_on_train_epoch_end=True
+        )
+        settings = {"enable_checkpointing": True, "default_root_dir": tmp_path / label}
+        module, history, _, _, loop = run(
+            copy.deepcopy(ALL[name]),
+            rounds=4,
+            module=OddRank(optimizer="AdamW", lr=0.05),
+            clients_per_round=2,
+            callbacks=[save],
+            settings=settings,
+            ckpt_path=ckpt_path,
+        )
+        own = {client: loop.own_state(client) for client in CLIENTS}
+        return adapters(module), own, loop.algorithm.state_dict(), history.errors
+
+    whole = trained("whole")
+    files = sorted((tmp_path / "whole").glob("*.ckpt"))
+    assert len(files) == 4
+    for done, file in enumerate(files[:-1]):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The dirpath has changed")
+            again = trained(file.stem, file)
+        assert_equal(again[0], whole[0])
+        assert again[2] == whole[2]
+        assert again[3] == whole[3][done + 1 :]
+        for client, own in whole[1].items():
+            assert (own is None) == (again[1][client] is None)
+            assert own is None or all(torch.equal(value, again[1][client][n]) for n, value in own.items())
+
+
+# What cannot work is refused
+
+
+@pytest.mark.parametrize("name", ["FFALoRA", "RoLoRA", "FedSALoRA", "ProductAverage"])
+def test_a_module_without_adapters_is_refused(name):
+    message = rf"federated.algorithm={name} treats the factors .* none of the 4 trained parameters is one, such as body"
+    with pytest.raises(ValueError, match=message):
+        fit(TwoParts(), Points(), rounds=1, algorithm=copy.deepcopy(ALL[name]))
+
+
+@pytest.mark.parametrize("name", ["FFALoRA", "RoLoRA", "FedSALoRA", "ProductAverage"])
+def test_another_kind_of_lora_is_refused(name):
+    class Dora(LoraModule):
+        def __init__(self):
+            super().__init__()
+            net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+            self.net = get_peft_model(net, LoraConfig(r=2, target_modules=["0"], use_dora=True))
+
+    with pytest.raises(ValueError, match=f"={name} is for plain LoRA .* lora_magnitude_vector is no factor"):
+        fit(Dora(), Points(), rounds=1, algorithm=copy.deepcopy(ALL[name]))
+
+
+def test_an_a_of_zeros_cannot_stay_as_it_is():
+    module = LoraModule()
+    for name, parameter in module.named_parameters():
+        if "2.lora_A" in name:
+            nn.init.zeros_(parameter)
+    with pytest.raises(
+        ValueError, match=r"2.lora_A.default.weight is 0 in all places, so this layer would learn nothing"
+    ):
+        fit(module, Points(), rounds=1, algorithm=FFALoRA())
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"aggregation": CoordinateMedian()}, "a federated.aggregation combines coordinates: take it out"),
+        ({"server": FedAdam()}, "set Average with lr=1, or take FFALoRA"),
+        ({"server": Average(0.5)}, "set Average with lr=1, or take FFALoRA"),
+        ({"channel": Wire(up=TopK(0.5, error_feedback=True))}, "set error_feedback=false in the codecs"),
+    ],
+)
+def test_what_takes_factors_for_fixed_coordinates_is_refused(parts, message):
+    with pytest.raises(
+        ValueError, match=f"ProductAverage replaces the factors A and B by others .*{message}"
+    ):
+        fit(Lora(), Points(), rounds=1, algorithm=ProductAverage(), **parts)
+
+
+def test_lossy_wires_without_feedback_are_fine():
+    channel = Wire(up=[TopK(0.5, error_feedback=False), Quantize("int8")], down=Quantize("fp16"))
+    for name, algorithm in ALL.items():
+        _, history, *_ = run(copy.deepcopy(algorithm), rounds=2, channel=copy.deepcopy(channel))
+        assert any(not torch.equal(value, history.states[0][n]) for n, value in history.states[-1].items()), (
+            name
+        )
+
+
+def test_a_checkpoint_of_another_algorithm_is_refused():
+    with pytest.raises(ValueError, match="has no ranks, so another algorithm than ProductAverage made it"):
+        ProductAverage().load_state_dict({})

@@ -1,0 +1,195 @@
+"""fed/product_error against the clients' and the server's products multiplied out, and where it is left out."""
+
+import copy
+from itertools import pairwise
+
+import lightning as L
+import pytest
+import torch
+from lora_runs import LoraModule, adapters, mean_products, products, relative_distance, run, weights_of
+from plain_lightning import assert_equal
+from stacked import Points, fit
+from two_parts import TwoParts
+
+from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean
+from fedlight.federation.algorithms.ditto import Ditto
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedprox import FedProx
+from fedlight.federation.algorithms.fedrep import FedRep
+from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
+from fedlight.federation.algorithms.local_only import LocalOnly
+from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA
+from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA
+from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
+from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.channel import Wire
+from fedlight.federation.codecs import Quantize
+from fedlight.federation.lora import product_error
+from fedlight.federation.privacy import PrivateMean
+from fedlight.federation.server import FedAdam
+
+
+class Uploads(L.Callback):
+    """Parameters of each client as they reached the server, by round."""
+
+    def __init__(self):
+        self.rounds = {}
+
+    def on_upload(self, upload):
+        self.rounds.setdefault(upload.round_idx, {})[upload.client_id] = upload.state
+
+
+def multiplied_out(history, uploads, weighting):
+    """Return the error of each round from uploads and the server's weights, by whole matrices."""
+    found = []
+    for idx, (before, after) in enumerate(pairwise(history.states)):
+        ends = uploads.rounds[idx]
+        mean = mean_products(before, [*ends.values()], weights_of([*ends], weighting))
+        found.append(relative_distance(products(after), mean))
+    return found
+
+
+LINEAR = {
+    "FedAvg": {"algorithm": FedAvg("unbiased")},
+    "normalized": {"algorithm": FedAvg("normalized"), "clients_per_round": 2},
+    "uniform": {"algorithm": FedAvg("uniform"), "clients_per_round": 3},
+    "FedProx": {"algorithm": FedProx(0.5, "normalized")},
+    "Scaffold": {"algorithm": Scaffold("normalized")},
+    "Ditto": {"algorithm": Ditto(0.5, weighting="normalized")},
+    "wire": {"algorithm": FedAvg("normalized"), "channel": Wire(up=Quantize("int8"), down=Quantize("fp16"))},
+    "median": {"algorithm": FedAvg("normalized"), "aggregation": CoordinateMedian()},
+    "private": {"algorithm": FedAvg("uniform"), "aggregation": PrivateMean(0.5, 0.3, delta=0.01)},
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_it_is_the_distance_of_the_servers_product_from_the_mean_of_the_clients(name):
+    uploads, parts = Uploads(), copy.deepcopy(LINEAR[name])
+    algorithm = parts.pop("algorithm")
+    _, history, *_ = run(algorithm, module=LoraModule(lr=0.3), local_steps=6, callbacks=[uploads], **parts)
+    expected = multiplied_out(history, uploads, algorithm.weighting)
+    assert history.errors == pytest.approx(
+        expected, rel=1e-3, abs=1e-6
+    )  # uploads and weights are rounded to fp32
+    assert min(history.errors) > 1e-3
+
+
+def test_a_server_optimizer_plays_no_part():
+    """What is measured is the average that the server's optimizer gets."""
+    _, plain, *_ = run(FedAvg(), rounds=1, module=LoraModule(lr=0.3))
+    _, adam, *_ = run(FedAvg(), rounds=1, module=LoraModule(lr=0.3), server=FedAdam(0.1))
+    assert adam.errors == plain.errors
+    assert any(not torch.equal(value, plain.states[1][name]) for name, value in adam.states[1].items())
+
+
+@pytest.mark.parametrize(
+    "algorithm", [FedAvg(), FedProx(0.1), Scaffold()], ids=lambda one: type(one).__name__
+)
+def test_one_client_loses_nothing(algorithm):
+    _, history, *_ = run(copy.deepcopy(algorithm), data=Points({"a": 8}), clients_per_round=1)
+    assert max(history.errors) < 1e-12
+
+
+def test_clients_with_equal_factors_lose_nothing_and_those_without_steps_neither():
+    _, history, *_ = run(FedAvg(), module=LoraModule(lr=0.0))
+    assert max(history.errors) < 1e-12
+
+
+def test_it_changes_no_bit_of_a_run():
+    runs = {}
+    for setting in (True, False, "auto"):
+        module, history, _, rows, _ = run(FedAvg(), module=LoraModule("AdamW"), product_error=setting)
+        runs[setting] = module, [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+        assert (history.errors == [None] * 3) == (setting is False)
+    for setting in (True, "auto"):
+        assert_equal(adapters(runs[setting][0]), adapters(runs[False][0]))
+        assert runs[setting][1] == runs[False][1]
+
+
+LEFT_OUT = {
+    "FedSALoRA": FedSALoRA(),
+    "FedRep": FedRep(private=["lora_B"]),
+    "FedPer": FedRep(private=["lora_A"], together=True),
+    "LocalOnly": LocalOnly(),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_it_is_left_out_where_clients_keep_a_factor(name):
+    _, history, *_ = run(copy.deepcopy(LEFT_OUT[name]))
+    assert history.errors == [None] * 3
+
+
+def test_it_is_left_out_of_rounds_in_which_nothing_is_sent():
+    _, history, *_ = run(GlobalThenLocal(2))
+    assert [error is None for error in history.errors] == [False, False, True]
+
+
+def test_it_is_left_out_without_adapters():
+    history_of = {}
+
+    class Metrics(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            history_of.update(trainer.callback_metrics)
+
+    fit(TwoParts(), Points(), rounds=1, callbacks=[Metrics()])
+    assert "fed/bytes_up" in history_of
+    assert "fed/product_error" not in history_of
+
+
+def test_it_is_left_out_where_the_algorithms_average_is_no_weighted_sum():
+    class Own(FedAvg):
+        def aggregation(self, num_clients):
+            return CoordinateMedian()
+
+    _, history, *_ = run(Own())
+    assert history.errors == [None] * 3
+
+
+def test_a_wire_that_rounds_what_goes_down_is_part_of_the_error():
+    """The fixed factor of a client is then not the server's."""
+    _, fine, *_ = run(RoLoRA(), rounds=2)
+    _, rounded, *_ = run(RoLoRA(), rounds=2, channel=Wire(down=Quantize("fp16")))
+    assert max(fine.errors) < 1e-12
+    assert all(1e-7 < error < 1e-2 for error in rounded.errors)
+
+
+def test_large_uploads_are_not_kept_unless_asked_for_and_it_is_said_once(monkeypatch, caplog):
+    monkeypatch.setattr(product_error, "LIMIT_MIB", 1e-6)
+    _, history, *_ = run(FedAvg())
+    assert history.errors == [None] * 3
+    assert caplog.text.count("fed/product_error is left out, as the adapters of 4 clients take") == 1
+    assert "set it to true to have it" in caplog.text
+    _, history, *_ = run(FedAvg(), product_error=True)
+    assert None not in history.errors
+
+
+def test_what_is_no_plain_pair_is_said(caplog):
+    class Mixed(LoraModule):
+        def __init__(self):
+            super().__init__()
+            for name, parameter in self.named_parameters():
+                if "2.lora_A" in name:
+                    parameter.requires_grad_(False)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
+
+    _, history, *_ = run(FedAvg(), module=Mixed())
+    assert min(history.errors) > 0
+    assert "without 1 tensors such as" in caplog.text
+    assert "2 has no lora_A of adapter default" in caplog.text
+
+
+@pytest.mark.parametrize("value", [1, 0, "yes", None])
+def test_another_setting_is_refused(value):
+    with pytest.raises(ValueError, match=r"federated.product_error=.* is not one of true, false, auto"):
+        run(FedAvg(), product_error=value)
+
+
+def test_ffa_lora_has_no_error_under_a_robust_mean_that_is_a_mean():
+    """A trimmed mean of nothing trimmed is the uniform mean, which the algorithm says with its weighting."""
+    _, history, *_ = run(FFALoRA("uniform"), aggregation=TrimmedMean(0.0))
+    assert max(history.errors) < 1e-12
+    _, history, *_ = run(FFALoRA("uniform"), aggregation=CoordinateMedian())
+    assert min(history.errors) > 1e-4
