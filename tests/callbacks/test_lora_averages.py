@@ -27,11 +27,13 @@ from two_parts import TwoParts, close
 
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.fedrep import FedRep
 from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA
 from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA
 from fedlight.federation.algorithms.lora.product_average import ProductAverage
 from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
+from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Wire, serialized_bytes
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.lora.pairs import factor_of, find_pairs
@@ -259,6 +261,59 @@ def test_a_product_of_nothing_leaves_the_factors():
     _, history, *_ = run(ProductAverage(), rounds=2, module=New())
     assert_equal(history.states[-1], history.states[0])
     assert history.errors == [0.0, 0.0]
+
+
+LOCAL = {
+    "FFALoRA": (FFALoRA, lambda name: factor_of(name) != "A"),
+    "RoLoRA": (RoLoRA, lambda name: factor_of(name) != "A"),  # the first round
+    "FedSALoRA": (FedSALoRA, lambda name: factor_of(name) != "B"),
+    "ProductAverage": (ProductAverage, lambda name: True),
+}
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_clients_may_hold_what_is_shared_near_what_they_received(name):
+    """The proximal term of FedProx in the loss of the reference, on what is averaged alone."""
+    kind, is_held = LOCAL[name]
+    module, mu = OddRank(), 2.0
+    start = adapters(module)
+    _, history, visits, _, loop = run(kind(local=FedProx(mu)), rounds=1, module=module)
+    names = {*start} if name in ("FedSALoRA", "ProductAverage") else {*filter(is_held, start)}
+
+    def proximal(weights):
+        return mu / 2 * sum((weights[n] - start[n]).square().sum() for n in filter(is_held, start))
+
+    ends = local_ends(module, start, visits[0], names, add=proximal)
+    weights = weights_of(ends, "unbiased")
+    if name == "ProductAverage":
+        whole = mean_products(start, [*ends.values()], weights)
+        best = {layer: cut(matrix, 3) for layer, matrix in whole.items()}
+        assert relative_distance(products(history.states[1]), best) < 5e-6
+        return
+    expected = moved(start, [*ends.values()], weights)
+    close({n: v for n, v in history.states[1].items() if is_held(n)},
+          {n: v for n, v in as_float(expected).items() if is_held(n)}, 5e-6)  # fmt: skip
+    if name == "FedSALoRA":
+        for client, end in ends.items():
+            close(loop.own_state(client), of(end, "B"), 5e-6)
+
+
+def test_a_proximal_term_goes_with_ranks_that_are_cut():
+    """Of factors that have fewer rows than the module's."""
+    near, *_ = run(ProductAverage(0.9, local=FedProx(0.5)), module=OddRank(lr=0.3))
+    plain, *_ = run(ProductAverage(0.9, local=FedProx(0.0)), module=OddRank(lr=0.3))
+    alone, _, _, _, loop = run(ProductAverage(0.9), module=OddRank(lr=0.3))
+    assert loop.algorithm.state_dict()["ranks"]
+    assert_equal(adapters(plain), adapters(alone))
+    assert any(not torch.equal(value, adapters(alone)[n]) for n, value in adapters(near).items())
+
+
+@pytest.mark.parametrize("kind", [FFALoRA, RoLoRA, FedSALoRA, ProductAverage])
+def test_a_local_algorithm_that_does_more_than_change_gradients_is_refused(kind):
+    with pytest.raises(
+        ValueError, match=f"local=Scaffold changes .*: inside {kind.__name__} a local algorithm"
+    ):
+        kind(local=Scaffold())
 
 
 # Bytes

@@ -70,9 +70,9 @@ def weights_of(names, weighting, clients=CLIENTS):
     }[weighting]
 
 
-def local_ends(module, before, visits, names=None):
+def local_ends(module, before, visits, names=None, add=None):
     """Return what each client of a round ends with, written out: client -> weights."""
-    return {v.client_id: trained(module, before, batches, names=names) for v, batches in visits}
+    return {v.client_id: trained(module, before, batches, names=names, add=add) for v, batches in visits}
 
 
 def moved(before, ends, coefficients):

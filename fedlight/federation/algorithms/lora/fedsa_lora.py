@@ -15,7 +15,11 @@ the base alone: look at ``ClientAccuracy(own_models=True)``. Other trained tenso
 of B belongs to B.
 """
 
-from fedlight.federation.algorithm import Algorithm
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from fedlight.federation.algorithm import Algorithm, Weighting, refuse_more_than_gradients
 from fedlight.federation.client import OWN_STATE, Client, Visit, Visiting, Work
 from fedlight.federation.lora.pairs import factor_of, trained_pairs
 from fedlight.federation.protocols import Federation
@@ -27,6 +31,8 @@ class FedSALoRA(Algorithm):
 
     Args:
         weighting: of the clients, as for `Algorithm`.
+        local: what clients do beyond FedAvg, such as FedProx, on what is shared;
+            it may change gradients alone; its weighting plays no part.
 
     Raises:
         ValueError: in ``check``, for a module without a LoRA adapter, or with another kind of it.
@@ -43,8 +49,14 @@ class FedSALoRA(Algorithm):
 
     buffers = ("refuse", "local")
 
+    def __init__(self, weighting: Weighting = "unbiased", local: Algorithm | None = None) -> None:
+        super().__init__(weighting)
+        self.local = local or Algorithm()
+        refuse_more_than_gradients(self.local, "FedSALoRA")
+
     def check(self, federation: Federation) -> None:
         super().check(federation)
+        self.local.check(federation)
         trained_pairs(federation, "FedSALoRA")
 
     def send(self, visit: Visit, client: Client, state: State) -> State | None:
@@ -53,6 +65,13 @@ class FedSALoRA(Algorithm):
 
     def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
         return Visiting(visit, client, received, start=received | client.memory.get(OWN_STATE, {}))
+
+    def adjust_gradients(
+        self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
+    ) -> None:
+        own = {name: gradients.pop(name) for name in [name for name in gradients if factor_of(name) == "B"]}
+        self.local.adjust_gradients(visiting, parameters, gradients)
+        gradients |= own
 
     def reply(self, visiting: Visiting, trained: State, work: Work) -> State:
         own = {name: value for name, value in trained.items() if factor_of(name) == "B"}

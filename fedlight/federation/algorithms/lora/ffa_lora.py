@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithm import Algorithm, Weighting, refuse_more_than_gradients
 from fedlight.federation.client import Client, Visit, Visiting
 from fedlight.federation.lora.pairs import factor_of, trained_pairs
 from fedlight.federation.protocols import Federation
@@ -29,6 +29,7 @@ class FFALoRA(Algorithm):
 
     Args:
         weighting: of the clients, as for `Algorithm`.
+        local: what clients do beyond FedAvg, such as FedProx; it may change gradients alone; its weighting plays no part.
 
     Raises:
         ValueError: in ``check``, for a module without a LoRA adapter, with another kind of it, or with an A that is 0.
@@ -41,8 +42,14 @@ class FFALoRA(Algorithm):
         ['q.lora_B.default.weight']
     """
 
+    def __init__(self, weighting: Weighting = "unbiased", local: Algorithm | None = None) -> None:
+        super().__init__(weighting)
+        self.local = local or Algorithm()
+        refuse_more_than_gradients(self.local, "FFALoRA")
+
     def check(self, federation: Federation) -> None:
         super().check(federation)
+        self.local.check(federation)
         parameters = dict(federation.module.named_parameters())
         for pair in trained_pairs(federation, "FFALoRA"):
             if not parameters[pair.a].any():
@@ -59,3 +66,4 @@ class FFALoRA(Algorithm):
     ) -> None:
         for name in [name for name in gradients if factor_of(name) == "A"]:
             del gradients[name]
+        self.local.adjust_gradients(visiting, parameters, gradients)

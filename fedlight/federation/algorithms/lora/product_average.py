@@ -26,7 +26,8 @@ cut off. Deviations from the paper:
 Other trained tensors, such as a head, are averaged as in FedAvg.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fedlight.federation.aggregation import Aggregation, WeightedSum
-from fedlight.federation.algorithm import Algorithm, Weighting
+from fedlight.federation.algorithm import Algorithm, Weighting, refuse_more_than_gradients
 from fedlight.federation.client import Client, Visit, Visiting, Work
 from fedlight.federation.lora.pairs import LoraPair, pad_to, pad_to_rank, slice_to_rank, trained_pairs
 from fedlight.federation.lora.products import ProductSums, Term, singular_vectors
@@ -53,6 +54,7 @@ class ProductAverage(Algorithm):
     Args:
         threshold: least share of the squared singular values that is kept, in (0, 1]; 1 keeps all that the rank allows.
         weighting: of the clients, as for `Algorithm`.
+        local: what clients do beyond FedAvg, such as FedProx; it may change gradients alone; its weighting plays no part.
 
     Raises:
         ValueError: ``threshold`` is out of its range; in ``check``, for a module without a LoRA adapter or with another kind
@@ -60,8 +62,12 @@ class ProductAverage(Algorithm):
             error feedback.
     """
 
-    def __init__(self, threshold: float = 1.0, weighting: Weighting = "unbiased") -> None:
+    def __init__(
+        self, threshold: float = 1.0, weighting: Weighting = "unbiased", local: Algorithm | None = None
+    ) -> None:
         super().__init__(weighting)
+        self.local = local or Algorithm()
+        refuse_more_than_gradients(self.local, "ProductAverage")
         if not 0 < threshold <= 1:
             raise ValueError(
                 f"federated.algorithm.threshold={threshold} is the share of the squared singular values that is kept, and "
@@ -77,6 +83,7 @@ class ProductAverage(Algorithm):
 
     def check(self, federation: Federation) -> None:
         super().check(federation)
+        self.local.check(federation)
         self._pairs = trained_pairs(federation, "ProductAverage")
         parameters = dict(federation.module.named_parameters())
         self._full = {pair.a: pair.rank(parameters) for pair in self._pairs}
@@ -145,6 +152,13 @@ class ProductAverage(Algorithm):
             both = {name: received[name] for name in (pair.a, pair.b)}
             start |= pad_to_rank(both, [pair], self._full[pair.a])
         return Visiting(visit, client, received, start)
+
+    def adjust_gradients(
+        self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
+    ) -> None:
+        # What was received may lack rows and columns of 0, with which the client trains.
+        whole = replace(visiting, received=visiting.start)
+        self.local.adjust_gradients(whole, parameters, gradients)
 
     def reply(self, visiting: Visiting, trained: State, work: Work) -> State:
         return self._cut(trained) if self._ranks else trained

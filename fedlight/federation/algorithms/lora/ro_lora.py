@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithm import Algorithm, Weighting, refuse_more_than_gradients
 from fedlight.federation.client import Client, Visit, Visiting, Work
 from fedlight.federation.lora.pairs import factor_of, trained_pairs
 from fedlight.federation.protocols import Federation, NumBatches
@@ -33,6 +33,7 @@ class RoLoRA(Algorithm):
 
     Args:
         weighting: of the clients, as for `Algorithm`.
+        local: what clients do beyond FedAvg, such as FedProx; it may change gradients alone; its weighting plays no part.
 
     Raises:
         ValueError: in ``check``, for a module without a LoRA adapter, or with another kind of it.
@@ -43,8 +44,14 @@ class RoLoRA(Algorithm):
         ['B', 'A', 'B']
     """
 
+    def __init__(self, weighting: Weighting = "unbiased", local: Algorithm | None = None) -> None:
+        super().__init__(weighting)
+        self.local = local or Algorithm()
+        refuse_more_than_gradients(self.local, "RoLoRA")
+
     def check(self, federation: Federation) -> None:
         super().check(federation)
+        self.local.check(federation)
         trained_pairs(federation, "RoLoRA")
 
     def plan(self, round_idx: int, cohort: Sequence[Client], num_batches: NumBatches) -> list[Visit]:
@@ -56,6 +63,7 @@ class RoLoRA(Algorithm):
     ) -> None:
         for name in [name for name in gradients if _is_fixed(name, visiting.visit)]:
             del gradients[name]
+        self.local.adjust_gradients(visiting, parameters, gradients)
 
     def reply(self, visiting: Visiting, trained: State, work: Work) -> State:
         return {name: value for name, value in trained.items() if not _is_fixed(name, visiting.visit)}
