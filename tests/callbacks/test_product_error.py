@@ -6,14 +6,26 @@ from itertools import pairwise
 import lightning as L
 import pytest
 import torch
-from lora_runs import LoraModule, adapters, mean_products, products, relative_distance, run, weights_of
+from lora_runs import (
+    History,
+    LoraModule,
+    adapters,
+    mean_products,
+    products,
+    relative_distance,
+    run,
+    weights_of,
+)
 from plain_lightning import assert_equal
 from stacked import Points, fit
+from tastes import Adapters, Tastes
+from tastes import run as train_selectors
 from two_parts import TwoParts
 
 from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.fedrep import FedRep
 from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
@@ -25,6 +37,7 @@ from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Wire
 from fedlight.federation.codecs import Quantize
 from fedlight.federation.lora import product_error
+from fedlight.federation.lora.pairs import find_pairs
 from fedlight.federation.privacy import PrivateMean
 from fedlight.federation.server import FedAdam
 
@@ -93,6 +106,46 @@ def test_one_client_loses_nothing(algorithm):
 def test_clients_with_equal_factors_lose_nothing_and_those_without_steps_neither():
     _, history, *_ = run(FedAvg(), module=LoraModule(lr=0.0))
     assert max(history.errors) < 1e-12
+
+
+class LoraSelectors(Adapters):
+    """Selectors that are products of two factors, by PEFT's names."""
+
+    def __init__(self):
+        super().__init__()
+        del self.parts
+        torch.manual_seed(0)
+        self.q = torch.nn.Module()
+        self.q.lora_A = torch.nn.ModuleDict(
+            {name: torch.nn.Linear(4, 2, bias=False) for name in self.adapter_names}
+        )
+        self.q.lora_B = torch.nn.ModuleDict(
+            {name: torch.nn.Linear(2, 1, bias=False) for name in self.adapter_names}
+        )
+
+    def example_losses(self, batch):
+        found = self.q.lora_B[self.active](self.q.lora_A[self.active](batch[0]))
+        return (found - batch[1]).square()[:, 0]
+
+
+def test_of_several_adapters_it_is_over_those_that_the_round_has_trained():
+    history, uploads, module = History(), Uploads(), LoraSelectors()
+    algorithm = FedBiscuit(1, 2, weighting="normalized")
+    train_selectors(algorithm, 5, module, [history, uploads], clients_per_round=5)
+    data = Tastes()
+    data.setup("fit")
+    sizes = {client: len(own) for client, own in data.client_indices.items()}
+    for idx, (before, after) in enumerate(pairwise(history.states)):
+        distance = norm = 0.0
+        trained = {pair.adapter for end in uploads.rounds[idx].values() for pair in find_pairs(end).pairs}
+        for pair in [pair for pair in find_pairs(before).pairs if pair.adapter in trained]:
+            own = {client: pair.product(end) for client, end in uploads.rounds[idx].items() if pair.a in end}
+            total = sum(sizes[client] for client in own)
+            mean = sum(sizes[client] / total * product for client, product in own.items())
+            distance += float((pair.product(after) - mean).square().sum())
+            norm += float(mean.square().sum())
+        assert history.errors[idx] == pytest.approx((distance / norm) ** 0.5, rel=1e-3)
+    assert len(trained) > 1
 
 
 def test_it_changes_no_bit_of_a_run():

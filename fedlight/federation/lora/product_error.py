@@ -37,7 +37,7 @@ class ProductError:
 
     Args:
         setting: ``auto`` for every round whose uploads take at most ``LIMIT_MIB``, since they are all kept until the round
-            is over; true for every round; false for none.
+            is over, by each of several processes; true for every round; false for none.
 
     Raises:
         ValueError: another setting.

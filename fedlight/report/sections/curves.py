@@ -31,6 +31,7 @@ SAID = {
     "train/loss": "loss of training batches",
     "val/loss": "validation loss",
     "fed/loss": "loss during visits",
+    "fed/product_error": "relative distance of the averaged adapter from the mean of the clients' products",
     "val/accuracy": "validation accuracy",
     "val/client_mean": "mean over clients",
     "val/client_worst_tenth": "mean of the worst tenth of clients",
