@@ -1,7 +1,7 @@
 """FedSA-LoRA: clients share A, and each keeps a B of its own.
 
 Guo et al., "Selective Aggregation for Low-Rank Adaptation in Federated Learning", ICLR 2025,
-https://arxiv.org/abs/2410.01463, section 4. In round t a sampled client i starts from the server's A and its own B_i, takes
+https://arxiv.org/abs/2410.01463. In round t a sampled client i starts from the server's A and its own B_i, takes
 its steps on both, and sends A_i alone:
 
     A_i, B_i <- steps on F_i(W_0 + s B_i A)  from  (A, B_i)            A <- A + sum c_i (A_i - A)

@@ -1,7 +1,7 @@
 """FFA-LoRA: A stays at its initial value everywhere, and clients train and send B alone.
 
-Sun et al., "Improving LoRA in Privacy-preserving Federated Learning", ICLR 2024, https://arxiv.org/abs/2403.12313, section
-4: with A = A_0 fixed, what a layer adds is linear in B, so averaging B averages the products,
+Sun et al., "Improving LoRA in Privacy-preserving Federated Learning", ICLR 2024, https://arxiv.org/abs/2403.12313: with
+A = A_0 fixed, what a layer adds is linear in B, so averaging B averages the products,
 
     B <- B + sum c_i (B_i - B)     and     B A_0 + sum c_i (B_i A_0 - B A_0)  =  (B + sum c_i (B_i - B)) A_0
 

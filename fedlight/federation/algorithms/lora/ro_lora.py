@@ -1,7 +1,7 @@
 """RoLoRA: in turns, a round trains B with A fixed and the next one A with B fixed.
 
 Chen et al., "Robust Federated Finetuning of LLMs via Alternating Optimization of LoRA", NeurIPS 2025,
-https://arxiv.org/abs/2502.01755, Algorithm 1. With c_i the weights of the sampled clients,
+https://arxiv.org/abs/2502.01755. With c_i the weights of the sampled clients,
 
     rounds 1, 3, 5, ...   A fixed:  B <- B + sum c_i (B_i - B)     so  B A  moves by  sum c_i (B_i A - B A)
     rounds 2, 4, 6, ...   B fixed:  A <- A + sum c_i (A_i - A)     so  B A  moves by  sum c_i (B A_i - B A)
