@@ -47,6 +47,8 @@ _FILES = {
     "RoLoRA": "federation.algorithms.lora.ro_lora",
     "FedSALoRA": "federation.algorithms.lora.fedsa_lora",
     "ProductAverage": "federation.algorithms.lora.product_average",
+    "HetLoRA": "federation.algorithms.lora.hetlora",
+    "FlexLoRA": "federation.algorithms.lora.flexlora",
     "LocalOnly": "federation.algorithms.local_only",
     "LocalSelfGeneration": "federation.algorithms.local_self_generation",
     "Average": "federation.server",
@@ -236,6 +238,8 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA as FFALoRA
     from fedlight.federation.algorithms.lora.product_average import ProductAverage as ProductAverage
     from fedlight.federation.algorithms.lora.ro_lora import RoLoRA as RoLoRA
+    from fedlight.federation.algorithms.lora.flexlora import FlexLoRA as FlexLoRA
+    from fedlight.federation.algorithms.lora.hetlora import HetLoRA as HetLoRA
     from fedlight.federation.algorithms.scaffold import Scaffold as Scaffold
     from fedlight.federation.channel import Channel as Channel
     from fedlight.federation.channel import Identity as Identity

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -37,11 +38,18 @@ from fedlight.federation.algorithm import Algorithm, predict_payloads
 from fedlight.federation.channel import Channel
 from fedlight.federation.client import Client, Visit
 from fedlight.federation.client_state import ClientMemories
+from fedlight.federation.lora.ranks import largest_rank, rank_of
 from fedlight.federation.protocols import KnowsBaseBits
 from fedlight.federation.state import State
 
-Sizes = tuple[frozenset[str], int, int]
-"""Names of the parameters that a visit trains, bytes down, bytes up."""
+
+class Sizes(NamedTuple):
+    """What a visit trains and sends: names of its parameters, bytes down and up, and its LoRA rank (None: the module's)."""
+
+    trained: frozenset[str]
+    bytes_down: int
+    bytes_up: int
+    lora_rank: int | None
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,7 @@ class PayloadSizes:
     buffers: BufferPolicy
 
     def of(self, client_id: str, visits: Sequence[Visit], state: State) -> dict[Visit, Sizes]:
-        """Return the names of the trained parameters, bytes down and bytes up of each visit to a client in one round.
+        """Return what each visit to a client in one round trains and sends.
 
         Only names and shapes of ``state`` count. Raises ValueError if the algorithm's hooks look at values.
         """
@@ -68,7 +76,8 @@ class PayloadSizes:
         ):
             down, up = self.channel.down_bytes(found.down), self.channel.up_bytes(found.up)
             trained = frozenset(found.start.keys() | local)
-            sizes[visit] = trained, down + (also if found.down else 0), up + (also if found.up else 0)
+            more = (down + (also if found.down else 0), up + (also if found.up else 0))
+            sizes[visit] = Sizes(trained, *more, rank_of(client))
         return sizes
 
 
@@ -116,6 +125,7 @@ class DeviceEmulation(NoDevices):
         self._run = run
         self._payloads = payloads
         self._devices = fleet.assign(run.clients)
+        self._names = [*fleet.devices]
         self._deadline_seconds = deadline_seconds
         self._wanted = wanted
         self._seed = seed
@@ -126,9 +136,18 @@ class DeviceEmulation(NoDevices):
         for bits in sorted({device.weight_bits for device in self._devices.values()}):
             self._base.check(bits)
         self._step = FittedStep(module)
-        self._meter = CostMeter(module, self._example_batch)
+        self._meters: dict[int | None, CostMeter] = {}
         self._moment_bytes = max(moment_bytes_per_weight(optimizer) for optimizer in run.optimizers)
-        self._resting: dict[tuple[int, frozenset[str]], Footprint] = {}
+        self._resting: dict[tuple[int, frozenset[str], int | None], Footprint] = {}
+        self._meter(None)
+
+    def _meter(self, lora_rank: int | None) -> CostMeter:
+        """Return the meter of steps with adapters of a rank; None for the module's."""
+        if lora_rank is not None and lora_rank >= self._full_rank:
+            lora_rank = None
+        if lora_rank not in self._meters:
+            self._meters[lora_rank] = CostMeter(self._module, self._example_batch, lora_rank)
+        return self._meters[lora_rank]
 
     def _example_batch(self, examples: int) -> Any:
         """Return a batch as a training step receives it, on the CPU, where its operations are counted."""
@@ -136,6 +155,24 @@ class DeviceEmulation(NoDevices):
 
     def device_name(self, client_id: str) -> str:
         return self._devices[client_id].name
+
+    @cached_property
+    def _full_rank(self) -> int:
+        """Rank of the module's adapters."""
+        return largest_rank({name: p for name, p in self._module.named_parameters() if p.requires_grad})
+
+    @property
+    def device_names(self) -> list[str]:
+        return self._names
+
+    def fitting_rank(self, client_id: str, ranks: Sequence[int], parameters: Mapping[str, Tensor]) -> int:
+        device, trained = self._devices[client_id], frozenset(parameters)
+        shapes = self._data.batch_shapes(Visit(client_id, self._run.data.num_batches(client_id)), 0)
+        for rank in sorted({*ranks}, reverse=True):
+            resting = self._at_rest(device.weight_bits, trained, rank)
+            if fit(shapes, self._meter(rank), device.budget_bytes, resting).fits:
+                return rank
+        return min(ranks)
 
     def present(self, round_idx: int, now_seconds: float, clients: Sequence[Client]) -> list[Client]:
         def there(client: Client) -> bool:
@@ -176,17 +213,17 @@ class DeviceEmulation(NoDevices):
         sizes: dict[Visit, Sizes] = {}
         for client_id, own in self._asked.items():
             sizes |= self._payloads.of(client_id, own, state)
-        self._planned_bytes = {visit: size[1:] for visit, size in sizes.items()}
+        self._planned = sizes
         self._fits: dict[Visit, Fit] = {}
         self._flops: dict[Visit, int] = {}
         self._largest: dict[Visit, int] = {}
         for visit in visits:
             shapes = self._data.batch_shapes(visit, round_idx)
             self._largest[visit] = max(shape.examples for shape in shapes)
-            device = self._devices[visit.client_id]
-            resting = self._at_rest(device.weight_bits, sizes[visit][0])
-            self._fits[visit] = fit(shapes, self._meter, device.budget_bytes, resting)
-            self._flops[visit] = visit_flops(shapes, self._meter, self._fits[visit])
+            device, rank = self._devices[visit.client_id], sizes[visit].lora_rank
+            resting = self._at_rest(device.weight_bits, sizes[visit].trained, rank)
+            self._fits[visit] = fit(shapes, self._meter(rank), device.budget_bytes, resting)
+            self._flops[visit] = visit_flops(shapes, self._meter(rank), self._fits[visit])
         jobs = [self._job(client_id, own, sizes) for client_id, own in self._asked.items()]
         self._outcomes, seconds = run_round(
             now_seconds, jobs, self._wanted, self._deadline_seconds, (self._seed, round_idx)
@@ -205,12 +242,11 @@ class DeviceEmulation(NoDevices):
                 "trained, or take federated.fleet out"
             )
 
-    def _at_rest(self, weight_bits: int, trained: frozenset[str]) -> Footprint:
-        key = (weight_bits, trained)
+    def _at_rest(self, weight_bits: int, trained: frozenset[str], lora_rank: int | None) -> Footprint:
+        key = (weight_bits, trained, lora_rank)
         if key not in self._resting:
-            self._resting[key] = resting_footprint(
-                self._meter.module, weight_bits, self._moment_bytes, trained
-            )
+            module = self._meter(lora_rank).module
+            self._resting[key] = resting_footprint(module, weight_bits, self._moment_bytes, trained)
         return self._resting[key]
 
     def _job(self, client_id: str, visits: Sequence[Visit], sizes: Mapping[Visit, Sizes]) -> Job:
@@ -218,8 +254,8 @@ class DeviceEmulation(NoDevices):
             client_id,
             self._devices[client_id],
             flops=sum(self._flops[visit] for visit in visits),
-            bytes_down=sum(sizes[visit][1] for visit in visits),
-            bytes_up=sum(sizes[visit][2] for visit in visits),
+            bytes_down=sum(sizes[visit].bytes_down for visit in visits),
+            bytes_up=sum(sizes[visit].bytes_up for visit in visits),
             fits=all(self._fits[visit].fits for visit in visits),
         )
 
@@ -250,13 +286,13 @@ class DeviceEmulation(NoDevices):
 
     def visited(self, visit: Visit, row: Record) -> Record:
         device, flops = self._devices[visit.client_id], self._flops[visit]
-        sent = (row["bytes_down"], row["bytes_up"])
-        if sent != self._planned_bytes[visit] and not row["reason"] and not self._said:
+        sent, planned = (row["bytes_down"], row["bytes_up"]), self._planned[visit][1:3]
+        if sent != planned and not row["reason"] and not self._said:
             self._said = True
             logger.warning(
                 "%s was to send %s bytes down and up by names and shapes, and client %s had %s: the clock of its rounds is "
                 "off by that. Its send, start_visit and reply must not depend on values, nor on what start_round changes",
-                *(type(self._payloads.algorithm).__name__, self._planned_bytes[visit], visit.client_id, sent),
+                *(type(self._payloads.algorithm).__name__, planned, visit.client_id, sent),
             )
         seconds = {
             "download_seconds": device.download_seconds(int(row["bytes_down"])),
@@ -285,6 +321,8 @@ class DeviceEmulation(NoDevices):
                     "seconds": 0.0,
                     "reason": outcome.reason,
                 }
+                if (rank := self._planned[visit].lora_rank) is not None:
+                    done["lora_rank"] = rank
                 rows.append(self._row(visit, done, _spent(outcome)))
         return rows
 

@@ -80,6 +80,7 @@ from fedlight.federation.channel import Channel, Identity
 from fedlight.federation.client import OWN_STATE, Client, Group, Upload, Visit, Visiting, Work, build_clients
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.lora.product_error import ProductError, Setting
+from fedlight.federation.lora.ranks import LoraRanks, check_lora_ranks
 from fedlight.federation.protocols import HoldsAdapters
 from fedlight.federation.server import Average, ServerOptimizer
 from fedlight.federation.state import DIVERGED, Diverged, State, read, write
@@ -115,6 +116,8 @@ class FederatedLoop(L.Callback):
         clients_at_once: most clients that are trained in one batch, each on an adapter of its own; ``auto`` tries which
             number is fastest; see `fedlight.callbacks.loop.groups`.
         product_error: ``auto``, true or false: log ``fed/product_error``; see `fedlight.federation.lora.product_error`.
+        lora_ranks: client or device -> rank of its LoRA adapters, else that of the module; or ranks of which each client has
+            the largest that fits its device. For `HetLoRA` and `FlexLoRA`; see `fedlight.federation.lora.ranks`.
 
     Attributes:
         rounds_done: number of rounds with a finished server step.
@@ -143,10 +146,12 @@ class FederatedLoop(L.Callback):
         step_schedule: StepSchedule = "continue",
         clients_at_once: ClientsAtOnce = 1,
         product_error: Setting = "auto",
+        lora_ranks: LoraRanks | None = None,
     ) -> None:
         refuse_below(1, "federated.", clients_per_round=clients_per_round, local_steps=local_steps)
         check_device_settings(fleet, deadline_seconds, over_selection)
         self.algorithm = algorithm or FedAvg()
+        check_lora_ranks(lora_ranks, self.algorithm, fleet is not None)
         self.server = server or Average()
         self.clients_per_round = clients_per_round
         self.local_steps = local_steps
@@ -161,6 +166,7 @@ class FederatedLoop(L.Callback):
         self.step_schedule = step_schedule
         self.clients_at_once = clients_at_once
         self.product_error = product_error
+        self.lora_ranks = lora_ranks
         self._schedules = StepSchedules(step_schedule)
         self._cores = CoreWatch()
         self._loss_scale = LossScale()
@@ -247,6 +253,7 @@ class FederatedLoop(L.Callback):
             self._devices = self._run.devices = DeviceEmulation(
                 self.fleet, self.deadline_seconds, self.clients_per_round, self.seed, payloads, self._run
             )
+        plan.give_lora_ranks(self.algorithm, self.lora_ranks, self._run, self._parameters)
         plan.say_if_over(trainer, self.rounds_done)
         self._plan_round(trainer)
         # If the number of steps was asked for, Lightning has a loader of the visits that setup planned.
@@ -428,21 +435,21 @@ class FederatedLoop(L.Callback):
             module.use_adapter(visiting.adapter)
 
     def _finish_visit(self, under_way: OpenRound, one: OpenVisit, work: Work) -> None:
-        visit, reason = one.visiting.visit, ""
+        visiting, visit, reason = one.visiting, one.visiting.visit, ""
         num_examples = self._run.num_examples(visit)
         # If a loss scale leaves steps out, the remaining steps have different rates for each client.
         settings = {} if self._loss_scale.is_used else self.group.work.settings
         self._schedules.finish_visit(visit, settings)
         self._loss_scale.finish_visit()
-        under_way.last[visit.client_id] = one.visiting
+        under_way.last[visit.client_id] = visiting
         try:
             self._contribute(under_way, one, work, num_examples)
         except Diverged as why:
-            self._leave_out(under_way, one.visiting, work, why)
+            self._leave_out(under_way, visiting, work, why)
             reason = DIVERGED
         if self._rounds.schedule.is_last(visit):
             del under_way.last[visit.client_id]
-        row = visit_row(self.rounds_done, visit, num_examples, work, one.bytes_down, one.bytes_up, reason)
+        row = visit_row(self.rounds_done, visiting, num_examples, work, one.bytes_down, one.bytes_up, reason)
         self.visit_records.append(self._devices.visited(visit, row))
         self._ranks.visited()
 

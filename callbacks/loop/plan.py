@@ -18,6 +18,7 @@ from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client import Client, Group, Visit
+from fedlight.federation.lora.ranks import LoraRanks, largest_rank, ranks_by_hand
 from fedlight.federation.protocols import FederatedData, NumBatches, StreamsGroups
 from fedlight.processes.team import ALONE, Team, share
 from fedlight.support.seeding import derive_seed
@@ -136,6 +137,29 @@ def takes_place(trainer: L.Trainer, round_idx: int) -> bool:
     """Return whether the round will be trained: it is not after the last, and the trainer is not asked to stop."""
     stops = trainer.should_stop and trainer.fit_loop._can_stop_early
     return round_idx < (trainer.max_epochs or 0) and not stops
+
+
+def give_lora_ranks(
+    algorithm: Algorithm, ranks: LoraRanks | None, run: Run, parameters: Mapping[str, Tensor]
+) -> None:
+    """Give each client of an algorithm for unlike ranks its LoRA rank.
+
+    It is the one set for it or its device, or the largest of a list that fits its device, or that of the module.
+
+    Raises:
+        ValueError: the module has no plain LoRA adapter or one of a smaller rank; a name is of no client and no device.
+    """
+    if not algorithm.unlike_ranks:
+        return
+    largest, clients, devices = largest_rank(parameters, ranks), run.clients, run.devices
+    found = dict.fromkeys(clients, largest)
+    if isinstance(ranks, Mapping):
+        names = {name: devices.device_name(name) for name in clients}
+        found = ranks_by_hand(ranks, names, devices.device_names, largest)
+    elif ranks is not None:
+        found = {name: devices.fitting_rank(name, ranks, parameters) for name in clients}
+    for name, client in clients.items():
+        client.lora_rank = found[name]
 
 
 def say_if_over(trainer: L.Trainer, rounds_done: int) -> None:

@@ -16,7 +16,7 @@ from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.candidates import MIXED, SYNTHETIC
 from fedlight.federation.channel import Channel, Payload
-from fedlight.federation.client import Client, Visit, Work
+from fedlight.federation.client import Client, Visit, Visiting, Work
 from fedlight.federation.privacy import Private
 from fedlight.federation.protocols import FederatedData, LossesOn, SynthesizesData
 from fedlight.federation.state import DIVERGED, State, write
@@ -66,6 +66,18 @@ class NoDevices:
     def device_name(self, client_id: str) -> str:
         """Return the name of the client's device in reports; empty without a device."""
         return ""
+
+    @property
+    def device_names(self) -> list[str]:
+        """Names of all kinds of devices; none without a fleet."""
+        return []
+
+    def fitting_rank(self, client_id: str, ranks: Sequence[int], parameters: Mapping[str, Tensor]) -> int:
+        """Return the largest of the LoRA ranks with which one pass over a client's data fits its device, else the smallest.
+
+        The batches are those of such a visit in the first round, and each parameter is trained.
+        """
+        return max(ranks)
 
     def dropouts(self, round_idx: int) -> list[Record]:
         """Return a row for each client that was asked and did not get through, with its costs until then."""
@@ -347,7 +359,7 @@ def seed_all(*parts: int | str) -> None:
 
 def visit_row(
     round_idx: int,
-    visit: Visit,
+    visiting: Visiting,
     num_examples: int,
     work: Work,
     bytes_down: int,
@@ -355,7 +367,8 @@ def visit_row(
     reason: str = "",
 ) -> Record:
     """Return the row of a finished visit; a visit that is left out has a reason and no loss, which would be NaN."""
-    return {
+    visit = visiting.visit
+    row: Record = {
         "round": round_idx,
         "client": visit.client_id,
         "split": visit.label,
@@ -367,6 +380,7 @@ def visit_row(
         "seconds": work.seconds,
         "reason": reason,
     }
+    return row if visiting.lora_rank is None else row | {"lora_rank": visiting.lora_rank}
 
 
 def round_metrics(rows: Sequence[Record], num_clients: int) -> dict[str, float]:

@@ -32,6 +32,7 @@ from fedlight.federation.channel import Channel, Payload
 from fedlight.federation.client import Client, Update, Upload, Visit, Visiting, Work
 from fedlight.federation.lora.pairs import pad_to
 from fedlight.federation.lora.products import with_factors
+from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of, refuse_moved_zeros
 from fedlight.federation.server import ServerOptimizer
 from fedlight.federation.state import Diverged, State, is_finite, moved, read, refuse_not_finite
 
@@ -245,13 +246,15 @@ class Exchange:
 
         ``before`` is the client's previous visit in the round.
         """
-        sent, num_bytes = self.algorithm.send(visit, client, self.state), 0
+        sent, num_bytes, rank = self.algorithm.send(visit, client, self.state), 0, rank_of(client)
         received: State = before.received if before else {}
         if sent is not None:
-            payload = self.channel.down(sent, client)
-            received, num_bytes = payload.state, self._with_buffers(payload)
+            payload = self.channel.down(cut_to_rank(sent, rank), client)
+            received, num_bytes = pad_like(payload.state, sent, rank), self._with_buffers(payload)
+        elif before:
+            sent = before.sent
         visiting = self.algorithm.start_visit(visit, client, received)
-        visiting.before = before
+        visiting.before, visiting.sent, visiting.lora_rank = before, sent or {}, rank
         return visiting, num_bytes
 
     def up(self, visiting: Visiting, trained: State, work: Work) -> tuple[Update | None, int]:
@@ -260,17 +263,22 @@ class Exchange:
         Raises Diverged, and sends nothing, if something is not finite.
         """
         refuse_not_finite(trained, "trained")
-        reply = self.algorithm.reply(visiting, trained, work)
+        reply, rank = self.algorithm.reply(visiting, trained, work), visiting.lora_rank
         visit, client, received = visiting.visit, visiting.client, visiting.received
+        refuse_moved_zeros(reply, rank)
         seed_all(self.seed, "wire", self.round_idx, *visit.purpose)
-        payload = self.channel.up(received, reply, client, reply.keys() - self.state.keys())
+        payload = self.channel.up(
+            *(cut_to_rank(received, rank), cut_to_rank(reply, rank), client),
+            reply.keys() - self.state.keys(),
+        )
         refuse_not_finite(payload.state, "the movement of")
-        update = self.algorithm.finish_visit(visiting, payload.state, work)
+        movement = pad_like(payload.state, reply, rank)
+        update = self.algorithm.finish_visit(visiting, movement, work)
         if update is not None and not math.isfinite(update.weight):
             raise Diverged(f"its weight {update.weight} is not finite")
         if update is not None:
             update = with_factors(update, received, trained, self.state)
-            self._arrived, self._is_new = (client.id, received, payload.state), True
+            self._arrived, self._is_new = (client.id, received, movement), True
         return update, self._with_buffers(payload)
 
     def _with_buffers(self, payload: Payload) -> int:

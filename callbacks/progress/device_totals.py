@@ -15,11 +15,13 @@ class DeviceTotals:
         clients: ids of the clients with such a device.
         asked: pairs of round and client id.
         dropped: reason for dropping out -> number of clients and rounds.
+        lora_ranks: LoRA ranks of its clients, where they have ranks of their own.
     """
 
     clients: set[str] = field(default_factory=set)
     asked: set[tuple[str, str]] = field(default_factory=set)
     dropped: Counter[str] = field(default_factory=Counter)
+    lora_ranks: set[int] = field(default_factory=set)
     bytes_down: int = 0
     bytes_up: int = 0
     seconds: float = 0.0
@@ -32,6 +34,8 @@ class DeviceTotals:
         self.asked.add((row["round"], row["client"]))
         if row["reason"] and is_new:  # all visits of a client in a round have the same reason
             self.dropped[row["reason"]] += 1
+        if rank := row.get("lora_rank"):
+            self.lora_ranks.add(int(rank))
         self.bytes_down += int(row["bytes_down"])
         self.bytes_up += int(row["bytes_up"])
         self.seconds += sum(float(row[f"{phase}_seconds"]) for phase in ("download", "compute", "upload"))
@@ -42,10 +46,11 @@ class DeviceTotals:
         """Number of clients and rounds whose update the server used."""
         return len(self.asked) - self.dropped.total()
 
-    def cells(self, name: str, reasons: Sequence[str]) -> list[str]:
-        """Return a line of the table, with a column for each of the reasons for dropping out."""
+    def cells(self, name: str, reasons: Sequence[str], with_ranks: bool = False) -> list[str]:
+        """Return a line of the table, with a column for each of the reasons for dropping out, and one for LoRA ranks."""
         return [
             name,
+            *([", ".join(map(str, sorted(self.lora_ranks)))] if with_ranks else []),
             *(f"{count:,}" for count in (len(self.clients), len(self.asked), self.took_part)),
             *(f"{self.dropped[reason]:,}" for reason in reasons),
             *(three_digits(size / 1e6) for size in (self.bytes_down, self.bytes_up)),

@@ -88,13 +88,16 @@ def device_table(rows: list[dict[str, str]]) -> Table:
         show_edge=False,
     )
     table.add_column("device", no_wrap=True)
+    has_ranks = bool(everybody.lora_ranks)
+    if has_ranks:
+        table.add_column("LoRA ranks", min_width=5)
     counts = ["clients", "asked", "took part", *(reason.replace("_", " ") for reason in reasons)]
     for name in (*counts, "MB down", "MB up", "device hours", "kJ"):
         table.add_column(name, justify="right", min_width=max(map(len, name.split())))
     for name, totals in device_totals(rows).items():
-        table.add_row(*totals.cells(name, reasons))
+        table.add_row(*totals.cells(name, reasons, has_ranks))
     table.add_section()
-    table.add_row(*everybody.cells("all", reasons))
+    table.add_row(*everybody.cells("all", reasons, has_ranks))
     return table
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedlight.devices.shape import BatchShape, anchors
 from fedlight.devices.shape_run import ShapeRun
+from fedlight.federation.lora.ranks import cut_module
 from fedlight.support.torch_parts import replaced, tensors, undisturbed, with_parts
 
 logger = logging.getLogger("fedlight")
@@ -66,16 +67,22 @@ class CostMeter:
     Args:
         module: module that is trained, or a skeleton of it.
         example_batch: function that returns a batch of so many examples; needed for a module without a skeleton only.
+        lora_rank: rank of the LoRA adapters with which a step is counted; None for the module's own.
 
     Attributes:
-        module: counted module: the skeleton, or the module itself.
+        module: counted module: the skeleton, or the module itself; at a rank of its own a copy without weights.
         checkpoints: whether activations can be recomputed instead of kept.
 
     Raises:
         ValueError: the module has no skeleton, and there is no ``example_batch``, or its step optimizes by itself.
     """
 
-    def __init__(self, module: nn.Module, example_batch: Callable[[int], Any] | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        example_batch: Callable[[int], Any] | None = None,
+        lora_rank: int | None = None,
+    ) -> None:
         if not isinstance(module, Sketched) and example_batch is None:
             raise ValueError(
                 f"{type(module).__name__} has no skeleton: give CostMeter an example_batch, which makes a "
@@ -90,6 +97,10 @@ class CostMeter:
         self.module = module
         if isinstance(module, Sketched) and not weightless:
             self.module = cast(nn.Module, module.skeleton())
+        self._lora_rank = lora_rank
+        if lora_rank is not None:
+            self.module = without_weights(self.module)
+            cut_module(self.module, lora_rank)
         self._ghost: nn.Module | None = None
         self.checkpoints = isinstance(module, Checkpointed)
         self._example_batch = example_batch
@@ -137,12 +148,22 @@ class CostMeter:
             # Anything may need values. An error of the step itself is raised by the real step below.
             except Exception as error:
                 name, why = type(self.module).__name__, type(error).__name__
+                self._refuse_rank(f"without values there is a {why}: {error}")
                 logger.info(
                     "%s is measured by a real step on %s: without values there is a %s", name, shape, why
                 )
+        self._refuse_rank("its training_step was set on this one object")
         device = next((weight.device for weight in self.module.parameters()), torch.device("cpu"))
         with undisturbed(self.module):
             return _step_cost(self.module, _moved(batch, device), checkpointing)
+
+    def _refuse_rank(self, why: str) -> None:
+        """Raise ValueError for a step at a rank of its own that shapes alone do not tell."""
+        if self._lora_rank is not None:
+            raise ValueError(
+                f"federated.lora_ranks: what a step of {type(self.module).__name__} costs at rank {self._lora_rank} cannot "
+                f"be counted on shapes alone ({why}): have its training_step depend on shapes, or leave the ranks out"
+            )
 
 
 def _step_cost(module: Any, batch: Any, checkpointing: bool) -> StepCost:

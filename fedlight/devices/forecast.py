@@ -1,6 +1,6 @@
 """Forecast of a visit before anything is loaded: whether it fits a device, how long it takes, and what would help."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,10 @@ SHORTEST_TEXT = 16
 
 @dataclass(frozen=True)
 class Workload:
-    """Work of a visit: equal batches of the longest texts, in which the parameters named by ``trained`` learn."""
+    """Work of a visit: equal batches of the longest texts, in which the parameters named by ``trained`` learn.
+
+    ``lora_rank`` is that of the client, with which all is counted; None where clients have no ranks of their own.
+    """
 
     meter: CostMeter
     trained: Collection[str]
@@ -25,6 +28,7 @@ class Workload:
     num_batches: int
     bytes_down: int
     bytes_up: int
+    lora_rank: int | None = None
 
     def resting(self, weight_bits: int) -> Footprint:
         """Return the memory without activations, with a base of so many bits."""
@@ -49,6 +53,7 @@ class Forecast:
         job: the visit as the clock takes it.
         joules: energy of a whole visit.
         rounds_per_day: visits that the device could do one after the other while it is available; 0 if out of memory.
+        lora_rank: LoRA rank of a client with this device; None where clients have no ranks of their own.
     """
 
     device: Device
@@ -57,6 +62,7 @@ class Forecast:
     job: Job
     joules: float
     rounds_per_day: float
+    lora_rank: int | None = None
 
 
 def forecast(device: Device, work: Workload, deadline_seconds: float | None = None) -> Forecast:
@@ -72,7 +78,22 @@ def forecast(device: Device, work: Workload, deadline_seconds: float | None = No
         reason = "late"
     else:
         reason = "" if rounds else "left"
-    return Forecast(device, found, reason, job, device.watts * job.seconds, rounds)
+    return Forecast(device, found, reason, job, device.watts * job.seconds, rounds, work.lora_rank)
+
+
+def forecast_at_largest(
+    device: Device, works: Sequence[Workload], deadline_seconds: float | None = None
+) -> tuple[Forecast, Workload]:
+    """Return the forecast with the largest LoRA rank that fits, else with the smallest, and the work at that rank.
+
+    ``works`` are equal but for their ranks, at least one.
+    """
+    falling = sorted(works, key=lambda work: work.lora_rank or 0, reverse=True)
+    for work in falling:
+        found = forecast(device, work, deadline_seconds)
+        if found.fit.fits:
+            break
+    return found, work
 
 
 @dataclass(frozen=True)

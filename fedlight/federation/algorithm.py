@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedlight.federation.aggregation import Aggregation, WeightedSum
 from fedlight.federation.client import Client, Update, Visit, Visiting, Work
+from fedlight.federation.lora.ranks import cut_to_rank, rank_of
 from fedlight.federation.protocols import Federation, NumBatches, refuse_several_adapters
 from fedlight.federation.state import State
 
@@ -40,12 +41,15 @@ class Algorithm:
 
     Attributes:
         buffers: values of ``federated.buffers`` that make sense under the algorithm.
+        unlike_ranks: whether clients may have LoRA adapters of unlike ranks. What a client of a smaller rank has is then cut
+            out of what ``send`` and ``reply`` return, and all hooks see zeros beyond its rank.
 
     Raises:
         ValueError: another weighting.
     """
 
     buffers: tuple[str, ...] = ("refuse", "average", "local")
+    unlike_ranks: bool = False
 
     def __init__(self, weighting: Weighting = "unbiased") -> None:
         if weighting not in ("unbiased", "normalized", "uniform"):
@@ -177,7 +181,7 @@ def predict_payloads(
         ValueError: a hook looks at the values of tensors.
     """
     client = replace(client, memory=_shapes(client.memory))
-    state, received = _shapes(state), State()
+    state, received, rank = _shapes(state), State(), rank_of(client)
     before: Visiting | None = None
     found = []
     try:
@@ -186,10 +190,12 @@ def predict_payloads(
             received = received if sent is None else _shapes(sent)
             visiting = algorithm.start_visit(visit, client, received)
             visiting.before, visiting.shapes_only = before, True
+            visiting.sent, visiting.lora_rank = received, rank
             start: State = _shapes(visiting.start)
             work = Work(1, lr=1.0, mean_loss=1.0, seconds=0.0, lr_sums=dict.fromkeys(start, 1.0))
-            up = algorithm.reply(visiting, start, work)
-            found.append(Payloads(down={} if sent is None else received, up=_shapes(up), start=start))
+            up = cut_to_rank(_shapes(algorithm.reply(visiting, start, work)), rank)
+            down = {} if sent is None else cut_to_rank(received, rank)
+            found.append(Payloads(down, up, start))
             before = visiting
     except (RuntimeError, TypeError) as error:  # of torch, for an operation that needs values
         raise ValueError(

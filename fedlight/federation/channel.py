@@ -19,6 +19,9 @@ from fedlight.federation.codecs import Codec, Quantize
 from fedlight.federation.privacy import ClipAndNoise
 from fedlight.federation.state import Diverged, State, movement
 
+LOST = "wire"
+"""Key in a client's memory of what its messages have lost so far."""
+
 
 @dataclass(frozen=True)
 class Payload:
@@ -101,7 +104,7 @@ class Wire(Channel):
     """Channel that encodes with a chain of codecs, left to right, and decodes at the other end.
 
     Error feedback is that of the whole chain: the client keeps ``meant - decoded`` of each tensor (fp32) in
-    ``client.memory["wire"]`` and adds it to its next movement, but for the tensors that `up` is told to leave out.
+    ``client.memory[LOST]`` and adds it to its next movement, but for the tensors that `up` is told to leave out.
 
     Args:
         up: codecs of the client's movement, such as ``[TopK(0.1), Quantize("nf4")]``; lossless without any.
@@ -157,7 +160,7 @@ class Wire(Channel):
         """
         if not self.up_codecs:
             return self._lossless.up(received, trained, client)
-        lost: State = client.memory.get("wire", {}) if self.error_feedback else {}
+        lost: State = client.memory.get(LOST, {}) if self.error_feedback else {}
         meant = {
             name: (value + lost[name] if name in lost else value).to(torch.float32)
             for name, value in movement(received, trained).items()
@@ -165,7 +168,7 @@ class Wire(Channel):
         payload = _sent(meant, self.up_codecs, "up", client)
         if self.error_feedback:
             kept = [name for name in meant if name not in without_feedback]
-            client.memory["wire"] = lost | {name: meant[name] - payload.state[name] for name in kept}
+            client.memory[LOST] = lost | {name: meant[name] - payload.state[name] for name in kept}
         return Payload({name: value.double() for name, value in payload.state.items()}, payload.num_bytes)
 
     def down_bytes(self, state: State) -> int:

@@ -17,12 +17,14 @@ class Client:
         share: ``num_examples`` over the examples of all clients, the papers' ``p_m``, in (0, 1].
         memory: what is kept with the client between rounds, filled during its visits; tensors and plain values only.
             Under ``OWN_STATE`` an algorithm keeps the parameters with which the client would go on alone.
+        lora_rank: rank of its LoRA adapters, at most that of the module; None for that of the module. The loop sets it.
     """
 
     id: str
     num_examples: int
     share: float
     memory: dict[str, Any] = field(default_factory=dict)
+    lora_rank: int | None = None
 
 
 OWN_STATE = "own_state"
@@ -70,13 +72,16 @@ class Visiting:
     Attributes:
         visit: the visit.
         client: its client, with its memory.
-        received: what the client has received in this round (fp32).
+        received: what the client has received in this round (fp32), with zeros beyond its LoRA rank.
         start: the parameters from which it trains (fp32); their names are those that it trains.
         own: what the algorithm needs during the visit, such as a correction of gradients.
         adapter: of the module's adapters the one that computes and learns; None for the one in use.
         before: the client's visit before this one in the same round; None in its first. The loop sets it.
         shapes_only: whether the loop asks for names and shapes alone, before the round: tensors are then on the meta
             device, and a hook does nothing beside its reply. The loop sets it.
+        sent: what the server has sent to the client in this round, all of it: before it was cut to the client's LoRA rank
+            and before the wire. The loop sets it.
+        lora_rank: LoRA rank of the client in this visit; None for that of the module. The loop sets it.
     """
 
     visit: Visit
@@ -87,6 +92,8 @@ class Visiting:
     adapter: str | None = None
     before: "Visiting | None" = None
     shapes_only: bool = False
+    sent: State = field(default_factory=dict)
+    lora_rank: int | None = None
 
 
 @dataclass(frozen=True)

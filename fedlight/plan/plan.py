@@ -4,7 +4,8 @@ Nothing is downloaded, read or trained: the module is built without weights, and
 are counted for a full batch of the longest texts that the config allows. A device that fits here fits the run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,11 +17,12 @@ from fedlight.callbacks.loop.plan import visit_lengths
 from fedlight.conf import path as conf_path
 from fedlight.devices.cost import CostMeter
 from fedlight.devices.device import Device, known_devices, load_device
-from fedlight.devices.forecast import Plan, Workload, forecast, remedies
+from fedlight.devices.forecast import Plan, Workload, forecast_at_largest, remedies
 from fedlight.devices.memory import moment_bytes_per_weight
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.algorithm import predict_payloads
 from fedlight.federation.client import Client
+from fedlight.federation.lora.ranks import largest_rank
 from fedlight.lightning_cli.cli import OneLineParser, ReadSettings, find_config
 from fedlight.modules.dpo import DPOModule
 from fedlight.modules.language.adapters import trained_parameters
@@ -54,17 +56,40 @@ def make_plan(arguments: Sequence[str], shape: str | None = None, examples: int 
     loop, work, settings = workload(config, examples)
     settings = {**settings, "model": shape or settings["model"]}
     devices, shares = _devices(loop)
-    forecasts = [forecast(device, work, loop.deadline_seconds) for device in devices]
-    helped = {f.device.name: remedies(f.device, work) for f in forecasts if f.reason == "out_of_memory"}
-    return Plan(settings, shares, forecasts, helped, work.resting(4).base_bytes)
+    works = _by_device(loop, work, devices, partial(workload, config, examples))
+    found = [forecast_at_largest(device, works[device.name], loop.deadline_seconds) for device in devices]
+    helped = {f.device.name: remedies(f.device, own) for f, own in found if f.reason == "out_of_memory"}
+    return Plan(settings, shares, [f for f, _ in found], helped, work.resting(4).base_bytes)
 
 
-def workload(config: Any, examples: int | None = None) -> tuple[FederatedLoop, Workload, dict[str, Any]]:
+def _by_device(
+    loop: FederatedLoop, work: Workload, devices: Sequence[Device], at_rank: Callable[[int], tuple[Any, ...]]
+) -> dict[str, list[Workload]]:
+    """Return device -> the work of a visit with each LoRA rank that its clients may have.
+
+    ``work`` has the rank of the module; ``at_rank`` is a function from a rank to the result of `workload` with it.
+    """
+    if not loop.algorithm.unlike_ranks:
+        return {device.name: [work] for device in devices}
+    parameters = dict(work.meter.module.named_parameters())
+    ranks, largest = loop.lora_ranks, largest_rank(parameters, loop.lora_ranks)
+    if isinstance(ranks, list):
+        own = {device.name: ranks for device in devices}
+    else:
+        own = {device.name: [(ranks or {}).get(device.name, largest)] for device in devices}
+    every = {rank: at_rank(rank)[1] for rank in {rank for some in own.values() for rank in some}}
+    return {name: [every[rank] for rank in some] for name, some in own.items()}
+
+
+def workload(
+    config: Any, examples: int | None = None, lora_rank: int | None = None
+) -> tuple[FederatedLoop, Workload, dict[str, Any]]:
     """Return the loop, the work of a visit, counted without weights, and the settings that the work follows from.
 
     Args:
         config: parsed settings of ``fedlight fit``.
         examples: number of examples of a client, where a visit is one pass over its data.
+        lora_rank: LoRA rank of the client; None for that of the module.
 
     Raises:
         ValueError: a setting is missing, or the module is not derived from LanguageModule.
@@ -75,7 +100,7 @@ def workload(config: Any, examples: int | None = None) -> tuple[FederatedLoop, W
             f"model={type(module).__name__}: a plan needs a module of which a skeleton can be made: derive it from "
             "LanguageModule"
         )
-    work, settings = _workload(config, module, loop, examples)
+    work, settings = _workload(config, module, loop, examples, lora_rank)
     return loop, work, {"model": module.options.model, **settings}
 
 
@@ -96,7 +121,7 @@ def _devices(loop: FederatedLoop) -> tuple[list[Device], dict[str, float]]:
 
 
 def _workload(
-    config: Any, module: LanguageModule, loop: FederatedLoop, examples: int | None
+    config: Any, module: LanguageModule, loop: FederatedLoop, examples: int | None, lora_rank: int | None
 ) -> tuple[Workload, dict[str, Any]]:
     tokens, batch_size = (_setting(config, key) for key in ("max_tokens", "batch_size"))
     if loop.local_steps is None:
@@ -111,9 +136,9 @@ def _workload(
     lengths = visit_lengths(loop.local_steps, accumulation, lambda _, split="train": one_pass)
     texts = 2 if isinstance(module, DPOModule) else 1
     shape = BatchShape(batch_size, tokens, texts * batch_size * (tokens - 1))
-    meter = CostMeter(module)
-    state = _one_adapter(meter.module)
-    client = Client("client", 1, 1.0)
+    meter = CostMeter(module, lora_rank=lora_rank)
+    state = _one_adapter(meter.module if lora_rank is None else module.skeleton())
+    client = Client("client", 1, 1.0, lora_rank=lora_rank)
     visits = loop.algorithm.plan(0, [client], lengths)
     sent = predict_payloads(loop.algorithm, visits, client, state)
     options = module.options
@@ -128,6 +153,7 @@ def _workload(
         sum(visit.num_batches for visit in visits),
         sum(loop.channel.down_bytes(one.down) for one in sent),
         sum(loop.channel.up_bytes(one.up) for one in sent),
+        lora_rank,
     )
     settings = {
         "module": type(module).__name__,

@@ -45,7 +45,8 @@ def headline(settings: dict[str, Any]) -> str:
 def memory_table(plan: Plan) -> Table:
     """Return a table of the memory that a visit takes on each device, and how it was made to fit."""
     table = Table(title="Memory of a visit at its peak, in GiB")
-    kinds = ("fits", "base bits", "micro-batch", "checkpointing")
+    has_ranks = any(found.lora_rank is not None for found in plan.forecasts)
+    kinds = ("fits", "base bits", *(["LoRA rank"] if has_ranks else []), "micro-batch", "checkpointing")
     for name in ("device", *(["share"] if plan.shares else []), *kinds):
         table.add_column(name, justify="left" if name in ("device", "fits") else "right")
     for name in ("base", "adapter", "gradients", "moments", "activations", "peak", "budget"):
@@ -56,6 +57,7 @@ def memory_table(plan: Plan) -> Table:
         parts = [*asdict(fit.footprint).values(), fit.footprint.peak_bytes, device.budget_bytes]
         table.add_row(
             *(device.name, *share, FITS.get(found.reason, "yes"), str(device.weight_bits)),
+            *([str(found.lora_rank)] if has_ranks else []),
             *(str(fit.micro_batch), "yes" if fit.checkpointing else "no"),
             *(three_digits(part / GIB) for part in parts),
         )
@@ -137,6 +139,7 @@ def _device(plan: Plan, found: Forecast) -> dict[str, Any]:
         "share": plan.shares.get(device.name),
         "reason": found.reason,
         "weight_bits": device.weight_bits,
+        "lora_rank": found.lora_rank,
         "micro_batch": fit.micro_batch,
         "checkpointing": fit.checkpointing,
         **asdict(fit.footprint),

@@ -1,4 +1,4 @@
-"""LoRA in a federation: which tensors of a state are a pair of factors, and sums of the products of pairs."""
+"""LoRA in a federation: which tensors of a state are a pair of factors, and clients of unlike ranks."""
 
 from fedlight.support.lazy import lazy_names
 
@@ -8,6 +8,10 @@ _FILES = {
     "find_pairs": "pairs",
     "ProductSums": "products",
     "ProductError": "product_error",
+    "LoraRanks": "ranks",
+    "rank_of": "ranks",
+    "cut_to_rank": "ranks",
+    "pad_like": "ranks",
 }
 
 __all__ = [*_FILES]

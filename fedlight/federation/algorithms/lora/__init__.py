@@ -7,6 +7,8 @@ _FILES = {
     "RoLoRA": "ro_lora",
     "FedSALoRA": "fedsa_lora",
     "ProductAverage": "product_average",
+    "HetLoRA": "hetlora",
+    "FlexLoRA": "flexlora",
 }
 
 __all__ = [*_FILES]

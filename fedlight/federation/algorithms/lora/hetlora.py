@@ -1,0 +1,216 @@
+"""HetLoRA: clients of unlike LoRA ranks, whose factors are padded with zeros and averaged by the size of their products.
+
+Cho et al., "Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models", EMNLP 2024,
+https://arxiv.org/abs/2401.06432, section 3.2. Client k gets the first r_k rows of A and columns of B, trains them, and
+
+    truncation     A_k = A[:r_k], B_k = B[:, :r_k]
+    self-pruning   a client minimizes F_k + lambda * |B_k[:, t:]| * |A_k[t:]| with t = gamma * r_k; where that product of
+                   norms is smaller after the visit than before, it drops these rows and columns, and r_k <- t from then on
+    aggregation    B <- sum_k p_k pad(B_k),  A <- sum_k p_k pad(A_k),  p_k = |B_k A_k|_F / sum_j |B_j A_j|_F,
+                   where pad adds zero rows and columns up to the largest rank
+
+Here p_k is taken for each layer by itself, and the norms of pruning are summed over layers, since a client has one rank. A
+pruned client still sends what it trained in that visit at its old rank, and the server, which sees the same norms, drops the
+rest: so a round's bytes are known before it. Tensors that are no LoRA factors are averaged with equal weights.
+
+With zero-padding the rows that few clients have shrink in every round by the share of the others. Wu et al., "Preventing
+Rank Collapse in Federated Low-Rank Adaptation with Client Heterogeneity", 2026, https://arxiv.org/abs/2602.13486, call it
+rank collapse, and average each row over the clients that have it: ``missing="skip"``.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedlight.federation.aggregation import WeightedSum
+from fedlight.federation.algorithm import Algorithm, refuse_more_than_gradients
+from fedlight.federation.client import Client, Update, Visit, Visiting, Work
+from fedlight.federation.lora.pairs import LoraPair, find_pairs
+from fedlight.federation.lora.ranks import prune
+from fedlight.federation.protocols import Federation
+from fedlight.federation.state import State
+
+WEIGHT = "weight of:"
+"""Prefix of the tensors with the sums of weights; no parameter's name has a colon."""
+
+
+class HetLoRA(Algorithm):
+    """Averages of LoRA factors of unlike ranks, padded with zeros.
+
+    Ranks are those of ``federated.lora_ranks``; without them every client has the module's. A row of A and a column of B to
+    which no client of a round has anything to add stay as they are.
+
+    Args:
+        sparsity_weighted: whether a layer's factors count by the norm of their product; else clients count by ``weighting``.
+        missing: what a client adds to rows that it does not have: ``zero``, as in the paper, or nothing (``skip``), so that
+            each row is the average over the clients that have it.
+        gamma: share of its rank to which a client prunes itself at a time, in (0, 1]; 1 never prunes.
+        lam: lambda, strength of the penalty on what pruning would drop, at least 0.
+        weighting: ``uniform`` as in the paper, or ``normalized``: also by the clients' examples.
+        local: what clients do beyond FedAvg, such as FedProx; it may change gradients alone; its weighting plays no part.
+
+    Raises:
+        ValueError: a setting is out of range; in ``check``, for a robust aggregation, several adapters, or a penalty under
+            several optimizers.
+    """
+
+    unlike_ranks = True
+
+    def __init__(
+        self,
+        sparsity_weighted: bool = True,
+        missing: Literal["zero", "skip"] = "zero",
+        gamma: float = 1.0,
+        lam: float = 0.0,
+        weighting: Literal["uniform", "normalized"] = "uniform",
+        local: Algorithm | None = None,
+    ) -> None:
+        check_missing(missing)
+        check_weighting(weighting, "HetLoRA")
+        super().__init__(weighting)
+        if not 0 < gamma <= 1:
+            raise ValueError(
+                f"federated.algorithm.gamma={gamma} must be above 0 and at most 1; 1 never prunes"
+            )
+        if not 0 <= lam < float("inf"):
+            raise ValueError(f"federated.algorithm.lam={lam} must be at least 0; 0 is no penalty")
+        if lam > 0 and gamma == 1:
+            raise ValueError(
+                f"federated.algorithm.lam={lam} is a penalty on what pruning would drop, and gamma=1 never prunes: set "
+                "gamma, such as 0.75, or lam to 0"
+            )
+        self.sparsity_weighted = sparsity_weighted
+        self.missing = missing
+        self.gamma = gamma
+        self.lam = lam
+        self.local = local or Algorithm()
+        refuse_more_than_gradients(self.local, "HetLoRA")
+
+    # The server
+
+    def check(self, federation: Federation) -> None:
+        super().check(federation)
+        self.local.check(federation)
+        if federation.robust:
+            raise ValueError(
+                "HetLoRA is an average of factors that are padded with zeros, of which a robust aggregation would take the "
+                "zeros: take out federated.aggregation, or use another algorithm"
+            )
+        if self.lam > 0 and len(federation.optimizers) > 1:
+            raise ValueError(
+                f"federated.algorithm.lam={self.lam}: the penalty is on a product of A and B, and the module's "
+                f"{len(federation.optimizers)} optimizers may step them apart: give it one optimizer, or set lam to 0"
+            )
+
+    def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
+        client, pairs = visiting.client, find_pairs(movement).pairs
+        weight = 1.0 if self.weighting == "uniform" else client.share
+        kept = self._rank_after(visiting, movement, pairs)
+        found: State = {}
+        for pair in pairs:
+            # Rows of A and rows of B^T, so that both are cut and weighted alike.
+            a, b = movement[pair.a].clone(), movement[pair.b].T.clone()
+            own_a, own_b = (
+                visiting.received[pair.a][:kept] + a[:kept],
+                visiting.received[pair.b].T[:kept] + b[:kept],
+            )
+            size = product_norm(own_a, own_b) if self.sparsity_weighted else 1.0
+            weights = torch.full((len(a), 1), weight * size, dtype=torch.float64)
+            if self.missing == "skip":
+                weights[kept:] = 0
+            a[kept:], b[kept:] = -visiting.sent[pair.a][kept:], -visiting.sent[pair.b].T[kept:]
+            found |= {pair.a: a * weights, pair.b: (b * weights).T.contiguous()}
+            found |= {WEIGHT + pair.a: weights, WEIGHT + pair.b: weights.T.contiguous()}
+        for name in movement.keys() - found.keys():
+            found[name] = movement[name] * weight
+            found[WEIGHT + name] = torch.full([1] * movement[name].ndim, weight, dtype=torch.float64)
+        return Update(client.id, found, 1.0)
+
+    def aggregation(self, num_clients: int) -> WeightedSum:
+        return WeightedSum("one")
+
+    def finish_round(self, movement: State) -> State:
+        found = {}
+        for name in [name for name in movement if not name.startswith(WEIGHT)]:
+            weights = movement[WEIGHT + name]
+            found[name] = movement[name] / weights.where(
+                weights > 0, 1.0
+            )  # without a weight there is no movement
+        return found
+
+    # The client
+
+    def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
+        return self.local.start_visit(visit, client, received)
+
+    @torch.no_grad()
+    def adjust_gradients(
+        self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
+    ) -> None:
+        self.local.adjust_gradients(visiting, parameters, gradients)
+        if self.lam == 0:
+            return
+        for pair in find_pairs(visiting.start).pairs:
+            rank = _rank(visiting, pair, visiting.start)
+            where = slice(self._pruned(rank), rank)
+            a, b = parameters[pair.a][where], parameters[pair.b][:, where]
+            a_norm, b_norm = a.norm(), b.norm()
+            if pair.a in gradients and pair.b in gradients and a_norm * b_norm > 0:
+                gradients[pair.a][where] += self.lam * b_norm / a_norm * a
+                gradients[pair.b][:, where] += self.lam * a_norm / b_norm * b
+
+    # Self-pruning
+
+    def _pruned(self, rank: int) -> int:
+        """Return the rank to which a client of ``rank`` prunes itself."""
+        return max(1, int(self.gamma * rank + 1e-9))  # 0.7 * 10 is 6.999...
+
+    def _rank_after(self, visiting: Visiting, movement: State, pairs: Sequence[LoraPair]) -> int:
+        """Return the client's rank after the visit, and note it with the client where that is a smaller one."""
+        rank = visiting.lora_rank
+        if rank is None:  # not in a loop
+            rank = max((pair.rank(movement) for pair in pairs), default=0)
+        kept = self._pruned(rank)
+        if kept >= rank:
+            return rank
+        before, after = 0.0, 0.0
+        for pair in pairs:
+            a, b = visiting.received[pair.a][kept:].double(), visiting.received[pair.b][:, kept:].double()
+            before += (a.norm() * b.norm()).item()
+            after += ((a + movement[pair.a][kept:]).norm() * (b + movement[pair.b][:, kept:]).norm()).item()
+        if after >= before:
+            return rank
+        prune(visiting.client, kept)
+        return kept
+
+
+def _rank(visiting: Visiting, pair: LoraPair, state: State) -> int:
+    return pair.rank(state) if visiting.lora_rank is None else min(visiting.lora_rank, pair.rank(state))
+
+
+def product_norm(a: Tensor, b: Tensor) -> float:
+    """Return the Frobenius norm of ``b.T @ a`` from small matrices, for ``a`` ``(r, in)`` and ``b`` ``(r, out)``, fp64.
+
+    Examples:
+        >>> a, b = torch.tensor([[3.0, 0.0]]).double(), torch.tensor([[0.0, 1.0, 2.0]]).double()
+        >>> round(product_norm(a, b) ** 2, 9)
+        45.0
+    """
+    return float(((a @ a.T) * (b @ b.T)).sum().clamp(min=0).sqrt())
+
+
+def check_missing(missing: str) -> None:
+    """Raise ValueError for a value of ``missing`` that there is not."""
+    if missing not in ("zero", "skip"):
+        raise ValueError(f"federated.algorithm.missing={missing!r} is not one of zero, skip")
+
+
+def check_weighting(weighting: str, algorithm: str) -> None:
+    """Raise ValueError for weights that do not sum to 1."""
+    if weighting not in ("uniform", "normalized"):
+        raise ValueError(
+            f"federated.algorithm.weighting={weighting!r}: {algorithm} averages what clients have, so their weights have to "
+            "sum to 1: take uniform or normalized"
+        )

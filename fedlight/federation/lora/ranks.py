@@ -1,0 +1,186 @@
+"""LoRA ranks of clients: who has which, and what of a state goes to a client of a smaller rank.
+
+The module has adapters of the largest rank R. A client of rank r is sent the first r rows of each A and the first r columns
+of each B. It trains them in the module of rank R, whose other rows and columns are 0: a zero row of A together with a zero
+column of B has a gradient of exactly 0, so an optimizer that steps each number by itself leaves both there, and the client
+trains what a module of rank r would train. The scaling alpha / R is the same for all ranks, as slices could not be compared
+otherwise.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from fedlight.federation.channel import LOST
+from fedlight.federation.client import Client
+from fedlight.federation.lora.pairs import LoraPair, find_pairs, pad_to_rank, slice_to_rank
+from fedlight.federation.state import State
+
+LoraRanks = dict[str, int] | list[int]
+"""Client or device -> its rank; or ranks of which each client has the largest that fits its device."""
+PRUNED = "lora_rank"
+"""Key in a client's memory of the rank to which it has pruned its adapter; absent for a client that has not."""
+
+
+class AveragesRanks(Protocol):
+    """Algorithm that says whether it averages adapters of unlike ranks."""
+
+    unlike_ranks: bool
+
+
+def check_lora_ranks(ranks: Any, algorithm: AveragesRanks, has_fleet: bool) -> None:
+    """Raise ValueError for ranks that are none, or that go with neither the algorithm nor the devices.
+
+    Args:
+        ranks: ``federated.lora_ranks``.
+        algorithm: algorithm of the run.
+        has_fleet: whether clients have devices.
+    """
+    if ranks is None:
+        return
+    numbers = [*ranks.values()] if isinstance(ranks, Mapping) else ranks
+    if not isinstance(numbers, Sequence) or isinstance(numbers, str) or not numbers:
+        raise ValueError(
+            f"federated.lora_ranks={ranks!r} must give a rank for clients or devices, such as {{pixel_8_pro: 8}}, or a list "
+            "of ranks, such as [2, 4, 8], of which each client has the largest that fits its device"
+        )
+    for rank in numbers:
+        if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+            raise ValueError(f"federated.lora_ranks={ranks!r}: {rank!r} is no rank, a whole number from 1")
+    if not algorithm.unlike_ranks:
+        raise ValueError(
+            f"federated.lora_ranks={ranks!r}: {type(algorithm).__name__} averages adapters of one rank: take HetLoRA or "
+            "FlexLoRA as federated.algorithm, or leave federated.lora_ranks out"
+        )
+    if not isinstance(ranks, Mapping) and not has_fleet:
+        raise ValueError(
+            f"federated.lora_ranks={ranks!r} are ranks of which each client has the largest that fits its device: set "
+            "federated.fleet, or name a rank for each client, such as {c001: 4}"
+        )
+
+
+def largest_rank(parameters: Mapping[str, Tensor], ranks: LoraRanks | None = None) -> int:
+    """Return the rank R of the adapters among the parameters, of layers of unlike ranks the largest.
+
+    Raises:
+        ValueError: there is no LoRA adapter, or one that is no plain pair of factors; one of ``ranks`` is above R.
+    """
+    pairs = _pairs_of(parameters)
+    if not pairs:
+        raise ValueError(
+            "clients of unlike ranks train LoRA adapters, and no trained parameter is the A or B of one: train one, such as "
+            "model.lora_rank=8, or take another federated.algorithm"
+        )
+    largest = max(pair.rank(parameters) for pair in pairs)
+    numbers = [] if ranks is None else [*ranks.values()] if isinstance(ranks, dict) else ranks
+    above = [rank for rank in numbers if rank > largest]
+    if above:
+        raise ValueError(
+            f"federated.lora_ranks={ranks!r}: {above[0]} is above the rank {largest} of the module's adapters, of which "
+            f"clients train a part: set model.lora_rank to {max(above)} or more, or lower it"
+        )
+    return largest
+
+
+def ranks_by_hand(
+    ranks: Mapping[str, int], devices: Mapping[str, str], known: Sequence[str], otherwise: int
+) -> dict[str, int]:
+    """Return client id -> rank from ranks by client or device; a client's own comes before that of its device.
+
+    Args:
+        ranks: client id or device name -> rank.
+        devices: client id -> name of its device, empty without one.
+        known: names of all devices, also of those that no client has.
+        otherwise: rank of clients that are named in neither way.
+
+    Raises:
+        ValueError: a name is of no client and no device.
+
+    Examples:
+        >>> ranks_by_hand({"phone": 2, "b": 4}, {"a": "phone", "b": "phone", "c": "board"}, ["phone", "board"], 8)
+        {'a': 2, 'b': 4, 'c': 8}
+    """
+    for name in ranks:
+        if name not in devices and name not in known:
+            raise ValueError(
+                f"federated.lora_ranks.{name}: there is no such client or device; clients are {_some(devices)}"
+                + (f", devices {_some(known)}" if known else "")
+            )
+    return {client: ranks.get(client, ranks.get(device, otherwise)) for client, device in devices.items()}
+
+
+def _some(names: Mapping[str, str] | Sequence[str]) -> str:
+    shown = sorted(names)
+    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")
+
+
+def rank_of(client: Client) -> int | None:
+    """Return the rank that a client trains: its own, or the one to which it has pruned; None for the module's.
+
+    Examples:
+        >>> rank_of(Client("a", 1, 1.0)), rank_of(Client("a", 1, 1.0, {PRUNED: 2}, lora_rank=4))
+        (None, 2)
+    """
+    known = [rank for rank in (client.lora_rank, client.memory.get(PRUNED)) if rank is not None]
+    return min(known, default=None)
+
+
+def prune(client: Client, rank: int) -> None:
+    """Note that a client goes on with a smaller rank; what its channel keeps for its next message is cut as well."""
+    client.memory[PRUNED] = rank
+    if LOST in client.memory:
+        client.memory[LOST] = cut_to_rank(client.memory[LOST], rank)
+
+
+def cut_to_rank(state: State, rank: int | None) -> State:
+    """Return what of a state a client of that rank has; None for the state itself. Shapes alone will do.
+
+    Raises:
+        ValueError: a LoRA tensor is in no pair of factors.
+    """
+    return state if rank is None else slice_to_rank(state, _pairs_of(state), rank)
+
+
+def pad_like(state: State, like: Mapping[str, Tensor], rank: int | None) -> State:
+    """Return a state that was cut to ``rank`` with zeros up to the ranks of ``like``; for None the state itself."""
+    if rank is None:
+        return state
+    pairs = sorted(_pairs_of(state), key=lambda pair: pair.rank(like))
+    for largest, some in groupby(pairs, key=lambda pair: pair.rank(like)):
+        state = pad_to_rank(state, [*some], largest)
+    return state
+
+
+def cut_module(module: nn.Module, rank: int) -> None:
+    """Replace the LoRA parameters of a module by those of a client of that rank, such as meta tensors of its shapes."""
+    parameters = dict(module.named_parameters())
+    small = cut_to_rank(parameters, rank)
+    for pair in _pairs_of(parameters):
+        for name in (pair.a, pair.b):
+            path, _, key = name.rpartition(".")
+            owner, learns = module.get_submodule(path), parameters[name].requires_grad
+            owner._parameters[key] = nn.Parameter(small[name].detach(), learns)
+
+
+def refuse_moved_zeros(state: State, rank: int | None) -> None:
+    """Raise ValueError for trained factors whose rows or columns beyond a client's rank are no longer 0."""
+    for pair in [] if rank is None else _pairs_of(state):
+        if state[pair.a][rank:].any() or state[pair.b][:, rank:].any():
+            raise ValueError(
+                f"{pair.layer} was trained beyond the client's rank {rank}, where gradients are 0: the optimizer or a "
+                "callback moves parameters without a gradient. Take an optimizer that steps each number by itself, such as "
+                "AdamW or SGD, or leave federated.lora_ranks out"
+            )
+
+
+def _pairs_of(state: Mapping[str, Tensor]) -> list[LoraPair]:
+    pairs, others = find_pairs(state)
+    if others:
+        name, why = next(iter(others.items()))
+        raise ValueError(
+            f"{name} cannot be cut to a client's rank ({why}): train plain LoRA adapters, both A and B, or take an "
+            "algorithm whose clients have one rank, such as FedAvg"
+        )
+    return pairs
