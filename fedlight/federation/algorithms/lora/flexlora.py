@@ -167,7 +167,7 @@ class AverageOfProducts(Aggregation):
         for name in sent.keys() & self._sent.keys():
             if sent[name] is not self._sent[name] and not torch.equal(sent[name], self._sent[name]):
                 raise ValueError(
-                    f"FlexLoRA puts new factors in the place of those that clients were sent, and two of them were sent unlike "
+                    f"FlexLoRA puts new factors in the place of those that clients were sent, and two were sent unlike "
                     f"{name}: train all clients of a round from one state, or take HetLoRA"
                 )
         self._sent |= sent
