@@ -87,10 +87,17 @@ def written_out(start, rounds, combine, ranks=RANKS, full=4, optimizer="SGD", lr
 
 
 def run(algorithm, data, rounds=3, ranks=RANKS, module=None, at_once=1, callbacks=(), **loop):
-    """Train; return the module's start, its trained parameters, rows, the recorder and the loop."""
+    """Train; return the module's start, its trained parameters, rows, the recorder (of clients alone) and the loop."""
     seen, module = Recorder(), module or Ranked()
     start = trained_of(module)
     trained, rows, _, made = fit(
-        module, data, at_once, rounds, [seen, *callbacks], algorithm=algorithm, lora_ranks=ranks, **loop
+        module,
+        data,
+        at_once,
+        rounds,
+        [*([seen] if at_once == 1 else []), *callbacks],
+        algorithm=algorithm,
+        lora_ranks=ranks,
+        **loop,
     )
     return start, trained, rows, seen, made
