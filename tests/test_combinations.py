@@ -21,6 +21,8 @@ from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.fedrep import FedRep
 from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
 from fedlight.federation.algorithms.local_only import LocalOnly
+from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
+from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.server import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fedlight.modules.dpo import DPOModule
@@ -206,7 +208,10 @@ MODULES = {SelectorModule: "selector", SFTModule: "sft", DPOModule: "dpo", Rewar
 
 @pytest.mark.filterwarnings("ignore:.*`val_dataloader`")
 @pytest.mark.parametrize("kind", MODULES)
-@pytest.mark.parametrize("algorithm", [FedAvg, FedProx, Scaffold, LocalOnly, Ditto, FedRep, GlobalThenLocal])
+@pytest.mark.parametrize(
+    "algorithm",
+    [FedAvg, FedProx, Scaffold, LocalOnly, Ditto, FedRep, GlobalThenLocal, HetLoRA, FlexLoRA],
+)
 def test_every_algorithm_trains_every_module(algorithm, kind, tiny_model):
     def make():
         return kind(tiny_model, lora_rank=2, lr=0.05, optimizer="SGD", optimizer_args={})

@@ -98,6 +98,52 @@ def test_several_visits_of_a_client_are_planned_together():
     assert ditto.forecasts[0].job.flops == 2 * plain.forecasts[0].job.flops
 
 
+HETLORA = ("--model.lora_rank=8", "--federated.algorithm=HetLoRA")
+
+
+def at_rank(rank):
+    """The plan of clients that all have a module of that rank."""
+    _, found = planned("--config=selector.yaml", NO_DATA, f"--model.lora_rank={rank}")
+    return {name: (one.fit, one.job.flops, one.job.bytes_up) for name, one in found.items()}
+
+
+def test_ranks_by_device_cost_what_modules_of_these_ranks_cost():
+    ranks = "--federated.lora_ranks={pixel_8_pro: 2, iphone_xr: 4}"
+    _, found = planned("--config=selector.yaml", NO_DATA, *HETLORA, ranks)
+    assert {name: one.lora_rank for name, one in found.items()} == {
+        name: {"pixel_8_pro": 2, "iphone_xr": 4}.get(name, 8) for name in known_devices()
+    }
+    for name, rank in (("pixel_8_pro", 2), ("iphone_xr", 4), ("galaxy_a54", 8)):
+        one = found[name]
+        assert (one.fit, one.job.flops, one.job.bytes_up) == at_rank(rank)[name]
+
+
+def test_the_largest_rank_that_fits_is_planned_for_each_device(fleet, tmp_path):
+    """What one example at a time takes with a rank decides, to the byte."""
+    few = ["--config=selector.yaml", NO_DATA, *HETLORA]
+    _, roomy = planned(*few, "--federated.lora_ranks=[8]", fleet(tiny=(1e-9, 16)))
+    _, narrow = planned(*few, "--federated.lora_ranks=[2]", fleet(tiny=(1e-9, 16)))
+    most, least = (one["tiny"].fit.footprint.peak_bytes for one in (roomy, narrow))
+    assert least < most
+    budgets = {"enough": most, "less": most - 1, "least": least, "tiny": least - 1}
+    devices = fleet(**{name: ((size + 0.5) / 2**30, 16) for name, size in budgets.items()})
+    file = tmp_path / "plan.json"
+    outcome = fedlight("plan", *few, "--federated.lora_ranks=[2, 8]", devices, "--json", str(file))
+    assert outcome.code == 0, outcome.err
+    rows = {
+        row["device"]: (row["lora_rank"], row["reason"]) for row in json.loads(file.read_text())["devices"]
+    }
+    assert rows == {
+        "enough": (8, ""),
+        "less": (2, ""),
+        "least": (2, ""),
+        "tiny": (2, "out_of_memory"),
+    }
+    assert "LoRA rank" in outcome.out
+    lines = [[cell.strip() for cell in line.split("│")] for line in outcome.out.splitlines()]
+    assert ["enough", "25%", "yes", "16", "8"] in [line[1:6] for line in lines]
+
+
 def test_a_run_keeps_to_its_plan(fleet, tiny_model, tmp_path):
     """What rests in memory and what goes over the wire is the same; shorter texts take less than the longest."""
     arguments = [*tiny_selector(tiny_model, tmp_path / "run"), fleet(phone=(1, 16)), "--trainer.max_epochs=1"]

@@ -38,6 +38,7 @@ PUBLIC = {
     *("FedAvg", "FedProx", "Scaffold", "FedBiscuit", "FewFedPIT", "FedMIT", "FewFedWeight"),
     *("Ditto", "FedRep", "GlobalThenLocal", "LocalOnly", "LocalSelfGeneration"),
     *("FFALoRA", "RoLoRA", "FedSALoRA", "ProductAverage"),
+    *("HetLoRA", "FlexLoRA"),
     *("Average", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi"),
     *("CoordinateMedian", "TrimmedMean", "PrivateMean"),
     # the wire and the devices

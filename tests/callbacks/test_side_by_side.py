@@ -19,6 +19,8 @@ from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA
 from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA
 from fedlight.federation.algorithms.lora.product_average import ProductAverage
 from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
+from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
+from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Wire
 from fedlight.federation.codecs import Quantize
@@ -40,6 +42,8 @@ ALGORITHMS = {
     "FedSALoRA": {"algorithm": FedSALoRA()},
     "ProductAverage": {"algorithm": ProductAverage()},
     "threshold": {"algorithm": ProductAverage(0.9)},
+    "HetLoRA": {"algorithm": HetLoRA(), "lora_ranks": {"a": 1}},
+    "FlexLoRA": {"algorithm": FlexLoRA(), "lora_ranks": {"a": 1}},
 }
 GROUPS = {2: [["a", "b"], ["c", "d"]], 3: [["a", "b", "c"], ["d"]], 4: [["a", "b", "c", "d"]]}
 

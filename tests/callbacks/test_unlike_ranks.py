@@ -1,4 +1,4 @@
-"""HetLoRA and FlexLoRA in the federated loop against the papers' equations, with clients trained in modules of their ranks."""
+"""HetLoRA and FlexLoRA in the federated loop against their equations, with clients trained in modules of their own ranks."""
 
 import copy
 import warnings

@@ -15,6 +15,8 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from peft import LoraConfig, get_peft_model
 from plain_lightning import Numbers, Regression, ten_clients
+from ranked import RANKS, Ranked
+from stacked import Points
 from synthesizing import Synthesizing
 from tastes import Adapters, Tastes
 
@@ -35,6 +37,8 @@ from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA
 from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA
 from fedlight.federation.algorithms.lora.product_average import ProductAverage
 from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
+from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
+from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Wire
 from fedlight.federation.client_state import ClientMemories
@@ -174,6 +178,12 @@ KINDS = {
     ),
     "soft": lambda root: Kind(
         {"algorithm": FedBiscuit(1, 2, "soft", group_by="own")}, lambda: Adapters(2), Tastes, rounds=5
+    ),
+    "hetlora": lambda root: Kind(
+        {"algorithm": HetLoRA(gamma=0.5, lam=0.5), "lora_ranks": RANKS}, Ranked, Points
+    ),
+    "flexlora": lambda root: Kind(
+        {"algorithm": FlexLoRA(missing="skip"), "lora_ranks": RANKS}, Ranked, Points
     ),
     "local_only": lambda root: Kind({"algorithm": LocalOnly()}),
     "adapters": lambda root: Kind({"algorithm": FedAvg()}, Adapted),
