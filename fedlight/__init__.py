@@ -236,10 +236,10 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     )
     from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA as FedSALoRA
     from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA as FFALoRA
-    from fedlight.federation.algorithms.lora.product_average import ProductAverage as ProductAverage
-    from fedlight.federation.algorithms.lora.ro_lora import RoLoRA as RoLoRA
     from fedlight.federation.algorithms.lora.flexlora import FlexLoRA as FlexLoRA
     from fedlight.federation.algorithms.lora.hetlora import HetLoRA as HetLoRA
+    from fedlight.federation.algorithms.lora.product_average import ProductAverage as ProductAverage
+    from fedlight.federation.algorithms.lora.ro_lora import RoLoRA as RoLoRA
     from fedlight.federation.algorithms.scaffold import Scaffold as Scaffold
     from fedlight.federation.channel import Channel as Channel
     from fedlight.federation.channel import Identity as Identity

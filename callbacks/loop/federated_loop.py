@@ -71,6 +71,7 @@ from fedlight.callbacks.loop.visit import (
     call_on_visit_start,
     refuse_lost_model,
     step_losses,
+    use_adapter,
 )
 from fedlight.devices.fleet import Fleet
 from fedlight.federation.aggregation import Aggregation
@@ -81,7 +82,6 @@ from fedlight.federation.client import OWN_STATE, Client, Group, Upload, Visit, 
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.lora.product_error import ProductError, Setting
 from fedlight.federation.lora.ranks import LoraRanks, check_lora_ranks
-from fedlight.federation.protocols import HoldsAdapters
 from fedlight.federation.server import Average, ServerOptimizer
 from fedlight.federation.state import DIVERGED, Diverged, State, read, write
 from fedlight.processes import strategy  # noqa: F401  Lightning knows client_parallel by name from here on
@@ -235,9 +235,7 @@ class FederatedLoop(L.Callback):
         same_start(team, pl_module, self._federation.settings | own_settings(team, trainer, self._data))
         train_again(pl_module, self._trained_before)
         self._parameters = federated_parameters(trainer, pl_module)
-        use_fused_kernels(
-            trainer.optimizers
-        )  # the optimizers of a checkpoint are loaded later and stay as they were
+        use_fused_kernels(trainer.optimizers)  # those of a checkpoint are loaded later and stay as they were
         self._run = Run(
             *(trainer, pl_module, self.clients, self.channel, self.aggregation is not None, self.own_state),
             plain_server=type(self.server) is Average and self.server.lr == 1,
@@ -342,7 +340,7 @@ class FederatedLoop(L.Callback):
         metrics = self._under_way.training.take(pl_module, len(ended)) if ended else []
         for place, one in enumerate(ended):
             if trained:  # as if the client had trained alone
-                self._use_adapter(pl_module, one.visiting)
+                use_adapter(pl_module, one.visiting)
                 write(trained[place], self._parameters)
                 one.trained = trained[place]
             self._under_way.training.add(one.visiting.client.id, metrics[place])
@@ -404,7 +402,7 @@ class FederatedLoop(L.Callback):
         plan.refuse_other_accumulation(trainer.accumulate_grad_batches, self._rounds.schedule.accumulation)
         visits = [self._receive(under_way, visit) for visit in group]
         first = visits[0].visiting
-        self._use_adapter(module, first)
+        use_adapter(module, first)
         own = self.buffers.enter(first.client.memory, under_way.state, self._parameters)
         write(first.start | own, self._parameters)
         self._optimizers.forget(trainer.optimizers)
@@ -428,11 +426,6 @@ class FederatedLoop(L.Callback):
             under_way.memories[name] = self.memory.load(name)
         visiting, bytes_down = under_way.exchange.down(visit, client, under_way.last.get(name))
         return OpenVisit(visiting, {name: self._parameters[name] for name in visiting.start}, bytes_down)
-
-    def _use_adapter(self, module: L.LightningModule, visiting: Visiting) -> None:
-        if visiting.adapter is not None:
-            assert isinstance(module, HoldsAdapters)
-            module.use_adapter(visiting.adapter)
 
     def _finish_visit(self, under_way: OpenRound, one: OpenVisit, work: Work) -> None:
         visiting, visit, reason = one.visiting, one.visiting.visit, ""

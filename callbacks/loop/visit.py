@@ -33,6 +33,7 @@ from fedlight.federation.client import Client, Update, Upload, Visit, Visiting, 
 from fedlight.federation.lora.pairs import pad_to
 from fedlight.federation.lora.products import with_factors
 from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of, refuse_moved_zeros
+from fedlight.federation.protocols import HoldsAdapters
 from fedlight.federation.server import ServerOptimizer
 from fedlight.federation.state import Diverged, State, is_finite, moved, read, refuse_not_finite
 
@@ -251,10 +252,8 @@ class Exchange:
         if sent is not None:
             payload = self.channel.down(cut_to_rank(sent, rank), client)
             received, num_bytes = pad_like(payload.state, sent, rank), self._with_buffers(payload)
-        elif before:
-            sent = before.sent
         visiting = self.algorithm.start_visit(visit, client, received)
-        visiting.before, visiting.sent, visiting.lora_rank = before, sent or {}, rank
+        visiting.before, visiting.lora_rank = before, rank
         return visiting, num_bytes
 
     def up(self, visiting: Visiting, trained: State, work: Work) -> tuple[Update | None, int]:
@@ -503,6 +502,13 @@ def call_on_visit_start(trainer: L.Trainer, module: L.LightningModule, client_id
     for one in (module, *trainer.callbacks):  # type: ignore[attr-defined]
         if isinstance(one, TakesVisitStart):
             one.on_visit_start(client_id)
+
+
+def use_adapter(module: L.LightningModule, visiting: Visiting) -> None:
+    """Activate the adapter of a visit, if it names one."""
+    if visiting.adapter is not None:
+        assert isinstance(module, HoldsAdapters)
+        module.use_adapter(visiting.adapter)
 
 
 HOOK = "on_train_batch_end"

@@ -190,7 +190,7 @@ def predict_payloads(
             received = received if sent is None else _shapes(sent)
             visiting = algorithm.start_visit(visit, client, received)
             visiting.before, visiting.shapes_only = before, True
-            visiting.sent, visiting.lora_rank = received, rank
+            visiting.lora_rank = rank
             start: State = _shapes(visiting.start)
             work = Work(1, lr=1.0, mean_loss=1.0, seconds=0.0, lr_sums=dict.fromkeys(start, 1.0))
             up = cut_to_rank(_shapes(algorithm.reply(visiting, start, work)), rank)

@@ -79,8 +79,6 @@ class Visiting:
         before: the client's visit before this one in the same round; None in its first. The loop sets it.
         shapes_only: whether the loop asks for names and shapes alone, before the round: tensors are then on the meta
             device, and a hook does nothing beside its reply. The loop sets it.
-        sent: what the server has sent to the client in this round, all of it: before it was cut to the client's LoRA rank
-            and before the wire. The loop sets it.
         lora_rank: LoRA rank of the client in this visit; None for that of the module. The loop sets it.
     """
 
@@ -92,7 +90,6 @@ class Visiting:
     adapter: str | None = None
     before: "Visiting | None" = None
     shapes_only: bool = False
-    sent: State = field(default_factory=dict)
     lora_rank: int | None = None
 
 

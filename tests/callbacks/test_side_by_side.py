@@ -17,10 +17,10 @@ from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA
 from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA
-from fedlight.federation.algorithms.lora.product_average import ProductAverage
-from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
 from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
+from fedlight.federation.algorithms.lora.product_average import ProductAverage
+from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Wire
 from fedlight.federation.codecs import Quantize

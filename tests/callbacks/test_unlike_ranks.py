@@ -3,6 +3,7 @@
 import copy
 import warnings
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -233,6 +234,30 @@ def test_a_client_that_diverges_is_left_out():
         assert all(value.isfinite().all() for value in trained.values())
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_the_products_error_is_measured_against_the_clients_products_of_their_own_rank(name):
+    """One round, written out: the mean of the products by the clients' weights, and the product that the server has."""
+
+    class Watch(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            self.found = float(trainer.callback_metrics["fed/product_error"])
+
+    watch = Watch()
+    start, trained, _, seen, _ = run(method(name), Points(), rounds=1, callbacks=[watch])
+    ends = []
+    for visit, batches in seen.visits[0]:
+        rank = RANKS.get(visit.client_id, 4)
+        weight = share_of(visit.client_id, CLIENTS) if name.startswith("FlexLoRA") else 0.25
+        ends.append((weight, products(trained_alone(sliced(start, rank), batches, rank, "SGD", 0.1))))
+    distance = norm = 0.0
+    for layer in LAYERS:
+        mean = sum(weight * own[layer] for weight, own in ends)
+        distance += (products(trained)[layer] - mean).norm() ** 2
+        norm += mean.norm() ** 2
+    assert watch.found == pytest.approx(float((distance / norm).sqrt()), rel=1e-4)
+    assert watch.found > (1e-4 if name == "FlexLoRA" else 0.05)  # which loses what is beyond rank 4 alone
+
+
 # Self-pruning
 
 
@@ -356,9 +381,14 @@ class TwoOptimizers(Ranked):
             {"aggregation": CoordinateMedian()},
             "HetLoRA is an average .* take out federated.aggregation",
         ),
-        (FlexLoRA(), {"aggregation": CoordinateMedian()}, "FlexLoRA averages products .* take out"),
-        (FlexLoRA(), {"server": FedAdam()}, "take federated.server=Average with lr=1, or HetLoRA"),
-        (FlexLoRA(), {"server": Average(0.5)}, "take federated.server=Average with lr=1, or HetLoRA"),
+        (
+            FlexLoRA(),
+            {"aggregation": CoordinateMedian()},
+            "federated.aggregation combines coordinates: take it",
+        ),
+        (FlexLoRA(), {"server": FedAdam()}, "take Average with lr=1, or HetLoRA"),
+        (FlexLoRA(), {"server": Average(0.5)}, "take Average with lr=1, or HetLoRA"),
+        (FlexLoRA(), {"channel": Wire(up=TopK(0.1, error_feedback=True))}, "set error_feedback=false"),
         (HetLoRA(gamma=0.5, lam=0.1), {"module": TwoOptimizers()}, "2 optimizers may step them apart"),
         (HetLoRA(), {"ranks": {"a": 5}}, "5 is above the rank 4 of the module's adapters"),
         (HetLoRA(), {"ranks": {"nobody": 1}}, r"lora_ranks\.nobody: there is no such client or device"),

@@ -84,6 +84,9 @@ class ProductError:
             )
             return aggregation
         mean = algorithm.aggregation(len(federation.clients)) if federation.robust else aggregation
+        mean = getattr(
+            mean, "mean", mean
+        )  # of an aggregation that knows with which coefficients clients count
         if not isinstance(mean, WeightedSum):
             return aggregation
         self._sums = ProductSums(aggregation, mean, self._pairs)

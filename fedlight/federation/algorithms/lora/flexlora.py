@@ -7,9 +7,8 @@ https://arxiv.org/abs/2402.11505, section 3:
     client k of rank r_k goes on from B_k = U[:, :r_k] S[:r_k], A_k = V^T[:r_k]
 
 with n_k examples of client k. The scaling alpha / R is the same for all and left out. W, as large as the layer, is never
-formed: it is the product of the stacked factors ``[p_1 B_1, p_2 B_2, ...]`` and ``[A_1; A_2; ...]``
-(`fedlight.federation.lora.svd`). The global model has the rank R of the module's adapters: of W the R largest singular values,
-of which clients get the first. What W has beyond R is lost. A direction without a singular value keeps its row of A.
+formed (`fedlight.federation.lora.products`). The global model has the rank R of the module's adapters: of W the R largest
+singular values, of which clients get the first. What W has beyond R is lost; ``fed/product_error`` says how much.
 
 The clients of a smaller rank add nothing to the directions that they do not have, which shrink in every round by their
 share. Wu et al., "Preventing Rank Collapse in Federated Low-Rank Adaptation with Client Heterogeneity", 2026,
@@ -20,9 +19,9 @@ https://arxiv.org/abs/2602.13486 (raFLoRA), average each direction over the clie
 A direction that no client of the round has keeps what the global model has of it.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,12 +29,15 @@ from torch import Tensor
 from fedlight.federation.aggregation import Aggregation, WeightedSum
 from fedlight.federation.algorithm import Algorithm, refuse_more_than_gradients
 from fedlight.federation.algorithms.lora.hetlora import check_missing, check_weighting
+from fedlight.federation.algorithms.lora.product_average import NOISE
 from fedlight.federation.client import Client, Update, Visit, Visiting, Work
-from fedlight.federation.lora.pairs import LoraPair, find_pairs
-from fedlight.federation.lora.ranks import cut_to_rank
-from fedlight.federation.lora.svd import best_factors
+from fedlight.federation.lora.pairs import LoraPair, trained_pairs
+from fedlight.federation.lora.products import ProductSums, Term, singular_vectors
 from fedlight.federation.protocols import Federation
 from fedlight.federation.state import State
+
+HOLDS = "has:"
+"""Prefix of a vector with 1 for each direction that a client has, and 0 for others; no parameter's name has a colon."""
 
 
 class FlexLoRA(Algorithm):
@@ -51,8 +53,8 @@ class FlexLoRA(Algorithm):
         local: what clients do beyond FedAvg, such as FedProx; it may change gradients alone; its weighting plays no part.
 
     Raises:
-        ValueError: a setting is out of range; in ``check``, for a robust aggregation, a server optimizer other than plain
-            averaging, or several adapters.
+        ValueError: a setting is out of range; in ``check``, for a module without a LoRA adapter or with another kind of it,
+            several adapters, a robust aggregation, a server optimizer other than plain averaging, or error feedback.
     """
 
     unlike_ranks = True
@@ -69,35 +71,59 @@ class FlexLoRA(Algorithm):
         self.missing = missing
         self.local = local or Algorithm()
         refuse_more_than_gradients(self.local, "FlexLoRA")
+        self._pairs: list[LoraPair] = []
+        self._federation: Federation | None = None
 
     # The server
 
     def check(self, federation: Federation) -> None:
         super().check(federation)
         self.local.check(federation)
+        self._pairs, self._federation = trained_pairs(federation, "FlexLoRA"), federation
+        why = (
+            "FlexLoRA replaces the factors A and B by others with the averaged product, in other coordinates"
+        )
         if federation.robust:
             raise ValueError(
-                "FlexLoRA averages products of factors, which are not the clients' parameters: take out "
-                "federated.aggregation, or use another algorithm"
+                f"{why}, and a federated.aggregation combines coordinates: take it out, or use another algorithm"
             )
         if not federation.plain_server:
             raise ValueError(
-                "FlexLoRA gives the server new factors of a product, and a part of the way from the old factors to new ones "
-                "is no part of the way from product to product: take federated.server=Average with lr=1, or HetLoRA"
+                f"{why}, and federated.server would step along the coordinates of several rounds: take Average with lr=1, "
+                "or HetLoRA"
+            )
+        if federation.error_feedback:
+            raise ValueError(
+                f"{why}, so what one message has lost cannot be added to the next: set error_feedback=false in the codecs "
+                "of federated.channel.up, or take HetLoRA"
             )
 
     def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
-        client, found = visiting.client, dict(movement)
-        for pair in find_pairs(movement).pairs:
-            for name in (pair.a, pair.b):
-                found[name] = (
-                    visiting.received[name] + movement[name]
-                )  # fp64, exact where nothing is lost on the way
-        weight = 1.0 if self.weighting == "uniform" else client.share
-        return OwnFactors(client.id, cut_to_rank(found, visiting.lora_rank), weight, visiting.sent)
+        update = super().finish_visit(visiting, movement, work)
+        if update is None or self.missing == "zero":
+            return update
+        holds = {HOLDS + pair.a: torch.ones(pair.rank(movement), dtype=torch.float64) for pair in self._pairs}
+        for vector in holds.values():
+            vector[visiting.lora_rank :] = 0
+        return replace(update, movement=movement | holds)
 
     def aggregation(self, num_clients: int) -> Aggregation:
-        return AverageOfProducts(self.missing)
+        mean = WeightedSum("weight")
+        return ProductSums(mean, mean, self._pairs, self._to_new_factors)
+
+    def _to_new_factors(self, sums: ProductSums, movement: State) -> State:
+        """Return the movement of a round with that to new factors in the place of the factors' own."""
+        assert self._federation is not None
+        state = self._federation.state
+        found = {name: value for name, value in movement.items() if not name.startswith(HOLDS)}
+        for pair in self._pairs:
+            a, b = state[pair.a].double(), state[pair.b].double()
+            if terms := sums.terms(pair, state):
+                if self.missing == "skip":
+                    terms = over_holders(terms, movement[HOLDS + pair.a], b, a)
+                new_b, new_a = best_factors(terms, a)
+                found[pair.a], found[pair.b] = new_a - a, new_b - b
+        return found
 
     # The client
 
@@ -110,89 +136,47 @@ class FlexLoRA(Algorithm):
         self.local.adjust_gradients(visiting, parameters, gradients)
 
 
-@dataclass(frozen=True)
-class OwnFactors(Update):
-    """Factors of a client's own rank, under the name of ``movement`` and beside other movements, and what it was sent."""
+def over_holders(terms: Sequence[Term], shares: Tensor, b: Tensor, a: Tensor) -> list[Term]:
+    """Return terms in which each direction is the mean over those that have it, and one that nobody has is the server's.
 
-    sent: State
+    Args:
+        terms: the clients' products, whose coefficients sum to 1; what a client does not have is 0.
+        shares: sum of the coefficients of those that have a direction, ``(R,)``.
+        b: the server's B, ``(out, R)``.
+        a: the server's A, ``(R, in)``.
 
-
-class AverageOfProducts(Aggregation):
-    """Weighted mean of the products of LoRA factors, as the movement from the factors that were sent to those of the mean.
-
-    Clients are taken in the order of their ids, so no bit depends on the order in which they come.
+    Examples:
+        >>> b, a = torch.tensor([[1.0, 2.0]]).double(), torch.eye(2).double()
+        >>> small = Term(0.5, torch.tensor([[3.0, 0.0]]).double(), torch.tensor([[1.0, 0.0], [0.0, 0.0]]).double())
+        >>> terms = over_holders([small, Term(0.5, b, a)], torch.tensor([1.0, 0.5]).double(), b, a)
+        >>> sum(term.coefficient * term.b @ term.a for term in terms).tolist()
+        [[2.0, 2.0]]
     """
+    nobodys = shares == 0
+    found = [Term(one.coefficient, one.b / shares.where(~nobodys, 1.0), one.a) for one in terms]
+    return [*found, Term(1.0, b[:, nobodys], a[nobodys])] if nobodys.any() else found
 
-    def __init__(self, missing: Literal["zero", "skip"]) -> None:
-        self._missing = missing
-        self._factors: dict[str, tuple[float, State]] = {}
-        self._sent: State = {}
-        self._others = WeightedSum("weight")
 
-    def add(self, update: Update) -> None:
-        assert isinstance(update, OwnFactors)
-        factors = {name for pair in find_pairs(update.movement).pairs for name in (pair.a, pair.b)}
-        self._factors[update.client_id] = (
-            update.weight,
-            {n: value for n, value in update.movement.items() if n in factors},
-        )
-        self._take_sent({name: update.sent[name] for name in factors})
-        others = {name: value for name, value in update.movement.items() if name not in factors}
-        self._others.add(Update(update.client_id, others, update.weight))
+def best_factors(terms: Sequence[Term], a: Tensor) -> tuple[Tensor, Tensor]:
+    """Return B, ``(out, R)``, and A, ``(R, in)``, whose product is the nearest of rank R to the sum of the terms, in fp64.
 
-    def partial(self) -> dict[str, Any]:
-        """Return the clients' factors, what was sent and the sums of other parameters, and start anew."""
-        factors, self._factors, sent, self._sent = self._factors, {}, self._sent, {}
-        return {"factors": factors, "sent": sent, "others": self._others.partial()}
+    B = U S and A = V^T of the largest singular values, in falling order, so the first r columns and rows are the nearest
+    product of rank r (Eckart and Young, 1936). A direction without a singular value, to the rounding of fp32 factors, has a
+    column of 0 in B and keeps its row of A: with a row of 0 it would have no gradient and could never be trained again.
 
-    def pieces(self) -> Iterator[dict[str, Any]]:
-        """Start anew now, and return the `partial` in pieces of one client's factors each."""
-        rest = self.partial()
-        factors, rest["factors"] = rest["factors"], {}
+    Args:
+        terms: products.
+        a: the server's A, ``(R, in)``.
 
-        def each() -> Iterator[dict[str, Any]]:
-            yield rest
-            for client_id in [*factors]:
-                yield {"factors": {client_id: factors.pop(client_id)}, "sent": {}, "others": None}
-
-        return each()
-
-    def merge(self, partial: Mapping[str, Any]) -> None:
-        self._factors |= {name: (weight, own) for name, (weight, own) in partial["factors"].items()}
-        self._take_sent(partial["sent"])
-        if partial["others"] is not None:
-            self._others.merge(partial["others"])
-
-    def _take_sent(self, sent: State) -> None:
-        for name in sent.keys() & self._sent.keys():
-            if sent[name] is not self._sent[name] and not torch.equal(sent[name], self._sent[name]):
-                raise ValueError(
-                    f"FlexLoRA puts new factors in the place of those that clients were sent, and two were sent unlike "
-                    f"{name}: train all clients of a round from one state, or take HetLoRA"
-                )
-        self._sent |= sent
-
-    def result(self) -> State:
-        found = self._others.result()
-        clients = [self._factors[name] for name in sorted(self._factors)]
-        for pair in find_pairs(self._sent).pairs:
-            a, b = self._sent[pair.a], self._sent[pair.b]
-            new_b, new_a = best_factors(*self._stacked(pair, clients), rank=len(a), spare=a)
-            found |= {pair.a: new_a - a, pair.b: new_b - b}
-        self._factors, self._sent = {}, {}
-        return found
-
-    def _stacked(self, pair: LoraPair, clients: list[tuple[float, State]]) -> tuple[Tensor, Tensor]:
-        """Return factors, ``(out, sum of ranks)`` and ``(sum of ranks, in)``, whose product is the mean of the products."""
-        of_direction = torch.zeros(
-            len(self._sent[pair.a]), dtype=torch.float64
-        )  # sum of the weights that count for it
-        for weight, own in clients:
-            of_direction[: None if self._missing == "zero" else pair.rank(own)] += weight
-        nobodys = of_direction == 0
-        all_b = [self._sent[pair.b][:, nobodys].double()]
-        all_a = [self._sent[pair.a][nobodys].double()]
-        for weight, own in clients:
-            all_b.append(own[pair.b] * (weight / of_direction[: pair.rank(own)]))
-            all_a.append(own[pair.a])
-        return torch.cat(all_b, dim=1), torch.cat(all_a)
+    Examples:
+        >>> term = Term(1.0, torch.tensor([[0.0, 3.0], [0.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
+        >>> [factor.abs().tolist() for factor in best_factors([term], torch.full((2, 2), 0.5))]
+        [[[6.0, 0.0], [0.0, 0.0]], [[0.0, 1.0], [0.5, 0.5]]]
+    """
+    u, s, v = singular_vectors([Term(one.coefficient, one.b.double(), one.a.double()) for one in terms])
+    rank = a.shape[0]
+    new_b, new_a = torch.zeros(u.shape[0], rank, dtype=torch.float64), a.double().clone()
+    known = min(rank, int((s > NOISE * s[0]).sum()))
+    new_b[:, :known] = u[:, :known] * s[:known]
+    new_a[:known] = v[:known]
+    return new_b, new_a

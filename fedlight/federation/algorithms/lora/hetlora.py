@@ -18,22 +18,23 @@ Rank Collapse in Federated Low-Rank Adaptation with Client Heterogeneity", 2026,
 rank collapse, and average each row over the clients that have it: ``missing="skip"``.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fedlight.federation.aggregation import WeightedSum
+from fedlight.federation.aggregation import Aggregation, WeightedSum
 from fedlight.federation.algorithm import Algorithm, refuse_more_than_gradients
 from fedlight.federation.client import Client, Update, Visit, Visiting, Work
-from fedlight.federation.lora.pairs import LoraPair, find_pairs
+from fedlight.federation.lora.pairs import LoraPair, find_pairs, trained_pairs
 from fedlight.federation.lora.ranks import prune
 from fedlight.federation.protocols import Federation
 from fedlight.federation.state import State
 
 WEIGHT = "weight of:"
-"""Prefix of the tensors with the sums of weights; no parameter's name has a colon."""
+"""Prefix of the sums of weights beside the sums of movements; no parameter's name has a colon."""
 
 
 class HetLoRA(Algorithm):
@@ -52,8 +53,8 @@ class HetLoRA(Algorithm):
         local: what clients do beyond FedAvg, such as FedProx; it may change gradients alone; its weighting plays no part.
 
     Raises:
-        ValueError: a setting is out of range; in ``check``, for a robust aggregation, several adapters, or a penalty under
-            several optimizers.
+        ValueError: a setting is out of range; in ``check``, for a module without a LoRA adapter or with another kind of it,
+            a robust aggregation, several adapters, or a penalty under several optimizers.
     """
 
     unlike_ranks = True
@@ -87,12 +88,15 @@ class HetLoRA(Algorithm):
         self.lam = lam
         self.local = local or Algorithm()
         refuse_more_than_gradients(self.local, "HetLoRA")
+        self._federation: Federation | None = None
 
     # The server
 
     def check(self, federation: Federation) -> None:
         super().check(federation)
         self.local.check(federation)
+        trained_pairs(federation, "HetLoRA")
+        self._federation = federation
         if federation.robust:
             raise ValueError(
                 "HetLoRA is an average of factors that are padded with zeros, of which a robust aggregation would take the "
@@ -105,40 +109,18 @@ class HetLoRA(Algorithm):
             )
 
     def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
-        client, pairs = visiting.client, find_pairs(movement).pairs
-        weight = 1.0 if self.weighting == "uniform" else client.share
-        kept = self._rank_after(visiting, movement, pairs)
-        found: State = {}
-        for pair in pairs:
-            # Rows of A and rows of B^T, so that both are cut and weighted alike.
-            a, b = movement[pair.a].clone(), movement[pair.b].T.clone()
-            own_a, own_b = (
-                visiting.received[pair.a][:kept] + a[:kept],
-                visiting.received[pair.b].T[:kept] + b[:kept],
-            )
-            size = product_norm(own_a, own_b) if self.sparsity_weighted else 1.0
-            weights = torch.full((len(a), 1), weight * size, dtype=torch.float64)
-            if self.missing == "skip":
-                weights[kept:] = 0
-            a[kept:], b[kept:] = -visiting.sent[pair.a][kept:], -visiting.sent[pair.b].T[kept:]
-            found |= {pair.a: a * weights, pair.b: (b * weights).T.contiguous()}
-            found |= {WEIGHT + pair.a: weights, WEIGHT + pair.b: weights.T.contiguous()}
-        for name in movement.keys() - found.keys():
-            found[name] = movement[name] * weight
-            found[WEIGHT + name] = torch.full([1] * movement[name].ndim, weight, dtype=torch.float64)
-        return Update(client.id, found, 1.0)
+        pairs = find_pairs(movement).pairs
+        rank, found = self._rank_after(visiting, movement, pairs), dict(movement)
+        for pair in pairs:  # what a client has pruned it no longer has
+            for name, where in ((pair.a, slice(rank, None)), (pair.b, (slice(None), slice(rank, None)))):
+                found[name] = movement[name].clone()
+                found[name][where] = -visiting.received[name][where].double()
+        weight = 1.0 if self.weighting == "uniform" else visiting.client.share
+        return RankedUpdate(visiting.client.id, found, weight, rank=rank)
 
-    def aggregation(self, num_clients: int) -> WeightedSum:
-        return WeightedSum("one")
-
-    def finish_round(self, movement: State) -> State:
-        found = {}
-        for name in [name for name in movement if not name.startswith(WEIGHT)]:
-            weights = movement[WEIGHT + name]
-            found[name] = movement[name] / weights.where(
-                weights > 0, 1.0
-            )  # without a weight there is no movement
-        return found
+    def aggregation(self, num_clients: int) -> Aggregation:
+        state = State() if self._federation is None else self._federation.state
+        return PaddedMeans(state, self.sparsity_weighted, self.missing)
 
     # The client
 
@@ -188,6 +170,71 @@ class HetLoRA(Algorithm):
 
 def _rank(visiting: Visiting, pair: LoraPair, state: State) -> int:
     return pair.rank(state) if visiting.lora_rank is None else min(visiting.lora_rank, pair.rank(state))
+
+
+@dataclass(frozen=True)
+class RankedUpdate(Update):
+    """Update of a client of a LoRA rank, whose movement beyond that rank leads to 0."""
+
+    rank: int = 0
+
+
+class PaddedMeans(Aggregation):
+    """Means of LoRA factors that are padded with zeros, as the movement from the server's; and means of other movements.
+
+    Attributes:
+        mean: a fresh weighted sum that says with what coefficient each client counts but for the size of its product.
+
+    Args:
+        state: the server's parameters.
+        sparsity_weighted: see `HetLoRA`.
+        missing: see `HetLoRA`.
+    """
+
+    def __init__(self, state: State, sparsity_weighted: bool, missing: str) -> None:
+        self.mean = WeightedSum("weight")
+        self._state, self._by_size, self._missing = state, sparsity_weighted, missing
+        self._sums = WeightedSum("one")
+
+    def add(self, update: Update) -> None:
+        assert isinstance(update, RankedUpdate)
+        found, rank = dict[str, Tensor](), update.rank
+        for pair in find_pairs(update.movement).pairs:
+            # Rows of A and rows of B^T, so that both are padded and weighted alike.
+            a, b = update.movement[pair.a].clone(), update.movement[pair.b].T.clone()
+            size = 1.0
+            if self._by_size:
+                size = product_norm(update.received[pair.a] + a, update.received[pair.b].T + b)
+            weights = torch.full((len(a), 1), update.weight * size, dtype=torch.float64)
+            if self._missing == "skip":
+                weights[rank:] = 0
+            a[rank:], b[rank:] = -self._state[pair.a][rank:], -self._state[pair.b].T[rank:]
+            found |= {pair.a: a * weights, pair.b: (b * weights).T.contiguous()}
+            found |= {WEIGHT + pair.a: weights, WEIGHT + pair.b: weights.T.contiguous()}
+        for name in [name for name in update.movement if name not in found]:
+            value = update.movement[name]
+            found[name] = value * update.weight
+            found[WEIGHT + name] = torch.full([1] * value.ndim, update.weight, dtype=torch.float64)
+        self._sums.add(Update(update.client_id, found, 1.0))
+
+    def partial(self) -> dict[str, Any]:
+        """Return the partial of the sums of movements and of weights, and start anew."""
+        return self._sums.partial()
+
+    def pieces(self) -> Iterator[dict[str, Any]]:
+        return self._sums.pieces()
+
+    def merge(self, partial: Mapping[str, Any]) -> None:
+        self._sums.merge(partial)
+
+    def result(self) -> State:
+        sums, found = self._sums.result(), State()
+        for name in [name for name in sums if not name.startswith(WEIGHT)]:
+            weights = sums[WEIGHT + name]
+            found[name] = sums[name] / weights.where(
+                weights > 0, 1.0
+            )  # without a weight there is no movement
+        return found
 
 
 def product_norm(a: Tensor, b: Tensor) -> float:

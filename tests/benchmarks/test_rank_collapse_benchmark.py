@@ -1,0 +1,34 @@
+"""benchmarks/rank_collapse.py with few rounds: what collapses, and what does not."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """The last round of each method."""
+    spec = importlib.util.spec_from_file_location("rank_collapse", ROOT / "benchmarks" / "rank_collapse.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    file = tmp_path_factory.mktemp("rank_collapse") / "rows.json"
+    module.main(["--rounds", "3", "--json", str(file)])
+    return {row["method"]: row for row in json.loads(file.read_text())["rows"] if row["round"] == "3"}
+
+
+def test_averages_over_all_collapse_to_the_smallest_rank(rows):
+    """Three quarters of what is looked for lie beyond it."""
+    for method in ("zero-padding", "HetLoRA", "FlexLoRA, smallest rank"):
+        assert rows[method]["energy"] < 0.05
+        assert rows[method]["loss"] > 0.7
+    assert rows["HetLoRA"]["energy"] < rows["FlexLoRA"]["energy"] < 0.2
+
+
+def test_averages_over_those_that_have_a_rank_do_not(rows):
+    for method in ("zero-padding, over holders", "FlexLoRA, over holders"):
+        assert 0.4 < rows[method]["energy"] < rows["FlexLoRA, largest rank"]["energy"] < 0.75
+        assert rows["FlexLoRA, largest rank"]["loss"] < rows[method]["loss"] < 0.5 * rows["FlexLoRA"]["loss"]
