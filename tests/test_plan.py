@@ -144,9 +144,19 @@ def test_the_largest_rank_that_fits_is_planned_for_each_device(fleet, tmp_path):
     assert ["enough", "25%", "yes", "16", "8"] in [line[1:6] for line in lines]
 
 
-def test_a_run_keeps_to_its_plan(fleet, tiny_model, tmp_path):
+BY_RANK = {
+    "": [],
+    "1": [*HETLORA, "--federated.lora_ranks={phone: 1}"],
+    "4": ["--model.lora_rank=8", "--federated.algorithm=FlexLoRA", "--federated.lora_ranks=[2, 4]"],
+}
+"""LoRA rank of all clients in a run's rows -> arguments; "" without ranks."""
+
+
+@pytest.mark.parametrize("rank", BY_RANK)
+def test_a_run_keeps_to_its_plan(rank, fleet, tiny_model, tmp_path):
     """What rests in memory and what goes over the wire is the same; shorter texts take less than the longest."""
-    arguments = [*tiny_selector(tiny_model, tmp_path / "run"), fleet(phone=(1, 16)), "--trainer.max_epochs=1"]
+    more = [*BY_RANK[rank], fleet(phone=(1, 16)), "--trainer.max_epochs=1"]
+    arguments = [*tiny_selector(tiny_model, tmp_path / "run"), *more]
     _, found = planned(*arguments)
     assert fedlight("fit", *arguments).code == 0
     plan, job = found["phone"], found["phone"].job
@@ -160,6 +170,8 @@ def test_a_run_keeps_to_its_plan(fleet, tiny_model, tmp_path):
         assert 0 < int(row["flops"]) <= job.flops
         assert (int(row["bytes_down"]), int(row["bytes_up"])) == (job.bytes_down, job.bytes_up)
         assert (int(row["steps"]), int(row["weight_bits"]), row["reason"]) == (2, 16, "")
+        assert row.get("lora_rank", "") == rank
+        assert plan.lora_rank == (int(rank) if rank else None)
 
 
 def test_a_wire_and_several_adapters():

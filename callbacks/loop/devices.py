@@ -39,7 +39,7 @@ from fedlight.federation.channel import Channel
 from fedlight.federation.client import Client, Visit
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.lora.ranks import largest_rank, rank_of
-from fedlight.federation.protocols import KnowsBaseBits
+from fedlight.federation.protocols import FederatedData, KnowsBaseBits
 from fedlight.federation.state import State
 
 
@@ -167,7 +167,8 @@ class DeviceEmulation(NoDevices):
 
     def fitting_rank(self, client_id: str, ranks: Sequence[int], parameters: Mapping[str, Tensor]) -> int:
         device, trained = self._devices[client_id], frozenset(parameters)
-        shapes = self._data.batch_shapes(Visit(client_id, self._run.data.num_batches(client_id)), 0)
+        assert isinstance(self._data, FederatedData)  # as that of every run of the loop
+        shapes = self._data.batch_shapes(Visit(client_id, self._data.num_batches(client_id)), 0)
         for rank in sorted({*ranks}, reverse=True):
             resting = self._at_rest(device.weight_bits, trained, rank)
             if fit(shapes, self._meter(rank), device.budget_bytes, resting).fits:

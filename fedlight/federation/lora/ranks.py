@@ -155,7 +155,7 @@ def pad_like(state: State, like: Mapping[str, Tensor], rank: int | None) -> Stat
 
 def cut_module(module: nn.Module, rank: int) -> None:
     """Replace the LoRA parameters of a module by those of a client of that rank, such as meta tensors of its shapes."""
-    parameters = dict(module.named_parameters())
+    parameters: State = dict(module.named_parameters())
     small = cut_to_rank(parameters, rank)
     for pair in _pairs_of(parameters):
         for name in (pair.a, pair.b):
