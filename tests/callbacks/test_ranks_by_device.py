@@ -101,3 +101,16 @@ def test_a_name_of_no_device_is_refused(tmp_path):
         ValueError, match=r"lora_ranks\.phone: there is no such client or device; .* devices fast"
     ):
         rounds(HetLoRA(), make_fleet(tmp_path, fast={}), {"phone": 2})
+
+
+def test_a_client_that_has_pruned_itself_is_counted_at_its_new_rank(tmp_path, caplog):
+    """Bytes are those that were planned, also in the round in which it prunes."""
+    algorithm = HetLoRA(gamma=0.5, lam=0.5)
+    _, _, rows, _, _ = run(algorithm, Points(), rounds=2, ranks=None, fleet=make_fleet(tmp_path, fast={}))
+    assert [row["lora_rank"] for row in rows[:4]] == [4] * 4
+    assert {row["lora_rank"] for row in rows[4:]} == {2}
+    for row in rows:
+        own = trained_of(Ranked(rank=row["lora_rank"]))
+        assert row["bytes_up"] == len(save(own))
+        assert row["adapter_bytes"] == sum(value.nbytes for value in own.values())
+    assert not any("was to send" in message for message in caplog.messages)

@@ -40,8 +40,8 @@ WEIGHT = "weight of:"
 class HetLoRA(Algorithm):
     """Averages of LoRA factors of unlike ranks, padded with zeros.
 
-    Ranks are those of ``federated.lora_ranks``; without them every client has the module's. A row of A and a column of B to
-    which no client of a round has anything to add stay as they are.
+    Ranks are those of ``federated.lora_ranks``; without them every client has the module's. With ``missing="skip"`` a row of
+    A and a column of B that no client of a round has stay as they are.
 
     Args:
         sparsity_weighted: whether a layer's factors count by the norm of their product; else clients count by ``weighting``.
