@@ -26,6 +26,7 @@ from fedlight.devices.fleet import Fleet
 from fedlight.devices.memory import (
     Fit,
     Footprint,
+    Train,
     fit,
     moment_bytes_per_weight,
     resting_footprint,
@@ -102,6 +103,8 @@ class DeviceEmulation(NoDevices):
         deadline_seconds: virtual seconds that the server waits for a round; None waits for all clients.
         wanted: number of clients that a round needs; if more are asked, the fastest count.
         seed: seed of the draws in a round, such as which clients are available.
+        train: ``backprop``, ``forward`` or ``auto``, see `fedlight.devices.memory.fit`.
+        perturbations: directions of a step of a forward-only visit.
 
     Raises:
         ValueError: the datamodule does not know the size of its batches, or the base cannot serve a device.
@@ -115,6 +118,8 @@ class DeviceEmulation(NoDevices):
         seed: int,
         payloads: PayloadSizes,
         run: Run,
+        train: Train = "backprop",
+        perturbations: int = 1,
     ) -> None:
         if not isinstance(run.data, KnowsBatchShapes):
             raise ValueError(
@@ -122,6 +127,8 @@ class DeviceEmulation(NoDevices):
                 "FederatedDataModule or wrap it, FederatedWrapper(datamodule, clients=...)"
             )
         self._data: KnowsBatchShapes = run.data
+        self._train: Train = train
+        self._perturbations = perturbations
         self._run = run
         self._payloads = payloads
         self._devices = fleet.assign(run.clients)
@@ -223,8 +230,9 @@ class DeviceEmulation(NoDevices):
             self._largest[visit] = max(shape.examples for shape in shapes)
             device, rank = self._devices[visit.client_id], sizes[visit].lora_rank
             resting = self._at_rest(device.weight_bits, sizes[visit].trained, rank)
-            self._fits[visit] = fit(shapes, self._meter(rank), device.budget_bytes, resting)
-            self._flops[visit] = visit_flops(shapes, self._meter(rank), self._fits[visit])
+            meter = self._meter(rank)
+            self._fits[visit] = fit(shapes, meter, device.budget_bytes, resting, self._train)
+            self._flops[visit] = visit_flops(shapes, meter, self._fits[visit], self._perturbations)
         jobs = [self._job(client_id, own, sizes) for client_id, own in self._asked.items()]
         self._outcomes, seconds = run_round(
             now_seconds, jobs, self._wanted, self._deadline_seconds, (self._seed, round_idx)
@@ -261,12 +269,16 @@ class DeviceEmulation(NoDevices):
         )
 
     def kind(self, visit: Visit) -> Hashable:
-        """Return bits and checkpointing; None for a cut step, and for 8 bits, where other clients' rows would play a part.
+        """Return bits, checkpointing, and whether training is forward-only; None for what trains otherwise in a group.
 
-        LLM.int8 picks outlier columns over the whole batch.
+        That is a cut step, and 8 bits, as LLM.int8 picks outlier columns over the whole batch.
         """
         bits = self._devices[visit.client_id].weight_bits
-        return None if self._is_cut(visit) or bits == 8 else (bits, self._fits[visit].checkpointing)
+        fitted = self._fits[visit]
+        return None if self._is_cut(visit) or bits == 8 else (bits, fitted.checkpointing, fitted.forward)
+
+    def trains_forward(self, visit: Visit) -> bool:
+        return self._fits[visit].forward
 
     def _is_cut(self, visit: Visit) -> bool:
         return self._fits[visit].micro_batch < self._largest[visit]
@@ -335,6 +347,7 @@ class DeviceEmulation(NoDevices):
             "weight_bits": device.weight_bits,
             "micro_batch": fitted.micro_batch,
             "checkpointing": int(fitted.checkpointing),
+            **({} if self._train == "backprop" else {"train": "forward" if fitted.forward else "backprop"}),
             **asdict(fitted.footprint),
             "peak_bytes": fitted.footprint.peak_bytes,
             "budget_bytes": device.budget_bytes,

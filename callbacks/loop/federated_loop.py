@@ -21,6 +21,7 @@ from fedlight.callbacks.loop import guard, plan
 from fedlight.callbacks.loop.buffers import Policy, buffer_policy
 from fedlight.callbacks.loop.checkpoint import RoundStart, check_what_is_loaded, follow_what_is_saved
 from fedlight.callbacks.loop.devices import DeviceEmulation, PayloadSizes, check_device_settings
+from fedlight.callbacks.loop.forward.forward_visits import ForwardVisits
 from fedlight.callbacks.loop.groups.at_once import AtOnce, ClientsAtOnce
 from fedlight.callbacks.loop.guard import SameFederation
 from fedlight.callbacks.loop.optimizers import (
@@ -66,6 +67,7 @@ from fedlight.callbacks.loop.visit import (
     OpenRound,
     OpenVisit,
     ParametersLeft,
+    adjust_gradients,
     call_again,
     call_modules_own,
     call_on_visit_start,
@@ -74,12 +76,14 @@ from fedlight.callbacks.loop.visit import (
     use_adapter,
 )
 from fedlight.devices.fleet import Fleet
+from fedlight.devices.memory import Train
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm, changes_gradients
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.channel import Channel, Identity
 from fedlight.federation.client import OWN_STATE, Client, Group, Upload, Visit, Visiting, Work, build_clients
 from fedlight.federation.client_state import ClientMemories
+from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.federation.lora.product_error import ProductError, Setting
 from fedlight.federation.lora.ranks import LoraRanks, check_lora_ranks
 from fedlight.federation.server import Average, ServerOptimizer
@@ -118,6 +122,8 @@ class FederatedLoop(L.Callback):
         product_error: ``auto``, true or false: log ``fed/product_error``; see `fedlight.federation.lora.product_error`.
         lora_ranks: client or device -> rank of its LoRA adapters, else that of the module; or ranks of which each client has
             the largest that fits its device. For `HetLoRA` and `FlexLoRA`; see `fedlight.federation.lora.ranks`.
+        train: ``backprop``; ``forward``, without gradients by ``zeroth_order``; ``auto``, by the first that fits the device.
+        zeroth_order: settings of forward-only visits; its defaults if not given.
 
     Attributes:
         rounds_done: number of rounds with a finished server step.
@@ -147,26 +153,27 @@ class FederatedLoop(L.Callback):
         clients_at_once: ClientsAtOnce = 1,
         product_error: Setting = "auto",
         lora_ranks: LoraRanks | None = None,
+        train: Train = "backprop",
+        zeroth_order: ZerothOrder | None = None,
     ) -> None:
         refuse_below(1, "federated.", clients_per_round=clients_per_round, local_steps=local_steps)
         check_device_settings(fleet, deadline_seconds, over_selection)
         self.algorithm = algorithm or FedAvg()
         check_lora_ranks(lora_ranks, self.algorithm, fleet is not None)
         self.server = server or Average()
-        self.clients_per_round = clients_per_round
-        self.local_steps = local_steps
+        self.clients_per_round, self.local_steps = clients_per_round, local_steps
         self.channel = channel or Identity()
         self.aggregation = aggregation
         self.memory = memory or ClientMemories()
         self.seed = seed
         self.fleet = fleet
-        self.deadline_seconds = deadline_seconds
-        self.over_selection = over_selection
-        self.buffers = buffer_policy(buffers)
-        self.step_schedule = step_schedule
+        self.deadline_seconds, self.over_selection = deadline_seconds, over_selection
+        self.buffers, self.step_schedule = buffer_policy(buffers), step_schedule
         self.clients_at_once = clients_at_once
         self.product_error = product_error
         self.lora_ranks = lora_ranks
+        self.train, self.zeroth_order = train, zeroth_order
+        self._forward = ForwardVisits(train, zeroth_order, fleet, aggregation)
         self._schedules = StepSchedules(step_schedule)
         self._cores = CoreWatch()
         self._loss_scale = LossScale()
@@ -185,8 +192,7 @@ class FederatedLoop(L.Callback):
         self._trained_before: dict[str, bool] = {}
         self._round: OpenRound | None = None
         self._exchange: Exchange | None = None
-        self._start = RoundStart(self)
-        self._federation = SameFederation(self)
+        self._start, self._federation = RoundStart(self), SameFederation(self)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Check the settings and build the clients, now or when the training data are known."""
@@ -199,6 +205,7 @@ class FederatedLoop(L.Callback):
         refuse_uneven(current_team(), trainer)
         self.memory = own_memories(current_team(), self.memory)
         guard.refuse_own_iteration(pl_module)
+        self._forward.check(trainer, pl_module)
         self.buffers.check(self.algorithm, self.aggregation, self.privacy.is_private)
         self._data = federated_data(trainer)
         self._at_once.check(trainer, pl_module, self._data, self.buffers.name)
@@ -235,11 +242,9 @@ class FederatedLoop(L.Callback):
         same_start(team, pl_module, self._federation.settings | own_settings(team, trainer, self._data))
         train_again(pl_module, self._trained_before)
         self._parameters = federated_parameters(trainer, pl_module)
-        use_fused_kernels(trainer.optimizers)  # those of a checkpoint are loaded later and stay as they were
-        self._run = Run(
-            *(trainer, pl_module, self.clients, self.channel, self.aggregation is not None, self.own_state),
-            plain_server=type(self.server) is Average and self.server.lr == 1,
-        )
+        # The optimizers of a checkpoint are loaded later and stay as they were.
+        use_fused_kernels(trainer.optimizers)
+        self._run = Run(trainer, pl_module, self.clients, self)
         self._changes_gradients = changes_gradients(self.algorithm)
         self._optimizers = FreshOptimizers()
         self.buffers.attach(pl_module)
@@ -248,9 +253,11 @@ class FederatedLoop(L.Callback):
         self._ranks = Ranks(current_team(), trainer, self._run, self.memory, self.algorithm)
         if self.fleet is not None:
             payloads = PayloadSizes(self.algorithm, self.channel, self.memory, self.clients, self.buffers)
-            self._devices = self._run.devices = DeviceEmulation(
-                self.fleet, self.deadline_seconds, self.clients_per_round, self.seed, payloads, self._run
+            self._run.devices = DeviceEmulation(
+                *(self.fleet, self.deadline_seconds, self.clients_per_round, self.seed, payloads, self._run),
+                *(self.train, self._forward.settings.perturbations),
             )
+        self._devices = self._run.devices
         plan.give_lora_ranks(self.algorithm, self.lora_ranks, self._run, self._parameters)
         plan.say_if_over(trainer, self.rounds_done)
         self._plan_round(trainer)
@@ -302,20 +309,12 @@ class FederatedLoop(L.Callback):
     ) -> None:
         """Let the algorithm change the gradients of the visits under way; a round without visits has none."""
         self.group.work.announce(optimizer)
-        if not self._changes_gradients:
+        if not self._changes_gradients or self.group.work.forward is not None:
             return
         if (stacked := self._at_once.under_way) is not None:
             stacked.adjust_gradients(self.algorithm, optimizer)
             return
-        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        for one in self.group.visits:
-            parameters = {name: p for name, p in self._parameters.items() if id(p) in own}
-            gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-            with_one = [*gradients]
-            self.algorithm.adjust_gradients(one.visiting, parameters, gradients)
-            for name in {*with_one, *gradients}:
-                if parameters[name].grad is not gradients.get(name):
-                    parameters[name].grad = gradients.get(name)
+        adjust_gradients(self.algorithm, self.group.visits, self._parameters, optimizer)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -385,6 +384,7 @@ class FederatedLoop(L.Callback):
         """Read weights and optimizers again, which the module or later callbacks may have changed at the epoch start."""
         self._parameters = federated_parameters(trainer, module)
         self._devices.check_parameters(self._parameters)
+        self._forward.check_optimizers(trainer.optimizers, self._parameters)
         self._at_once.stack(trainer, module, self._parameters, self._data, self.seed)
         self._start.also_trained(self._parameters.values())
         state = read(self._parameters)
@@ -412,8 +412,12 @@ class FederatedLoop(L.Callback):
         self._devices.enter(group[0])
         if len(group) > 1:
             self._at_once.groups.enter([one.visiting for one in visits], batch, self.rounds_done)
+        forward = None
+        if self._devices.trains_forward(group[0]):
+            own = visits, self._at_once.under_way, (self.seed, self.rounds_done)
+            forward = self._forward.enter(trainer, module, self.algorithm, *own)
         seed_all(self.seed, "visit", self.rounds_done, *(p for v in group for p in v.purpose))
-        self.group = OpenGroup(visits, LocalWork(trainer.optimizers, self._changes_gradients))
+        self.group = OpenGroup(visits, LocalWork(trainer.optimizers, self._changes_gradients, forward))
         under_way.training.start(module)
         for visit in group:
             call_on_visit_start(trainer, module, visit.client_id)
@@ -451,7 +455,8 @@ class FederatedLoop(L.Callback):
         contributions.refuse_left_out(visiting.client.id)
         buffers = self.buffers.trained() if one.trained is None else {}
         update, one.bytes_up = under_way.exchange.up(visiting, one.read(), work)
-        contributions.add(visiting.visit, update, buffers, num_examples)
+        weighted = self._forward.weighted(update, self.group.work.forward)
+        contributions.add(visiting.visit, weighted, buffers, num_examples)
         self.buffers.keep(visiting.client.memory, buffers)
         self.buffers.leave()
         self._save_memory(visiting.client)

@@ -178,11 +178,13 @@ class FittedStep:
                         return None
                     loss = result["loss"] if isinstance(result, Mapping) else result
                     shares.append(log.num_examples / num_examples)
-                    self._add_gradients(gradients, loss * shares[-1], weights)
+                    if torch.is_grad_enabled():  # not in a forward-only visit
+                        self._add_gradients(gradients, loss * shares[-1], weights)
                     total = total.to(loss) + shares[-1] * loss.detach()
                     results.append(_detached(result))
                     del result, loss  # they hold activations
-            total = _HandOver.apply(total, gradients, *weights)
+            if torch.is_grad_enabled():
+                total = _HandOver.apply(total, gradients, *weights)
             return (
                 {**join_results(results, shares), "loss": total} if isinstance(results[0], Mapping) else total
             )

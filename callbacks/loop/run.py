@@ -19,6 +19,7 @@ from fedlight.federation.channel import Channel, Payload
 from fedlight.federation.client import Client, Visit, Visiting, Work
 from fedlight.federation.privacy import Private
 from fedlight.federation.protocols import FederatedData, LossesOn, SynthesizesData
+from fedlight.federation.server import Average, ServerOptimizer
 from fedlight.federation.state import DIVERGED, State, write
 from fedlight.processes.work import for_each
 from fedlight.support.seeding import derive_seed
@@ -28,11 +29,21 @@ from fedlight.support.torch_parts import eval_mode, named_parts, seed_streams
 class NoDevices:
     """Null object for the clients' devices: every client gets through every round, as this machine trains.
 
+    Args:
+        forward_only: whether all visits train by forward passes alone.
+
     Attributes:
         round_end_seconds: virtual time at which the round ends.
     """
 
     round_end_seconds = 0.0
+
+    def __init__(self, forward_only: bool = False) -> None:
+        self._forward_only = forward_only
+
+    def trains_forward(self, visit: Visit) -> bool:
+        """Return whether a visit trains by forward passes alone."""
+        return self._forward_only
 
     def present(self, round_idx: int, now_seconds: float, clients: Sequence[Client]) -> list[Client]:
         """Return the clients that are available when a round starts."""
@@ -96,6 +107,23 @@ class NoDevices:
     def metrics(self, rows: Sequence[Record]) -> dict[str, float]:
         """Return metrics of a round that is over."""
         return {}
+
+
+class StepsWithoutGradients(Protocol):
+    """Training of a group of visits whose parameters move when the optimizer's own step, without gradients, is over."""
+
+    @property
+    def rate_scale(self) -> float:
+        """Factor on the optimizer's learning rates."""
+
+    def step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Move the parameters; return whether there was a batch to step by."""
+
+    def gone(self, place: int) -> Sequence[tuple[int, float]]:
+        """Return ``Work.gone`` of the visit at ``place`` in the group."""
+
+    def leave(self) -> None:
+        """Restore the module's ``training_step``."""
 
 
 def ready(module: L.LightningModule, batch: Any, device: torch.device | None = None) -> Any:
@@ -227,13 +255,31 @@ class OpensLater(Protocol):
         """Read the clients, if they are not known yet."""
 
 
+class LoopSettings(Protocol):
+    """What a run needs of its loop: settings, and `own_state`."""
+
+    @property
+    def train(self) -> str:
+        """How clients train: ``backprop``, ``forward`` or ``auto``."""
+
+    @property
+    def channel(self) -> Channel:
+        """Way of what is sent."""
+
+    @property
+    def server(self) -> ServerOptimizer:
+        """Server's optimizer."""
+
+    @property
+    def aggregation(self) -> Aggregation | None:
+        """Robust or private aggregation; None for the algorithm's own."""
+
+    def own_state(self, client_id: str) -> State | None:
+        """Return the parameters with which a client would go on alone; None for the global ones."""
+
+
 class Run:
     """`Federation` of a trainer.
-
-    Args:
-        robust: whether a robust aggregation replaces the algorithm's own.
-        plain_server: whether the server adds the combined movement as it is.
-        own_state: function from a client id to the parameters with which the client would continue alone.
 
     Attributes:
         state: global parameters from which the visits of the round start; the loop sets it.
@@ -246,10 +292,7 @@ class Run:
         trainer: L.Trainer,
         module: L.LightningModule,
         clients: Mapping[str, Client],
-        channel: Channel,
-        robust: bool,
-        own_state: Callable[[str], State | None],
-        plain_server: bool = True,
+        loop: LoopSettings,
     ) -> None:
         self.lightning_module = module
         self.module: nn.Module = module
@@ -257,16 +300,16 @@ class Run:
         self._checked: list[torch.optim.Optimizer] = []
         self.num_rounds = trainer.max_epochs or 0
         self.clients = clients
-        self.robust = robust
-        self.plain_server = plain_server
-        self.error_feedback = channel.error_feedback
+        self.robust = loop.aggregation is not None
+        self.train, self.channel, self.server = loop.train, loop.channel, loop.server
+        self.plain_server = type(loop.server) is Average and loop.server.lr == 1
+        self.error_feedback = loop.channel.error_feedback
         self.state = State()
         self.data: object = federated_data(trainer)
         self._validation: object = trainer.datamodule  # type: ignore[attr-defined]
-        self.devices = NoDevices()
+        self.devices = NoDevices(loop.train == "forward")
         self.logged: dict[str, float] = {}
-        self._channel = channel
-        self._own_state = own_state
+        self._own_state = loop.own_state
 
     @property
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
@@ -281,7 +324,7 @@ class Run:
 
     def broadcast(self, state: State) -> Payload:
         """Return a state as every client receives it, and its bytes per client; a channel treats all clients alike."""
-        return self._channel.down(state, next(iter(self.clients.values())))
+        return self.channel.down(state, next(iter(self.clients.values())))
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Log values with the round, as ``fed/NAME``."""

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from fedlight.callbacks.loop.buffers import BufferPolicy, Buffers
 from fedlight.callbacks.loop.plan import RoundSchedule
-from fedlight.callbacks.loop.run import seed_all
+from fedlight.callbacks.loop.run import StepsWithoutGradients, seed_all
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.channel import Channel, Payload
@@ -49,16 +49,24 @@ class LocalWork:
     Args:
         optimizers: the module's optimizers; none before the first visit.
         changes_gradients: name of an algorithm that has to see gradients before each step; None if it need not.
+        forward: training of the group without gradients; None for backpropagation.
 
     Attributes:
         settings: index of an optimizer -> for each of its steps so far the settings of its groups, ``SET_BY_HAND``.
     """
 
-    def __init__(self, optimizers: Sequence[Optimizer], changes_gradients: str | None = None) -> None:
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        changes_gradients: str | None = None,
+        forward: StepsWithoutGradients | None = None,
+    ) -> None:
+        self.forward = forward
+        self._rate_scale = 1.0 if forward is None else forward.rate_scale
         self._optimizers = optimizers
         self._changes_gradients = changes_gradients
         self._announced: set[int] = set()
-        self._lr = _first_rate(optimizers)
+        self._lr = self._rate_scale * _first_rate(optimizers)
         self.settings: dict[int, list[StepSettings]] = defaultdict(list)
         self._lr_sums: dict[int, float] = defaultdict(float)
         self._steps = 0
@@ -95,12 +103,14 @@ class LocalWork:
             )
         self._announced.discard(id(optimizer))
         held = [p for group in optimizer.param_groups for p in group["params"]]
-        if all(p.grad is None for p in held):  # training_step gave None: nothing has moved
+        by_gradients = any(p.grad is not None for p in held)
+        moved = by_gradients if self.forward is None else self.forward.step(optimizer)
+        if not moved:  # training_step gave None
             return
         self._backward_since_step = False
         self._steps += 1
-        self._lr = _first_rate(self._optimizers)
-        rates = tuple(learning_rate(group) for group in optimizer.param_groups)
+        self._lr = self._rate_scale * _first_rate(self._optimizers)
+        rates = tuple(self._rate_scale * learning_rate(group) for group in optimizer.param_groups)
         number = next(i for i, one in enumerate(self._optimizers) if one is optimizer)
         self.settings[number].append(tuple(map(_set_by_hand, optimizer.param_groups)))
         for group, lr in zip(optimizer.param_groups, rates, strict=True):
@@ -130,6 +140,8 @@ class LocalWork:
         self._seconds = (time.perf_counter() - self._started) / num_visits
         for hook in self._hooks:
             hook.remove()
+        if self.forward is not None:
+            self.forward.leave()
 
     def done(self, place: int, parameters: Mapping[str, Tensor]) -> Work:
         """Return the work of the visit at ``place`` in the group, which trained ``parameters``."""
@@ -141,6 +153,7 @@ class LocalWork:
             self._seconds,
             {name: self._lr_sums[id(p)] for name, p in parameters.items()},
             None if losses is None else losses[0].item(),
+            () if self.forward is None else self.forward.gone(place),
         )
 
 
@@ -277,7 +290,8 @@ class Exchange:
             raise Diverged(f"its weight {update.weight} is not finite")
         if update is not None:
             update = with_factors(update, received, trained, self.state)
-            self._arrived, self._is_new = (client.id, received, movement), True
+            if payload.state.keys() & self.state.keys():  # else nobody can rebuild a model from it
+                self._arrived, self._is_new = (client.id, received, movement), True
         return update, self._with_buffers(payload)
 
     def _with_buffers(self, payload: Payload) -> int:
@@ -487,6 +501,21 @@ class TrainingMetrics:
             name: math.fsum(total for total, _ in own) / sum(count for _, count in own)
             for name, own in parts.items()
         }
+
+
+def adjust_gradients(
+    algorithm: Algorithm, visits: Sequence[OpenVisit], parameters: Mapping[str, Tensor], optimizer: Optimizer
+) -> None:
+    """Let the algorithm change the gradients of visits that train alone, of the parameters that an optimizer holds."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    own = {name: p for name, p in parameters.items() if id(p) in held}
+    for one in visits:
+        gradients = {name: p.grad for name, p in own.items() if p.grad is not None}
+        with_one = [*gradients]
+        algorithm.adjust_gradients(one.visiting, own, gradients)
+        for name in {*with_one, *gradients}:
+            if own[name].grad is not gradients.get(name):
+                own[name].grad = gradients.get(name)
 
 
 @runtime_checkable

@@ -22,7 +22,7 @@ logger = logging.getLogger("fedlight")
 
 @dataclass(frozen=True)
 class StepCost:
-    """Cost of the forward and backward pass of one batch.
+    """Cost of the forward and backward pass of one batch, or of the forward pass alone.
 
     Args:
         flops: floating point operations, 2 for a multiplication with its addition.
@@ -104,7 +104,7 @@ class CostMeter:
         self._ghost: nn.Module | None = None
         self.checkpoints = isinstance(module, Checkpointed)
         self._example_batch = example_batch
-        self._costs: dict[tuple[BatchShape, bool], StepCost] = {}
+        self._costs: dict[tuple[BatchShape, bool, bool], StepCost] = {}
 
     def cost(self, shape: BatchShape, checkpointing: bool = False) -> StepCost:
         """Return the cost of one step on a batch of that shape, with activations recomputed if ``checkpointing``.
@@ -120,22 +120,32 @@ class CostMeter:
                 f"{type(self.module).__name__} has no checkpoint_gradients(enabled): give it one, or take smaller "
                 "batches instead of checkpointing"
             )
-        found = self._costs.get((shape, checkpointing))
+        return self._found(shape, checkpointing, forward=False)
+
+    def forward_cost(self, shape: BatchShape) -> StepCost:
+        """Return the cost of one forward pass without a graph on a batch of that shape, in training mode.
+
+        The memory is no less than what the perturbation of the largest trained parameter takes between two passes.
+        """
+        return self._found(shape, checkpointing=False, forward=True)
+
+    def _found(self, shape: BatchShape, checkpointing: bool, forward: bool) -> StepCost:
+        found = self._costs.get((shape, checkpointing, forward))
         if found is None:
             around = anchors(shape) if isinstance(self.module, Sketched) else {shape: Fraction(1)}
             if shape in around:
-                found = self._count(shape, checkpointing)
+                found = self._count(shape, checkpointing, forward)
             else:
-                parts = [(self.cost(anchor, checkpointing), weight) for anchor, weight in around.items()]
-                flops = sum(weight * part.flops for part, weight in parts)
-                found = StepCost(round(flops), round(sum(w * part.activation_bytes for part, w in parts)))
-            self._costs[shape, checkpointing] = found
+                each = [(self._found(one, checkpointing, forward), weight) for one, weight in around.items()]
+                flops = sum(weight * part.flops for part, weight in each)
+                found = StepCost(round(flops), round(sum(w * part.activation_bytes for part, w in each)))
+            self._costs[shape, checkpointing, forward] = found
         return found
 
-    def _count(self, shape: BatchShape, checkpointing: bool) -> StepCost:
+    def _count(self, shape: BatchShape, checkpointing: bool, forward: bool = False) -> StepCost:
         if isinstance(self.module, Sketched):
             module, batch = self.module, self.module.sketch_batch(shape)
-            return _counted(module, batch, lambda: module.sketch_losses(batch).mean(), checkpointing)
+            return _counted(module, batch, lambda: module.sketch_losses(batch).mean(), checkpointing, forward)
         assert self._example_batch is not None
         with torch.random.fork_rng():
             batch = self._example_batch(shape.examples)
@@ -144,7 +154,7 @@ class CostMeter:
             try:
                 if self._ghost is None:
                     self._ghost = without_weights(self.module)
-                return _step_cost(self._ghost, batch, checkpointing)
+                return _step_cost(self._ghost, batch, checkpointing, forward)
             # Anything may need values. An error of the step itself is raised by the real step below.
             except Exception as error:
                 name, why = type(self.module).__name__, type(error).__name__
@@ -155,7 +165,7 @@ class CostMeter:
         self._refuse_rank("its training_step was set on this one object")
         device = next((weight.device for weight in self.module.parameters()), torch.device("cpu"))
         with undisturbed(self.module):
-            return _step_cost(self.module, _moved(batch, device), checkpointing)
+            return _step_cost(self.module, _moved(batch, device), checkpointing, forward)
 
     def _refuse_rank(self, why: str) -> None:
         """Raise ValueError for a step at a rank of its own that shapes alone do not tell."""
@@ -166,14 +176,14 @@ class CostMeter:
             )
 
 
-def _step_cost(module: Any, batch: Any, checkpointing: bool) -> StepCost:
+def _step_cost(module: Any, batch: Any, checkpointing: bool, forward: bool) -> StepCost:
     def step() -> Tensor:
         found = module.training_step(*_arguments(module.training_step, batch))
         loss: Tensor = found["loss"] if isinstance(found, Mapping) else found
         return loss
 
     with replaced(module, "log", lambda *args, **kwargs: None):
-        return _counted(module, batch, step, checkpointing)
+        return _counted(module, batch, step, checkpointing, forward)
 
 
 def _arguments(step: Callable[..., Any], batch: Any) -> tuple[Any, ...]:
@@ -185,9 +195,19 @@ def _arguments(step: Callable[..., Any], batch: Any) -> tuple[Any, ...]:
     return batch, 0
 
 
-def _counted(module: Any, batch: Any, step: Callable[[], Tensor], checkpointing: bool) -> StepCost:
+def _counted(
+    module: Any, batch: Any, step: Callable[[], Tensor], checkpointing: bool, forward: bool
+) -> StepCost:
     module.train()
     known = [*module.parameters(), *module.buffers(), *tensors(batch)]
+    if forward:
+        with torch.random.fork_rng(), torch.no_grad():
+            counted = ShapeRun(known)
+            with counted:
+                step()
+        trained = [weight.nbytes for weight in module.parameters() if weight.requires_grad]
+        # A step holds a parameter's direction, and the estimate that it is added to.
+        return StepCost(counted.flops, max([counted.peak_bytes, *(2 * size for size in trained)]))
     for weight in module.parameters():  # as in a step that adds to gradients of the one before
         if weight.requires_grad and weight.grad is None:
             weight.grad = torch.zeros_like(weight)

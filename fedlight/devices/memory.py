@@ -3,7 +3,9 @@
 The peak of a training step is the sum of the frozen base, rounded to ``weight_bits``; the trained adapter; its gradients and
 the optimizer's moments; and the activations of one batch, as `CostMeter` counts them. A batch
 that is too large is split into smaller parts whose gradients are added up; if that is not enough, activations are recomputed
-instead of kept. Either way the gradients are the same up to rounding. Memory that kernels take while they run is left out,
+instead of kept. Either way the gradients are the same up to rounding. A forward-only visit
+(`fedlight.federation.forward.zeroth_order`) has a copy of its adapter in the place of gradients and moments, and keeps the
+activations of a forward pass no longer than inference does. Memory that kernels take while they run is left out,
 such as one layer's weights in 16 bits where they are not multiplied in their rounded form.
 """
 
@@ -13,14 +15,18 @@ import math
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import astuple, dataclass, replace
+from typing import Literal
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from fedlight.devices.cost import CostMeter
+from fedlight.devices.cost import CostMeter, StepCost
 from fedlight.devices.quantization import quantizable_layers
 from fedlight.devices.shape import BatchShape
+
+Train = Literal["backprop", "forward", "auto"]
+"""Training of clients: by backpropagation, by forward passes alone, or by the first of both that fits the device."""
 
 NF4_BLOCK = 64
 """Number of weights that share a scale in an NF4 base."""
@@ -32,7 +38,7 @@ class Footprint:
 
     Args:
         base_bytes: all frozen weights, in the device's precision.
-        adapter_bytes: trained weights.
+        adapter_bytes: trained weights; of a forward-only visit twice, with the copy from which they are perturbed.
         gradient_bytes: gradients of the trained weights.
         moment_bytes: state of the optimizer.
         activation_bytes: activations of one step; 0 where nothing runs.
@@ -63,12 +69,14 @@ class Fit:
         checkpointing: whether activations are recomputed instead of kept.
         footprint: memory at the peak of the visit; the smallest there is if none fits.
         fits: whether that is within the budget.
+        forward: whether it is trained by forward passes alone.
     """
 
     micro_batch: int
     checkpointing: bool
     footprint: Footprint
     fits: bool
+    forward: bool = False
 
 
 def resting_footprint(
@@ -180,8 +188,26 @@ def parts(shape: BatchShape, micro_batch: int) -> dict[BatchShape, int]:
     }
 
 
-def fit(shapes: Iterable[BatchShape], meter: CostMeter, budget_bytes: int, resting: Footprint) -> Fit:
+def forward_only(resting: Footprint) -> Footprint:
+    """Return the memory without activations of a visit that trains by forward passes alone.
+
+    Examples:
+        >>> forward_only(Footprint(base_bytes=288, adapter_bytes=64, gradient_bytes=64, moment_bytes=128))
+        Footprint(base_bytes=288, adapter_bytes=128, gradient_bytes=0, moment_bytes=0, activation_bytes=0)
+    """
+    return Footprint(resting.base_bytes, 2 * resting.adapter_bytes, 0, 0)
+
+
+def fit(
+    shapes: Iterable[BatchShape],
+    meter: CostMeter,
+    budget_bytes: int,
+    resting: Footprint,
+    train: Train = "backprop",
+) -> Fit:
     """Return the first way in which a visit fits: in whole batches, in smaller parts, with activations recomputed as well.
+
+    With ``auto`` forward passes alone come behind all these, in whole batches and in smaller parts.
 
     Parts halve the largest batch again and again, down to one example. If no way fits, the smallest is returned, with
     ``fits`` False.
@@ -190,37 +216,51 @@ def fit(shapes: Iterable[BatchShape], meter: CostMeter, budget_bytes: int, resti
         shapes: shapes of the visit's batches; at least one.
         meter: meter of the trained module.
         budget_bytes: memory of the device for training.
-        resting: memory of the visit without activations, see `resting_footprint`.
+        resting: memory of the visit by backpropagation without activations, see `resting_footprint`.
+        train: ``backprop``, ``forward`` or ``auto``.
     """
     distinct = frozenset(shapes)
     tried = []
-    for micro_batch, checkpointing in _ways(max(shape.examples for shape in distinct), meter.checkpoints):
-        peak = max(
-            meter.cost(part, checkpointing).activation_bytes
-            for shape in distinct
-            for part in parts(shape, micro_batch)
+    for way in _ways(max(shape.examples for shape in distinct), meter.checkpoints, train):
+        micro_batch, checkpointing, forward = way
+        each = [part for shape in distinct for part in parts(shape, micro_batch)]
+        peak = max(_cost(meter, part, checkpointing, forward).activation_bytes for part in each)
+        footprint = replace(forward_only(resting) if forward else resting, activation_bytes=peak)
+        tried.append(
+            Fit(micro_batch, checkpointing, footprint, footprint.peak_bytes <= budget_bytes, forward)
         )
-        footprint = replace(resting, activation_bytes=peak)
-        tried.append(Fit(micro_batch, checkpointing, footprint, footprint.peak_bytes <= budget_bytes))
         if tried[-1].fits:
             return tried[-1]
     return min(tried, key=lambda found: found.footprint.peak_bytes)
 
 
-def _ways(examples: int, checkpoints: bool) -> Iterator[tuple[int, bool]]:
-    for checkpointing in (False, True) if checkpoints else (False,):
+def _ways(examples: int, checkpoints: bool, train: Train) -> Iterator[tuple[int, bool, bool]]:
+    """Yield micro-batches, with or without checkpointing, and by forward passes alone or not."""
+    back = [(False, False), *([(True, False)] if checkpoints else [])]
+    for checkpointing, forward in [
+        *(back if train != "forward" else []),
+        *([(False, True)] if train != "backprop" else []),
+    ]:
         micro_batch = examples
         while True:
-            yield micro_batch, checkpointing
+            yield micro_batch, checkpointing, forward
             if micro_batch == 1:
                 break
             micro_batch = math.ceil(micro_batch / 2)
 
 
-def visit_flops(shapes: Iterable[BatchShape], meter: CostMeter, found: Fit) -> int:
-    """Return the FLOPs of a visit with one batch for each of the shapes; operations that are recomputed count twice."""
-    return sum(
-        steps * count * meter.cost(part, found.checkpointing).flops
+def _cost(meter: CostMeter, part: BatchShape, checkpointing: bool, forward: bool) -> StepCost:
+    return meter.forward_cost(part) if forward else meter.cost(part, checkpointing)
+
+
+def visit_flops(shapes: Iterable[BatchShape], meter: CostMeter, found: Fit, perturbations: int = 1) -> int:
+    """Return the FLOPs of a visit with one batch for each of the shapes; operations that are recomputed count twice.
+
+    A forward-only visit makes two forward passes for each of its ``perturbations``; drawing these is not counted.
+    """
+    passes = 2 * perturbations if found.forward else 1
+    return passes * sum(
+        steps * count * _cost(meter, part, found.checkpointing, found.forward).flops
         for shape, steps in Counter(shapes).items()
         for part, count in parts(shape, found.micro_batch).items()
     )

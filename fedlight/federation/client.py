@@ -1,6 +1,6 @@
 """Records of a round: clients, the cohort, visits, the work done there, and the updates that come back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,23 @@ class Visit:
         return (self.client_id, self.split, *([self.part] if self.part else []))
 
 
+@dataclass(frozen=True)
+class SharedDirections:
+    """Directions that all clients and the server know by their numbers, for forward-only visits.
+
+    Attributes:
+        number: how many there are, at least 1.
+        seed: seed from which all of them follow.
+    """
+
+    number: int
+    seed: int
+
+    def key(self, index: int) -> tuple[int | str, ...]:
+        """Return the key of a direction, for `fedlight.federation.forward.zeroth_order.direction`."""
+        return (self.seed, "shared direction", index)
+
+
 Group = tuple[Visit, ...]
 """Visits of different clients with equally many batches, which are trained side by side; at least one."""
 
@@ -76,6 +93,7 @@ class Visiting:
         start: the parameters from which it trains (fp32); their names are those that it trains.
         own: what the algorithm needs during the visit, such as a correction of gradients.
         adapter: of the module's adapters the one that computes and learns; None for the one in use.
+        directions: those from which a forward-only visit draws; None for directions of its own.
         before: the client's visit before this one in the same round; None in its first. The loop sets it.
         shapes_only: whether the loop asks for names and shapes alone, before the round: tensors are then on the meta
             device, and a hook does nothing beside its reply. The loop sets it.
@@ -88,6 +106,7 @@ class Visiting:
     start: State
     own: dict[str, Any] = field(default_factory=dict)
     adapter: str | None = None
+    directions: SharedDirections | None = None
     before: "Visiting | None" = None
     shapes_only: bool = False
     lora_rank: int | None = None
@@ -105,6 +124,8 @@ class Work:
         lr_sums: name of each trained parameter -> sum of the learning rates of its optimizer's steps.
         first_loss: loss of the first batch, at the parameters from which the client started; None where the module returned
             none.
+        gone: of a forward-only visit, for each of its perturbations the index of the direction among the visit's shared ones
+            (0 without), and how far the parameters went against it.
     """
 
     num_steps: int
@@ -113,6 +134,7 @@ class Work:
     seconds: float
     lr_sums: Mapping[str, float] = field(default_factory=dict)
     first_loss: float | None = None
+    gone: Sequence[tuple[int, float]] = ()
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedlight.federation.channel import Payload
+from fedlight.federation.channel import Channel, Payload
 from fedlight.federation.client import Client, Group, Visit
+from fedlight.federation.server import ServerOptimizer
 from fedlight.federation.state import State
 
 LossesOn = Literal["val", "own"]
@@ -27,6 +28,9 @@ class Federation(Protocol):
         plain_server: whether the server adds the combined movement as it is (`Average` with lr 1).
         error_feedback: whether the channel adds what a client's message has lost to its next one.
         state: the global parameters (fp32) from which the visits of the round start; before the first round there are none.
+        train: how clients train: ``backprop``, ``forward``, or ``auto`` for either.
+        channel: way of what is sent.
+        server: server's optimizer.
         data: the clients' data; an algorithm states what it needs of them as a Protocol.
     """
 
@@ -37,6 +41,9 @@ class Federation(Protocol):
     plain_server: bool
     error_feedback: bool
     state: State
+    train: str
+    channel: Channel
+    server: ServerOptimizer
     data: object
 
     @property

@@ -114,6 +114,14 @@ class SideBySide:
         self._number += 1
         self._set_rows(batch)
 
+    def begin_pass(self, batch: Any) -> None:
+        """Begin another pass over the same batch, with the same dropout masks."""
+        self._set_rows(batch)
+
+    def trained_by(self, place: int) -> tuple[State, Mapping[str, Tensor]]:
+        """Return a client's slices of the stacked parameters, and the parameters that hold them, by name."""
+        return self._stack.parameters(place), self._stack.hosts(place)
+
     def _set_rows(self, batch: Any) -> None:
         seeds, start = [], 0
         for visiting, count in zip(self._visits, self._counts, strict=True):

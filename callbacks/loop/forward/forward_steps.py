@@ -1,0 +1,227 @@
+"""Steps of a group of visits by forward passes alone, under Lightning's automatic optimization.
+
+``training_step`` runs without a graph, twice for each direction, and gives Lightning the mean of the losses as a leaf: its
+backward pass has nowhere to go, gradients stay None, and the optimizer's step moves nothing. When that step is over, the
+parameters are moved here, with the learning rate that the optimizer had in it. So hooks, schedules, counts of steps,
+accumulation over batches and progress are Lightning's own.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities import GradClipAlgorithmType
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fedlight.callbacks.loop.groups.side_by_side import SideBySide
+from fedlight.callbacks.loop.visit import CLIENT_LOSSES, learning_rate
+from fedlight.federation.algorithm import Algorithm, changes_gradients
+from fedlight.federation.client import Visiting
+from fedlight.federation.forward.zeroth_order import Key, ZerothOrder, estimate, perturb
+from fedlight.support.seeding import derive_seed
+from fedlight.support.torch_parts import replaced
+
+Slopes = list[tuple[Key, float]]
+"""Directions of a step, and the slope of the loss along each."""
+
+
+@dataclass
+class ForwardClient:
+    """Visit of a group: what it trains, and what it has gone.
+
+    Attributes:
+        visiting: the visit.
+        parameters: name -> tensor that is changed in place: the module's parameter, or the client's slice of a stacked one.
+        held: name -> the parameter that the optimizer holds.
+        gone: for each perturbation so far, the index of its direction among shared ones (0 for one of its own), and how far
+            the parameters went against it.
+    """
+
+    visiting: Visiting
+    parameters: Mapping[str, Tensor]
+    held: Mapping[str, Tensor]
+    gone: list[tuple[int, float]] = field(default_factory=list)
+
+
+class ForwardSteps:
+    """Training of a group's visits by `ZerothOrder`.
+
+    All passes over a batch see the same random numbers, so the same dropout masks; the stream ends where one pass leaves it.
+    Buffers that a pass changes, such as running statistics, are changed by each pass.
+
+    Args:
+        settings: eps, perturbations and so on.
+        algorithm: whose ``adjust_gradients`` is called for one parameter at a time; once more where gradients are clipped by
+            their norm, since no estimate is kept.
+        clients: visits of the group, one without stacked parameters.
+        purpose: seed of the run, and round: of the directions.
+        trainer: with its clipping and its batches of a step.
+        beside: group that stacks the clients; None for one visit alone.
+    """
+
+    def __init__(
+        self,
+        settings: ZerothOrder,
+        algorithm: Algorithm,
+        clients: Sequence[ForwardClient],
+        purpose: tuple[int, int],
+        trainer: L.Trainer,
+        beside: SideBySide | None = None,
+    ) -> None:
+        self.settings = settings
+        self.clients = clients
+        self._algorithm = algorithm if changes_gradients(algorithm) else None
+        self._purpose = purpose
+        self._clip = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+        self._batches = trainer.accumulate_grad_batches
+        self._beside = beside
+        self._slopes: list[Tensor] = []  # of each batch of the step under way, (perturbations, clients) fp64
+        self._steps = 0
+        self._as_before = ExitStack()
+        for client in clients:
+            client.parameters = {
+                name: p for name, p in client.parameters.items() if self._moves(client, name)
+            }
+
+    def _moves(self, client: ForwardClient, name: str) -> bool:
+        """Return whether a parameter is trained: it needs a gradient, and the algorithm does not take it away."""
+        parameter = client.parameters[name]
+        if not client.held[name].requires_grad:
+            return False
+        return self._adjusted(client, name, parameter, torch.zeros_like(parameter)) is not None
+
+    @property
+    def rate_scale(self) -> float:
+        """Factor on the optimizer's learning rates."""
+        return self.settings.lr_scale
+
+    def gone(self, place: int) -> Sequence[tuple[int, float]]:
+        """Return ``Work.gone`` of the visit at ``place`` in the group."""
+        return tuple(self.clients[place].gone)
+
+    def enter(self, module: L.LightningModule) -> None:
+        """Replace the module's ``training_step`` until `leave`."""
+        step = module.training_step
+
+        @wraps(step)
+        @torch.no_grad()
+        def training_step(batch: Any, *args: Any) -> Any:
+            return self._both_ways(lambda: step(batch, *args), batch)
+
+        self._as_before.enter_context(replaced(module, "training_step", training_step))
+
+    def leave(self) -> None:
+        """Restore the module's ``training_step``."""
+        self._as_before.close()
+
+    def _both_ways(self, run: Callable[[], Any], batch: Any) -> Any:
+        """Return the result of the last pass, with the mean loss of all; None if the module leaves the batch out."""
+        at = [{name: p.clone() for name, p in one.parameters.items()} for one in self.clients]
+        size, number = self.settings.eps, self.settings.perturbations
+        slopes: list[Tensor] = []
+        means: list[Tensor] = []
+        result: Any = None
+        try:
+            for k in range(number):
+                losses = []
+                for sign in (1, -1):
+                    for client, before in zip(self.clients, at, strict=True):
+                        perturb(client.parameters, before, self._key(client, k)[1], sign * size)
+                    is_last = k == number - 1 and sign == -1
+                    with nullcontext() if is_last else isolate_rng():
+                        if self._beside is not None:
+                            self._beside.begin_pass(batch)
+                        result = run()
+                    if result is None:
+                        return None
+                    losses.append(_losses(result))
+                    if not is_last:
+                        result = None  # what it holds is no part of the next pass's memory
+                slopes.append((losses[0].double() - losses[1].double()) / (2 * size))
+                means += losses
+        finally:
+            for client, before in zip(self.clients, at, strict=True):
+                for name, parameter in client.parameters.items():
+                    parameter.copy_(before[name])
+        self._slopes.append(torch.stack(slopes).cpu())
+        each = torch.stack(means).mean(dim=0)
+        loss = each.sum().requires_grad_()  # a leaf
+        return {**result, "loss": loss, CLIENT_LOSSES: each} if isinstance(result, Mapping) else loss
+
+    def _key(self, client: ForwardClient, k: int) -> tuple[int, Key]:
+        """Return the index of the direction of perturbation ``k`` of the step among shared ones, and its key."""
+        seed, round_idx = self._purpose
+        own: Key = (seed, "direction", round_idx, *client.visiting.visit.purpose, self._steps, k)
+        shared = client.visiting.directions
+        if shared is None:
+            return 0, own
+        index = derive_seed(*own) % shared.number
+        return index, shared.key(index)
+
+    @torch.no_grad()
+    def step(self, optimizer: Optimizer) -> bool:
+        """Move the parameters once the optimizer's own step is over; return whether there was a batch to step by."""
+        if not self._slopes:
+            return False
+        slopes = torch.stack(self._slopes).sum(dim=0) / (self._batches * self.settings.perturbations)
+        self._slopes = []
+        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        for client, own in zip(self.clients, slopes.unbind(dim=1), strict=True):
+            keys = [self._key(client, k) for k in range(self.settings.perturbations)]
+            along: Slopes = [(key, slope) for (_, key), slope in zip(keys, own.tolist(), strict=True)]
+            factor = self._clip_factor(client, along)
+            rate = 0.0
+            for name, parameter in client.parameters.items():
+                rate = learning_rate(groups[id(client.held[name])]) * self.settings.lr_scale
+                gradient = self._gradient(client, name, parameter, along)
+                if self._clip[0] and self._clip[1] == GradClipAlgorithmType.VALUE:
+                    gradient.clamp_(-self._clip[0], self._clip[0])
+                gradient.mul_(factor)
+                if self.settings.weight_decay:
+                    gradient.add_(parameter, alpha=self.settings.weight_decay)
+                parameter.sub_(gradient.mul_(rate))
+            client.gone += [
+                (index, rate * factor * slope) for (index, _), (_, slope) in zip(keys, along, strict=True)
+            ]
+        self._steps += 1
+        return True
+
+    def _gradient(self, client: ForwardClient, name: str, parameter: Tensor, along: Slopes) -> Tensor:
+        found = self._adjusted(client, name, parameter, estimate(name, parameter, along))
+        assert found is not None  # else `_moves` would have left the parameter out
+        return found
+
+    def _adjusted(
+        self, client: ForwardClient, name: str, parameter: Tensor, gradient: Tensor
+    ) -> Tensor | None:
+        if self._algorithm is None:
+            return gradient
+        gradients = {name: gradient}
+        self._algorithm.adjust_gradients(client.visiting, {name: parameter}, gradients)
+        return gradients.get(name)
+
+    def _clip_factor(self, client: ForwardClient, along: Slopes) -> float:
+        """Return the factor by which `torch.nn.utils.clip_grad_norm_` would scale all gradients of a client."""
+        most, kind = self._clip
+        if not most or kind == GradClipAlgorithmType.VALUE:
+            return 1.0
+        norms = [
+            torch.linalg.vector_norm(self._gradient(client, name, parameter, along))
+            for name, parameter in client.parameters.items()
+        ]
+        return min(1.0, float(most) / (float(torch.linalg.vector_norm(torch.stack(norms))) + 1e-6))
+
+
+def _losses(result: Any) -> Tensor:
+    """Return the loss of each visit, ``(visits,)``."""
+    if not isinstance(result, Mapping):
+        loss: Tensor = result
+        return loss.detach().reshape(1)
+    found: Tensor = result[CLIENT_LOSSES] if CLIENT_LOSSES in result else result["loss"].reshape(1)
+    return found.detach()

@@ -1,0 +1,454 @@
+"""Visits that are trained by forward passes alone: against MeZO written out, and in the company of everything else."""
+
+import copy
+import random
+from hashlib import blake2b
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins import MixedPrecision
+from plain_lightning import (
+    Numbers,
+    Regression,
+    assert_equal,
+    federate,
+    module,
+    ten_clients,
+    trainer,
+    weights,
+)
+from stacked import Lora, Points, assert_same_rows, fit, furthest
+
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.federated.by_client import FederatedWrapper
+from fedlight.federation.aggregation import CoordinateMedian
+from fedlight.federation.algorithms.ditto import Ditto
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedprox import FedProx
+from fedlight.federation.algorithms.fedrep import FedRep
+from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
+from fedlight.federation.algorithms.local_only import LocalOnly
+from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.channel import Wire
+from fedlight.federation.codecs import Quantize
+from fedlight.federation.forward.zeroth_order import ZerothOrder, direction, estimate, perturb
+
+LR, EPS = 0.02, 0.01
+
+
+class Scheduled(Regression):
+    """Plain SGD whose rate falls from step to step of a visit."""
+
+    def __init__(self, gamma=1.0, lr=LR, **options):
+        super().__init__(optimizer="SGD", lr=lr, dropout=0.0)
+        self.gamma, self.options = gamma, options
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr, **self.options)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, self.gamma)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class Batches(L.Callback):
+    """Keeps each client's batches."""
+
+    def __init__(self):
+        self.of = {}
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        loop = next(one for one in trainer.callbacks if isinstance(one, FederatedLoop))
+        self.of.setdefault(loop.visit.client_id, []).append([part.double() for part in batch])
+
+
+def drawn(client, step, k, name, shape):
+    """Standard normal numbers of a direction: Philox on a digest of what it is for."""
+    parts = (0, "direction", 0, client, "train", step, k, name)
+    text = "\x1f".join(f"{'int' if isinstance(part, int) else 'str'}:{part}" for part in parts)
+    key = int.from_bytes(blake2b(text.encode(), digest_size=16).digest(), "little")
+    generator = np.random.Generator(np.random.Philox(key=key))
+    return torch.from_numpy(generator.standard_normal(tuple(shape), dtype=np.float32))
+
+
+def loss_at(state, batch):
+    hidden = torch.tanh(batch[0] @ state["net.0.weight"].T + state["net.0.bias"])
+    return (hidden @ state["net.3.weight"].T + state["net.3.bias"] - batch[1]).square().mean()
+
+
+def mezo(start, client, batches, n=1, gamma=1.0, decay=0.0, clip=None, mu=0.0, at_a_time=1):
+    """Parameters after a visit by MeZO, in fp64, one batch or several for a step."""
+    state = {name: p.double() for name, p in start.items()}
+    steps = [batches[i : i + at_a_time] for i in range(0, len(batches), at_a_time)]
+    for step, some in enumerate(steps):
+        gradient = {name: torch.zeros_like(p) for name, p in state.items()}
+        for k in range(n):
+            z = {name: drawn(client, step, k, name, p.shape).double() for name, p in state.items()}
+            up = {name: p + EPS * z[name] for name, p in state.items()}
+            down = {name: p - EPS * z[name] for name, p in state.items()}
+            slopes = [(loss_at(up, b) - loss_at(down, b)) / (2 * EPS) for b in some]
+            for name in state:
+                gradient[name] += sum(slopes) / len(some) * z[name] / n
+        for name in state:
+            gradient[name] += mu * (state[name] - start[name])
+        norm = torch.cat([g.flatten() for g in gradient.values()]).norm()
+        if clip is not None and norm > clip:
+            gradient = {name: g * clip / norm for name, g in gradient.items()}
+        rate = LR * gamma**step
+        state = {name: p - rate * (gradient[name] + decay * p) for name, p in state.items()}
+    return state
+
+
+CASES = {
+    "MeZO": ({}, {}, {}),
+    "several directions": ({"perturbations": 3}, {"n": 3}, {}),
+    "schedule": ({}, {"gamma": 0.5}, {"gamma": 0.5}),
+    "weight decay": ({"weight_decay": 0.3}, {"decay": 0.3}, {}),
+    "clipped": ({}, {"clip": 0.5}, {"settings": {"gradient_clip_val": 0.5}}),
+    "FedProx": ({}, {"mu": 5.0}, {"algorithm": FedProx(5.0, "uniform")}),
+    "accumulation": ({}, {"at_a_time": 2}, {"settings": {"accumulate_grad_batches": 2}}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_visit_is_mezo_written_out(case):
+    own, reference, loop = copy.deepcopy(CASES[case])
+    seen = Batches()
+    L.seed_everything(0, verbose=False)
+    model = Scheduled(gamma=loop.pop("gamma", 1.0))
+    start = weights(model)
+    loop = {"algorithm": FedAvg("uniform"), "clients_per_round": 1, "local_steps": 3, **loop}
+    settings = {"train": "forward", "zeroth_order": ZerothOrder(EPS, **own)}
+    trained, made = federate(1, model=model, callbacks=[seen], **settings, **loop)
+    ((client, batches),) = seen.of.items()
+    expected = mezo(start, client, batches, **reference)
+    for name, value in weights(trained).items():
+        # Losses of some units are rounded to fp32 and divided by 2 eps.
+        torch.testing.assert_close(value.double(), expected[name], rtol=0, atol=2e-6)
+        assert (expected[name] - start[name]).abs().max() > 1e-4
+    assert made.visit_records[0]["steps"] == 3
+
+
+def test_scaffolds_control_is_the_mean_of_the_estimates():
+    """c_m+ = c_m - c + (received - trained) / (sum of the rates): in the first round the mean of the estimated gradients."""
+    model = module(optimizer="SGD", lr=0.05, dropout=0.0)
+    start = weights(model)
+    settings = {"train": "forward", "zeroth_order": ZerothOrder(EPS, lr_scale=0.5)}
+    loop = {"clients_per_round": 1, "local_steps": 2, "algorithm": Scaffold("uniform")}
+    trained, made = federate(1, model=model, **settings, **loop)
+    (client,) = {row["client"] for row in made.visit_records}
+    control = made.memory.load(client)["control"]
+    for name, value in weights(trained).items():
+        assert (control[name] * 0.05 * 0.5 * 2 + value - start[name]).abs().max() < 1e-6
+        assert control[name].abs().max() > 1e-3
+
+
+def test_the_mean_of_the_estimates_is_the_gradient_and_their_variance_grows_with_the_numbers():
+    """Of a linear loss: E[g z] = u, and E|g z|^2 is (d + 2) |u|^2 for one direction, (d + 1 + n) / n |u|^2 for n."""
+    u, like, draws = torch.tensor([3.0, -1.0, 2.0, 0.5]), torch.zeros(4), 2000
+
+    def one(i, n):
+        keys = [("draw", i, k) for k in range(n)]
+        return estimate("w", like, [(key, float(direction(key, "w", (4,)) @ u) / n) for key in keys])
+
+    for n in (1, 5):
+        found = torch.stack([one(i, n) for i in range(draws)])
+        assert (found.mean(dim=0) - u).abs().max() < 0.3
+        squared = found.square().sum(dim=1).mean() / u.square().sum()
+        assert squared.item() == pytest.approx((4 + 1 + n) / n, rel=0.08)
+
+
+class Recording(Regression):
+    """Keeps what each pass sees: random numbers of three streams, and the parameters."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.drawn, self.seen = [], []
+
+    def training_step(self, batch, batch_idx):
+        self.drawn.append((torch.rand(()).item(), random.random(), float(np.random.rand())))
+        self.seen.append(weights(self))
+        return super().training_step(batch, batch_idx)
+
+
+def test_all_passes_of_a_step_see_the_same_random_numbers_and_the_next_step_those_of_backpropagation():
+    def draws(**settings):
+        L.seed_everything(0, verbose=False)
+        model = Recording(optimizer="SGD")
+        federate(2, model=model, **settings)
+        return model.drawn
+
+    plain = draws()
+    twice = draws(train="forward", zeroth_order=ZerothOrder(perturbations=2))
+    assert len(set(plain)) == len(plain) == 12
+    assert twice == [numbers for numbers in plain for _ in range(4)]
+
+
+def test_parameters_are_given_back_bit_for_bit():
+    """Three additions in place, as in the paper, would not: with a rate of 0 the model stays what it was."""
+    model = module(optimizer="SGD", lr=0.0)
+    before = weights(model)
+    trained, _ = federate(2, model=model, train="forward", zeroth_order=ZerothOrder(perturbations=3))
+    assert_equal(weights(trained), before)
+    walked = {name: p.clone() for name, p in before.items()}
+    for size in (1e-3, -2e-3, 1e-3):
+        perturb(walked, {name: p.clone() for name, p in walked.items()}, ("a",), size)
+    assert any(not torch.equal(walked[name], p) for name, p in before.items())
+
+
+def test_passes_are_a_perturbation_up_and_one_down():
+    L.seed_everything(0, verbose=False)
+    model = Recording(optimizer="SGD")
+    start = weights(model)
+    loop = {"clients_per_round": 1, "local_steps": 1, "zeroth_order": ZerothOrder(EPS)}
+    _, made = federate(1, model=model, train="forward", **loop)
+    (client,) = {row["client"] for row in made.visit_records}
+    up, down = model.seen
+    for name, p in start.items():
+        z = drawn(client, 0, 0, name, p.shape)
+        assert torch.equal(up[name], p + z * EPS)
+        assert torch.equal(down[name], p + z * -EPS)
+
+
+def test_what_an_algorithm_holds_fixed_is_not_perturbed():
+    L.seed_everything(0, verbose=False)
+    model = Recording(optimizer="SGD", dropout=0.0)
+    loop = {"clients_per_round": 1, "local_steps": 2, "algorithm": FedRep(["net.3"])}
+    _, made = federate(1, model=model, train="forward", **loop)
+    assert [row["split"] for row in made.visit_records] == ["head", "train"]
+    first, second = model.seen[:4], model.seen[4:]
+    for name in weights(model):
+        changed, held = (first, second) if name.startswith("net.3") else (second, first)
+        assert all(torch.equal(seen[name], held[0][name]) for seen in held)
+        assert not torch.equal(changed[0][name], changed[1][name])
+
+
+class Ordered(FedAvg):
+    def plan(self, round_idx, cohort, num_batches):
+        return super().plan(round_idx, cohort, num_batches)[::-1]
+
+
+def test_the_order_of_the_clients_changes_no_bit():
+    settings = {"train": "forward", "clients_per_round": 5}
+    forth, _ = federate(2, model=module(optimizer="SGD"), **settings)
+    back, _ = federate(2, model=module(optimizer="SGD"), algorithm=Ordered(), **settings)
+    assert_equal(weights(forth), weights(back))
+
+
+ALGORITHMS = {
+    "FedAvg": {"algorithm": FedAvg()},
+    "FedProx": {"algorithm": FedProx(0.5)},
+    "Scaffold": {"algorithm": Scaffold()},
+    "median": {"aggregation": CoordinateMedian()},
+    "wire": {"channel": Wire(up=[Quantize("int8")])},
+    "Ditto": {"algorithm": Ditto(0.5, personal_epochs=2)},
+    "FedRep": {"algorithm": FedRep(private=["lora_B"])},
+    "GlobalThenLocal": {"algorithm": GlobalThenLocal(1)},
+    "LocalOnly": {"algorithm": LocalOnly()},
+}
+FORWARD = {"train": "forward", "zeroth_order": ZerothOrder(EPS, perturbations=2)}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_clients_side_by_side_train_what_each_trains_alone(name):
+    def run(at_once):
+        # In fp64, as a difference of losses is divided by 2 eps.
+        data, model = Points(dtype=torch.float64), Lora(dtype=torch.float64, lr=0.02)
+        more = copy.deepcopy(ALGORITHMS[name]) | FORWARD | {"settings": {"gradient_clip_val": 1.0}}
+        return fit(model, data, at_once, **more)
+
+    alone, rows, *_ = run(1)
+    beside, others, groups, _ = run(3)
+    assert groups[0][0] == ["a", "b", "c"]
+    assert furthest(beside, alone) < 1e-6
+    assert_same_rows(others, rows)
+    initial = {name: p for name, p in Lora(dtype=torch.float64).named_parameters() if p.requires_grad}
+    assert furthest(alone, initial) > 1e-4 or name == "LocalOnly"
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.parametrize("name", ["FedAvg", "Scaffold", "Ditto"])
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_a_resumed_run_ends_bit_for_bit_where_the_whole_one_does(name, at_once, tmp_path):
+    def run(*callbacks, ckpt_path=None):
+        settings = {"enable_checkpointing": bool(callbacks), "default_root_dir": tmp_path}
+        more = {"rounds": 3, "callbacks": callbacks, "ckpt_path": ckpt_path, "settings": settings}
+        return fit(
+            Lora(dropout=0.2, lr=0.02),
+            Points(),
+            at_once,
+            **copy.deepcopy(ALGORITHMS[name]),
+            **FORWARD,
+            **more,
+        )
+
+    whole, rows, *_ = run(ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1))
+    resumed, others, *_ = run(ckpt_path=tmp_path / "epoch=0.ckpt")
+    assert_equal(resumed, whole)
+    rest = [{**row, "seconds": 0} for row in rows if row["round"] > 0]
+    assert [{**row, "seconds": 0} for row in others if row["round"] > 0] == rest
+
+
+def test_forward_only_visits_weigh_less_where_they_are_told_to():
+    """One of several clients is trained forward-only with weight 0 of a run whose others are: as without anybody."""
+    before = weights(module(optimizer="SGD"))
+    settings = {"train": "forward", "algorithm": FedAvg("unbiased")}
+    whole, _ = federate(1, model=module(optimizer="SGD"), **settings)
+    for factor in (0.0, 0.25):
+        zeroth_order = ZerothOrder(forward_weight=factor)
+        part, _ = federate(1, model=module(optimizer="SGD"), zeroth_order=zeroth_order, **settings)
+        for name, value in weights(part).items():
+            expected = before[name] + factor * (weights(whole)[name] - before[name])
+            torch.testing.assert_close(value, expected, rtol=0, atol=1e-7)
+
+
+def test_forward_only_training_learns():
+    """Ten clients with one linear task: the loss falls by a multiple, with losses alone."""
+    numbers = []
+
+    class Logged(L.Callback):
+        def on_validation_end(self, trainer, pl_module):
+            numbers.append(trainer.callback_metrics["val/loss"].item())
+
+    settings = {"num_sanity_val_steps": 0}
+    loop = {"clients_per_round": 10, "local_steps": 5, "algorithm": FedAvg("normalized")}
+    zeroth_order = ZerothOrder(perturbations=2, lr_scale=0.2)
+    model = module(optimizer="SGD", dropout=0.0)
+    federate(
+        4,
+        model=model,
+        callbacks=[Logged()],
+        settings=settings,
+        train="forward",
+        zeroth_order=zeroth_order,
+        **loop,
+    )
+    print(numbers)
+    assert numbers[-1] < 0.7 * numbers[0]
+
+
+class Manual(Regression):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class LooksAtGradients(Regression):
+    def on_before_optimizer_step(self, optimizer):
+        """Log norms."""
+
+
+class ClipsItself(Regression):
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+        """Clip."""
+
+
+class Fine(LooksAtGradients):
+    takes_forward = True
+
+
+class Hooked(Regression):
+    def __init__(self):
+        super().__init__()
+        self.net[0].weight.register_hook(lambda gradient: 2 * gradient)
+
+
+class Maximizing(Regression):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1, maximize=True)
+
+
+HALF = {"plugins": [MixedPrecision("16-mixed", device="cpu", scaler=torch.amp.GradScaler("cpu"))]}
+
+
+class Watching(L.Callback):
+    def on_after_backward(self, trainer, pl_module):
+        """Log norms."""
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "callbacks", "message"),
+    [
+        (Manual, {}, [], "Manual has automatic_optimization=False, so its training_step takes gradients"),
+        (Regression, HALF, [], "trainer.precision='16-mixed' scales a loss"),
+        (LooksAtGradients, {}, [], "LooksAtGradients.on_before_optimizer_step would see no gradients"),
+        (ClipsItself, {}, [], "ClipsItself.configure_gradient_clipping would see no gradients"),
+        (Regression, {}, [Watching()], "Watching.on_after_backward would see no gradients"),
+        (Hooked, {}, [], "a hook on the gradient of net.0.weight would never be called"),
+        (Maximizing, {}, [], "SGD has maximize=True, and forward-only visits go down"),
+        (lambda: Regression("LBFGS"), {}, [], "LBFGS is not known to leave parameters without gradients"),
+    ],
+)
+def test_what_needs_gradients_is_refused_before_anything_is_trained(model, settings, callbacks, message):
+    made = model()
+    before = weights(made)
+    with pytest.raises(
+        ValueError, match=f"(?s)federated.train: .*{message}.*or set federated.train=backprop"
+    ):
+        federate(1, model=made, callbacks=callbacks, settings=settings, train="forward")
+    assert_equal(weights(made), before)
+
+
+def test_a_class_that_says_so_is_taken():
+    _, loop = federate(1, model=Fine(optimizer="SGD"), train="forward")
+    assert loop.rounds_done == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"train": "sideways"}, "federated.train='sideways' is not one of backprop, forward, auto"),
+        (
+            {"train": "auto"},
+            "federated.train=auto asks the memory of each client's device, and there are no dev",
+        ),
+        (
+            {"zeroth_order": ZerothOrder()},
+            "federated.zeroth_order is set, and federated.train=backprop never",
+        ),
+        (
+            {
+                "train": "forward",
+                "zeroth_order": ZerothOrder(forward_weight=0.5),
+                "aggregation": CoordinateMedian(),
+            },
+            "forward_weight=0.5 is a factor on weights, and CoordinateMedian has none",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        FederatedLoop(**settings)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("eps", 0.0, "must be above 0"),
+        ("eps", float("nan"), "must be above 0"),
+        ("lr_scale", -1.0, "must be above 0"),
+        ("perturbations", 0, "must be at least 1"),
+        ("weight_decay", -0.1, "must be at least 0"),
+        ("forward_weight", 1.5, r"must be in \[0, 1\]"),
+    ],
+)
+def test_settings_out_of_their_range_are_refused(setting, value, message):
+    with pytest.raises(ValueError, match=f"federated.zeroth_order.{setting}={value} {message}"):
+        ZerothOrder(**{setting: value})
+
+
+class Explodes(Regression):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (
+            float("nan") if self.loop.visit.client_id == "c4" else 1
+        )
+
+
+def test_a_client_that_diverges_is_left_out():
+    model = Explodes(optimizer="SGD")
+    loop = FederatedLoop(clients_per_round=10, local_steps=2, train="forward")
+    model.loop = loop
+    trainer(1, [loop]).fit(model, FederatedWrapper(Numbers(), ten_clients))
+    assert [row["client"] for row in loop.visit_records if row["reason"]] == ["c4"]
+    assert all(p.isfinite().all() for p in model.parameters())
