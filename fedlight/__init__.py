@@ -37,6 +37,7 @@ _FILES = {
     "FedProx": "federation.algorithms.fedprox",
     "Scaffold": "federation.algorithms.scaffold",
     "FedBiscuit": "federation.algorithms.fedbiscuit",
+    "FedKSeed": "federation.forward.fedkseed",
     "FewFedPIT": "federation.algorithms.fewfedpit",
     "FedMIT": "federation.algorithms.fedmit",
     "FewFedWeight": "federation.algorithms.fewfedweight",
@@ -51,6 +52,7 @@ _FILES = {
     "FlexLoRA": "federation.algorithms.lora.flexlora",
     "LocalOnly": "federation.algorithms.local_only",
     "LocalSelfGeneration": "federation.algorithms.local_self_generation",
+    "ZerothOrder": "federation.forward.zeroth_order",
     "Average": "federation.server",
     "FedAvgM": "federation.server",
     "FedAdagrad": "federation.server",
@@ -252,6 +254,8 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.federation.codecs import Codec as Codec
     from fedlight.federation.codecs import Quantize as Quantize
     from fedlight.federation.codecs import TopK as TopK
+    from fedlight.federation.forward.fedkseed import FedKSeed as FedKSeed
+    from fedlight.federation.forward.zeroth_order import ZerothOrder as ZerothOrder
     from fedlight.federation.privacy import ClipAndNoise as ClipAndNoise
     from fedlight.federation.privacy import PrivateMean as PrivateMean
     from fedlight.federation.server import Average as Average

@@ -39,6 +39,7 @@ PUBLIC = {
     *("Ditto", "FedRep", "GlobalThenLocal", "LocalOnly", "LocalSelfGeneration"),
     *("FFALoRA", "RoLoRA", "FedSALoRA", "ProductAverage"),
     *("HetLoRA", "FlexLoRA"),
+    *("ZerothOrder", "FedKSeed"),
     *("Average", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi"),
     *("CoordinateMedian", "TrimmedMean", "PrivateMean"),
     # the wire and the devices

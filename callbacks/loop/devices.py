@@ -55,13 +55,17 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class PayloadSizes:
-    """Bytes that visits send, computed from names and shapes with the algorithm's hooks."""
+    """Bytes that visits send, computed from names and shapes with the algorithm's hooks.
+
+    ``gone_per_batch``: perturbations of a forward-only visit for each of its batches.
+    """
 
     algorithm: Algorithm
     channel: Channel
     memory: ClientMemories
     clients: Mapping[str, Client]
     buffers: BufferPolicy
+    gone_per_batch: float = 0.0
 
     def of(self, client_id: str, visits: Sequence[Visit], state: State) -> dict[Visit, Sizes]:
         """Return what each visit to a client in one round trains and sends.
@@ -73,7 +77,9 @@ class PayloadSizes:
         local = state.keys() - shared.keys()
         sizes = {}
         for visit, found in zip(
-            visits, predict_payloads(self.algorithm, visits, client, shared), strict=True
+            visits,
+            predict_payloads(self.algorithm, visits, client, shared, self.gone_per_batch),
+            strict=True,
         ):
             down, up = self.channel.down_bytes(found.down), self.channel.up_bytes(found.up)
             trained = frozenset(found.start.keys() | local)

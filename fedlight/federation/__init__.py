@@ -2,7 +2,8 @@
 
 Clients and their visits (`client`), the algorithm's hooks (`algorithm`, `algorithms`), exact sums and robust means of
 updates (`aggregation`), server optimizers (`server`), what the wire does and costs (`channel`, `codecs`), differential
-privacy (`privacy`), and memories of clients (`client_state`). The loop in `fedlight.callbacks` runs it under Lightning.
+privacy (`privacy`), memories of clients (`client_state`), and training without gradients (`forward`). The loop in
+`fedlight.callbacks` runs it under Lightning.
 """
 
 from fedlight.support.lazy import lazy_names
@@ -15,7 +16,7 @@ _FILES = {
     "TrimmedMean": "aggregation", "PrivateMean": "privacy", "ClipAndNoise": "privacy", "ExactSum": "exact_sum",
     "ServerOptimizer": "server", "Average": "server", "FedAvgM": "server", "FedAdagrad": "server", "FedAdam": "server",
     "FedYogi": "server", "Channel": "channel", "Identity": "channel", "Wire": "channel", "Payload": "channel",
-    "Codec": "codecs", "Quantize": "codecs", "TopK": "codecs",
+    "Codec": "codecs", "Quantize": "codecs", "TopK": "codecs", "ZerothOrder": "forward.zeroth_order",
 }
 # fmt: on
 __all__ = [*_FILES]

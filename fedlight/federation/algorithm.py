@@ -149,11 +149,14 @@ class Algorithm:
             parameters: the parameters as they are, by name; not to be changed.
             gradients: those that have one, by name. A tensor put under the name of another parameter becomes its gradient. A
                 parameter whose gradient is taken out of the dictionary is left out of the step: neither momentum nor weight
-                decay moves it. With clients side by side all of a group have to leave out the same ones.
+                decay moves it. With clients side by side all of a group have to leave out the same ones. In a forward-only
+                visit these are estimates, and the hook is called for one parameter at a time.
         """
 
     def reply(self, visiting: Visiting, trained: State, work: Work) -> State:
-        """Return what the client sends back, under names that it received: by default what it trained.
+        """Return what the client sends back: by default what it trained.
+
+        What it did not receive, such as tensors of the algorithm's own, reaches the server as it is.
 
         A client that is left out of the round, as its training diverged, replies as if it had not moved, and that reply is
         thrown away.
@@ -171,11 +174,16 @@ class Payloads:
 
 
 def predict_payloads(
-    algorithm: Algorithm, visits: Sequence[Visit], client: Client, state: State
+    algorithm: Algorithm,
+    visits: Sequence[Visit],
+    client: Client,
+    state: State,
+    gone_per_batch: float = 0.0,
 ) -> list[Payloads]:
     """Return what a client's visits of one round will send, by asking ``send``, ``start_visit`` and ``reply``.
 
-    Of the global state and the client's memory only names and shapes count.
+    Of the global state and the client's memory only names and shapes count. Forward-only visits have ``gone_per_batch``
+    entries in ``Work.gone`` for each of their batches.
 
     Raises:
         ValueError: a hook looks at the values of tensors.
@@ -192,7 +200,8 @@ def predict_payloads(
             visiting.before, visiting.shapes_only = before, True
             visiting.lora_rank = rank
             start: State = _shapes(visiting.start)
-            work = Work(1, lr=1.0, mean_loss=1.0, seconds=0.0, lr_sums=dict.fromkeys(start, 1.0))
+            gone = ((0, 1.0),) * round(visit.num_batches * gone_per_batch)
+            work = Work(*(1, 1.0, 1.0, 0.0), lr_sums=dict.fromkeys(start, 1.0), gone=gone)
             up = cut_to_rank(_shapes(algorithm.reply(visiting, start, work)), rank)
             down = {} if sent is None else cut_to_rank(received, rank)
             found.append(Payloads(down, up, start))

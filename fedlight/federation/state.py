@@ -26,8 +26,8 @@ def write(state: State, parameters: Mapping[str, Tensor]) -> None:
 
 
 def movement(received: State, trained: State) -> State:
-    """Return the movement of each trained tensor, ``trained - received``, in fp64."""
-    return {name: value.to(float64).sub_(received[name]) for name, value in trained.items()}
+    """Return the movement of each trained tensor, ``trained - received``, in fp64; what was not received moved from 0."""
+    return {name: value.to(float64, copy=True).sub_(received.get(name, 0)) for name, value in trained.items()}
 
 
 def moved(state: State, by: State, scale: float = 1.0) -> State:

@@ -146,17 +146,17 @@ def test_scaffolds_control_is_the_mean_of_the_estimates():
 
 def test_the_mean_of_the_estimates_is_the_gradient_and_their_variance_grows_with_the_numbers():
     """Of a linear loss: E[g z] = u, and E|g z|^2 is (d + 2) |u|^2 for one direction, (d + 1 + n) / n |u|^2 for n."""
-    u, like, draws = torch.tensor([3.0, -1.0, 2.0, 0.5]), torch.zeros(4), 2000
+    u, like = torch.tensor([3.0, -1.0, 2.0, 0.5]), torch.zeros(4)
 
     def one(i, n):
         keys = [("draw", i, k) for k in range(n)]
         return estimate("w", like, [(key, float(direction(key, "w", (4,)) @ u) / n) for key in keys])
 
     for n in (1, 5):
-        found = torch.stack([one(i, n) for i in range(draws)])
+        found = torch.stack([one(i, n) for i in range(4000 // n)])
         assert (found.mean(dim=0) - u).abs().max() < 0.3
         squared = found.square().sum(dim=1).mean() / u.square().sum()
-        assert squared.item() == pytest.approx((4 + 1 + n) / n, rel=0.08)
+        assert squared.item() == pytest.approx((4 + 1 + n) / n, rel=0.1)
 
 
 class Recording(Regression):
@@ -313,7 +313,7 @@ def test_forward_only_training_learns():
 
     settings = {"num_sanity_val_steps": 0}
     loop = {"clients_per_round": 10, "local_steps": 5, "algorithm": FedAvg("normalized")}
-    zeroth_order = ZerothOrder(perturbations=2, lr_scale=0.2)
+    zeroth_order = ZerothOrder(perturbations=2, lr_scale=0.5)
     model = module(optimizer="SGD", dropout=0.0)
     federate(
         4,
@@ -324,7 +324,6 @@ def test_forward_only_training_learns():
         zeroth_order=zeroth_order,
         **loop,
     )
-    print(numbers)
     assert numbers[-1] < 0.7 * numbers[0]
 
 

@@ -17,6 +17,7 @@ from fedlight.federation.algorithms.lora.product_average import ProductAverage
 from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.client import Client, Visit, Work
+from fedlight.federation.forward.fedkseed import FedKSeed
 from fedlight.support.settings_record import described
 
 STATE = {"v": torch.ones(3), "w": torch.ones(2, 2)}
@@ -142,7 +143,7 @@ def test_a_hook_that_looks_at_values_is_named(hook):
     "algorithm",
     [
         *(Algorithm(), FedProx(0.5), Scaffold(), FewFedPIT(), LocalOnly(), FedBiscuit(local=FedProx(0.5))),
-        *(Ditto(), FedRep(["v"], together=True), GlobalThenLocal()),
+        *(Ditto(), FedRep(["v"], together=True), GlobalThenLocal(), FedKSeed(8)),
         *(FFALoRA(), RoLoRA(), FedSALoRA(), ProductAverage(0.9)),
     ],
     ids=lambda algorithm: type(algorithm).__name__,

@@ -43,6 +43,8 @@ from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Wire
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.codecs import Quantize, TopK
+from fedlight.federation.forward.fedkseed import FedKSeed
+from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.federation.privacy import ClipAndNoise, PrivateMean
 from fedlight.federation.server import FedAdam
 
@@ -173,6 +175,13 @@ KINDS = {
     "ditto": lambda root: Kind({"algorithm": Ditto(0.5, 2), "clients_per_round": 5}),
     "fedrep": lambda root: Kind({"algorithm": FedRep(["net.3"]), "clients_per_round": 5}),
     "global_then_local": lambda root: Kind({"algorithm": GlobalThenLocal(1)}),
+    "forward": lambda root: Kind(
+        {"train": "forward", "zeroth_order": ZerothOrder(perturbations=2)},
+        lambda: Regression(optimizer="SGD"),
+    ),
+    "fedkseed": lambda root: Kind(
+        {"train": "forward", "algorithm": FedKSeed(16)}, lambda: Regression(optimizer="SGD")
+    ),
     "nearest": lambda root: Kind(
         {"algorithm": FedBiscuit(1, 2, "nearest", group_by="own")}, lambda: Adapters(2), Tastes, rounds=5
     ),

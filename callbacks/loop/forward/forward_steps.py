@@ -84,10 +84,25 @@ class ForwardSteps:
         self._slopes: list[Tensor] = []  # of each batch of the step under way, (perturbations, clients) fp64
         self._steps = 0
         self._as_before = ExitStack()
+        if any(client.visiting.directions for client in clients):
+            self._refuse_other_ways(type(algorithm).__name__)
         for client in clients:
             client.parameters = {
                 name: p for name, p in client.parameters.items() if self._moves(client, name)
             }
+
+    def _refuse_other_ways(self, algorithm: str) -> None:
+        """Raise ValueError for what moves parameters in other ways than along shared directions."""
+        if self.settings.weight_decay:
+            raise ValueError(
+                f"{algorithm} sends how far a client went along its directions, and federated.zeroth_order.weight_decay="
+                f"{self.settings.weight_decay} goes another way: set it to 0"
+            )
+        if self._clip[0] and self._clip[1] == GradClipAlgorithmType.VALUE:
+            raise ValueError(
+                f"{algorithm} sends how far a client went along its directions, from which "
+                "trainer.gradient_clip_algorithm=value turns away: set it to norm"
+            )
 
     def _moves(self, client: ForwardClient, name: str) -> bool:
         """Return whether a parameter is trained: it needs a gradient, and the algorithm does not take it away."""

@@ -64,6 +64,11 @@ class ForwardVisits:
                 f"{type(aggregation).__name__} has none: set it to 1, or leave federated.aggregation out"
             )
 
+    @property
+    def perturbations(self) -> int:
+        """Number of directions of a step; 0 where all visits backpropagate."""
+        return self.settings.perturbations if self.is_used else 0
+
     def check(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Raise ValueError, before any work, for a module or trainer that needs gradients."""
         if self.is_used:

@@ -10,9 +10,9 @@ The mean over n directions z_k of g_k z_k in a step is n-SPSA (Definition 1), an
 "FwdLLM: Efficient Federated Finetuning of Large Language Models with Perturbed Inferences", USENIX ATC 2024,
 https://arxiv.org/abs/2308.13894. FwdLLM's pacing (how n grows) and its choice of directions are not here.
 
-With eps to 0 and u the gradient, E[g z] = u and E|g z|^2 = (d + 2) |u|^2 (Lemma 2 has d, for directions on a sphere): the
-variance of a step is (d + 1) / n times its squared mean. `ZerothOrder.forward_weight` can make up for that where clients that
-backpropagate are in the same round. Of two unbiased movements over K steps whose variances are v and v + (d + 1) / (n K), in
+With eps to 0 and u the gradient, E[g z] = u and E|g z|^2 = (d + 2) |u|^2 (Lemma 2 has d, for directions on a sphere), so
+the variance of a step is (d + 1) / n times its squared mean. `ZerothOrder.forward_weight` makes up for that where other
+clients of the round backpropagate. Of two unbiased movements over K steps whose variances are v and v + (d + 1) / (n K), in
 units of the squared mean, inverse variance gives the second ``v / (v + (d + 1) / (n K))`` times the weight of the first.
 
 Deviation: the paper walks to w + eps z, w - eps z and w by three additions in place, which do not give w back in floating

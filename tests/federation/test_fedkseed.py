@@ -1,0 +1,279 @@
+"""FedKSeed: its code by hand, a visit and a round written out, its bytes, and a model that another process rebuilds."""
+
+import hashlib
+import subprocess
+import sys
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from fleets import make_fleet
+from lightning.pytorch.callbacks import ModelCheckpoint
+from plain_lightning import assert_equal, federate, module, weights
+from safetensors.torch import save
+from stacked import Lora, Points, assert_same_rows, fit, furthest
+
+from fedlight.federation.aggregation import CoordinateMedian
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.channel import Identity, Wire, serialized_bytes
+from fedlight.federation.client import SharedDirections
+from fedlight.federation.forward.fedkseed import INDICES, SCALARS, SUMS, FedKSeed, decode, encode
+from fedlight.federation.forward.zeroth_order import ZerothOrder
+from fedlight.federation.server import Average, FedAdam
+
+FORWARD = {"train": "forward", "zeroth_order": ZerothOrder(1e-2)}
+
+
+def test_the_code_by_hand():
+    steps = [(4000, 0.5), (7, -0.25), (4000, 1.5)]
+    sent = encode(steps, 4096)
+    assert {name: value.tolist() for name, value in sent.items()} == {
+        INDICES: [4000, 7, 4000],
+        SCALARS: [0.5, -0.25, 1.5],
+    }
+    sums = decode(sent, 4096)
+    assert (sums[4000].item(), sums[7].item(), sums.count_nonzero().item()) == (2.0, -0.25, 2)
+    few = encode([(2, 0.5), (0, 1.0), (2, 0.25)], 4)
+    assert {name: value.tolist() for name, value in few.items()} == {SCALARS: [1.0, 0.0, 0.75, 0.0]}
+    assert encode([], 4096)[SCALARS].shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("steps", "num_seeds"), [(1, 4096), (200, 4096), (2730, 4096), (2731, 4096), (10**5, 4096)]
+)
+def test_bytes_are_those_of_the_file_and_stay_below_18_kb(steps, num_seeds):
+    """6 bytes a step and a header, until K scalars of 4 bytes are fewer."""
+    sent = encode([(step % num_seeds, 1.0) for step in range(steps)], num_seeds)
+    values = min(6 * steps, 4 * num_seeds)
+    header = len(save(sent)) - values
+    assert serialized_bytes(sent) == len(save(sent)) < 18_000
+    assert 60 < header < 160
+    assert decode(sent, num_seeds).sum().item() == steps
+
+
+def drawn(seed, index, name, shape):
+    text = f"int:{seed}\x1fstr:shared direction\x1fint:{index}\x1fstr:{name}"
+    key = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
+    generator = np.random.Generator(np.random.Philox(key=key))
+    return generator.standard_normal(tuple(shape), dtype=np.float32).astype(np.float64)
+
+
+def written_out(start, sums, seed):
+    """``w_0 - sum of A_j z_j`` in numpy's fp64, in the order of j."""
+    found = {}
+    for name, value in start.items():
+        total = np.zeros(tuple(value.shape))
+        for index, scalar in enumerate(sums.double().tolist()):
+            if scalar:
+                total = total + drawn(seed, index, name, value.shape) * scalar
+        found[name] = torch.from_numpy((value.double().numpy() - total).astype(np.float32))
+    return found
+
+
+@pytest.fixture
+def uploads(monkeypatch):
+    kept, up = [], Identity.up
+
+    def keeping(self, received, trained, client, without_feedback=()):
+        kept.append((client, {name: value.clone() for name, value in trained.items()}))
+        return up(self, received, trained, client, without_feedback)
+
+    monkeypatch.setattr(Identity, "up", keeping)
+    return kept
+
+
+@pytest.mark.parametrize("num_seeds", [1000, 6])
+def test_the_model_follows_from_what_was_sent(uploads, num_seeds):
+    """Three rounds of three of ten clients: sums and model from the uploads alone, and nothing else was sent."""
+    start = weights(module(optimizer="SGD"))
+    algorithm = FedKSeed(num_seeds, seed=3)
+    model, made = federate(3, model=module(optimizer="SGD"), algorithm=algorithm, **FORWARD)
+    assert len(uploads) == 9
+    names = {INDICES, SCALARS} if num_seeds == 1000 else {SCALARS}
+    assert {frozenset(sent) for _, sent in uploads} == {frozenset(names)}
+    assert len({row["bytes_up"] for row in made.visit_records}) == 1
+    sums = torch.zeros(num_seeds)
+    for first in (0, 3, 6):
+        each = [client.share * decode(sent, num_seeds) for client, sent in uploads[first : first + 3]]
+        sums = (sums.double() + 10 / 3 * sum(each)).float()
+    torch.testing.assert_close(algorithm._sums, sums, rtol=1e-6, atol=1e-9)
+    assert_equal(weights(model), written_out(start, algorithm._sums, 3))
+    assert all(not torch.equal(value, start[name]) for name, value in weights(model).items())
+
+
+def test_a_second_process_rebuilds_the_model_from_scalars_bit_for_bit(tmp_path):
+    saved = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    settings = {"enable_checkpointing": True, "default_root_dir": tmp_path}
+    start = weights(module(optimizer="SGD"))
+    algorithm = FedKSeed(200, seed=1)
+    model, _ = federate(
+        2, model=module(optimizer="SGD"), algorithm=algorithm, callbacks=[saved], settings=settings, **FORWARD
+    )
+    torch.save({"start": start, "sums": algorithm._sums}, tmp_path / "scalars.pt")
+    code = (
+        "import sys, torch\n"
+        "from fedlight.federation.client import SharedDirections\n"
+        "from fedlight.federation.forward.fedkseed import rebuild\n"
+        "kept = torch.load(sys.argv[1], weights_only=True)\n"
+        "torch.save(rebuild(kept['start'], kept['sums'], SharedDirections(200, 1)), sys.argv[2])\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "scalars.pt"), str(tmp_path / "rebuilt.pt")]
+    subprocess.run(command, check=True)
+    assert_equal(torch.load(tmp_path / "rebuilt.pt", weights_only=True), weights(model))
+
+
+def test_down_go_the_sums_and_to_a_new_client_the_initial_model():
+    model = module(optimizer="SGD")
+    state = weights(model)
+    _, made = federate(2, model=model, algorithm=FedKSeed(50), clients_per_round=10, **FORWARD)
+    assert {row["bytes_down"] for row in made.visit_records} == {serialized_bytes({SUMS: torch.zeros(50)})}
+    _, made = federate(1, model=module(), algorithm=FedKSeed(50), clients_per_round=10, **FORWARD)
+    both = serialized_bytes({SUMS: torch.zeros(50), **state})
+    assert {row["bytes_down"] for row in made.visit_records} == {both}
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_scalars_are_what_a_client_has_gone_also_where_it_is_clipped(uploads, clip):
+    """FedAvg's client along the same directions ends where the scalars lead to, up to rounding."""
+
+    class Alike(FedAvg):
+        def start_visit(self, visit, client, received):
+            found = super().start_visit(visit, client, received)
+            found.directions = SharedDirections(8, 0)
+            return found
+
+    loop = {"clients_per_round": 1, "local_steps": 5, "settings": {"gradient_clip_val": clip}}
+    plain, _ = federate(1, model=module(optimizer="SGD"), algorithm=Alike("uniform"), **loop, **FORWARD)
+    scalars = FedKSeed(8, weighting="uniform")
+    rebuilt, _ = federate(1, model=module(optimizer="SGD"), algorithm=scalars, **loop, **FORWARD)
+    assert furthest(weights(rebuilt), weights(module(optimizer="SGD"))) > 0
+    assert furthest(weights(plain), weights(rebuilt)) < 1e-6
+
+
+@pytest.mark.parametrize("perturbations", [1, 3])
+def test_clients_side_by_side_send_what_each_sends_alone(perturbations, uploads):
+    def run(at_once):
+        settings = {"train": "forward", "zeroth_order": ZerothOrder(1e-2, perturbations)}
+        data, model = Points(dtype=torch.float64), Lora(dtype=torch.float64, lr=0.02)
+        return fit(model, data, at_once, algorithm=FedKSeed(100), **settings)
+
+    alone, rows, *_ = run(1)
+    beside, others, groups, _ = run(3)
+    assert groups[0][0] == ["a", "b", "c"]
+    assert furthest(beside, alone) < 1e-6
+    assert_same_rows(others, rows)
+    assert {len(sent[INDICES]) for _, sent in uploads} == {3 * perturbations}
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_a_resumed_run_ends_bit_for_bit_where_the_whole_one_does(tmp_path):
+    def run(*callbacks, ckpt_path=None):
+        settings = {"enable_checkpointing": bool(callbacks), "default_root_dir": tmp_path}
+        more = {"rounds": 3, "callbacks": callbacks, "ckpt_path": ckpt_path, "settings": settings}
+        return fit(Lora(lr=0.02), Points(), 1, algorithm=FedKSeed(50), **FORWARD, **more)
+
+    whole, rows, *_ = run(ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1))
+    resumed, others, *_ = run(ckpt_path=tmp_path / "epoch=0.ckpt")
+    assert_equal(resumed, whole)
+    rest = [{**row, "seconds": 0} for row in rows if row["round"] > 0]
+    assert [{**row, "seconds": 0} for row in others if row["round"] > 0] == rest
+
+
+def test_the_order_of_the_clients_changes_no_bit():
+    class Backwards(FedKSeed):
+        def plan(self, round_idx, cohort, num_batches):
+            return super().plan(round_idx, cohort, num_batches)[::-1]
+
+    forth, back = (
+        federate(2, model=module(optimizer="SGD"), algorithm=kind(30), clients_per_round=5, **FORWARD)[0]
+        for kind in (FedKSeed, Backwards)
+    )
+    assert_equal(weights(forth), weights(back))
+
+
+@pytest.mark.parametrize("settings", [{}, {"accumulate_grad_batches": 2}])
+def test_bytes_are_known_before_a_round(settings, tmp_path, caplog):
+    fleet = make_fleet(tmp_path, fast={})
+    zeroth_order = ZerothOrder(perturbations=2)
+    loop = {"algorithm": FedKSeed(500), "fleet": fleet, "train": "forward", "zeroth_order": zeroth_order}
+    _, made = federate(2, model=module(optimizer="SGD"), settings=settings, **loop)
+    expected = serialized_bytes(encode([(0, 1.0)] * 4, 500))
+    assert {row["bytes_up"] for row in made.visit_records} == {expected}
+    assert "was to send" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"train": "backprop", "zeroth_order": None},
+            "federated.train=backprop has others: set federated.train=forward",
+        ),
+        ({"channel": Wire()}, "federated.channel=Wire would round the indices: leave federated.channel out"),
+        ({"server": FedAdam(0.1)}, "federated.server=FedAdam with lr=0.1 would undo: take Average with lr=1"),
+        ({"server": Average(0.5)}, "federated.server=Average with lr=0.5 would undo"),
+        (
+            {"aggregation": CoordinateMedian()},
+            "the weighted sum of the clients' scalars: leave federated.agg",
+        ),
+        ({"zeroth_order": ZerothOrder(weight_decay=0.1)}, "weight_decay=0.1 goes another way: set it to 0"),
+        (
+            {"settings": {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}},
+            "from which trainer.gradient_clip_algorithm=value turns away: set it to norm",
+        ),
+    ],
+)
+def test_what_scalars_cannot_say_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        federate(1, model=module(optimizer="SGD"), algorithm=FedKSeed(), **{**FORWARD, **settings})
+
+
+class TwoRates(type(module())):
+    def configure_optimizers(self):
+        groups = [{"params": [*self.net[0].parameters()], "lr": 0.1}, {"params": [*self.net[3].parameters()]}]
+        return torch.optim.SGD(groups, lr=0.05)
+
+
+def test_several_learning_rates_are_refused():
+    with pytest.raises(
+        ValueError, match=r"the optimizer has rates of \[0.05, 0.1\]: give all parameters one"
+    ):
+        federate(1, model=TwoRates(), algorithm=FedKSeed(), **FORWARD)
+
+
+@pytest.mark.parametrize("number", [0, 32769])
+def test_a_number_of_seeds_out_of_its_range_is_refused(number):
+    with pytest.raises(ValueError, match=f"num_seeds={number} must be from 1 to 32768"):
+        FedKSeed(number)
+
+
+def test_parameters_that_something_else_changes_are_refused():
+    class Changes(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            with torch.no_grad():
+                pl_module.net[0].weight.add_(1)
+
+    with pytest.raises(ValueError, match=r"net\.0\.weight is not what FedKSeed's scalars make of it"):
+        federate(2, model=module(optimizer="SGD"), algorithm=FedKSeed(), callbacks=[Changes()], **FORWARD)
+
+
+def test_a_checkpoint_of_another_algorithm_is_refused():
+    with pytest.raises(ValueError, match="no sums of scalars, so another algorithm than FedKSeed made it"):
+        FedKSeed().load_state_dict({"control": {}})
+
+
+def test_uploads_without_parameters_are_shown_to_nobody():
+    """A server's attack on uploads has nothing to look at, as with an algorithm that sends nothing."""
+
+    class Looks(L.Callback):
+        seen = 0
+
+        def on_upload(self, upload):
+            self.seen += 1
+
+    watch = Looks()
+    federate(1, model=module(optimizer="SGD"), algorithm=FedKSeed(20), callbacks=[watch], **FORWARD)
+    assert watch.seen == 0
+    federate(1, model=module(optimizer="SGD"), callbacks=[watch], **FORWARD)
+    assert watch.seen == 3
