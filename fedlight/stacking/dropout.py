@@ -87,8 +87,9 @@ class DropoutMasks:
         if state is None:
             state = _Pass([int(torch.randint(2**63 - 1, ()))], None)
         product = (x.to(dtype) * self._mask(x, state, rate, number, dtype)).to(dtype)
-        if self._now is not None and shares:
-            # Lives as long as the input, so that no list of activations has to be cleared.
+        if self._now is not None and shares and torch.is_grad_enabled():
+            # Lives as long as the input, so that no list of activations has to be cleared; without a graph, where nothing
+            # else keeps it, that would be the largest part of the memory of a forward-only visit.
             setattr(x, _SHARED, (key, product))
         return product
 

@@ -1,11 +1,15 @@
 """Predicted activations against torch's profiler on real training steps, the parts by hand, and how a visit is fitted."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tiny_world import make_encoder, make_model
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from fedlight.callbacks.loop.forward.forward_steps import ForwardClient, ForwardSteps
+from fedlight.conf import path
 from fedlight.devices.cost import CostMeter, StepCost
 from fedlight.devices.memory import (
     Fit,
@@ -17,6 +21,9 @@ from fedlight.devices.memory import (
     visit_flops,
 )
 from fedlight.devices.shape import BatchShape
+from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.client import Client, Visit, Visiting
+from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.modules.dpo import DPOModule
 from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.reward import RewardModule
@@ -138,14 +145,87 @@ def test_predictions_for_a_base_in_16_bits(build, tmp_path):
     check_peaks(*trained, 32, EXAMPLES, True, within=0.1)
 
 
+def forward_steps(module, perturbations):
+    """Steps of a visit without gradients, as the loop makes them, and the bytes of what it trains."""
+    own = trained_parameters(module)
+    visiting = Visiting(Visit("a", 1), Client("a", 1, 1.0), {}, {})
+    settings = {"gradient_clip_val": None, "gradient_clip_algorithm": None, "accumulate_grad_batches": 1}
+    client = ForwardClient(visiting, own, own)
+    zeroth_order = ZerothOrder(perturbations=perturbations)
+    steps = ForwardSteps(zeroth_order, Algorithm(), [client], (0, 0), SimpleNamespace(**settings))
+    return steps, sum(p.nbytes for p in own.values())
+
+
+def check_forward_peaks(module, meter, tokens, perturbations, within):
+    """The copy of the adapter and the activations of a pass; of inference alone, the activations."""
+    shape = BatchShape(EXAMPLES, tokens, 0 if module.num_labels else 2 * EXAMPLES)
+    predicted, batch = meter.forward_cost(shape).activation_bytes, real_batch(module, shape)
+
+    def as_new():  # of new pairs DPO takes the reference's log-probabilities in the first pass
+        getattr(module, "_reference", {}).clear()
+
+    @torch.no_grad()
+    def inference():
+        as_new()
+        module.example_losses(batch).mean()
+
+    inference()
+    alone = measured_peak(inference)
+    module.sum_training()
+    steps, copied = forward_steps(module, perturbations)
+    optimizer = torch.optim.SGD(trained_parameters(module).values(), lr=1e-3)
+    steps.enter(module)
+    module.training_step(batch, 0)
+    steps.step(optimizer)
+    as_new()
+    peak = measured_peak(lambda: module.training_step(batch, 0))
+    stepping = measured_peak(lambda: steps.step(optimizer))
+    steps.leave()
+    assert alone == pytest.approx(predicted, rel=within)
+    assert peak == pytest.approx(copied + predicted, rel=within)
+    assert stepping < predicted
+    backward = meter.cost(shape).activation_bytes
+    assert peak < 0.8 * backward
+    return peak
+
+
+@pytest.mark.parametrize("tokens", [24, 96])
+def test_predicted_memory_of_forward_passes_alone_is_that_of_the_allocator(trained, tokens):
+    one = check_forward_peaks(*trained, tokens, 1, within=0.05)
+    several = check_forward_peaks(*trained, tokens, 3, within=0.05)
+    assert several == pytest.approx(one, rel=0.01)
+
+
+@pytest.mark.parametrize("build", [deep, encoder])
+def test_predictions_of_forward_passes_for_a_base_in_16_bits(build, tmp_path):
+    check_forward_peaks(*loaded(build, tmp_path, "bf16"), 32, 1, within=0.1)
+
+
+def test_a_forward_only_visit_takes_hardly_more_than_inference():
+    """Of the shape of Qwen2-0.5B: 24 layers, 8 texts of 128 tokens; backpropagation takes several times as much."""
+    module = SFTModule(str(path("shapes/qwen2_0.5b")), lora_rank=16)
+    meter, shape = CostMeter(module), BatchShape(8, 128, 8 * 64)
+    resting = resting_footprint(meter.module, 16, 8)
+    found = {way: fit([shape], meter, 2**50, resting, way).footprint for way in ("backprop", "forward")}
+    inference = resting.base_bytes + resting.adapter_bytes + meter.forward_cost(shape).activation_bytes
+    assert inference < found["forward"].peak_bytes < 1.1 * inference
+    assert found["backprop"].peak_bytes > 1.9 * found["forward"].peak_bytes
+
+
 class Priced:
-    """A meter with a price list: 100 bytes and 10 FLOPs for each example, with checkpointing 30 bytes and 13 FLOPs."""
+    """A meter with a price list: 100 bytes and 10 FLOPs for each example, with checkpointing 30 bytes and 13 FLOPs.
+
+    A forward pass takes 5 bytes and 3 FLOPs for each example.
+    """
 
     checkpoints = True
 
     def cost(self, shape, checkpointing=False):
         flops, size = (13, 30) if checkpointing else (10, 100)
         return StepCost(flops * shape.examples, size * shape.examples + shape.tokens)
+
+    def forward_cost(self, shape):
+        return StepCost(3 * shape.examples, 5 * shape.examples + shape.tokens)
 
 
 SHAPES = [BatchShape(8, 5), BatchShape(8, 7), BatchShape(3, 7)]
@@ -170,6 +250,30 @@ def test_the_first_way_that_fits_is_taken_to_the_byte(budget, micro_batch, check
     assert found.footprint.peak_bytes == (found.footprint.activation_bytes + 40)
 
 
+RESTING = Footprint(10, 4, 6, 20)  # 18 without gradients and moments, and with a second adapter
+
+
+@pytest.mark.parametrize(
+    ("train", "budget", "micro_batch", "checkpointing", "forward", "fits"),
+    [
+        ("auto", 847, 8, False, False, True),
+        ("auto", 77, 1, True, False, True),  # 40 + 30 + 7
+        ("auto", 76, 8, False, True, True),  # 18 + 8 * 5 + 7
+        ("auto", 64, 4, False, True, True),
+        ("auto", 30, 1, False, True, True),
+        ("auto", 29, 1, False, True, False),
+        ("backprop", 76, 1, True, False, False),
+        ("forward", 847, 8, False, True, True),
+        ("forward", 64, 4, False, True, True),
+    ],
+)
+def test_forward_passes_alone_come_last(train, budget, micro_batch, checkpointing, forward, fits):
+    found = fit(SHAPES, Priced(), budget, RESTING, train)
+    expected = (micro_batch, checkpointing, forward, fits)
+    assert (found.micro_batch, found.checkpointing, found.forward, found.fits) == expected
+    assert (found.footprint.gradient_bytes, found.footprint.adapter_bytes) == ((0, 8) if forward else (6, 4))
+
+
 def test_a_module_without_checkpointing_is_only_split():
     meter = Priced()
     meter.checkpoints = False
@@ -189,6 +293,9 @@ def test_flops_of_a_visit_are_of_the_parts_that_are_computed():
     in_twos = Fit(2, False, Footprint(0, 0, 0, 0), True)
     assert visit_flops(steps, ByLength(), in_twos) == (4 + 4 + 2) * 1000 + 2 * 8 * 5 + 3 * 7
     assert visit_flops(steps, Priced(), Fit(2, True, Footprint(0, 0, 0, 0), True)) == 13 * 19
+    forward = Fit(2, False, Footprint(0, 0, 0, 0), True, forward=True)
+    assert visit_flops(steps, Priced(), forward) == 2 * 3 * 19
+    assert visit_flops(steps, Priced(), forward, perturbations=5) == 10 * 3 * 19
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])

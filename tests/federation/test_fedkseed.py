@@ -48,7 +48,7 @@ def test_bytes_are_those_of_the_file_and_stay_below_18_kb(steps, num_seeds):
     values = min(6 * steps, 4 * num_seeds)
     header = len(save(sent)) - values
     assert serialized_bytes(sent) == len(save(sent)) < 18_000
-    assert 60 < header < 160
+    assert 60 < header <= 160
     assert decode(sent, num_seeds).sum().item() == steps
 
 
@@ -83,7 +83,7 @@ def uploads(monkeypatch):
     return kept
 
 
-@pytest.mark.parametrize("num_seeds", [1000, 6])
+@pytest.mark.parametrize("num_seeds", [1000, 3])
 def test_the_model_follows_from_what_was_sent(uploads, num_seeds):
     """Three rounds of three of ten clients: sums and model from the uploads alone, and nothing else was sent."""
     start = weights(module(optimizer="SGD"))
