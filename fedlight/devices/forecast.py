@@ -7,7 +7,16 @@ from typing import Any
 from fedlight.devices.clock import Job
 from fedlight.devices.cost import CostMeter
 from fedlight.devices.device import WEIGHT_BITS, Device
-from fedlight.devices.memory import Fit, Footprint, fit, parts, resting_footprint, visit_flops
+from fedlight.devices.memory import (
+    Fit,
+    Footprint,
+    Train,
+    fit,
+    forward_only,
+    parts,
+    resting_footprint,
+    visit_flops,
+)
 from fedlight.devices.shape import BatchShape
 
 SHORTEST_TEXT = 16
@@ -19,6 +28,8 @@ class Workload:
     """Work of a visit: equal batches of the longest texts, in which the parameters named by ``trained`` learn.
 
     ``lora_rank`` is that of the client, with which all is counted; None where clients have no ranks of their own.
+    ``train`` and
+    ``perturbations`` are those of `fedlight.devices.memory.fit` and `visit_flops`.
     """
 
     meter: CostMeter
@@ -29,6 +40,8 @@ class Workload:
     bytes_down: int
     bytes_up: int
     lora_rank: int | None = None
+    train: Train = "backprop"
+    perturbations: int = 1
 
     def resting(self, weight_bits: int) -> Footprint:
         """Return the memory without activations, with a base of so many bits."""
@@ -54,6 +67,7 @@ class Forecast:
         joules: energy of a whole visit.
         rounds_per_day: visits that the device could do one after the other while it is available; 0 if out of memory.
         lora_rank: LoRA rank of a client with this device; None where clients have no ranks of their own.
+        forward_fits: whether a device on which backpropagation does not fit could train by forward passes alone.
     """
 
     device: Device
@@ -63,22 +77,29 @@ class Forecast:
     joules: float
     rounds_per_day: float
     lora_rank: int | None = None
+    forward_fits: bool = False
 
 
 def forecast(device: Device, work: Workload, deadline_seconds: float | None = None) -> Forecast:
     """Return the forecast of a visit; ``deadline_seconds`` is that of a round, None without one."""
     batches = [work.shape] * work.num_batches
-    found = fit([work.shape], work.meter, device.budget_bytes, work.resting(device.weight_bits))
-    flops = visit_flops(batches, work.meter, found)
+    room = work.meter, device.budget_bytes, work.resting(device.weight_bits)
+    found = fit([work.shape], *room, work.train)
+    flops = visit_flops(batches, work.meter, found, work.perturbations)
     job = Job(device.name, device, flops, work.bytes_down, work.bytes_up, found.fits)
     rounds = device.availability.visits_per_day(job.seconds) if found.fits else 0.0
+    forward_fits = False
     if not found.fits:
         reason = "out_of_memory"
+        has_room = forward_only(room[2]).peak_bytes < device.budget_bytes
+        forward_fits = work.train == "backprop" and has_room and fit([work.shape], *room, "forward").fits
     elif deadline_seconds is not None and job.seconds > deadline_seconds:
         reason = "late"
     else:
         reason = "" if rounds else "left"
-    return Forecast(device, found, reason, job, device.watts * job.seconds, rounds, work.lora_rank)
+    return Forecast(
+        device, found, reason, job, device.watts * job.seconds, rounds, work.lora_rank, forward_fits
+    )
 
 
 def forecast_at_largest(
@@ -147,8 +168,9 @@ def _first(device: Device, work: Workload, changes: Iterator[Remedy]) -> Remedy 
     """Return the first change with which the device has enough memory for one example at a time."""
     for change in changes:
         resting = work.resting(change.weight_bits)
-        if resting.peak_bytes < device.budget_bytes:
+        least = resting if work.train == "backprop" else forward_only(resting)
+        if least.peak_bytes < device.budget_bytes:
             (one,) = parts(work.shortened(change.tokens).shape, micro_batch=1)
-            if fit([one], work.meter, device.budget_bytes, resting).fits:
+            if fit([one], work.meter, device.budget_bytes, resting, work.train).fits:
                 return change
     return None

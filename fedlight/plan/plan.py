@@ -22,6 +22,7 @@ from fedlight.devices.memory import moment_bytes_per_weight
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.algorithm import predict_payloads
 from fedlight.federation.client import Client
+from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.federation.lora.ranks import largest_rank
 from fedlight.lightning_cli.cli import OneLineParser, ReadSettings, find_config
 from fedlight.modules.dpo import DPOModule
@@ -140,7 +141,9 @@ def _workload(
     state = _one_adapter(meter.module if lora_rank is None else module.skeleton())
     client = Client("client", 1, 1.0, lora_rank=lora_rank)
     visits = loop.algorithm.plan(0, [client], lengths)
-    sent = predict_payloads(loop.algorithm, visits, client, state)
+    perturbations = (loop.zeroth_order or ZerothOrder()).perturbations
+    gone = 0.0 if loop.train == "backprop" else perturbations / accumulation
+    sent = predict_payloads(loop.algorithm, visits, client, state, gone)
     options = module.options
     optimizer = make_optimizer(
         options.optimizer, [nn.Parameter(torch.zeros(1))], options.lr, options.optimizer_args or {}
@@ -154,6 +157,8 @@ def _workload(
         sum(loop.channel.down_bytes(one.down) for one in sent),
         sum(loop.channel.up_bytes(one.up) for one in sent),
         lora_rank,
+        loop.train,
+        perturbations,
     )
     settings = {
         "module": type(module).__name__,
@@ -164,6 +169,7 @@ def _workload(
         "trained_parameters": sum(weight.numel() for weight in state.values()),
         "frozen_parameters": sum(w.numel() for w in meter.module.parameters() if not w.requires_grad),
         "deadline_seconds": loop.deadline_seconds,
+        "train": loop.train,
     }
     return work, settings
 

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedlight.devices.forecast import Forecast, Plan
+from fedlight.devices.memory import Fit
 from fedlight.support.words import three_digits
 
 GIB = 2**30
@@ -46,9 +47,12 @@ def memory_table(plan: Plan) -> Table:
     """Return a table of the memory that a visit takes on each device, and how it was made to fit."""
     table = Table(title="Memory of a visit at its peak, in GiB")
     has_ranks = any(found.lora_rank is not None for found in plan.forecasts)
-    kinds = ("fits", "base bits", *(["LoRA rank"] if has_ranks else []), "micro-batch", "checkpointing")
+    # How a device trains is a question only where it may differ.
+    trains = plan.settings["train"] != "backprop"
+    kinds = ["fits", *(["train"] if trains else []), "base bits", *(["LoRA rank"] if has_ranks else [])]
+    kinds += ["micro-batch", "checkpointing"]
     for name in ("device", *(["share"] if plan.shares else []), *kinds):
-        table.add_column(name, justify="left" if name in ("device", "fits") else "right")
+        table.add_column(name, justify="left" if name in ("device", "fits", "train") else "right")
     for name in ("base", "adapter", "gradients", "moments", "activations", "peak", "budget"):
         table.add_column(name, justify="right")
     for found in plan.forecasts:
@@ -56,12 +60,18 @@ def memory_table(plan: Plan) -> Table:
         share = [f"{plan.shares[device.name]:.0%}"] if plan.shares else []
         parts = [*asdict(fit.footprint).values(), fit.footprint.peak_bytes, device.budget_bytes]
         table.add_row(
-            *(device.name, *share, FITS.get(found.reason, "yes"), str(device.weight_bits)),
-            *([str(found.lora_rank)] if has_ranks else []),
+            *(device.name, *share, FITS.get(found.reason, "yes"), *([_train(fit)] if trains else [])),
+            *(str(device.weight_bits), *([str(found.lora_rank)] if has_ranks else [])),
             *(str(fit.micro_batch), "yes" if fit.checkpointing else "no"),
             *(three_digits(part / GIB) for part in parts),
         )
     return table
+
+
+def _train(fit: Fit) -> str:
+    if not fit.fits:
+        return "-"
+    return "forward" if fit.forward else "backprop"
 
 
 def visit_table(plan: Plan) -> Table:
@@ -101,7 +111,7 @@ def _advice(plan: Plan, found: Forecast) -> str:
         return ""
     needs = three_digits(found.fit.footprint.peak_bytes / GIB)
     has = three_digits(found.device.budget_bytes / GIB)
-    ways = []
+    ways = ["forward passes alone (--federated.train auto)"] if found.forward_fits else []
     for remedy in plan.remedies[name]:
         changes = []
         if remedy.weight_bits < found.device.weight_bits:
@@ -142,6 +152,8 @@ def _device(plan: Plan, found: Forecast) -> dict[str, Any]:
         "lora_rank": found.lora_rank,
         "micro_batch": fit.micro_batch,
         "checkpointing": fit.checkpointing,
+        "train": "forward" if fit.forward else "backprop",
+        "forward_fits": found.forward_fits or (fit.forward and fit.fits),
         **asdict(fit.footprint),
         "peak_bytes": fit.footprint.peak_bytes,
         "budget_bytes": device.budget_bytes,

@@ -16,7 +16,10 @@ KIB = 1024
 
 
 class Meter:
-    """A token takes 10 bytes of activations and 10^9 FLOPs; computed twice, half the bytes and half as many FLOPs more."""
+    """A token takes 10 bytes of activations and 10^9 FLOPs; computed twice, half the bytes and half as many FLOPs more.
+
+    In a forward pass alone it takes 2 bytes and 3 * 10^8 FLOPs.
+    """
 
     checkpoints = True
     module = nn.Sequential(nn.Linear(64, 64, bias=False).requires_grad_(False), nn.Linear(64, 1, bias=False))
@@ -26,6 +29,10 @@ class Meter:
         if checkpointing:
             return StepCost(3 * tokens * 10**9 // 2, 5 * tokens)
         return StepCost(tokens * 10**9, 10 * tokens)
+
+    def forward_cost(self, shape):
+        tokens = shape.examples * shape.tokens
+        return StepCost(3 * tokens * 10**8, 2 * tokens)
 
 
 # At 16 bits the base takes 2 * 4096 bytes, at 8 bits 4096 + 4 * 64, at 4 bits 2048 + 4 * 64.
@@ -62,6 +69,25 @@ def test_one_byte_decides(bits):
     short = forecast(device(least - 1, bits), WORK)
     assert (short.reason, short.fit.footprint.peak_bytes) == ("out_of_memory", least)
     assert (short.rounds_per_day, short.job.fits) == (0, False)
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_forward_passes_alone_need_no_gradients_and_moments(bits):
+    back, least = BASE[bits] + TRAINED + 5 * 64, BASE[bits] + 2 * 64 * 4 + 2 * 64
+    auto = replace(WORK, train="auto", perturbations=3)
+    assert forecast(device(back, bits), auto).fit.forward is False
+    forward = forecast(device(back - 1, bits), auto)
+    assert (forward.reason, forward.fit.forward, forward.fit.micro_batch) == ("", True, 8)
+    assert forward.fit.footprint.peak_bytes == BASE[bits] + 2 * 64 * 4 + 2 * 512
+    assert forward.job.flops == 2 * 3 * 3 * 512 * 3e8
+    assert forecast(device(least, bits), auto).fit.micro_batch == 1
+    short = forecast(device(least - 1, bits), auto)
+    assert (short.reason, short.fit.footprint.peak_bytes) == ("out_of_memory", least)
+    # Where the run does not ask for it, it is said that it would help.
+    assert forecast(device(least, bits), WORK).reason == "out_of_memory"
+    assert forecast(device(least, bits), WORK).forward_fits
+    assert not forecast(device(least - 1, bits), WORK).forward_fits
+    assert not forecast(device(back, bits), WORK).forward_fits
 
 
 def test_micro_batches_come_before_computing_twice():

@@ -1,0 +1,140 @@
+"""Fleets in which the small devices train by forward passes alone, and the smallest not at all."""
+
+import pytest
+import torch
+from fleets import make_fleet, rounds_of, without_wall
+from plain_lightning import assert_equal, federate, module, weights
+from stacked import fit
+from tiny_world import VOTES
+
+from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.federation.algorithms.fedprox import FedProx
+from fedlight.federation.forward.zeroth_order import ZerothOrder
+from fedlight.modules.sft import SFTModule
+
+GIB = 2**30
+SETTINGS = {"train": "auto", "zeroth_order": ZerothOrder(1e-2, perturbations=2)}
+
+
+@pytest.fixture(scope="module")
+def peaks(tmp_path_factory):
+    """Bytes of the smallest visit by backpropagation, and by forward passes alone."""
+    folder = tmp_path_factory.mktemp("peaks")
+
+    def smallest(train):
+        fleet = make_fleet(folder / train, tiny={"memory_gib": 1 / GIB})
+        more = {} if train == "backprop" else {"train": train}
+        rows, *_ = rounds_of(1, model=module(), fleet=fleet, clients_per_round=10, **more)
+        assert {row["reason"] for row in rows} == {"out_of_memory"}
+        return max(row["peak_bytes"] for row in rows)
+
+    return smallest("backprop"), smallest("auto")
+
+
+def fleet_of_three(folder, peaks):
+    """Devices for backpropagation, for forward passes alone, and with a byte less than these need."""
+    back, forward = peaks
+    large, small = {"memory_gib": back / GIB}, {"memory_gib": forward / GIB}
+    return make_fleet(folder, large=large, small=small, none={"memory_gib": (forward - 1) / GIB})
+
+
+def test_each_device_trains_as_it_can(tmp_path, peaks):
+    assert peaks[1] < 0.8 * peaks[0]
+    fleet = fleet_of_three(tmp_path, peaks)
+    model = module(optimizer="AdamW")
+    numel = sum(p.numel() for p in model.parameters())
+    rows, _, _, _ = rounds_of(2, model=model, fleet=fleet, clients_per_round=10, **SETTINGS)
+    how = {(row["device"], row["train"], row["reason"]) for row in rows}
+    assert how == {
+        ("large", "backprop", ""),
+        ("small", "forward", ""),
+        ("none", "forward", "out_of_memory"),
+    }
+    for row in rows:
+        assert row["peak_bytes"] <= row["budget_bytes"] or row["device"] == "none"
+        resting = tuple(row[f"{part}_bytes"] for part in ("base", "adapter", "gradient", "moment"))
+        alone = (0, 8 * numel, 0, 0)
+        assert resting == ((0, 4 * numel, 4 * numel, 8 * numel) if row["device"] == "large" else alone)
+        if row["device"] == "small":
+            own = row["examples"]
+            seen = 2 * own if own <= 4 else min(own, 8)
+            # Two forward passes for each of two directions; 4 -> 8 and 8 -> 1.
+            assert row["flops"] == 2 * 2 * 2 * seen * (4 * 8 + 8)
+            assert row["steps"] == 2
+
+
+def test_micro_batches_of_forward_passes_give_the_same_model_up_to_rounding(tmp_path, peaks):
+    whole, _ = federate(2, model=module(optimizer="SGD", dropout=0.0), **{**SETTINGS, "train": "forward"})
+    fleet = make_fleet(tmp_path, small={"memory_gib": (peaks[1] + 8) / GIB})
+    model = module(optimizer="SGD", dropout=0.0)
+    rows, cut, _, _ = rounds_of(2, model=model, fleet=fleet, **SETTINGS)
+    assert {(row["train"], row["micro_batch"]) for row in rows} == {("forward", 1)}
+    for name, value in weights(cut).items():
+        torch.testing.assert_close(value, weights(whole)[name], rtol=1e-3, atol=1e-4)
+
+
+def test_a_fleet_with_room_for_all_trains_as_without_one(tmp_path):
+    plain, _ = federate()
+    rows, emulated, _, _ = rounds_of(fleet=make_fleet(tmp_path, fast={}), **SETTINGS)
+    assert_equal(weights(plain), weights(emulated))
+    assert {row["train"] for row in rows} == {"backprop"}
+
+
+def test_a_mixed_round_weighs_both_kinds(tmp_path, peaks):
+    """With a weight of 0 a forward-only visit counts as a client, and moves nothing."""
+
+    def run(factor):
+        zeroth_order = ZerothOrder(1e-2, forward_weight=factor)
+        fleet = fleet_of_three(tmp_path / str(factor), peaks)
+        loop = {"fleet": fleet, "train": "auto", "zeroth_order": zeroth_order, "clients_per_round": 10}
+        rows, model, _, _ = rounds_of(1, model=module(optimizer="SGD"), **loop)
+        return rows, weights(model)
+
+    before = weights(module(optimizer="SGD"))
+    (rows, none), (_, half), (_, whole) = run(0.0), run(0.5), run(1.0)
+    assert {row["train"] for row in rows if not row["reason"]} == {"backprop", "forward"}
+    for name in before:
+        middle = (none[name].double() + whole[name].double()) / 2
+        assert (half[name].double() - middle).abs().max() < 1e-6
+        assert not torch.equal(none[name], before[name])
+        assert not torch.equal(none[name], whole[name])
+
+
+def test_groups_hold_one_kind_of_training(tiny_model, tmp_path):
+    """Language models with seeded dropout: alone and side by side the same, also in fleets with both kinds."""
+
+    def run(at_once, **loop):
+        module = SFTModule(tiny_model, lora_rank=2, lora_dropout=0.1, dtype="fp32", optimizer="SGD", lr=1e-3)
+        data = PreferenceDataModule(
+            VOTES, view="sft", tokenizer=tiny_model, max_tokens=128, batch_size=2, val_share=0
+        )
+        more = {"clients_per_round": 6, "local_steps": 2, "rounds": 1, "algorithm": FedProx(0.1)}
+        return fit(module, data, at_once, **more, **SETTINGS, **loop)
+
+    large = {"memory_gib": 1}
+    _, rows, *_ = run(1, fleet=make_fleet(tmp_path / "all", large=large))
+    resting = max(
+        row["base_bytes"] + row["adapter_bytes"] + row["gradient_bytes"] + row["moment_bytes"] for row in rows
+    )
+    activations = min(row["activation_bytes"] for row in rows)
+    small = {"memory_gib": (resting + activations // 8) / GIB}
+    alone, rows, *_ = run(1, fleet=make_fleet(tmp_path / "alone", large=large, small=small))
+    beside, others, groups, _ = run(3, fleet=make_fleet(tmp_path / "beside", large=large, small=small))
+    how = {row["client"]: row["train"] for row in others}
+    assert {*how.values()} == {"backprop", "forward"}
+    assert {row["client"]: row["train"] for row in rows} == how
+    assert all(len({how[name] for name in group}) == 1 for group in groups[0])
+    assert any(len(group) > 1 for group in groups[0])
+    for name, value in beside.items():
+        torch.testing.assert_close(value, alone[name], rtol=0, atol=1e-4)
+
+
+def test_the_same_round_gives_the_same_rows(tmp_path, peaks):
+    def run(folder):
+        loop = {"fleet": fleet_of_three(tmp_path / folder, peaks), "clients_per_round": 10, **SETTINGS}
+        rows, model, _, _ = rounds_of(2, model=module(optimizer="SGD"), **loop)
+        return without_wall(rows), weights(model)
+
+    (rows, first), (others, second) = run("a"), run("b")
+    assert rows == others
+    assert_equal(first, second)
