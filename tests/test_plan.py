@@ -219,6 +219,26 @@ def test_what_would_let_a_small_phone_join(fleet):
         assert plan.shares == {"phone": 0.5, "large": 0.5}
 
 
+def test_a_phone_too_small_for_backpropagation_trains_by_forward_passes_alone(fleet):
+    arguments = ["--config=sft.yaml", NO_DATA, "--data.batch_size=2", "--data.max_tokens=64"]
+    arguments += ["--federated=FederatedLoop", "--federated.local_steps=2"]
+    auto, nothing = "--federated.train=auto", fleet(phone=(1e-6, 4))
+    back, needs = (
+        planned(*arguments, nothing, *more)[1]["phone"].fit.footprint.peak_bytes for more in ([], [auto])
+    )
+    assert needs < back
+    phones = fleet(phone=((needs + 0.5) / 2**30, 4), large=(16, 16))
+    _, found = planned(*arguments, phones, auto)
+    assert [(one.reason, one.fit.forward) for one in found.values()] == [("", True), ("", False)]
+    assert found["phone"].job.flops > 0
+    outcome = fedlight("plan", *arguments, phones, auto)
+    rows = [line.split("│")[1:7] for line in outcome.out.splitlines() if "│ 50% " in line.replace("  ", " ")]
+    assert [[cell.strip() for cell in row[3:4]] for row in rows] == [["forward"], ["backprop"]]
+    outcome = fedlight("plan", *arguments, phones)
+    assert "it could join with forward passes alone (--federated.train auto)" in outcome.out
+    assert "train " not in outcome.out.splitlines()[2]
+
+
 def test_advice_is_printed(fleet):
     phones, short = fleet(tiny=(0.3, 16), middle=(0.7, 16)), ["--data.max_tokens=32", "--data.batch_size=1"]
     outcome = fedlight("plan", "--config=selector.yaml", "--shape=qwen2_0.5b", NO_DATA, phones, *short)

@@ -21,12 +21,14 @@ from plain_lightning import (
     weights,
 )
 from stacked import Lora, Points, assert_same_rows, fit, furthest
+from tastes import Adapters, run
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.fedrep import FedRep
 from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
@@ -142,6 +144,31 @@ def test_scaffolds_control_is_the_mean_of_the_estimates():
     for name, value in weights(trained).items():
         assert (control[name] * 0.05 * 0.5 * 2 + value - start[name]).abs().max() < 1e-6
         assert control[name].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("train", ["forward", "backprop"])
+def test_under_adamw_scaffold_warns_of_its_estimates_unless_steps_are_plain_sgd(train, caplog):
+    federate(1, model=module(lr=1e-3), algorithm=Scaffold(), train=train)
+    assert ("Scaffold is exact under plain SGD" in caplog.text) == (train == "backprop")
+
+
+def test_each_selector_of_fedbiscuit_is_trained_by_its_group_alone():
+    """In the warm-up each client trains each selector in turn; a visit perturbs the adapter that it trains and no other."""
+    seen = []
+
+    class Watched(Adapters):
+        def training_step(self, batch, batch_idx):
+            seen.append(weights(self))
+            return super().training_step(batch, batch_idx)
+
+    before = weights(Watched(2, "SGD"))
+    model, loop = run(FedBiscuit(1, 2), 3, Watched(2, "SGD"), train="forward", clients_per_round=4)
+    assert loop.rounds_done == 3
+    assert all(p.isfinite().all() for p in model.parameters())
+    for up, down in zip(seen[::2], seen[1::2], strict=True):
+        moved = {name.split(".")[1] for name in before if not torch.equal(up[name], down[name])}
+        assert len(moved) == 1
+    assert {name for name, p in weights(model).items() if not torch.equal(p, before[name])} == {*before}
 
 
 def test_the_mean_of_the_estimates_is_the_gradient_and_their_variance_grows_with_the_numbers():

@@ -228,7 +228,7 @@ def test_resumed_equals_uninterrupted(tmp_path, limit_mib):
 def federation(robust=False, optimizers=None, model=None):
     model = model or nn.Linear(1, 1)
     optimizers = optimizers or [torch.optim.SGD(model.parameters(), lr=0.1)]
-    return SimpleNamespace(module=model, optimizers=optimizers, robust=robust)
+    return SimpleNamespace(module=model, optimizers=optimizers, robust=robust, train="backprop")
 
 
 def test_what_does_not_fit_is_refused():

@@ -83,7 +83,7 @@ class Scaffold(Algorithm):
         if taken:
             raise ValueError(f"{taken[0]} is named as Scaffold names its controls: rename the submodule")
         other = [optimizer for optimizer in federation.optimizers if not _is_plain_sgd(optimizer)]
-        if other:
+        if other and federation.train != "forward":  # whose steps are plain SGD, whatever the optimizer
             momentum = max(group.get("momentum", 0) for group in other[0].param_groups)
             logger.warning(
                 "Scaffold is exact under plain SGD. Under %s%s its controls are estimates of another scale than the "
