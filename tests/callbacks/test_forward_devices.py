@@ -7,6 +7,7 @@ from plain_lightning import assert_equal, federate, module, weights
 from stacked import fit
 from tiny_world import VOTES
 
+from fedlight.callbacks.loop.fitted_step import FittedStep
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.forward.zeroth_order import ZerothOrder
@@ -41,7 +42,7 @@ def fleet_of_three(folder, peaks):
 def test_each_device_trains_as_it_can(tmp_path, peaks):
     assert peaks[1] < 0.8 * peaks[0]
     fleet = fleet_of_three(tmp_path, peaks)
-    model = module(optimizer="AdamW")
+    model = module()
     numel = sum(p.numel() for p in model.parameters())
     rows, _, _, _ = rounds_of(2, model=model, fleet=fleet, clients_per_round=10, **SETTINGS)
     how = {(row["device"], row["train"], row["reason"]) for row in rows}
@@ -63,14 +64,17 @@ def test_each_device_trains_as_it_can(tmp_path, peaks):
             assert row["steps"] == 2
 
 
-def test_micro_batches_of_forward_passes_give_the_same_model_up_to_rounding(tmp_path, peaks):
-    whole, _ = federate(2, model=module(optimizer="SGD", dropout=0.0), **{**SETTINGS, "train": "forward"})
-    fleet = make_fleet(tmp_path, small={"memory_gib": (peaks[1] + 8) / GIB})
-    model = module(optimizer="SGD", dropout=0.0)
-    rows, cut, _, _ = rounds_of(2, model=model, fleet=fleet, **SETTINGS)
-    assert {(row["train"], row["micro_batch"]) for row in rows} == {("forward", 1)}
-    for name, value in weights(cut).items():
-        torch.testing.assert_close(value, weights(whole)[name], rtol=1e-3, atol=1e-4)
+def test_parts_of_a_batch_give_its_loss_without_gradients():
+    model, batch = module(dropout=0.0), [torch.randn(5, 4), torch.randn(5, 1)]
+    whole = model.training_step(batch, 0)
+    fitted = FittedStep(model)
+    fitted.enter(2, checkpointing=False)
+    with torch.no_grad():
+        parts = model.training_step(batch, 0)
+    assert not parts.requires_grad
+    torch.testing.assert_close(parts, whole.detach())
+    assert model.training_step(batch, 0).requires_grad
+    fitted.leave()
 
 
 def test_a_fleet_with_room_for_all_trains_as_without_one(tmp_path):
@@ -87,10 +91,10 @@ def test_a_mixed_round_weighs_both_kinds(tmp_path, peaks):
         zeroth_order = ZerothOrder(1e-2, forward_weight=factor)
         fleet = fleet_of_three(tmp_path / str(factor), peaks)
         loop = {"fleet": fleet, "train": "auto", "zeroth_order": zeroth_order, "clients_per_round": 10}
-        rows, model, _, _ = rounds_of(1, model=module(optimizer="SGD"), **loop)
+        rows, model, _, _ = rounds_of(1, model=module(), **loop)
         return rows, weights(model)
 
-    before = weights(module(optimizer="SGD"))
+    before = weights(module())
     (rows, none), (_, half), (_, whole) = run(0.0), run(0.5), run(1.0)
     assert {row["train"] for row in rows if not row["reason"]} == {"backprop", "forward"}
     for name in before:
@@ -132,7 +136,7 @@ def test_groups_hold_one_kind_of_training(tiny_model, tmp_path):
 def test_the_same_round_gives_the_same_rows(tmp_path, peaks):
     def run(folder):
         loop = {"fleet": fleet_of_three(tmp_path / folder, peaks), "clients_per_round": 10, **SETTINGS}
-        rows, model, _, _ = rounds_of(2, model=module(optimizer="SGD"), **loop)
+        rows, model, _, _ = rounds_of(2, model=module(), **loop)
         return without_wall(rows), weights(model)
 
     (rows, first), (others, second) = run("a"), run("b")

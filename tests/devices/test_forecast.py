@@ -77,8 +77,8 @@ def test_forward_passes_alone_need_no_gradients_and_moments(bits):
     auto = replace(WORK, train="auto", perturbations=3)
     assert forecast(device(back, bits), auto).fit.forward is False
     forward = forecast(device(back - 1, bits), auto)
-    assert (forward.reason, forward.fit.forward, forward.fit.micro_batch) == ("", True, 8)
-    assert forward.fit.footprint.peak_bytes == BASE[bits] + 2 * 64 * 4 + 2 * 512
+    assert (forward.reason, forward.fit.forward, forward.fit.micro_batch) == ("", True, 4)
+    assert forward.fit.footprint.peak_bytes == BASE[bits] + 2 * 64 * 4 + 2 * 256
     assert forward.job.flops == 2 * 3 * 3 * 512 * 3e8
     assert forecast(device(least, bits), auto).fit.micro_batch == 1
     short = forecast(device(least - 1, bits), auto)
