@@ -10,7 +10,9 @@ linear layers. Every form (plain fp32, plain bf16, int8, NF4, the last two with 
 * plan: what ``fedlight plan`` counts for a visit on a device with a base of 16, 8 or 4 bits; for fp32, base and activations
   are taken twice, as the plan has no device with 32 bits.
 
-Run: python benchmarks/qwen_round.py [--forms fp32 bf16 int8 nf4] [--json FILE]
+With ``--train forward`` clients train by forward passes alone, and with ``--tokens`` sequences have another length.
+
+Run: python benchmarks/qwen_round.py [--forms fp32 bf16 int8 nf4] [--train forward] [--tokens N] [--json FILE]
 """
 
 import argparse
@@ -33,7 +35,13 @@ from torch.utils.data import DataLoader
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.devices.cost import CostMeter
-from fedlight.devices.memory import Footprint, moment_bytes_per_weight, resting_footprint
+from fedlight.devices.memory import (
+    Footprint,
+    Train,
+    forward_only,
+    moment_bytes_per_weight,
+    resting_footprint,
+)
 from fedlight.devices.shape import BatchShape
 from fedlight.modules.selector import SelectorModule
 
@@ -95,12 +103,16 @@ class Votes(L.LightningDataModule):
         return DataLoader(rows, batch_size=BATCH)
 
 
-def count(module: SelectorModule, form: str) -> Footprint:
-    """What the plan counts for a visit of the round."""
+def count(module: SelectorModule, form: str, train: Train = "backprop") -> Footprint:
+    """What the plan counts for a visit of the round in whole batches."""
     bits, meter = FORMS[form][2], CostMeter(module)
     adamw = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
     found = resting_footprint(meter.module, bits, moment_bytes_per_weight(adamw))
-    activations = meter.cost(BatchShape(BATCH, TOKENS)).activation_bytes
+    shape = BatchShape(BATCH, TOKENS)
+    if train == "forward":
+        found, activations = forward_only(found), meter.forward_cost(shape).activation_bytes
+    else:
+        activations = meter.cost(shape).activation_bytes
     if form == "fp32":
         return replace(found, base_bytes=2 * found.base_bytes, activation_bytes=2 * activations)
     return replace(found, activation_bytes=activations)
@@ -112,7 +124,7 @@ def peak_bytes() -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-def measure(folder: str, form: str) -> dict[str, Any]:
+def measure(folder: str, form: str, train: Train = "backprop") -> dict[str, Any]:
     """A row of the table; the memory is that of this process."""
     import bitsandbytes  # noqa: F401
     import peft  # noqa: F401
@@ -125,7 +137,7 @@ def measure(folder: str, form: str) -> dict[str, Any]:
     start = time.perf_counter()
     module.configure_model()
     loaded, loading = time.perf_counter() - start, peak_bytes() - before
-    loop = FederatedLoop(clients_per_round=CLIENTS, local_steps=STEPS)
+    loop = FederatedLoop(clients_per_round=CLIENTS, local_steps=STEPS, train=train)
     trainer = L.Trainer(
         max_epochs=1,
         accelerator="cpu",
@@ -142,7 +154,7 @@ def measure(folder: str, form: str) -> dict[str, Any]:
     trained = time.perf_counter() - start
     if loop.rounds_done != 1:
         raise RuntimeError(f"{loop.rounds_done} rounds were trained, not one")
-    peak, plan = peak_bytes() - before, count(module, form)
+    peak, plan = peak_bytes() - before, count(module, form, train)
     return {
         "base": form,
         "load_seconds": loaded,
@@ -156,30 +168,37 @@ def measure(folder: str, form: str) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the table."""
+    global TOKENS
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="of the base")
+    parser.add_argument(
+        "--train", choices=["backprop", "forward"], default="backprop", help="how clients train"
+    )
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of a sequence")
     parser.add_argument("--json", type=Path, help="where the rows go as well")
     parser.add_argument(
         "--one", nargs=2, metavar=("FOLDER", "FORM"), help="the row of a form, or make the model: - "
     )
     options = parser.parse_args(argv)
     warnings.filterwarnings("ignore")
+    TOKENS = options.tokens
     if options.one:
         folder, form = options.one
         if form == "-":
             save_model(folder)
         else:
-            print(json.dumps(measure(folder, form)))
+            print(json.dumps(measure(folder, form, options.train)))
         return
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        _run(folder, "-")
+        _run(folder, "-", [])
+        how = [f"--train={options.train}", f"--tokens={TOKENS}"]
         print(
             f"{CLIENTS} clients x {STEPS} steps x {BATCH} x {TOKENS} tokens, {torch.get_num_threads()} threads"
         )
         print("  base   load s   round s   loading GiB   peak GiB   plan GiB   of it base")
         for form in options.forms:
-            row = json.loads(_run(folder, form).splitlines()[-1])
+            row = json.loads(_run(folder, form, how).splitlines()[-1])
             rows.append(row)
             print(
                 f"  {form:4}   {row['load_seconds']:6.1f}   {row['round_seconds']:7.1f}   {row['loading_gib']:11.2f}"
@@ -190,8 +209,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         options.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
 
 
-def _run(folder: str, form: str) -> str:
-    command = [sys.executable, __file__, "--one", folder, form]
+def _run(folder: str, form: str, how: Sequence[str]) -> str:
+    command = [sys.executable, __file__, "--one", folder, form, *how]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{found.stderr}")

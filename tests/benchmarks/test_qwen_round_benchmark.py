@@ -40,3 +40,7 @@ def test_every_form_trains_a_round(benchmark, folder):
         assert row["peak_gib"] >= row["loading_gib"] >= 0
         assert row["round_seconds"] > 0
         assert row["load_seconds"] > 0
+    alone = benchmark.measure(folder, "bf16", "forward")
+    assert (
+        rows["bf16"]["plan_base_gib"] == alone["plan_base_gib"] < alone["plan_gib"] < rows["bf16"]["plan_gib"]
+    )

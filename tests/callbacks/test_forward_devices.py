@@ -1,9 +1,10 @@
 """Fleets in which the small devices train by forward passes alone, and the smallest not at all."""
 
+import lightning as L
 import pytest
 import torch
 from fleets import make_fleet, rounds_of, without_wall
-from plain_lightning import assert_equal, federate, module, weights
+from plain_lightning import Regression, assert_equal, federate, module, weights
 from stacked import fit
 from tiny_world import VOTES
 
@@ -75,6 +76,47 @@ def test_parts_of_a_batch_give_its_loss_without_gradients():
     torch.testing.assert_close(parts, whole.detach())
     assert model.training_step(batch, 0).requires_grad
     fitted.leave()
+
+
+class TakesBatchAlone(Regression):
+    def training_step(self, batch):
+        return super().training_step(batch, 0)
+
+
+def test_a_step_that_takes_a_batch_alone_gets_no_number_in_parts_either():
+    model, seen = TakesBatchAlone(optimizer="SGD", dropout=0.0), []
+    fitted = FittedStep(model)
+
+    class Fits(L.Callback):
+        def on_fit_start(self, trainer, pl_module):
+            fitted.enter(2, checkpointing=False)
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            seen.append(outputs["loss"].item())
+
+    federate(1, model=model, callbacks=[Fits()], train="forward")
+    fitted.leave()
+    assert len(seen) == 6
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_forward_passes_on_a_quantized_base(bits, tiny_model, tmp_path):
+    """With a rate of 0 the mean loss of the passes is that of backpropagation, up to the square of eps."""
+
+    def losses(train):
+        module = SFTModule(tiny_model, lora_rank=2, dtype="fp32", optimizer="SGD", lr=0.0)
+        data = PreferenceDataModule(
+            VOTES, view="sft", tokenizer=tiny_model, max_tokens=128, batch_size=2, val_share=0
+        )
+        fleet = make_fleet(tmp_path / train, phone={"weight_bits": bits})
+        loop = {"clients_per_round": 2, "local_steps": 2, "rounds": 1, "fleet": fleet, "train": train}
+        _, rows, *_ = fit(module, data, **loop)
+        assert {row["weight_bits"] for row in rows} == {bits}
+        return [row["loss"] for row in rows]
+
+    found, expected = losses("forward"), losses("backprop")
+    assert found == pytest.approx(expected, abs=1e-2)
+    assert found != expected
 
 
 def test_a_fleet_with_room_for_all_trains_as_without_one(tmp_path):

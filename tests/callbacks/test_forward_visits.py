@@ -212,6 +212,15 @@ def test_all_passes_of_a_step_see_the_same_random_numbers_and_the_next_step_thos
     assert twice == [numbers for numbers in plain for _ in range(4)]
 
 
+def test_passes_in_16_bits_see_parameters_of_their_own():
+    """Under autocast casts of parameters may be kept: a second pass with those of the first would have the same loss."""
+    before = weights(module(optimizer="SGD"))
+    settings = {"settings": {"precision": "bf16-mixed"}, "zeroth_order": ZerothOrder(0.1)}
+    trained, made = federate(1, model=module(optimizer="SGD"), train="forward", **settings)
+    assert made.visit_records[0]["steps"] == 2
+    assert all(not torch.equal(p, before[name]) for name, p in weights(trained).items())
+
+
 def test_parameters_are_given_back_bit_for_bit():
     """Three additions in place, as in the paper, would not: with a rate of 0 the model stays what it was."""
     model = module(optimizer="SGD", lr=0.0)

@@ -124,7 +124,8 @@ class ForwardSteps:
         """Replace the module's ``training_step`` until `leave`."""
         step = module.training_step
 
-        @wraps(step)
+        # Lightning looks at the arguments of what this stands for, one step deep: the step may be wrapped already.
+        @wraps(getattr(step, "__wrapped__", step))
         @torch.no_grad()
         def training_step(batch: Any, *args: Any) -> Any:
             return self._both_ways(lambda: step(batch, *args), batch)
