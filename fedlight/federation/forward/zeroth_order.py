@@ -15,6 +15,9 @@ the variance of a step is (d + 1) / n times its squared mean. `ZerothOrder.forwa
 clients of the round backpropagate. Of two unbiased movements over K steps whose variances are v and v + (d + 1) / (n K), in
 units of the squared mean, inverse variance gives the second ``v / (v + (d + 1) / (n K))`` times the weight of the first.
 
+By how much slower the loss falls than under SGD follows from the effective rank of its Hessian (Theorem 1), which in
+fine-tuning is far below d.
+
 Deviation: the paper walks to w + eps z, w - eps z and w by three additions in place, which do not give w back in floating
 point, so a model drifts by roundings. Here the parameters are perturbed from a copy, which lives during a step's passes and
 whose bytes are counted (`fedlight.devices.memory`). For an adapter that is a small part of the memory of inference; for a
