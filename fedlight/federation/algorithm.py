@@ -201,7 +201,8 @@ def predict_payloads(
             visiting.lora_rank = rank
             start: State = _shapes(visiting.start)
             gone = ((0, 1.0),) * round(visit.num_batches * gone_per_batch)
-            work = Work(*(1, 1.0, 1.0, 0.0), lr_sums=dict.fromkeys(start, 1.0), gone=gone)
+            sums = dict.fromkeys(start, 1.0)
+            work = Work(1, lr=1.0, mean_loss=1.0, seconds=0.0, lr_sums=sums, gone=gone)
             up = cut_to_rank(_shapes(algorithm.reply(visiting, start, work)), rank)
             down = {} if sent is None else cut_to_rank(received, rank)
             found.append(Payloads(down, up, start))
