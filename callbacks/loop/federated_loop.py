@@ -402,8 +402,8 @@ class FederatedLoop(L.Callback):
         visits = [self._receive(under_way, visit) for visit in group]
         first = visits[0].visiting
         use_adapter(module, first)
-        own = self.buffers.enter(first.client.memory, under_way.state, self._parameters)
-        write(first.start | own, self._parameters)
+        buffers = self.buffers.enter(first.client.memory, under_way.state, self._parameters)
+        write(first.start | buffers, self._parameters)
         self._optimizers.forget(trainer.optimizers)
         clear_gradients(module)
         self._schedules.start_visit()
