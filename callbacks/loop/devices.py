@@ -7,10 +7,11 @@ in vain, and nothing depends on the speed of this machine.
 import logging
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -105,6 +106,9 @@ class KnowsBatchShapes(Protocol):
 class DeviceEmulation(NoDevices):
     """Emulated devices of a federated run.
 
+    Attributes:
+        jobs: client id -> what its visits cost on its device, of those that `measure` has counted.
+
     Args:
         deadline_seconds: virtual seconds that the server waits for a round; None waits for all clients.
         wanted: number of clients that a round needs; if more are asked, the fastest count.
@@ -153,6 +157,12 @@ class DeviceEmulation(NoDevices):
         self._moment_bytes = max(moment_bytes_per_weight(optimizer) for optimizer in run.optimizers)
         self._resting: dict[tuple[int, frozenset[str], int | None], Footprint] = {}
         self._meter(None)
+        self.jobs: dict[str, Job] = {}
+        self._asked: dict[str, list[Visit]] = {}
+        self._planned: dict[Visit, Sizes] = {}
+        self._fits: dict[Visit, Fit] = {}
+        self._flops: dict[Visit, int] = {}
+        self._largest: dict[Visit, int] = {}
 
     def _meter(self, lora_rank: int | None) -> CostMeter:
         """Return the meter of steps with adapters of a rank; None for the module's."""
@@ -219,18 +229,25 @@ class DeviceEmulation(NoDevices):
         self, round_idx: int, now_seconds: float, visits: Sequence[Visit], parameters: Mapping[str, Tensor]
     ) -> list[Visit]:
         """Return the visits of the clients that get through, ordered so that the base is swapped as rarely as possible."""
+        self.forget()
+        self.measure(round_idx, visits, parameters)
+        draw = (self._seed, round_idx)
+        outcomes, seconds = run_round(
+            now_seconds, [*self.jobs.values()], self._wanted, self._deadline_seconds, draw
+        )
+        return self.take(outcomes, visits, now_seconds, now_seconds + seconds)
+
+    def measure(self, round_idx: int, visits: Sequence[Visit], parameters: Mapping[str, Tensor]) -> None:
+        """Count memory, operations and bytes of all visits of some clients in the round in which they are asked."""
         self._planned_for = parameters.keys()
         state = {name: torch.empty(p.shape, device="meta") for name, p in parameters.items()}
-        self._asked: dict[str, list[Visit]] = {}
+        asked: dict[str, list[Visit]] = {}
         for visit in visits:
-            self._asked.setdefault(visit.client_id, []).append(visit)
+            asked.setdefault(visit.client_id, []).append(visit)
         sizes: dict[Visit, Sizes] = {}
-        for client_id, own in self._asked.items():
+        for client_id, own in asked.items():
             sizes |= self._payloads.of(client_id, own, state)
-        self._planned = sizes
-        self._fits: dict[Visit, Fit] = {}
-        self._flops: dict[Visit, int] = {}
-        self._largest: dict[Visit, int] = {}
+        self._planned |= sizes
         for visit in visits:
             shapes = self._data.batch_shapes(visit, round_idx)
             self._largest[visit] = max(shape.examples for shape in shapes)
@@ -239,12 +256,45 @@ class DeviceEmulation(NoDevices):
             meter = self._meter(rank)
             self._fits[visit] = fit(shapes, meter, device.budget_bytes, resting, self._train)
             self._flops[visit] = visit_flops(shapes, meter, self._fits[visit], self._perturbations)
-        jobs = [self._job(client_id, own, sizes) for client_id, own in self._asked.items()]
-        self._outcomes, seconds = run_round(
-            now_seconds, jobs, self._wanted, self._deadline_seconds, (self._seed, round_idx)
+        self._asked |= asked
+        self.jobs |= {client_id: self._job(client_id, own, sizes) for client_id, own in asked.items()}
+
+    def forget(self, but: Collection[str] = ()) -> None:
+        """Forget what was measured, except of the clients ``but``."""
+        self.jobs = {name: job for name, job in self.jobs.items() if name in but}
+        self._asked = {name: own for name, own in self._asked.items() if name in but}
+        kept = {visit for own in self._asked.values() for visit in own}
+        tables: tuple[dict[Visit, Any], ...] = (
+            *(self._planned, self._fits, self._flops, self._largest),
         )
-        self._start, self.round_end_seconds = now_seconds, now_seconds + seconds
-        there = {outcome.client_id for outcome in self._outcomes if not outcome.reason}
+        for table in tables:
+            for visit in table.keys() - kept:
+                del table[visit]
+
+    def visits_to(self, client_id: str) -> list[Visit]:
+        """Return the measured visits to a client, none where it has none."""
+        return [*self._asked.get(client_id, [])]
+
+    def take(
+        self,
+        outcomes: Sequence[Outcome],
+        visits: Sequence[Visit],
+        start_seconds: float,
+        end_seconds: float,
+        columns: Mapping[str, Record] = MappingProxyType({}),
+    ) -> list[Visit]:
+        """Begin a round with these outcomes; return the visits of those that get through, in training order.
+
+        Args:
+            outcomes: of all clients whose work ends in the round.
+            visits: measured visits of these clients.
+            start_seconds: virtual time at which the round begins.
+            end_seconds: virtual time at which it ends.
+            columns: client id -> further columns of its rows.
+        """
+        self._outcomes, self._columns = outcomes, columns
+        self._start, self.round_end_seconds = start_seconds, end_seconds
+        there = {outcome.client_id for outcome in outcomes if not outcome.reason}
         left = [visit for visit in visits if visit.client_id in there]
         return sorted(left, key=lambda visit: -self._devices[visit.client_id].weight_bits)
 
@@ -360,6 +410,7 @@ class DeviceEmulation(NoDevices):
             **spent,
             "round_start_seconds": self._start,
             "round_end_seconds": self.round_end_seconds,
+            **self._columns.get(visit.client_id, {}),
         }
 
     def metrics(self, rows: Sequence[Record]) -> dict[str, float]:

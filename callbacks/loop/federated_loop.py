@@ -20,10 +20,11 @@ from torch import Tensor
 from fedlight.callbacks.loop import guard, plan
 from fedlight.callbacks.loop.buffers import Policy, buffer_policy
 from fedlight.callbacks.loop.checkpoint import RoundStart, check_what_is_loaded, follow_what_is_saved
-from fedlight.callbacks.loop.devices import DeviceEmulation, PayloadSizes, check_device_settings
+from fedlight.callbacks.loop.devices import DeviceEmulation, PayloadSizes
 from fedlight.callbacks.loop.forward.forward_visits import ForwardVisits
 from fedlight.callbacks.loop.groups.at_once import AtOnce, ClientsAtOnce
 from fedlight.callbacks.loop.guard import SameFederation
+from fedlight.callbacks.loop.modes.buffered import Mode, make_mode
 from fedlight.callbacks.loop.optimizers import (
     FreshOptimizers,
     LossScale,
@@ -80,6 +81,7 @@ from fedlight.devices.memory import Train
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm, changes_gradients
 from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.channel import Channel, Identity
 from fedlight.federation.client import OWN_STATE, Client, Group, Upload, Visit, Visiting, Work, build_clients
 from fedlight.federation.client_state import ClientMemories
@@ -124,6 +126,9 @@ class FederatedLoop(L.Callback):
             the largest that fits its device. For `HetLoRA` and `FlexLoRA`; see `fedlight.federation.lora.ranks`.
         train: ``backprop``; ``forward``, without gradients by ``zeroth_order``; ``auto``, by the first that fits the device.
         zeroth_order: settings of forward-only visits; its defaults if not given.
+        mode: ``sync``: a round asks a cohort and waits for it; ``buffered``: a round is a server step with the updates that
+            arrive first on the devices' virtual clock, each from the model that its client received; it needs a fleet.
+        fedbuff: size of the buffer, clients at a time and weights of stale updates in the mode ``buffered``.
 
     Attributes:
         rounds_done: number of rounds with a finished server step.
@@ -155,9 +160,10 @@ class FederatedLoop(L.Callback):
         lora_ranks: LoraRanks | None = None,
         train: Train = "backprop",
         zeroth_order: ZerothOrder | None = None,
+        mode: Mode = "sync",
+        fedbuff: FedBuff | None = None,
     ) -> None:
         refuse_below(1, "federated.", clients_per_round=clients_per_round, local_steps=local_steps)
-        check_device_settings(fleet, deadline_seconds, over_selection)
         self.algorithm = algorithm or FedAvg()
         check_lora_ranks(lora_ranks, self.algorithm, fleet is not None)
         self.server = server or Average()
@@ -174,6 +180,10 @@ class FederatedLoop(L.Callback):
         self.lora_ranks = lora_ranks
         self.train, self.zeroth_order = train, zeroth_order
         self._forward = ForwardVisits(train, zeroth_order, fleet, aggregation)
+        self.mode = mode
+        self.fedbuff = fedbuff
+        clock = (fleet, deadline_seconds, over_selection)
+        self._mode = make_mode(mode, fedbuff, clients_per_round, seed, *clock)
         self._schedules = StepSchedules(step_schedule)
         self._cores = CoreWatch()
         self._loss_scale = LossScale()
@@ -207,6 +217,7 @@ class FederatedLoop(L.Callback):
         guard.refuse_own_iteration(pl_module)
         self._forward.check(trainer, pl_module)
         self.buffers.check(self.algorithm, self.aggregation, self.privacy.is_private)
+        self._mode.check(trainer, self.algorithm, self.buffers.name, self.privacy.is_private)
         self._data = federated_data(trainer)
         self._at_once.check(trainer, pl_module, self._data, self.buffers.name)
         self.memory.open(str(Path(trainer.default_root_dir) / "clients"))
@@ -222,14 +233,14 @@ class FederatedLoop(L.Callback):
 
     def _meet_clients(self, trainer: L.Trainer) -> None:
         self.clients = build_clients(self._data.client_sizes())
-        guard.check_cohort(self.clients_per_round, len(self.clients))
+        self._mode.meet(self.clients)
         self.privacy.check(len(self.clients))
         number = len(self.clients)
         refuse_unmergeable(current_team(), self.aggregation or self.algorithm.aggregation(number))
         self._rounds = RoundPlanner(
             *(self.algorithm, self._data, self.clients, self.clients_per_round, self.over_selection),
             *(self.local_steps, partial(plan.batches_per_step, trainer), self.seed, self._at_once.number),
-            current_team(),
+            *(self._mode, current_team()),
         )
         self._rounds.outline(self.rounds_done, trainer.accumulate_grad_batches)
 
@@ -372,7 +383,7 @@ class FederatedLoop(L.Callback):
         aggregation = self._product_error.watch(aggregation, self.algorithm, self._run, len(clients))
         self._exchange = Exchange(
             *(self.algorithm, self.channel, self.seed, self.rounds_done),
-            *(self.buffers.shared(state), self.buffers.num_bytes),
+            *(self.buffers.shared(state), self.buffers.num_bytes, self._mode),
         )
         contributions = Contributions(
             self.rounds_done, aggregation, self.buffers, self._rounds.schedule, clients
@@ -506,6 +517,7 @@ class FederatedLoop(L.Callback):
         self._run.logged = {}
         metrics |= self.privacy.after_round(self._rounds.num_asked, len(self.clients))
         metrics |= self._devices.metrics(self.visit_records)
+        metrics |= self._mode.finish_round(under_way.exchange.state)
         self.virtual_seconds = self._devices.round_end_seconds
         log_round(trainer, module, metrics, under_way.training.means())
 
@@ -578,6 +590,7 @@ class FederatedLoop(L.Callback):
             "trained": which_are_trained(self._parameters),
             "algorithm": self.algorithm.state_dict(),
             "server": self.server.state_dict(),
+            "mode": self._mode.state_dict(),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -601,4 +614,5 @@ class FederatedLoop(L.Callback):
         self.algorithm.load_state_dict(state_dict["algorithm"])
         self.server.load_state_dict(state_dict["server"])
         self.memory.load_state_dict(state_dict["memory"])
+        self._mode.load_state_dict(state_dict.get("mode", {}))
         rank_zero_info(f"resuming after round {self.rounds_done}")

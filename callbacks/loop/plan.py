@@ -14,32 +14,17 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from fedlight.callbacks.loop.groups.bundles import Bundle, Kind, form_bundles
+from fedlight.callbacks.loop.modes.synchronous import Synchronous
 from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.algorithm import Algorithm
-from fedlight.federation.client import Client, Group, Visit
+from fedlight.federation.client import Client, Group, Visit, uniform_cohort
 from fedlight.federation.lora.ranks import LoraRanks, largest_rank, ranks_by_hand
 from fedlight.federation.protocols import FederatedData, NumBatches, StreamsGroups
 from fedlight.processes.team import ALONE, Team, share
-from fedlight.support.seeding import derive_seed
 
 STEP_TOKENS = 128
 """Tokens in whose time a small model computes what a step costs beside them: the optimizer, hooks, Python."""
-
-
-def uniform_cohort(
-    clients: Sequence[Client], clients_per_round: int, seed: int, round_idx: int
-) -> list[Client]:
-    """Return ``clients_per_round`` clients in their order, drawn uniformly without replacement by seed and round.
-
-    Examples:
-        >>> clients = [Client(name, 1, 0.25) for name in "abcd"]
-        >>> [c.id for c in uniform_cohort(clients, 2, seed=0, round_idx=0)]
-        ['c', 'd']
-    """
-    generator = np.random.default_rng(derive_seed(seed, "cohort", round_idx))
-    chosen = generator.choice(len(clients), size=clients_per_round, replace=False)
-    return [clients[i] for i in sorted(chosen.tolist())]
 
 
 class RoundSchedule:
@@ -230,6 +215,7 @@ class RoundPlanner:
         accumulation: function from a round to its batches per optimizer step.
         seed: seed of the sampling, and of the algorithm's draws when it prepares a round.
         at_once: function from the visits of a round, their kinds and the round to the most clients of a group.
+        mode: mode of the federation, which says whose visits a round has.
         team: processes that train the rounds.
 
     Attributes:
@@ -257,6 +243,7 @@ class RoundPlanner:
         accumulation: Callable[[int], int],
         seed: int,
         at_once: Callable[[Sequence[Visit], Kind, int], int],
+        mode: Synchronous,
         team: Team = ALONE,
     ) -> None:
         self.algorithm = algorithm
@@ -267,6 +254,7 @@ class RoundPlanner:
         self.accumulation = accumulation
         self.seed = seed
         self.at_once = at_once
+        self.mode = mode
         self.team = team
         self.planned: int | None = None
 
@@ -293,9 +281,8 @@ class RoundPlanner:
             self._prepare(round_idx, now_seconds, run)
             self.planned = round_idx
         accumulation = self.accumulation(round_idx)
-        num_batches = visit_lengths(self.local_steps, accumulation, self.data.num_batches)
-        visits = self.algorithm.plan(round_idx, self._asked(round_idx), num_batches)
-        visits = run.devices.admit(round_idx, now_seconds, visits, parameters)
+        cohort = self._asked(round_idx)
+        visits = self.mode.plan(round_idx, now_seconds, cohort, self._visits_of, run.devices, parameters)
         self.cohort = [self.clients[name] for name in sorted({visit.client_id for visit in visits})]
         at_once = self.at_once(visits, run.devices.kind, round_idx)
         self.bundles = form_bundles(visits, at_once, run.devices.kind)
@@ -317,6 +304,11 @@ class RoundPlanner:
     def begins(self) -> list[int]:
         """Numbers of the batches at which visits begin, in one process or in this one."""
         return [*self.everything.begins, *self.schedule.begins]
+
+    def _visits_of(self, round_idx: int, clients: Sequence[Client]) -> list[Visit]:
+        """Return the visits of clients that are asked in a round, as the algorithm plans them."""
+        num_batches = visit_lengths(self.local_steps, self.accumulation(round_idx), self.data.num_batches)
+        return self.algorithm.plan(round_idx, clients, num_batches)
 
     def _cost(self, bundle: Bundle, round_idx: int) -> float:
         """Return what a bundle costs, by which bundles are shared out among processes."""

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedlight.callbacks.loop.buffers import BufferPolicy, Buffers
+from fedlight.callbacks.loop.modes.synchronous import Synchronous
 from fedlight.callbacks.loop.plan import RoundSchedule
 from fedlight.callbacks.loop.run import StepsWithoutGradients, seed_all
 from fedlight.federation.aggregation import Aggregation
@@ -234,6 +235,7 @@ class Exchange:
         seed: seed of random draws in the channel.
         state: shared parameters of the server.
         buffer_bytes: bytes of the buffers that are sent along, one way.
+        mode: mode of the federation, which says from which model a visit starts and what its update weighs.
     """
 
     def __init__(
@@ -244,6 +246,7 @@ class Exchange:
         round_idx: int,
         state: State,
         buffer_bytes: int = 0,
+        mode: Synchronous | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.channel = channel
@@ -251,6 +254,7 @@ class Exchange:
         self.round_idx = round_idx
         self.state = state
         self.buffer_bytes = buffer_bytes
+        self.mode = mode or Synchronous(1)
         self._arrived: tuple[str, State, State] | None = None
         self._upload: Upload | None = None
         self._is_new = False
@@ -260,7 +264,8 @@ class Exchange:
 
         ``before`` is the client's previous visit in the round.
         """
-        sent, num_bytes, rank = self.algorithm.send(visit, client, self.state), 0, rank_of(client)
+        rank, model = rank_of(client), self.mode.model_for(visit, self.state)
+        sent, num_bytes = self.algorithm.send(visit, client, model), 0
         received: State = before.received if before else {}
         if sent is not None:
             payload = self.channel.down(cut_to_rank(sent, rank), client)
@@ -292,6 +297,7 @@ class Exchange:
             update = with_factors(update, received, trained, self.state)
             if payload.state.keys() & self.state.keys():  # else nobody can rebuild a model from it
                 self._arrived, self._is_new = (client.id, received, movement), True
+            update = self.mode.weighed(update, visit, self.round_idx)
         return update, self._with_buffers(payload)
 
     def _with_buffers(self, payload: Payload) -> int:

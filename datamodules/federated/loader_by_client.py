@@ -169,7 +169,7 @@ class LoaderByClient(_DataLoaderSource):
             yield SeededBatch(batch, seed, is_read_here) if isinstance(batch, list) else batch
 
     def _purpose(self, visit: Visit) -> tuple[int | str, ...]:
-        return *self._reading.seeds, self._round_idx, visit.client_id, "read"
+        return *self._reading.seeds, visit.asked_in(self._round_idx), visit.client_id, "read"
 
     def _batches(self, visit: Visit, round_idx: int) -> list[Any]:
         if visit.split != "train":
@@ -178,7 +178,7 @@ class LoaderByClient(_DataLoaderSource):
                 "have: use a datamodule that makes them, such as SyntheticInstructionDataModule"
             )
         own = self._indices[visit.client_id]
-        return self._reading.batches(visit.client_id, own, round_idx, visit.num_batches)
+        return self._reading.batches(visit.client_id, own, visit.asked_in(round_idx), visit.num_batches)
 
 
 class SeededBatch(list[int]):

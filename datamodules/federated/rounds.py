@@ -156,8 +156,8 @@ class RoundPlan:
         return sampler
 
     def batches(self, visit: Visit, round_idx: int) -> list[list[int]]:
-        """Return the example indices of each batch of a visit."""
-        seed = derive_seed(self.seed, "order", round_idx, visit.client_id, visit.split)
+        """Return the example indices of each batch of a visit, drawn in the round in which its client was asked."""
+        seed = derive_seed(self.seed, "order", visit.asked_in(round_idx), visit.client_id, visit.split)
         indices = self.indices(visit.client_id, visit.split)
         return draw_batches(indices, visit.num_batches, self.batch_size, seed, self.lengths, self.together)
 

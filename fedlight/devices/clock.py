@@ -136,12 +136,31 @@ def run_round(
         unfinished = at_work[name] > stays[name]
         reasons[name] = "left" if unfinished and stays[name] <= end else "surplus" if enough else "late"
     outcomes = [
-        _outcome(job, reasons[job.client_id], min(end, stays.get(job.client_id, 0.0))) for job in jobs
+        outcome_of(job, reasons[job.client_id], min(end, stays.get(job.client_id, 0.0))) for job in jobs
     ]
     return outcomes, end
 
 
-def _outcome(job: Job, reason: str, seconds: float) -> Outcome:
+def end_of(job: Job, now_seconds: float, draw: tuple[int, int]) -> tuple[float, str]:
+    """Return when a client is through that is asked at ``now_seconds``, and why it drops out then; "" if it does not.
+
+    Nobody stops it: it is ``absent`` or ``out_of_memory`` at once, ``left`` when its device goes, or through. Other
+    arguments as for `run_round`.
+
+    Examples:
+        >>> phone = Device("phone", memory_gib=8, tflops=1, utilisation=0.5, download_mbps=8, upload_mbps=8, watts=5)
+        >>> end_of(Job("a", phone, flops=1e12, bytes_down=10**6, bytes_up=2 * 10**6), 100.0, draw=(0, 0))
+        (105.0, '')
+    """
+    until = job.device.availability.available_until(now_seconds, *draw, job.client_id)
+    if until is None or not job.fits:
+        return now_seconds, "absent" if until is None else "out_of_memory"
+    if job.seconds > until - now_seconds:
+        return until, "left"
+    return now_seconds + job.seconds, ""
+
+
+def outcome_of(job: Job, reason: str, seconds: float) -> Outcome:
     """Return what ``job`` has spent when it is done or stopped after ``seconds``, whichever comes first."""
     if reason in ("absent", "out_of_memory"):
         return Outcome(job.client_id, reason)

@@ -2,9 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from fedlight.federation.state import State
+from fedlight.support.seeding import derive_seed
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -40,12 +45,15 @@ class Visit:
         num_batches: number of batches, at least 1.
         split: data that it trains on; visits of one round on the same split have the same batches.
         part: what the client does in it, where an algorithm gives it several visits on one split in a round.
+        asked: round in which the client was asked and received the model, whose batches it trains on; None for the round in
+            which it is trained, as in every synchronous round.
     """
 
     client_id: str
     num_batches: int
     split: str = "train"
     part: str = ""
+    asked: int | None = None
 
     @property
     def label(self) -> str:
@@ -56,6 +64,10 @@ class Visit:
     def purpose(self) -> tuple[str, ...]:
         """Client, split and, where there is one, part: seeds of what is drawn in the visit."""
         return (self.client_id, self.split, *([self.part] if self.part else []))
+
+    def asked_in(self, round_idx: int) -> int:
+        """Return the round in which the client was asked, given the one in which the visit is trained."""
+        return round_idx if self.asked is None else self.asked
 
 
 @dataclass(frozen=True)
@@ -189,3 +201,16 @@ def build_clients(sizes: dict[str, int]) -> dict[str, Client]:
         )
     total = sum(sizes.values())
     return {name: Client(name, sizes[name], sizes[name] / total) for name in sorted(sizes)}
+
+
+def uniform_cohort(clients: Sequence[T], number: int, seed: int, round_idx: int, draw: int = 0) -> list[T]:
+    """Return ``number`` clients in their order, drawn uniformly without replacement by seed, round and draw in the round.
+
+    Examples:
+        >>> uniform_cohort("abcd", 2, seed=0, round_idx=0)
+        ['c', 'd']
+    """
+    further = [draw] if draw else []
+    generator = np.random.default_rng(derive_seed(seed, "cohort", round_idx, *further))
+    chosen = generator.choice(len(clients), size=number, replace=False)
+    return [clients[i] for i in sorted(chosen.tolist())]

@@ -129,7 +129,11 @@ class FederatedData(Protocol):
         """Return the batches in one pass over the client's data of ``split``."""
 
     def set_visits(self, visits: Sequence[Visit], round_idx: int) -> None:
-        """Let the next training loader stream these visits in this order."""
+        """Let the next training loader stream these visits in this order.
+
+        The batches of a visit follow from its client and from ``visit.asked_in(round_idx)``: its costs are counted when the
+        client is asked, which with ``federated.mode: buffered`` may be rounds before it is trained.
+        """
 
 
 @runtime_checkable

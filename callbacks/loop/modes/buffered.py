@@ -1,0 +1,218 @@
+"""Buffered rounds: the server steps when enough updates have arrived, from clients that received older models.
+
+A round is a server step of `FedBuff`. Its visits are those whose updates arrive for it on the virtual clock
+(`fedlight.federation.asynchronous.schedule`); each is trained from the model that its client received, and its movement is
+relative to that model. Models are kept as long as somebody works on them whose update will arrive: at most as many as there
+are clients at work. Batches follow from the round in which a client was asked, as costs have to be known then. Learning
+rates and random draws of the training follow from the round in which the visit is trained.
+
+A checkpoint holds who is at work behind the last server step, and these models.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from math import inf
+from typing import Any, Literal
+
+import lightning as L
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from torch import Tensor
+
+from fedlight.callbacks.loop.devices import DeviceEmulation, check_device_settings
+from fedlight.callbacks.loop.modes.synchronous import Synchronous, VisitsOf
+from fedlight.callbacks.loop.round_table import Record
+from fedlight.callbacks.loop.run import NoDevices
+from fedlight.devices.clock import IDLE_SECONDS, end_of, outcome_of
+from fedlight.devices.fleet import Fleet
+from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.asynchronous.fedbuff import FedBuff
+from fedlight.federation.asynchronous.schedule import Assignment, ServerStep, next_step
+from fedlight.federation.client import Client, Update, Visit
+from fedlight.federation.state import State
+
+Mode = Literal["sync", "buffered"]
+HOOKS_OF_ROUNDS = ("prepare_round", "start_round", "finish_round", "partial", "pieces", "merge", "state_dict")
+"""Hooks of an algorithm with a state or a step of its own for each round, which visits of older models would meet."""
+
+
+class Buffered(Synchronous):
+    """Mode ``buffered``: server steps of `FedBuff`.
+
+    Args:
+        fedbuff: size of the buffer, weights of stale updates.
+        concurrency: most clients that train at a time.
+        seed: seed of the sampling and of the devices' draws.
+    """
+
+    def __init__(self, fedbuff: FedBuff, concurrency: int, seed: int) -> None:
+        super().__init__(concurrency)
+        self.fedbuff = fedbuff
+        self.seed = seed
+        self._at_work: tuple[Assignment, ...] = ()
+        self._models: dict[int, State] = {}
+        self._step: ServerStep | None = None
+
+    def check(self, trainer: L.Trainer, algorithm: Algorithm, buffers: str, is_private: bool) -> None:
+        refuse_by_round(algorithm)
+        if buffers == "average":
+            raise refusal(
+                "federated.buffers=average takes the mean over clients that start from one model's buffers",
+                "set federated.buffers=local",
+            )
+        if is_private:
+            raise refusal(
+                "epsilon is computed for cohorts that are drawn uniformly in each round, and here the devices decide who "
+                "arrives when",
+                "take the private aggregation or ClipAndNoise out",
+            )
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, GradientAccumulationScheduler):
+                raise refusal(
+                    "a GradientAccumulationScheduler changes the batches of a step between the round in which a client is "
+                    "asked and the one in which it is trained",
+                    "set trainer.accumulate_grad_batches",
+                )
+
+    def meet(self, clients: Mapping[str, Client]) -> None:
+        self._clients = clients
+        settings = {"concurrency": self.clients_per_round, "buffer_size": self.fedbuff.buffer_size}
+        for name, value in settings.items():
+            if value > len(clients):
+                raise ValueError(
+                    f"federated.fedbuff.{name}={value} is more than the {len(clients)} clients of the data: set "
+                    f"--federated.fedbuff.{name} {len(clients)} or less"
+                )
+
+    def plan(
+        self,
+        round_idx: int,
+        now_seconds: float,
+        cohort: Sequence[Client],
+        visits_of: VisitsOf,
+        devices: NoDevices,
+        parameters: Mapping[str, Tensor],
+    ) -> list[Visit]:
+        assert isinstance(devices, DeviceEmulation)  # checked by make_mode
+        devices.forget(but={one.client_id for one in self._at_work})
+
+        def measure(asked: int, names: Sequence[str]) -> None:
+            visits = visits_of(asked, [self._clients[name] for name in names])
+            devices.measure(asked, [replace(visit, asked=asked) for visit in visits], parameters)
+
+        def ask(names: list[str], at: float) -> list[Assignment]:
+            measure(round_idx, names)
+            asked = [devices.jobs[name] for name in names if name in devices.jobs]
+            draw = (self.seed, round_idx)
+            return [Assignment(job.client_id, round_idx, at, *end_of(job, at, draw)) for job in asked]
+
+        step = next_step(
+            *(round_idx, now_seconds, self._at_work, [*self._clients], ask),
+            *(self.fedbuff.buffer_size, self.clients_per_round, self.seed, IDLE_SECONDS),
+        )
+        ended = (*step.arrivals, *step.dropouts)
+        for one in ended:
+            if one.client_id not in devices.jobs:  # it was asked before the run was stopped and went on
+                measure(one.asked, [one.client_id])
+        outcomes = []
+        for one in ended:
+            spent = one.end_seconds - one.start_seconds if one.reason else inf
+            outcomes.append(outcome_of(devices.jobs[one.client_id], one.reason, spent))
+        visits = [visit for one in step.arrivals for visit in devices.visits_to(one.client_id)]
+        self._step = step
+        columns = {one.client_id: _columns(one, step) for one in ended}
+        return devices.take(outcomes, visits, now_seconds, step.end_seconds, columns)
+
+    def model_for(self, visit: Visit, newest: State) -> State:
+        asked = visit.asked_in(self._planned.round_idx)
+        return newest if asked == self._planned.round_idx else self._models[asked]
+
+    def weighed(self, update: Update, visit: Visit, round_idx: int) -> Update:
+        factor = self.fedbuff.weight(round_idx - visit.asked_in(round_idx))
+        if factor == 1.0:
+            return update
+        return replace(update, movement={name: value * factor for name, value in update.movement.items()})
+
+    def finish_round(self, model: State) -> dict[str, float]:
+        step = self._planned
+        known = {**self._models, step.round_idx: model}
+        self._models = {asked: known[asked] for asked in sorted(step.versions)}
+        self._at_work = step.at_work
+        stale = [step.staleness(one) for one in step.arrivals]
+        sizes = [
+            value.numel() * value.element_size() for one in self._models.values() for value in one.values()
+        ]
+        found = {"at_work": len(step.at_work), "old_models": len(self._models), "old_model_bytes": sum(sizes)}
+        if stale:
+            found |= {"staleness": sum(stale) / len(stale), "staleness_max": max(stale)}
+        return {name: float(value) for name, value in found.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at_work": [asdict(one) for one in self._at_work], "models": dict(self._models)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._at_work = tuple(Assignment(**one) for one in state.get("at_work", ()))
+        self._models = dict(state.get("models", {}))
+
+    @property
+    def _planned(self) -> ServerStep:
+        assert self._step is not None
+        return self._step
+
+
+def _columns(one: Assignment, step: ServerStep) -> Record:
+    """Return the further columns of a client's rows in ``visits.csv``."""
+    return {
+        "asked_round": one.asked,
+        "staleness": step.staleness(one),
+        "start_seconds": one.start_seconds,
+        "arrival_seconds": "" if one.reason else one.end_seconds,
+    }
+
+
+def refusal(why: str, remedy: str) -> ValueError:
+    """Return the error for what does not work with buffered rounds."""
+    return ValueError(f"federated.mode=buffered: {why}: {remedy}, or set federated.mode=sync")
+
+
+def refuse_by_round(algorithm: Algorithm) -> None:
+    """Raise ValueError for an algorithm of which something belongs to a round, as visits of a step began in several."""
+    kind = type(algorithm)
+    for hook in HOOKS_OF_ROUNDS:
+        if getattr(kind, hook) is not getattr(Algorithm, hook):
+            raise refusal(
+                f"{kind.__name__} has {hook}, so something of it belongs to one round, and the visits of a server step "
+                "began in different ones",
+                "take FedAvg, FedProx, Ditto, FedRep or another algorithm without such hooks",
+            )
+
+
+def make_mode(
+    mode: Mode,
+    fedbuff: FedBuff | None,
+    clients_per_round: int,
+    seed: int,
+    fleet: Fleet | None,
+    deadline_seconds: float | None,
+    over_selection: float,
+) -> Synchronous:
+    """Return the mode of these settings of the loop; raise ValueError for settings that do not go together."""
+    check_device_settings(fleet, deadline_seconds, over_selection)
+    if mode not in ("sync", "buffered"):
+        raise ValueError(f"federated.mode={mode!r} is not one of sync, buffered")
+    if mode == "sync":
+        if fedbuff is not None:
+            raise ValueError(
+                "federated.fedbuff is for buffered rounds: set federated.mode=buffered, or take it out"
+            )
+        return Synchronous(clients_per_round)
+    if fleet is None:
+        raise ValueError(
+            "federated.mode=buffered needs devices that take their time, by which updates arrive: set federated.fleet"
+        )
+    if deadline_seconds is not None or over_selection != 1:
+        raise ValueError(
+            f"federated.deadline_seconds={deadline_seconds} and over_selection={over_selection} are for rounds that wait "
+            "for a cohort, and with federated.mode=buffered the server steps when its buffer is full: leave them out"
+        )
+    fedbuff = fedbuff or FedBuff()
+    return Buffered(fedbuff, fedbuff.concurrency or clients_per_round, seed)

@@ -1,0 +1,131 @@
+"""Schedule of buffered rounds on the virtual clock: whom the server asks when, and whose updates make up which server step.
+
+A function of costs, seed and settings alone: it follows from how long each client takes, and nothing is trained for it. The
+rules, of which the order of events at one moment follows:
+
+1. Clients that are through or drop out are taken in the order of their times, of equal times in the order of their ids.
+2. With ``buffer_size`` arrivals the server steps, and the round is over. Whoever is through at the same moment and comes
+   behind counts for the next round.
+3. When nobody is left who is through at that moment, the server asks as many clients as may train beside those at work, once
+   for each moment, drawn uniformly from those who are not at work and have neither arrived nor dropped out in this round.
+   They receive the newest model.
+4. If then nobody is at work, the round is over: the server steps with what has arrived; where nothing has, it waits
+   ``idle_seconds``, and the model stays as it is.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from fedlight.federation.client import uniform_cohort
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Work of a client, from the moment at which the server asks it.
+
+    Attributes:
+        client_id: the client; it has one assignment at a time.
+        asked: round in which it was asked, whose model it trains from.
+        start_seconds: virtual time at which it was asked.
+        end_seconds: virtual time at which its update arrives or it drops out; one that declines does so at once.
+        reason: why it drops out; empty for one whose update arrives.
+    """
+
+    client_id: str
+    asked: int
+    start_seconds: float
+    end_seconds: float
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class ServerStep:
+    """Round of a buffered federation: what happens until a server step.
+
+    Attributes:
+        round_idx: the round, from 0; it makes model ``round_idx + 1`` out of model ``round_idx``.
+        start_seconds: virtual time of the server step before.
+        end_seconds: virtual time of the server step.
+        arrivals: assignments whose updates are in the buffer, in the order of their arrival.
+        dropouts: assignments that ended in this round without an update, in the order of their ends.
+        at_work: assignments that go on behind the server step, by their ends.
+    """
+
+    round_idx: int
+    start_seconds: float
+    end_seconds: float
+    arrivals: tuple[Assignment, ...]
+    dropouts: tuple[Assignment, ...]
+    at_work: tuple[Assignment, ...]
+
+    def staleness(self, one: Assignment) -> int:
+        """Return the number of server steps between the model that a client received and the one that it changes."""
+        return self.round_idx - one.asked
+
+    @property
+    def versions(self) -> set[int]:
+        """Rounds whose models those at work train from whose updates will arrive."""
+        return {one.asked for one in self.at_work if not one.reason}
+
+
+Ask = Callable[[list[str], float], Iterable[Assignment]]
+"""Function from the ids of the clients that are asked, and the virtual time, to their assignments."""
+
+
+def next_step(
+    round_idx: int,
+    now_seconds: float,
+    at_work: Iterable[Assignment],
+    clients: Sequence[str],
+    ask: Ask,
+    buffer_size: int,
+    concurrency: int,
+    seed: int,
+    idle_seconds: float = 600.0,
+) -> ServerStep:
+    """Return the next server step; the first draw of a round is that of a synchronous cohort.
+
+    Args:
+        round_idx: the round.
+        now_seconds: virtual time of the server step before, 0 at first.
+        at_work: assignments that went on behind that step.
+        clients: ids of all clients, in their order.
+        ask: function that asks clients; one whose assignment it leaves out has nothing to do in this round.
+        buffer_size: updates of a server step, at least 1.
+        concurrency: most clients at work at a time, at least 1.
+        seed: seed of the sampling.
+        idle_seconds: wait of the server when nobody is at work and nothing has arrived.
+
+    Examples:
+        >>> def ask(names, now):
+        ...     return [Assignment(name, 0, now, now + {"a": 2.0, "b": 3.0}[name]) for name in names]
+        >>> step = next_step(0, 0.0, (), ["a", "b"], ask, buffer_size=1, concurrency=2, seed=0)
+        >>> [one.client_id for one in step.arrivals], step.end_seconds, [one.client_id for one in step.at_work]
+        (['a'], 2.0, ['b'])
+    """
+    now, busy = now_seconds, sorted(at_work, key=_by_end)
+    arrivals: list[Assignment] = []
+    dropouts: list[Assignment] = []
+    draws = 0
+    while True:
+        while busy and busy[0].end_seconds <= now:
+            one = busy.pop(0)
+            (dropouts if one.reason else arrivals).append(one)
+            if len(arrivals) == buffer_size:
+                return ServerStep(round_idx, now_seconds, now, tuple(arrivals), tuple(dropouts), tuple(busy))
+        taken = {one.client_id for one in (*busy, *arrivals, *dropouts)}
+        idle = [name for name in clients if name not in taken]
+        if number := min(concurrency - len(busy), len(idle)):
+            asked = [*ask(uniform_cohort(idle, number, seed, round_idx, draws), now)]
+            draws += 1
+            declined = [one for one in asked if one.reason and one.end_seconds <= now]
+            dropouts += declined
+            busy = sorted([*busy, *(one for one in asked if one not in declined)], key=_by_end)
+        if not busy:
+            end = now if arrivals else now + idle_seconds
+            return ServerStep(round_idx, now_seconds, end, tuple(arrivals), tuple(dropouts), ())
+        now = max(now, busy[0].end_seconds)
+
+
+def _by_end(one: Assignment) -> tuple[float, str]:
+    return one.end_seconds, one.client_id
