@@ -53,6 +53,7 @@ _FILES = {
     "LocalOnly": "federation.algorithms.local_only",
     "LocalSelfGeneration": "federation.algorithms.local_self_generation",
     "ZerothOrder": "federation.forward.zeroth_order",
+    "FedBuff": "federation.asynchronous.fedbuff",
     "Average": "federation.server",
     "FedAvgM": "federation.server",
     "FedAdagrad": "federation.server",
@@ -243,6 +244,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.federation.algorithms.lora.product_average import ProductAverage as ProductAverage
     from fedlight.federation.algorithms.lora.ro_lora import RoLoRA as RoLoRA
     from fedlight.federation.algorithms.scaffold import Scaffold as Scaffold
+    from fedlight.federation.asynchronous.fedbuff import FedBuff as FedBuff
     from fedlight.federation.channel import Channel as Channel
     from fedlight.federation.channel import Identity as Identity
     from fedlight.federation.channel import Wire as Wire

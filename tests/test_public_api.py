@@ -40,6 +40,7 @@ PUBLIC = {
     *("FFALoRA", "RoLoRA", "FedSALoRA", "ProductAverage"),
     *("HetLoRA", "FlexLoRA"),
     *("ZerothOrder", "FedKSeed"),
+    "FedBuff",
     *("Average", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi"),
     *("CoordinateMedian", "TrimmedMean", "PrivateMean"),
     # the wire and the devices
