@@ -40,6 +40,7 @@ from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.federation.algorithms.lora.product_average import ProductAverage
 from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
 from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.channel import Wire
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.codecs import Quantize, TopK
@@ -213,6 +214,17 @@ KINDS = {
             "clients_per_round": 6,
             "over_selection": 1.5,
         }
+    ),
+    "buffered": lambda root: Kind(
+        {
+            "algorithm": FedProx(mu=0.5),
+            "fleet": Fleet({str(root / "devices" / f"{name}.yaml"): 1.0 for name in DEVICES}, 0),
+            "channel": Wire(up=[TopK(0.3, error_feedback=True), Quantize("int8")]),
+            "clients_per_round": 6,
+            "mode": "buffered",
+            "fedbuff": FedBuff(3),
+        },
+        rounds=5,
     ),
     "wire": lambda root: Kind(
         {"channel": Wire(up=[TopK(0.3, error_feedback=True), Quantize("int8")], down=Quantize("fp16"))}

@@ -75,12 +75,13 @@ class Buffered(Synchronous):
 
     def meet(self, clients: Mapping[str, Client]) -> None:
         self._clients = clients
-        settings = {"concurrency": self.clients_per_round, "buffer_size": self.fedbuff.buffer_size}
+        at_a_time = "fedbuff.concurrency" if self.fedbuff.concurrency else "clients_per_round"
+        settings = {at_a_time: self.clients_per_round, "fedbuff.buffer_size": self.fedbuff.buffer_size}
         for name, value in settings.items():
             if value > len(clients):
                 raise ValueError(
-                    f"federated.fedbuff.{name}={value} is more than the {len(clients)} clients of the data: set "
-                    f"--federated.fedbuff.{name} {len(clients)} or less"
+                    f"federated.{name}={value} is more than the {len(clients)} clients of the data: set "
+                    f"--federated.{name} {len(clients)} or less"
                 )
 
     def plan(

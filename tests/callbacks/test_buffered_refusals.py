@@ -1,0 +1,111 @@
+"""Settings and parts that do not go with buffered rounds: refused with setting, value and remedy before work starts."""
+
+import pytest
+from fleets import make_fleet, rounds_of
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from plain_lightning import Numbers, module, ten_clients, trainer
+
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.federated.by_client import FederatedWrapper
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
+from fedlight.federation.algorithms.fedmit import FedMIT
+from fedlight.federation.algorithms.fewfedpit import FewFedPIT
+from fedlight.federation.algorithms.fewfedweight import FewFedWeight
+from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
+from fedlight.federation.algorithms.local_only import LocalOnly
+from fedlight.federation.algorithms.local_self_generation import LocalSelfGeneration
+from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.asynchronous.fedbuff import FedBuff
+from fedlight.federation.channel import Wire
+from fedlight.federation.privacy import ClipAndNoise, PrivateMean
+
+MODE = r"federated.mode=buffered: "
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"mode": "async"}, "federated.mode='async' is not one of sync, buffered"),
+        ({"mode": "buffered"}, "federated.mode=buffered needs devices .* set federated.fleet"),
+        ({"fedbuff": FedBuff()}, "federated.fedbuff is for buffered rounds: set federated.mode=buffered"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        FederatedLoop(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        (
+            {"deadline_seconds": 5.0},
+            "federated.deadline_seconds=5.0 and over_selection=1.0 are for rounds that wait",
+        ),
+        ({"over_selection": 1.5}, "over_selection=1.5 are for rounds that wait .* leave them out"),
+        (
+            {"clients_per_round": 11},
+            "federated.clients_per_round=11 is more than the 10 clients of the data: set --federated.cl",
+        ),
+        (
+            {"fedbuff": FedBuff(2, concurrency=11)},
+            "federated.fedbuff.concurrency=11 is more than the 10 clients of the data",
+        ),
+        (
+            {"fedbuff": FedBuff(11)},
+            "federated.fedbuff.buffer_size=11 is more than the 10 clients of the data",
+        ),
+        ({"buffers": "average"}, MODE + "federated.buffers=average .* set federated.buffers=local"),
+        ({"aggregation": PrivateMean(1.0, 0.5, delta=0.01)}, MODE + "epsilon is computed for cohorts"),
+        ({"channel": Wire(up=ClipAndNoise(1.0, 0.5, delta=0.01))}, MODE + "epsilon is computed for cohorts"),
+        ({"algorithm": Scaffold()}, MODE + "Scaffold has start_round, .* take FedAvg, FedProx"),
+        ({"algorithm": FedBiscuit(1, 2)}, MODE + "FedBiscuit has prepare_round"),
+        ({"algorithm": FewFedPIT()}, MODE + "FewFedPIT has prepare_round"),
+        ({"algorithm": FedMIT()}, MODE + "FedMIT has prepare_round"),
+        ({"algorithm": FewFedWeight()}, MODE + "FewFedWeight has prepare_round"),
+        ({"algorithm": LocalSelfGeneration()}, MODE + "LocalSelfGeneration has prepare_round"),
+        ({"algorithm": GlobalThenLocal(1)}, MODE + "GlobalThenLocal has prepare_round"),
+    ],
+)
+def test_what_does_not_go_with_buffered_rounds_is_refused(settings, complaint, tmp_path):
+    fleet = make_fleet(tmp_path, phone={})
+    with pytest.raises(ValueError, match=complaint):
+        rounds_of(1, **{"fleet": fleet, "mode": "buffered", "fedbuff": FedBuff(2), **settings})
+
+
+def test_an_algorithm_of_ones_own_is_refused_by_its_hooks_alone(tmp_path):
+    class Counting(FedAvg):
+        def finish_round(self, movement):
+            return movement
+
+    class Named(FedAvg):
+        def send(self, visit, client, state):
+            return super().send(visit, client, state)
+
+    more = {"fleet": make_fleet(tmp_path, phone={}), "mode": "buffered", "fedbuff": FedBuff(2)}
+    with pytest.raises(ValueError, match="Counting has finish_round"):
+        rounds_of(1, algorithm=Counting(), **more)
+    for algorithm in (Named(), LocalOnly()):
+        _, _, loop, _ = rounds_of(2, algorithm=algorithm, **more)
+        assert loop.rounds_done == 2
+
+
+def test_a_schedule_of_accumulation_is_refused(tmp_path):
+    loop = FederatedLoop(
+        clients_per_round=3, fleet=make_fleet(tmp_path, phone={}), mode="buffered", fedbuff=FedBuff(2)
+    )
+    callbacks = [loop, GradientAccumulationScheduler({0: 1, 2: 2})]
+    with pytest.raises(
+        ValueError, match=r"GradientAccumulationScheduler .* set trainer.accumulate_grad_batches"
+    ):
+        trainer(2, callbacks).fit(module(), FederatedWrapper(Numbers(), ten_clients))
+
+
+def test_concurrency_stands_for_clients_per_round(tmp_path):
+    """Six at work though a round of the synchronous mode would have three."""
+    fleet = make_fleet(tmp_path, phone={})
+    fedbuff = FedBuff(1, concurrency=6)
+    rows, *_ = rounds_of(6, fleet=fleet, mode="buffered", fedbuff=fedbuff, clients_per_round=3)
+    assert [row["asked_round"] for row in rows][:2] == [0, 0]
+    assert len({row["client"] for row in rows if row["asked_round"] == 0}) >= 5

@@ -1,0 +1,91 @@
+"""Buffered runs that go on from a checkpoint: who is at work, and the models that they received, are in it."""
+
+import shutil
+
+import lightning as L
+import pytest
+from fleets import make_fleet, without_wall
+from lightning.pytorch.callbacks import ModelCheckpoint
+from plain_lightning import Numbers, assert_equal, module, ten_clients, trainer, weights
+
+from fedlight.callbacks.logs.visit_log import VisitLog
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.federated.by_client import FederatedWrapper
+from fedlight.federation.algorithms.ditto import Ditto
+from fedlight.federation.algorithms.fedprox import FedProx
+from fedlight.federation.asynchronous.fedbuff import FedBuff
+from fedlight.federation.channel import Wire
+from fedlight.federation.codecs import Quantize, TopK
+from fedlight.federation.server import FedAdam
+
+pytestmark = pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+DEVICES = {
+    "moody": {"availability": 0.7, "upload_mbps": 0.004},
+    "nightly": {"availability": "{intervals_hours: [[0, 0.002]], period_hours: 0.003}", "upload_mbps": 0.0003},
+    "steady": {"upload_mbps": 0.003},
+}
+ROUNDS = 8
+
+
+def run(
+    folder, devices, algorithm=FedProx, ckpt_path=None, rounds=ROUNDS, save=None, callbacks=(), fedbuff=None
+):
+    model = module()
+    loop = FederatedLoop(
+        algorithm(),
+        FedAdam(0.05),
+        clients_per_round=5,
+        local_steps=2,
+        fleet=make_fleet(devices, **DEVICES),
+        channel=Wire(up=[TopK(0.4, error_feedback=True), Quantize("int8")]),
+        mode="buffered",
+        fedbuff=fedbuff or FedBuff(2),
+    )
+    log = VisitLog(str(folder / "visits.csv"))
+    callbacks = [loop, log, *callbacks, *([save] if save else [])]
+    fit = trainer(rounds, callbacks, enable_checkpointing=save is not None, default_root_dir=folder)
+    fit.fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
+    return model, loop, log._table.rows()
+
+
+@pytest.mark.parametrize("algorithm", [FedProx, lambda: Ditto(0.5, 1)])
+def test_resumed_after_any_round_equals_uninterrupted(tmp_path, algorithm):
+    save = ModelCheckpoint(tmp_path / "saved", filename="{epoch}", save_top_k=-1)
+    whole, loop, rows = run(tmp_path / "whole", tmp_path / "devices", algorithm, save=save)
+    assert {"", "absent", "left"} == {row["reason"] for row in rows}
+    assert max(int(row["staleness"]) for row in rows if not row["reason"]) >= 2
+    checkpoints = sorted((tmp_path / "saved").glob("*.ckpt"), key=lambda file: int(file.stem.split("=")[1]))
+    assert len(checkpoints) == ROUNDS
+    for number, checkpoint in enumerate(checkpoints[:-1]):
+        folder = tmp_path / f"resumed{number}"
+        folder.mkdir()
+        shutil.copy(tmp_path / "whole/visits.csv", folder)
+        again, resumed, found = run(folder, tmp_path / "devices", algorithm, checkpoint)
+        assert_equal(weights(whole), weights(again))
+        assert resumed.virtual_seconds == loop.virtual_seconds
+        assert without_wall(found) == without_wall(rows)
+        assert repr(resumed.remembered()["mode"]) == repr(loop.remembered()["mode"])
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
+def test_a_run_that_is_stopped_inside_a_step_goes_on_as_if_it_had_not_been(tmp_path):
+    class Stop(L.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.current_epoch == 4 and batch_idx == 1:
+                trainer.save_checkpoint(tmp_path / "inside.ckpt")
+                raise RuntimeError("the power went out")
+
+    whole, loop, _ = run(tmp_path / "whole", tmp_path / "devices")
+    with pytest.raises(RuntimeError, match="the power went out"):
+        run(tmp_path / "stopped", tmp_path / "devices", callbacks=[Stop()])
+    again, resumed, _ = run(tmp_path / "again", tmp_path / "devices", ckpt_path=tmp_path / "inside.ckpt")
+    assert_equal(weights(whole), weights(again))
+    assert resumed.virtual_seconds == loop.virtual_seconds
+
+
+def test_another_mode_or_buffer_is_refused(tmp_path):
+    save = ModelCheckpoint(tmp_path / "saved", filename="{epoch}", save_top_k=-1)
+    run(tmp_path / "whole", tmp_path / "devices", rounds=1, save=save)
+    (checkpoint,) = (tmp_path / "saved").glob("*.ckpt")
+    with pytest.raises(ValueError, match=r"federated.fedbuff.buffer_size=2 .* not with .*buffer_size=3"):
+        run(tmp_path / "other", tmp_path / "devices", ckpt_path=checkpoint, fedbuff=FedBuff(3))
