@@ -13,6 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from torch import Tensor
 
 from fedlight.callbacks.logs.trainer import find_callback
+from fedlight.callbacks.logs.visit_log import RecordsVisits
+from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.visit import step_losses
 from fedlight.callbacks.progress.run_summary import (
     device_table,
@@ -22,7 +24,7 @@ from fedlight.callbacks.progress.run_summary import (
     traffic,
 )
 from fedlight.federation.client import Visit
-from fedlight.support.words import in_largest_unit
+from fedlight.support.words import count_noun, in_largest_unit
 
 STEP_LOSSES = {"train/loss", "train_loss"}
 """Names of a batch's loss in modules; the bar shows its mean over the round instead."""
@@ -84,6 +86,7 @@ class RoundProgress(ProgressBar):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         self._loop: VisitsClients | None = find_callback(trainer, VisitsClients)
+        self._records: RecordsVisits | None = find_callback(trainer, RecordsVisits)
         self._rounds, self._rounds_after, self._history = [], 0, {}
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -120,6 +123,7 @@ class RoundProgress(ProgressBar):
             self._client = name_clients(
                 [visit.client_id for visit in self._loop.visits], self._loop.device_name
             )
+            self._client += model_age(self._loop.visits, trainer.current_epoch)
         if (losses := step_losses(trainer, outputs)) is not None:
             self._losses.append(losses)
         if self._is_due(batch_idx + 1):
@@ -134,8 +138,9 @@ class RoundProgress(ProgressBar):
         values = "  ".join(f"{name} {value:.4f}" for name, value in shown.items())
         seconds = time.monotonic() - self._started
         left = self._left([*self._rounds, seconds], elapsed=math.inf) if self._rounds_after else ""
+        ages = staleness_in_words(self._records.visit_records) if self._records is not None else ""
         self._print_line(
-            f"{self._round_name(trainer)}: {values}  ({seconds:.1f} s{f', {left}' if left else ''})"
+            f"{self._round_name(trainer)}: {values}{ages}  ({seconds:.1f} s{f', {left}' if left else ''})"
         )
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -298,3 +303,25 @@ def name_clients(names: Sequence[str], device: str) -> str:
         return f"client {names[0]}{f' on {device}' if device else ''}"
     more = f" and {len(names) - 2} more" if len(names) > 2 else ""
     return f"clients {', '.join(names[:2])}{more}"
+
+
+def model_age(visits: Sequence[Visit], round_idx: int) -> str:
+    """Return how many rounds old the model is that the first of some visits received; empty for the newest.
+
+    Examples:
+        >>> model_age([Visit("c001", 4, asked=3)], round_idx=5), model_age([Visit("c001", 4)], round_idx=5)
+        (', model of 2 rounds ago', '')
+    """
+    age = round_idx - visits[0].asked_in(round_idx)
+    return f", model of {count_noun(age, 'round')} ago" if age else ""
+
+
+def staleness_in_words(rows: Sequence[Record]) -> str:
+    """Return the staleness of a round's updates, behind two blanks; empty for a synchronous round or one without updates.
+
+    Examples:
+        >>> staleness_in_words([{"staleness": 0, "reason": ""}, {"staleness": 3, "reason": ""}])
+        '  staleness 0 to 3'
+    """
+    ages = [int(row["staleness"]) for row in rows if "staleness" in row and not row["reason"]]
+    return f"  staleness {min(ages)} to {max(ages)}" if ages else ""

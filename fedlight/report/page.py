@@ -30,12 +30,13 @@ from fedlight.report.sections import (
     leakage,
     overview,
     tasks,
+    virtual_time,
 )
 from fedlight.report.svg import inlined
 from fedlight.support.files import csv_text, whole_file
 
 SECTIONS = (
-    *(overview, curves, clients, client_data, devices, groups, coverage, leakage),
+    *(overview, curves, virtual_time, clients, client_data, devices, groups, coverage, leakage),
     *(answers, tasks, configuration),
 )
 FILES = Path(__file__).parent / "page_files"

@@ -21,7 +21,10 @@ from fedlight.federation.server import FedAdam
 pytestmark = pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 DEVICES = {
     "moody": {"availability": 0.7, "upload_mbps": 0.004},
-    "nightly": {"availability": "{intervals_hours: [[0, 0.002]], period_hours: 0.003}", "upload_mbps": 0.0003},
+    "nightly": {
+        "availability": "{intervals_hours: [[0, 0.001]], period_hours: 0.003}",
+        "upload_mbps": 0.0005,
+    },
     "steady": {"upload_mbps": 0.003},
 }
 ROUNDS = 8

@@ -165,3 +165,27 @@ def test_an_error_gives_the_terminal_back():
     with pytest.raises(KeyError, match="broken"):
         trainer.fit(Breaks(), LOADER, LOADER)
     assert output.getvalue().count("\x1b[?25l") == output.getvalue().count("\x1b[?25h") == 1
+
+
+class Stale(VisitsEach):
+    """Stands in for a loop of buffered rounds: batch i is of a client that was asked in the first round."""
+
+    rounds_done = 0
+
+    def __init__(self):
+        self.visit_records = [{"staleness": 2, "reason": "left"}]
+        self.visit_records += [{"staleness": age, "reason": ""} for age in (0, 1)]
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.visits = (Visit(f"c{batch_idx}", 1, asked=0),)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_age_of_the_model_is_named(terminal):
+    output, trainer = trainer_with(terminal, callbacks=[Stale()])
+    trainer.progress_bar_callback.console = Console(file=output, force_terminal=terminal, width=160)
+    trainer.fit(NotValidated(), LOADER)
+    lines = [line for line in without_times(output.getvalue()) if "round 2/2: loss" in line]
+    assert "staleness 0 to 1" in lines[-1]
+    if terminal:
+        assert "client c9, model of 1 round ago" in output.getvalue()

@@ -25,13 +25,15 @@ FAMILIES = (
 )
 # Drawn by the sections on devices, groups and leakage, or no result.
 ELSEWHERE = re.compile(
-    r"^(attack|stderr|unread)/|^fed/(bytes|clients|hours|joules|absent|asked|late|left|out_of|surplus|round_|group)|^lr-"
+    r"^(attack|stderr|unread)/|^fed/(bytes|clients|hours|joules|absent|asked|at_work|late|left|old_model|out_of|surplus|round_|group)|^lr-"
 )
 SAID = {
     "train/loss": "loss of training batches",
     "val/loss": "validation loss",
     "fed/loss": "loss during visits",
     "fed/product_error": "relative distance of the averaged adapter from the mean of the clients' products",
+    "fed/staleness": "staleness of updates, in server steps",
+    "fed/staleness_max": "largest staleness, in server steps",
     "val/accuracy": "validation accuracy",
     "val/client_mean": "mean over clients",
     "val/client_worst_tenth": "mean of the worst tenth of clients",

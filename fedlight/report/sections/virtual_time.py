@@ -1,0 +1,108 @@
+"""Metrics over simulated time: what a federation of emulated devices has reached by when, in rounds of either mode.
+
+A round of a synchronous run and a server step of a buffered one take unlike times, so their rounds cannot be compared.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+import matplotlib
+import numpy as np
+
+from fedlight.report.figures.lines import Line, bands, draw_lines, thinned
+from fedlight.report.figures.style import MOST_LINES, STYLE, key, looks, new_chart
+from fedlight.report.parts import Chart, Section
+from fedlight.report.runs import Run
+from fedlight.report.sections.curves import Curve, curves, family, in_words
+from fedlight.report.tables import capitalized, slug
+from fedlight.report.visits import visits_of
+from fedlight.support.words import in_largest_unit, time_unit
+
+SHOWN = re.compile(r"^(val/|score/|group_mean/|win_rate)")
+"""Metrics of the global model."""
+FAMILIES = ("Accuracy by client", "Accuracy", "Task scores", "Win rate", "Loss")
+
+
+def section(runs: Sequence[Run]) -> Section | None:
+    """Return a chart for each metric of the global model; None where no run has devices and such a metric."""
+    metrics: dict[str, dict[str, list[Curve]]] = {}
+    for run in runs:
+        for metric, curve in over_time(run).items():
+            metrics.setdefault(metric, {}).setdefault(run.method, []).append(curve)
+    charts = [_chart(metric, of_methods) for metric, of_methods in sorted(metrics.items())]
+    if not charts:
+        return None
+    intro = (
+        "On the devices' virtual clock, so that runs whose rounds take unlike times stand beside each other: each "
+        "point is the model that the server has at that moment."
+    )
+    return Section("virtual_time", "Simulated time", intro, [*charts])
+
+
+def over_time(run: Run) -> dict[str, Curve]:
+    """Return metric -> simulated seconds -> value at the end of each round that was evaluated; empty without a fleet."""
+    visits = visits_of(run.csv("visits.csv"))
+    if visits is None or not visits.device_names:
+        return {}
+    ends = dict(enumerate(visits.round_ends().tolist(), start=1)) | {0: 0.0}
+    found = {
+        metric: {ends[int(place)]: value for place, value in curve.items() if int(place) in ends}
+        for metric, curve in curves(run).metrics.items()
+        if SHOWN.search(metric) and family(metric) in FAMILIES
+    }
+    return {metric: curve for metric, curve in found.items() if len(curve) > 1}
+
+
+def held(runs: Sequence[Curve]) -> Line:
+    """Return the mean over seeds at each moment at which one of them has a new model, while all of them run.
+
+    Between two of its rounds a run has the value of the earlier one.
+
+    Examples:
+        >>> line = held([{1.0: 0.0, 3.0: 1.0}, {2.0: 0.5, 4.0: 1.0}])
+        >>> line.x.tolist(), line.middle.tolist(), line.low.tolist(), line.high.tolist()
+        ([2.0, 3.0], [0.25, 0.75], [0.0, 0.5], [0.5, 1.0])
+    """
+    first, last = max(min(one) for one in runs), min(max(one) for one in runs)
+    x = np.array(sorted({at for one in runs for at in one if first <= at <= last}))
+    values = np.array([_at(one, x) for one in runs]).reshape(len(runs), -1)
+    return Line(x, values.mean(axis=0), values.min(axis=0), values.max(axis=0), len(runs))
+
+
+def _at(curve: Mapping[float, float], moments: np.ndarray) -> np.ndarray:
+    times = np.array(sorted(curve))
+    values = np.array([curve[at] for at in times])
+    return np.asarray(values[np.searchsorted(times, moments, side="right") - 1])
+
+
+@matplotlib.rc_context(STYLE)
+def _chart(metric: str, of_methods: Mapping[str, Sequence[Curve]]) -> Chart:
+    lines = {method: line for method, runs in of_methods.items() if len((line := held(runs)).x)}
+    shown = dict(list(lines.items())[:MOST_LINES])
+    scale, unit = time_unit(max((float(line.x[-1]) for line in lines.values()), default=1.0))
+    figure, axes = new_chart()
+    scaled = {name: thinned(line._replace(x=line.x / scale)) for name, line in shown.items()}
+    draw_lines(axes, scaled, looks(shown))
+    axes.set_xlabel(f"simulated time, {unit}")
+    key(figure, axes)
+    title = f"{capitalized(in_words(metric))} over simulated time"
+    common = min((float(line.x[-1]) for line in lines.values()), default=0.0)
+    left = len(lines) - len(shown)
+    there = {name: line for name, line in shown.items() if line.x[0] <= common}
+    values = "; ".join(
+        f"{name}: {line.middle[np.searchsorted(line.x, common, side='right') - 1]:.3g}"
+        for name, line in there.items()
+    )
+    return Chart(
+        f"time_{slug(metric)}",
+        title,
+        f"At {in_largest_unit(common)}, when the first run ends: {values}.{bands(shown.values())}"
+        + (f" {left} more lines are in the CSV." if left else ""),
+        f"{title}, value of each line at {in_largest_unit(common)}. {values}",
+        figure,
+        [
+            {"run": name, "seconds": x, "mean": middle, "low": low, "high": high, "seeds": line.seeds}
+            for name, line in lines.items()
+            for x, middle, low, high in zip(*(column.tolist() for column in line[:4]), strict=True)
+        ],
+    )
