@@ -15,6 +15,7 @@ from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.channel import Wire
+from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.server import FedAdam
 
@@ -43,6 +44,7 @@ def run(
         channel=Wire(up=[TopK(0.4, error_feedback=True), Quantize("int8")]),
         mode="buffered",
         fedbuff=fedbuff or FedBuff(2),
+        memory=ClientMemories(limit_mib=0, keep=ROUNDS),
     )
     log = VisitLog(str(folder / "visits.csv"))
     callbacks = [loop, log, *callbacks, *([save] if save else [])]

@@ -15,6 +15,7 @@ from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.fedrep import FedRep
 from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.channel import Wire
+from fedlight.federation.client import Visit
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.server import Average, FedAdam
 
@@ -45,6 +46,7 @@ def seconds_of_upload(folder, **seconds):
         (lambda: FedProx(mu=0.5), {}),
         (lambda: FedProx(mu=0.5), {"channel": lossy}),
         (lambda: FedAvg("uniform"), {"channel": lossy}),
+        (lambda: FedAvg(), {"buffers": lambda: "local", "model": lambda: module(norm=True)}),
         (lambda: Ditto(0.5, 2), {}),
         (lambda: FedRep(["net.3"]), {"clients_per_round": lambda: 10}),  # who comes again is sent less
     ],
@@ -149,6 +151,25 @@ def test_plain_asynchronous_averaging_with_normalized_weights_is_a_step_of_one_c
     late = trained(made, first, recorder.visits[1][0][1])  # from the first model as well
     third = {n: v + 0.6 * 2**-0.5 * (late[n] - first[n]) for n, v in second.items()}
     close(weights(made), third)
+
+
+def test_batches_are_those_of_the_round_in_which_a_client_was_asked(tmp_path):
+    """Also those of a project's own loader, whose shapes were counted then."""
+    fleet = seconds_of_upload(tmp_path, quick=2, slow=5)
+    more = {"fleet": fleet, "mode": "buffered", "fedbuff": FedBuff(2), "clients_per_round": 5}
+    recorder, data = Recorder(), Points(SIX)
+    fit(TwoParts(), data, rounds=5, callbacks=[recorder], **more)
+    stale = 0
+    for idx, visits in recorder.visits.items():
+        for visit, batches in visits:
+            stale += visit.asked < idx
+            positions = data.plan.batches(Visit(visit.client_id, visit.num_batches), visit.asked)
+            assert [batch["x"].tolist() for batch in batches] == [data.x[p].tolist() for p in positions]
+    assert stale > 2
+    *_, loop, _ = rounds_of(1, of_eight, local_steps=None)
+    source, late, early = loop._data, Visit("c3", 3, asked=1), Visit("c3", 3)
+    assert source._batches(late, 6) == source._batches(early, 1) != source._batches(early, 6)
+    assert source._purpose(late) != source._purpose(early)
 
 
 def test_the_order_in_which_the_visits_of_a_step_are_trained_changes_no_bit(tmp_path, monkeypatch):

@@ -54,6 +54,16 @@ def test_a_clients_batches_do_not_depend_on_who_else_takes_part():
     assert len(together) == 5
 
 
+def test_a_client_that_was_asked_in_an_earlier_round_trains_on_the_batches_of_that_round():
+    plan = RoundPlan({"a": np.arange(10), "b": np.arange(10, 20)}, batch_size=2, seed=0)
+    plan.set_visits([Visit("a", 3, asked=2), Visit("b", 2, asked=4)], round_idx=4)
+    found = list(plan.sampler())
+    plan.set_visits([Visit("a", 3)], round_idx=2)
+    assert found[:3] == list(plan.sampler())
+    plan.set_visits([Visit("b", 2)], round_idx=4)
+    assert found[3:] == list(plan.sampler())
+
+
 def test_two_visits_of_one_client_see_different_orders():
     plan = RoundPlan({"a": np.arange(50)}, batch_size=5, seed=0)
     plan.further["a", "again"] = np.arange(50)

@@ -9,7 +9,7 @@ from math import inf
 import pytest
 
 from fedlight.devices.availability import HOUR, Always, Chance, Trace
-from fedlight.devices.clock import IDLE_SECONDS, Job, Outcome, run_round
+from fedlight.devices.clock import IDLE_SECONDS, Job, Outcome, end_of, outcome_of, run_round
 from fedlight.devices.device import Device
 
 MB, TERA = 10**6, 10**12
@@ -51,6 +51,26 @@ def test_the_round_ends_with_the_last_that_is_wanted():
     assert spent(outcomes["slow"]) == (1, 5, 0)  # told to stop after six seconds
     assert outcomes["slow"].flops == pytest.approx(5 * TERA)
     assert (outcomes["slow"].bytes_down, outcomes["slow"].bytes_up, outcomes["slow"].joules) == (MB, 0, 12)
+
+
+def test_the_end_of_a_client_that_nobody_stops():
+    """As in a round without a deadline that wants everybody, from any moment on."""
+    jobs = {
+        "": job("a", 1, 5, 2),
+        "left": job("b", 1, 5, 2, leaves=7),
+        "absent": job("c", 1, 5, 2, absent=True),
+    }
+    jobs["out_of_memory"] = job("d", 1, 5, 2, fits=False)
+    ends = {"": 8.0, "left": 7.0, "absent": 0.0, "out_of_memory": 0.0}
+    for reason, one in jobs.items():
+        assert end_of(one, 0.0, draw=(0, 0)) == (ends[reason], reason)
+        outcomes, _ = play([one])
+        spent = inf if not reason else ends[reason]
+        assert outcome_of(one, reason, spent) == outcomes[one.client_id]
+    assert end_of(jobs[""], 100.0, draw=(0, 0)) == (108.0, "")
+    assert end_of(job("b", 1, 5, 2, leaves=8), 0.0, draw=(0, 0)) == (8.0, "")  # through as it leaves
+    assert end_of(jobs["left"], 3.0, draw=(0, 0)) == (7.0, "left")
+    assert end_of(jobs["left"], 7.0, draw=(0, 0)) == (7.0, "absent")
 
 
 def test_the_deadline():
