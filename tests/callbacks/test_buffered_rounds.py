@@ -1,14 +1,19 @@
 """Buffered rounds: equal to synchronous ones where they have to be, to FedBuff's equations, and to a trace by hand."""
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
 from fleets import make_fleet, rounds_of, without_wall
-from plain_lightning import assert_equal, module, ten_clients, weights
+from plain_lightning import Numbers, assert_equal, module, ten_clients, trainer, weights
 from stacked import Lora, Points, assert_same_rows, fit, furthest
 from two_parts import Recorder, TwoParts, close, trained
 
+from fedlight.callbacks.logs.visit_log import VisitLog
+from fedlight.callbacks.loop.devices import DeviceEmulation
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.modes.buffered import Buffered
+from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx
@@ -99,6 +104,50 @@ def test_a_run_has_the_trace_that_is_written_by_hand(tmp_path):
         assert row["start_seconds"] / unit == pytest.approx(begun, rel=0.01)
         assert row["round_end_seconds"] / unit == pytest.approx([3, 6, 8, 10, 13][row["round"]], rel=0.01)
     assert loop.virtual_seconds == max(row["round_end_seconds"] for row in rows)
+
+
+def test_the_whole_schedule_is_known_before_the_first_batch(tmp_path):
+    """On devices that come and go, of clients of unlike sizes, planned round by round before anything is trained."""
+    devices = {
+        "moody": {"availability": 0.6, "upload_mbps": 0.004},
+        "nightly": {
+            "availability": "{intervals_hours: [[0, 0.001]], period_hours: 0.002}",
+            "upload_mbps": 0.002,
+        },
+        "steady": {"upload_mbps": 0.003},
+    }
+    foreseen = []
+
+    class Foresee(L.Callback):
+        def on_train_start(self, trainer, pl_module):
+            loop = next(one for one in trainer.callbacks if isinstance(one, FederatedLoop))
+            own, now = Buffered(loop.fedbuff, 5, loop.seed), 0.0
+            own.meet(loop.clients)
+            devices = DeviceEmulation(loop.fleet, None, 5, loop.seed, loop._devices._payloads, loop._run)
+            for idx in range(8):
+                own.plan(idx, now, [], loop._rounds._visits_of, devices, loop._parameters)
+                own.finish_round({})
+                now = own._step.end_seconds
+                for one in (*own._step.dropouts, *own._step.arrivals):
+                    foreseen.append((idx, one.client_id, one.asked, one.start_seconds, one.reason, now))
+
+    made = FederatedLoop(
+        clients_per_round=5,
+        local_steps=None,
+        fleet=make_fleet(tmp_path, **devices),
+        mode="buffered",
+        fedbuff=FedBuff(2),
+    )
+    rows = []
+
+    class Watch(VisitLog):
+        def on_train_epoch_end(self, trainer, pl_module):
+            rows.extend(dict(row) for row in made.visit_records)
+
+    trainer(8, [made, Watch(), Foresee()]).fit(module(), FederatedWrapper(Numbers(), ten_clients))
+    names = ("round", "client", "asked_round", "start_seconds", "reason", "round_end_seconds")
+    assert sorted(tuple(row[name] for name in names) for row in rows) == sorted(foreseen)
+    assert {"", "absent", "left"} == {row["reason"] for row in rows}
 
 
 @pytest.mark.parametrize(
