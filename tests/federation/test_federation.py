@@ -4,11 +4,10 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from fedlight.callbacks.loop.plan import uniform_cohort
 from fedlight.federation.aggregation import WeightedSum
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.channel import Identity, serialized_bytes
-from fedlight.federation.client import Client, Update, Visit, Work, build_clients
+from fedlight.federation.client import Client, Update, Visit, Work, build_clients, uniform_cohort
 from fedlight.federation.server import Average
 from fedlight.federation.state import moved, movement, read, write
 

@@ -138,14 +138,16 @@ class Buffered(Synchronous):
         known = {**self._models, step.round_idx: model}
         self._models = {asked: known[asked] for asked in sorted(step.versions)}
         self._at_work = step.at_work
+        kept = [value for one in self._models.values() for value in one.values()]
+        found = {
+            "at_work": float(len(step.at_work)),
+            "old_models": float(len(self._models)),
+            "old_model_bytes": float(sum(value.numel() * value.element_size() for value in kept)),
+        }
         stale = [step.staleness(one) for one in step.arrivals]
-        sizes = [
-            value.numel() * value.element_size() for one in self._models.values() for value in one.values()
-        ]
-        found = {"at_work": len(step.at_work), "old_models": len(self._models), "old_model_bytes": sum(sizes)}
-        if stale:
-            found |= {"staleness": sum(stale) / len(stale), "staleness_max": max(stale)}
-        return {name: float(value) for name, value in found.items()}
+        return found | (
+            {"staleness": sum(stale) / len(stale), "staleness_max": float(max(stale))} if stale else {}
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {"at_work": [asdict(one) for one in self._at_work], "models": dict(self._models)}
