@@ -322,6 +322,10 @@ def staleness_in_words(rows: Sequence[Record]) -> str:
     Examples:
         >>> staleness_in_words([{"staleness": 0, "reason": ""}, {"staleness": 3, "reason": ""}])
         '  staleness 0 to 3'
+        >>> staleness_in_words([{"staleness": 1, "reason": ""}]), staleness_in_words([{"reason": ""}])
+        ('  staleness 1', '')
     """
     ages = [int(row["staleness"]) for row in rows if "staleness" in row and not row["reason"]]
-    return f"  staleness {min(ages)} to {max(ages)}" if ages else ""
+    if not ages:
+        return ""
+    return f"  staleness {min(ages)}" + (f" to {max(ages)}" if max(ages) > min(ages) else "")

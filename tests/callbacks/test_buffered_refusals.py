@@ -1,11 +1,14 @@
 """Settings and parts that do not go with buffered rounds: refused with setting, value and remedy before work starts."""
 
+import lightning as L
 import pytest
+import torch
 from fleets import make_fleet, rounds_of
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
-from plain_lightning import Numbers, module, ten_clients, trainer
+from plain_lightning import Numbers, Regression, module, ten_clients, trainer
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.modes.buffered import Buffered
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
@@ -17,7 +20,9 @@ from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.local_self_generation import LocalSelfGeneration
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.asynchronous.fedbuff import FedBuff
+from fedlight.federation.asynchronous.schedule import ServerStep
 from fedlight.federation.channel import Wire
+from fedlight.federation.client import Visit
 from fedlight.federation.privacy import ClipAndNoise, PrivateMean
 
 MODE = r"federated.mode=buffered: "
@@ -100,6 +105,32 @@ def test_a_schedule_of_accumulation_is_refused(tmp_path):
         ValueError, match=r"GradientAccumulationScheduler .* set trainer.accumulate_grad_batches"
     ):
         trainer(2, callbacks).fit(module(), FederatedWrapper(Numbers(), ten_clients))
+
+
+def test_parameters_that_join_while_clients_are_at_work_are_refused(tmp_path):
+    """A head that is thawed in the third round, which nobody has received who was asked before."""
+
+    class Thaw(L.Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            if trainer.current_epoch == 2:
+                trainer.optimizers[0].add_param_group({"params": pl_module.net[3].parameters()})
+
+    class Frozen(Regression):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.net[0].parameters(), lr=0.05)
+
+    fleet = make_fleet(tmp_path, quick={}, slow={"upload_mbps": 5})
+    loop = FederatedLoop(clients_per_round=4, local_steps=2, fleet=fleet, mode="buffered", fedbuff=FedBuff(2))
+    with pytest.raises(ValueError, match=r"joined or left the optimizer"):
+        trainer(6, [loop, Thaw()]).fit(Frozen(), FederatedWrapper(Numbers(), ten_clients))
+    mode = Buffered(FedBuff(1), 1, 0)
+    mode._step = ServerStep(2, 0.0, 1.0, (), (), ())
+    one, both = {"w": torch.zeros(1)}, {"w": torch.zeros(1), "v": torch.zeros(1)}
+    mode._models = {0: one}
+    assert mode.model_for(Visit("a", 1, asked=0), dict(one)) is one
+    assert mode.model_for(Visit("a", 1, asked=2), both) is both
+    with pytest.raises(ValueError, match=MODE + "v and 0 others joined or left .* since client a was asked"):
+        mode.model_for(Visit("a", 1, asked=0), both)
 
 
 def test_concurrency_stands_for_clients_per_round(tmp_path):

@@ -125,7 +125,16 @@ class Buffered(Synchronous):
 
     def model_for(self, visit: Visit, newest: State) -> State:
         asked = visit.asked_in(self._planned.round_idx)
-        return newest if asked == self._planned.round_idx else self._models[asked]
+        if asked == self._planned.round_idx:
+            return newest
+        model = self._models[asked]
+        if others := sorted(model.keys() ^ newest.keys()):
+            raise refusal(
+                f"{others[0]} and {len(others) - 1} others joined or left the optimizer since client {visit.client_id} was "
+                "asked",
+                "let the optimizer hold from the start whatever will be trained",
+            )
+        return model
 
     def weighed(self, update: Update, visit: Visit, round_idx: int) -> Update:
         factor = self.fedbuff.weight(round_idx - visit.asked_in(round_idx))
