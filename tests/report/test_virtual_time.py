@@ -16,8 +16,9 @@ def run(home, name, ends, accuracies, seed=0, device="phone"):
     (folder / "settings.json").write_text('{"stage": "fit selector.yaml"}')
     rows = [f"{idx},c0,train,1,1,{device},{end},\n" for idx, end in enumerate(ends)]
     (folder / "visits.csv").write_text(HEADER + "".join(rows))
-    rows = [f"{idx},{idx},{value}\n" for idx, value in enumerate(accuracies) if value is not None]
-    (folder / "metrics/version_0/metrics.csv").write_text("epoch,step,val/accuracy\n" + "".join(rows))
+    rows = [f"{idx},{idx},{value},1\n" for idx, value in enumerate(accuracies) if value is not None]
+    text = "epoch,step,val/accuracy,val/accuracy_high\n" + "".join(rows)
+    (folder / "metrics/version_0/metrics.csv").write_text(text)
 
 
 def test_synchronous_and_buffered_runs_share_an_axis_of_time(tmp_path):

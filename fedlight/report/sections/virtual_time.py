@@ -18,8 +18,8 @@ from fedlight.report.tables import capitalized, slug
 from fedlight.report.visits import visits_of
 from fedlight.support.words import in_largest_unit, time_unit
 
-SHOWN = re.compile(r"^(val/|score/|group_mean/|win_rate)")
-"""Metrics of the global model."""
+SHOWN = re.compile(r"^(val/|score/|group_mean/|win_rate)(?!.*_(low|high)$)")
+"""Metrics of the global model, without the ends of intervals."""
 FAMILIES = ("Accuracy by client", "Accuracy", "Task scores", "Win rate", "Loss")
 
 
