@@ -191,6 +191,7 @@ def test_a_wire_and_several_adapters():
     [
         ("qwen2_0.5b", 494_032_768),
         ("gemma_2b", 2_506_172_416),
+        ("gemma_3_270m", 268_098_176),
         ("llama2_7b", 6_738_415_616),
         ("llama3_8b", 8_030_261_248),
     ],
@@ -329,7 +330,7 @@ def test_help():
     outcome = fedlight("plan", "--help")
     assert outcome.code == 0
     assert ", ".join(known_shapes()) in " ".join(outcome.out.split())
-    assert known_shapes() == ["gemma_2b", "llama2_7b", "llama3_8b", "qwen2_0.5b"]
+    assert known_shapes() == ["gemma_2b", "gemma_3_270m", "llama2_7b", "llama3_8b", "qwen2_0.5b"]
 
 
 def test_a_phone_that_keeps_most_of_its_memory_is_told_so(tmp_path):

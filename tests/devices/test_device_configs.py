@@ -7,7 +7,7 @@ from fedlight import conf
 from fedlight.devices.device import known_devices, load_device
 from fedlight.devices.fleet import Fleet
 
-FLEETS = ("phones", "mixed", "edge")
+FLEETS = ("phones", "mixed", "edge", "edgeflowertune")
 
 
 def notes(name):
@@ -23,7 +23,7 @@ def notes(name):
     return found
 
 
-def test_a_dozen_devices_and_three_fleets():
+def test_a_dozen_devices_and_their_fleets():
     assert len(known_devices()) >= 12
     assert {file.stem for file in conf.path("devices/fleets").glob("*.yaml")} == set(FLEETS)
 
