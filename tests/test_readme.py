@@ -82,6 +82,11 @@ def parse_fedlight(arguments: list[str]) -> None:
     if arguments[0] in ("plan", "report"):
         main(arguments)
         return
+    if arguments[0] == "device":
+        from fedlight.devices.measure.command import make_parser
+
+        print(make_parser().parse_args(arguments[1:]))
+        return
     if "--help" not in arguments:
         arguments = [*arguments, "--print_config"]
     with pytest.raises(SystemExit) as end:

@@ -21,7 +21,7 @@ def imported(code: str) -> set[str]:
     return set(done.stderr.split())
 
 
-COMMANDS = ("run", "plan", "report", "fit", "validate", "test", "predict")
+COMMANDS = ("run", "plan", "device", "device measure", "report", "fit", "validate", "test", "predict")
 
 
 @pytest.mark.parametrize("arguments", ["--help", "--version", *(f"{command} --help" for command in COMMANDS)])

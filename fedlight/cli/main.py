@@ -14,6 +14,7 @@ Federated fine-tuning of language models inside PyTorch Lightning.
   run NAME                       a recipe from first stage to results: fedlight run demo
                                  all recipes: fedlight run --help; only check everything: --dry-run; small: --twin
   plan                           which devices could take part, from a config alone: fedlight plan --help
+  device measure --name NAME     a profile of this machine, in two minutes, for fleets and plans
   report RUN ...                 a page about runs, for a browser: fedlight report runs/demo --open
 
   --threads N                    of torch, for any command: 1 where other processes keep the cores busy
@@ -21,7 +22,7 @@ Federated fine-tuning of language models inside PyTorch Lightning.
 A second call of the same run skips what is done and resumes what was stopped."""
 
 
-COMMANDS = ("fit", "validate", "test", "predict", "run", "plan", "report")
+COMMANDS = ("fit", "validate", "test", "predict", "run", "plan", "device", "report")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -50,6 +51,11 @@ def _main(argv: list[str]) -> None:
             from fedlight.plan.command import main as plan_run
 
             plan_run(argv[1:])
+    elif command == "device":
+        with one_line_errors():
+            from fedlight.devices.measure.command import main as device_command
+
+            device_command(argv[1:])
     elif command == "report":
         with one_line_errors():
             from fedlight.report.command import main as report_runs

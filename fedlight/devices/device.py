@@ -17,6 +17,8 @@ from fedlight.conf import path as conf_path
 from fedlight.devices.availability import Always, Availability, parse_availability
 
 WEIGHT_BITS = (16, 8, 4)
+OWN_FOLDER = Path("devices")
+"""Folder, below the current one, of a project's own profiles; ``fedlight device measure`` writes there."""
 MEGABIT = 1e6
 TERA = 1e12
 
@@ -99,7 +101,10 @@ class Device(Profile):
 
 
 def load_device(name_or_file: str) -> Device:
-    """Return the device of a profile of fedlight such as ``"pixel_8_pro"``, or of a YAML file of your own.
+    """Return the device of a profile of fedlight such as ``"pixel_8_pro"``, or of your own.
+
+    Args:
+        name_or_file: name of a profile of fedlight, or of one in the folder ``devices`` here; or a YAML file.
 
     Raises:
         FileNotFoundError: there is no such profile.
@@ -116,6 +121,8 @@ def load_device(name_or_file: str) -> Device:
         if not given or not isinstance(given, dict):
             raise ValueError("this is no device: it has no keys such as memory_gib")
         availability = parse_availability(given.pop("availability", "always"))
+        if (empty := next((key for key, value in given.items() if value is None), None)) is not None:
+            raise ValueError(f"{empty} is null: it could not be measured; write in a number above 0")
         numbers: Any = OmegaConf.merge(OmegaConf.structured(Profile), given)
         return Device(name=file.stem, availability=availability, **numbers)
     except (YAMLError, OSError, UnicodeDecodeError) as error:
@@ -138,8 +145,11 @@ def _find(name_or_file: str) -> Path:
         return own
     if (name := name_or_file.removesuffix(".yaml")) in known_devices():
         return conf_path(f"devices/{name}.yaml")
+    if name == Path(name).name and (measured := OWN_FOLDER / f"{name}.yaml").is_file():
+        return measured
     raise FileNotFoundError(
-        f"there is no device {name_or_file!r}: give a YAML file of your own or one of {', '.join(known_devices())}"
+        f"there is no device {name_or_file!r}: give a YAML file of your own, the name of one in {OWN_FOLDER}/ here, or one "
+        f"of {', '.join(known_devices())}"
     )
 
 

@@ -1,0 +1,107 @@
+"""``fedlight device measure --name NAME [--seconds S] [--watts W] [--force] ...``."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedlight.support.console import OneLineArguments
+
+if TYPE_CHECKING:
+    from fedlight.devices.measure.trial import Trial
+
+ABOUT = """Measure this machine and write its profile as a device, for a fleet or a plan:
+
+  fedlight device measure --name my_laptop
+  fedlight plan --config selector.yaml --federated.fleet '{class_path: fedlight.Fleet, init_args: {devices: {my_laptop: 1}}}'
+
+Let nothing else run meanwhile. The profile is written to devices/ in the current folder, where its name is looked up."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run ``fedlight device``."""
+    _measure(make_parser().parse_args(argv))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``fedlight device``."""
+    parser = OneLineArguments("fedlight device", description="Devices that are emulated.", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", metavar="measure", required=True)
+    trial = commands.add_parser(
+        "measure",
+        help="write a profile of this machine, in two minutes",
+        description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    trial.add_argument("--name", required=True, help="name of the device, and of its file")
+    trial.add_argument("--seconds", type=float, default=120.0, metavar="S", help="time for the trial: 120")
+    trial.add_argument(
+        "--device",
+        default="auto",
+        metavar="auto|cpu|cuda",
+        help="what to measure: the GPU where there is one",
+    )
+    trial.add_argument(
+        "--watts", type=float, metavar="W", help="power drawn in training, where it cannot be measured"
+    )
+    trial.add_argument(
+        "--download-mbps", type=float, metavar="M", help="megabits a second from the server; not measured"
+    )
+    trial.add_argument(
+        "--upload-mbps", type=float, metavar="M", help="megabits a second to the server; not measured"
+    )
+    trial.add_argument(
+        "--folder", type=Path, default=Path("devices"), help="where the profile is written: devices"
+    )
+    trial.add_argument("--force", action="store_true", help="replace a profile of this name")
+    return parser
+
+
+def _measure(options: argparse.Namespace) -> None:
+    from fedlight.devices.measure.profile import profile_file, profile_text
+    from fedlight.devices.measure.trial import measure
+    from fedlight.support.files import refuse_unwritable, write_whole
+
+    file = profile_file(options.name, options.folder, options.force)
+    for key in ("watts", "download_mbps", "upload_mbps"):
+        value = getattr(options, key)
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"--{key.replace('_', '-')} {value}: give a number above 0")
+    refuse_unwritable(options.folder, "--folder")
+    print(f"measuring this machine for {options.seconds:g} s or a little longer", flush=True)
+    trial = measure(options.seconds, options.device)
+    text = profile_text(options.name, trial, options.watts, options.download_mbps, options.upload_mbps)
+    write_whole(file, text)
+    _show(trial, options)
+    print(f"{file} is written: {text[text.index('memory_gib') :].strip().replace(chr(10), ', ')}")
+    if trial.watts is None and options.watts is None:
+        print(
+            f"watts is null, as {trial.no_watts}: a run refuses the profile until a number is written in; --watts "
+            "gives the power drawn in training"
+        )
+
+
+def _show(trial: "Trial", options: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedlight.support.words import three_digits
+
+    console = Console()
+    console = console if console.is_terminal else Console(width=120)
+    table = Table(title=f"{options.name}: {trial.processor}, {trial.threads} threads")
+    table.add_column("measured")
+    table.add_column("", justify="right")
+    for kind, rate in trial.product_flops.items():
+        table.add_row(f"products of matrices in {kind}", f"{three_digits(rate / 1e9)} GFLOPS")
+    for kind, rate in trial.step_flops.items():
+        table.add_row(f"training steps in {kind}", f"{three_digits(rate / 1e9)} GFLOPS")
+    free = "not known" if trial.free_bytes is None else f"{three_digits(trial.free_bytes / 2**30)} GiB"
+    table.add_row("memory, read and written", f"{three_digits(trial.copy_bytes / 1e9)} GB/s")
+    table.add_row("memory", f"{three_digits(trial.memory_bytes / 2**30)} GiB")
+    table.add_row("free memory", free)
+    table.add_row(
+        "power in training", "not known" if trial.watts is None else f"{three_digits(trial.watts)} W"
+    )
+    console.print(table)
