@@ -183,8 +183,8 @@ def predict(
     """
     fitted = halves(case.name for case, _, _ in measured)
     groups: tuple[Callable[[Case], str], ...] = (
-        lambda case: f"{case.threads} threads",
-        lambda case: f"{case.threads} threads, {case.form}",
+        lambda case: f"threads={case.threads}",
+        lambda case: f"threads={case.threads}, {case.form}",
     )
     found: dict[str, float] = {}
     for group in groups:
@@ -235,7 +235,7 @@ def show(rows: Sequence[Row], found: dict[str, float], peaks: dict[int, float]) 
         table.add_row(row.case.name, "fitted" if row.fitted else "tested", *cells)
     console.print(table)
     for threads, peak in peaks.items():
-        console.print(f"peak of {threads} threads: {peak / 1e9:.1f} GFLOPS", highlight=False)
+        console.print(f"peak of threads={threads}: {peak / 1e9:.1f} GFLOPS", highlight=False)
     for name, share in found.items():
         console.print(f"utilisation of {name}: {share:.3f}", highlight=False)
     for way, one in summary(rows).items():

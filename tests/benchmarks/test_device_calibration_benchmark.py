@@ -40,9 +40,9 @@ def test_predictions_by_hand():
     rows, found = predict(measured, {1: 100.0})
     assert [row.fitted for row in rows] == [True, False, True, False]
     assert found == {
-        "1 threads": pytest.approx(0.2),
-        "1 threads, fp32": pytest.approx(0.4),
-        "1 threads, nf4": pytest.approx(0.1),
+        "threads=1": pytest.approx(0.2),
+        "threads=1, fp32": pytest.approx(0.4),
+        "threads=1, nf4": pytest.approx(0.1),
     }
     assert [row.by_device for row in rows] == pytest.approx([0.5, 1.0, 0.5, 1.0])
     assert [row.by_form for row in rows] == pytest.approx([0.25, 0.5, 1.0, 2.0])
@@ -59,7 +59,7 @@ def test_predictions_by_hand():
         "median": pytest.approx(0.5),
         "largest": pytest.approx(1.0),
     }
-    with pytest.raises(ValueError, match="1 threads, nf4: there is no case on which to fit"):
+    with pytest.raises(ValueError, match="threads=1, nf4: there is no case on which to fit"):
         predict([measured[0], measured[2]], {1: 100.0})
 
 
@@ -102,10 +102,10 @@ def test_all_that_it_writes(tmp_path, capsys):
     forms = {row["case"]["form"] for row in found["rows"]}
     assert {"fp32", "bf16"} <= forms
     assert len(found["rows"]) == 3 * len(forms)
-    assert set(found["utilisation"]) == {"1 threads", *(f"1 threads, {form}" for form in forms)}
+    assert set(found["utilisation"]) == {"threads=1", *(f"threads=1, {form}" for form in forms)}
     for row in found["rows"]:
         assert row["seconds"] > 0
-        assert row["by_device"] * found["utilisation"]["1 threads"] == pytest.approx(
+        assert row["by_device"] * found["utilisation"]["threads=1"] == pytest.approx(
             row["flops"] / found["peaks"]["1"]
         )
-    assert "peak of 1 threads" in capsys.readouterr().out
+    assert "peak of threads=1" in capsys.readouterr().out

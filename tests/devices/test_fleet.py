@@ -111,6 +111,6 @@ def test_a_fleet_of_fedlight_by_its_name():
     assert whole.weights.keys() >= {"iphone_12", "galaxy_a54"}
     assert whole.seed == 3
     with pytest.raises(
-        FileNotFoundError, match="there is no fleet 'phonez': give one of edge, mixed, phones"
+        FileNotFoundError, match="there is no fleet 'phonez': give one of edge, edgeflowertune, mixed, phones"
     ):
         Fleet("phonez")

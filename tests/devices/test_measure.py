@@ -176,6 +176,16 @@ def test_a_profile_is_that_of_the_trial(tmp_path):
     assert (given.watts, given.download_mbps, given.upload_mbps) == (30, 10, 5)
 
 
+def test_a_busy_machine_is_told(tmp_path, monkeypatch):
+    said = "Other work kept 3.2 cores busy"
+    assert said in profile_text("other", Trial(**{**vars(FOUND), "load": 3.2}))
+    assert "Other work" not in profile_text("other", Trial(**{**vars(FOUND), "load": 0.2}))
+    monkeypatch.setattr(trial, "measure", lambda *args: Trial(**{**vars(FOUND), "load": 3.2}))
+    outcome = fedlight("device", "measure", "--name=busy", f"--folder={tmp_path}")
+    assert "other work kept 3.2 cores busy: measure again on an idle machine" in outcome.out
+    assert load_device(str(tmp_path / "busy.yaml")).watts == 12.5
+
+
 def load_device_text(folder, text):
     (folder / "other.yaml").write_text(text)
     return load_device(str(folder / "other.yaml"))

@@ -59,7 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _measure(options: argparse.Namespace) -> None:
-    from fedlight.devices.measure.profile import profile_file, profile_text
+    from fedlight.devices.measure.profile import is_busy, profile_file, profile_text
     from fedlight.devices.measure.trial import measure
     from fedlight.support.files import refuse_unwritable, write_whole
 
@@ -75,6 +75,8 @@ def _measure(options: argparse.Namespace) -> None:
     write_whole(file, text)
     _show(trial, options)
     print(f"{file} is written: {text[text.index('memory_gib') :].strip().replace(chr(10), ', ')}")
+    if is_busy(trial):
+        print(f"other work kept {trial.load:.1f} cores busy: measure again on an idle machine, with --force")
     if trial.watts is None and options.watts is None:
         print(
             f"watts is null, as {trial.no_watts}: a run refuses the profile until a number is written in; --watts "
@@ -90,7 +92,7 @@ def _show(trial: "Trial", options: argparse.Namespace) -> None:
 
     console = Console()
     console = console if console.is_terminal else Console(width=120)
-    table = Table(title=f"{options.name}: {trial.processor}, {trial.threads} threads")
+    table = Table(title=f"{options.name}: {trial.processor}, threads={trial.threads}")
     table.add_column("measured")
     table.add_column("", justify="right")
     for kind, rate in trial.product_flops.items():

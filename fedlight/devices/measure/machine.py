@@ -39,6 +39,11 @@ def memory(device: torch.device) -> tuple[int, int | None]:
     return size, available
 
 
+def load() -> float | None:
+    """Return the load of the last minute, 1 for each busy core; None where the system does not say."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
 class Rapl:
     """Energy counters of the processor's packages.
 

@@ -10,6 +10,8 @@ from fedlight.devices.device import Device, known_devices
 from fedlight.devices.measure.trial import Trial
 
 GIB = 2**30
+BUSY = 0.25
+"""Least load of other work, in cores, at which a trial says that the machine was not idle."""
 DOWNLOAD_MBPS, UPLOAD_MBPS = 94.0, 50.0
 """Worldwide medians of fixed lines, as in fedlight's own profiles."""
 
@@ -78,9 +80,14 @@ def profile_text(
         f"{name}, measured by fedlight device measure on {date.today().isoformat()} with torch {torch.__version__}.",
         "",
         f"Memory:  {trial.memory_bytes / GIB:.1f} GiB of {trial.processor}; {free}.",
-        f"Speed:   TFLOPS on {trial.threads} threads, products of matrices {trial.matrix} wide: {products}.",
+        f"Speed:   TFLOPS with threads={trial.threads}, products of matrices {trial.matrix} wide: {products}.",
         f"         Training steps of a small transformer with LoRA: {steps}.",
         "         The fastest product is tflops, the fastest step utilisation times tflops.",
+        *(
+            [f"         Other work kept {trial.load:.1f} cores busy: measured without it, this is faster."]
+            if is_busy(trial)
+            else []
+        ),
         f"         Memory is read and written at {_short(trial.copy_bytes / 1e9):g} GB a second.",
         f"Power:   {_power(trial, watts)}.",
         f"Network: {network}.",
@@ -89,6 +96,11 @@ def profile_text(
     comment = "".join(f"# {line}".rstrip() + "\n" for line in lines)
     values = "".join(f"{key}: {'null' if value is None else f'{value:g}'}\n" for key, value in keys.items())
     return f"{comment}{values}weight_bits: 16\n"
+
+
+def is_busy(trial: Trial) -> bool:
+    """Return whether other work has kept a quarter of a core or more busy."""
+    return trial.load is not None and trial.load >= BUSY
 
 
 def profile_file(name: str, folder: Path, force: bool) -> Path:

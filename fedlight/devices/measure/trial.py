@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fedlight.devices.hardware import choose_device, has_cuda
-from fedlight.devices.measure.machine import POWERCAP, Rapl, memory, processor
+from fedlight.devices.measure.machine import POWERCAP, Rapl, load, memory, processor
 from fedlight.devices.measure.model import SmallTransformer
 
 KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -62,6 +62,7 @@ class Trial:
         copy_bytes: bytes read and written a second.
         watts: power drawn in these steps; None where it cannot be read.
         no_watts: why it cannot be read, else "".
+        load: load of other work just before, 1 for each busy core; None where the system does not say.
     """
 
     processor: str
@@ -74,6 +75,7 @@ class Trial:
     copy_bytes: float
     watts: float | None
     no_watts: str
+    load: float | None = None
 
 
 def measure(
@@ -98,6 +100,7 @@ def measure(
     place = choose_device(device)
     if sizes is None:
         sizes = GPU_SIZES if place.type == "cuda" else Sizes()
+    busy = load()
     size, free = memory(place)
     share = seconds / (2 * len(KINDS) + 1)
     products = measure_products(sizes.matrix, place, share)
@@ -119,6 +122,7 @@ def measure(
         copied,
         watts,
         no_watts,
+        busy,
     )
 
 
