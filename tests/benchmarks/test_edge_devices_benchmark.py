@@ -112,4 +112,7 @@ def test_all_that_it_writes(model, tmp_path, monkeypatch, capsys):
     found = json.loads((tmp_path / "found.json").read_text())
     assert len(found["rows"]) == 20
     assert found["errors"]["bytes sent"]["cases"] == 20
-    assert "utilisation of hi_nova_9_pro, 2026-04-08" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "utilisation of hi_nova_9_pro, 2026-04-08" in out
+    forecast_mb = expect(edge_devices.PEAK_CASE, model)[1]
+    assert f"4200 MB published, {forecast_mb:.0f} MB forecast, {forecast_mb / 4200 - 1:+.1%}" in out
