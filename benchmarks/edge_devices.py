@@ -321,8 +321,8 @@ def show(rows: Sequence[Row], found: dict[str, float], model: str) -> None:
         )
     console.print(f"memory, peak against a peak: {_peak(model)}", highlight=False)
     console.print(
-        "energy: no published figure was available. Within a device and release all cases have one shape: these errors are the spread of\n"
-        "clients and runs; that of one utilisation for each device is what the emulator makes of another shape and release."
+        "energy: no published figure was available. Within a device and release all cases have one shape: these errors are\n"
+        "the spread of clients and runs; one utilisation for each device shows what becomes of another shape and release."
     )
 
 
