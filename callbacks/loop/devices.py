@@ -264,9 +264,7 @@ class DeviceEmulation(NoDevices):
         self.jobs = {name: job for name, job in self.jobs.items() if name in but}
         self._asked = {name: own for name, own in self._asked.items() if name in but}
         kept = {visit for own in self._asked.values() for visit in own}
-        tables: tuple[dict[Visit, Any], ...] = (
-            *(self._planned, self._fits, self._flops, self._largest),
-        )
+        tables: tuple[dict[Visit, Any], ...] = (*(self._planned, self._fits, self._flops, self._largest),)
         for table in tables:
             for visit in table.keys() - kept:
                 del table[visit]
