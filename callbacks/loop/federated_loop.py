@@ -17,36 +17,16 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from fedlight.callbacks.loop import guard, plan
+from fedlight.callbacks.loop import guard, optimizers, plan, ranks
 from fedlight.callbacks.loop.buffers import Policy, buffer_policy
 from fedlight.callbacks.loop.checkpoint import RoundStart, check_what_is_loaded, follow_what_is_saved
 from fedlight.callbacks.loop.devices import DeviceEmulation, PayloadSizes
 from fedlight.callbacks.loop.forward.forward_visits import ForwardVisits
 from fedlight.callbacks.loop.groups.at_once import AtOnce, ClientsAtOnce
 from fedlight.callbacks.loop.guard import SameFederation
+from fedlight.callbacks.loop.local_work import LocalWork
 from fedlight.callbacks.loop.modes.buffered import Mode, make_mode
-from fedlight.callbacks.loop.optimizers import (
-    FreshOptimizers,
-    LossScale,
-    StepSchedule,
-    StepSchedules,
-    federated_parameters,
-    refuse_joined,
-    train_again,
-    use_fused_kernels,
-    which_are_trained,
-)
 from fedlight.callbacks.loop.plan import RoundPlanner
-from fedlight.callbacks.loop.ranks import (
-    Ranks,
-    agree_on_model,
-    agree_on_monitored,
-    own_memories,
-    own_settings,
-    refuse_uneven,
-    refuse_unmergeable,
-    same_start,
-)
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import (
     NoDevices,
@@ -63,7 +43,6 @@ from fedlight.callbacks.loop.run import (
 from fedlight.callbacks.loop.visit import (
     Contributions,
     Exchange,
-    LocalWork,
     OpenGroup,
     OpenRound,
     OpenVisit,
@@ -154,7 +133,7 @@ class FederatedLoop(L.Callback):
         deadline_seconds: float | None = None,
         over_selection: float = 1.0,
         buffers: Policy = "refuse",
-        step_schedule: StepSchedule = "continue",
+        step_schedule: optimizers.StepSchedule = "continue",
         clients_at_once: ClientsAtOnce = 1,
         product_error: Setting = "auto",
         lora_ranks: LoraRanks | None = None,
@@ -184,10 +163,10 @@ class FederatedLoop(L.Callback):
         self.fedbuff = fedbuff
         clock = (fleet, deadline_seconds, over_selection)
         self._mode = make_mode(mode, fedbuff, clients_per_round, seed, *clock)
-        self._schedules = StepSchedules(step_schedule)
+        self._schedules = optimizers.StepSchedules(step_schedule)
         self._cores = CoreWatch()
-        self._loss_scale = LossScale()
-        self._optimizers = FreshOptimizers()
+        self._loss_scale = optimizers.LossScale()
+        self._optimizers = optimizers.FreshOptimizers()
         self._at_once = AtOnce(clients_at_once)
         self._product_error = ProductError(product_error)
         self._left: ParametersLeft | None = None
@@ -212,8 +191,8 @@ class FederatedLoop(L.Callback):
             return
         self._round = None
         guard.refuse_cut_rounds(trainer, self.rounds_done)
-        refuse_uneven(current_team(), trainer)
-        self.memory = own_memories(current_team(), self.memory)
+        ranks.refuse_uneven(current_team(), trainer)
+        self.memory = ranks.own_memories(current_team(), self.memory)
         guard.refuse_own_iteration(pl_module)
         self._forward.check(trainer, pl_module)
         self.buffers.check(self.algorithm, self.aggregation, self.privacy.is_private)
@@ -236,7 +215,7 @@ class FederatedLoop(L.Callback):
         self._mode.meet(self.clients)
         self.privacy.check(len(self.clients))
         number = len(self.clients)
-        refuse_unmergeable(current_team(), self.aggregation or self.algorithm.aggregation(number))
+        ranks.refuse_unmergeable(current_team(), self.aggregation or self.algorithm.aggregation(number))
         self._rounds = RoundPlanner(
             *(self.algorithm, self._data, self.clients, self.clients_per_round, self.over_selection),
             *(self.local_steps, partial(plan.batches_per_step, trainer), self.seed, self._at_once.number),
@@ -250,18 +229,20 @@ class FederatedLoop(L.Callback):
             self._data.open()
         self._federation.meet(trainer, self._data)
         team = current_team()
-        same_start(team, pl_module, self._federation.settings | own_settings(team, trainer, self._data))
-        train_again(pl_module, self._trained_before)
-        self._parameters = federated_parameters(trainer, pl_module)
+        ranks.same_start(
+            team, pl_module, self._federation.settings | ranks.own_settings(team, trainer, self._data)
+        )
+        optimizers.train_again(pl_module, self._trained_before)
+        self._parameters = optimizers.federated_parameters(trainer, pl_module)
         # The optimizers of a checkpoint are loaded later and stay as they were.
-        use_fused_kernels(trainer.optimizers)
+        optimizers.use_fused_kernels(trainer.optimizers)
         self._run = Run(trainer, pl_module, self.clients, self)
         self._changes_gradients = changes_gradients(self.algorithm)
-        self._optimizers = FreshOptimizers()
+        self._optimizers = optimizers.FreshOptimizers()
         self.buffers.attach(pl_module)
         self._run.check(self.algorithm)
         self._at_once.stack(trainer, pl_module, self._parameters, self._data, self.seed)
-        self._ranks = Ranks(current_team(), trainer, self._run, self.memory, self.algorithm)
+        self._ranks = ranks.Ranks(current_team(), trainer, self._run, self.memory, self.algorithm)
         if self.fleet is not None:
             parts = self.algorithm, self.channel, self.memory, self.clients, self.buffers
             payloads = PayloadSizes(*parts, self._forward.perturbations / trainer.accumulate_grad_batches)
@@ -284,7 +265,7 @@ class FederatedLoop(L.Callback):
         plan.refuse_other_epoch(trainer.current_epoch, self.rounds_done, self._rounds.planned)
         seed_all(self.seed, "round", self.rounds_done)
         self.visit_records = self._devices.dropouts(self.rounds_done)
-        self._parameters = federated_parameters(trainer, pl_module)
+        self._parameters = optimizers.federated_parameters(trainer, pl_module)
         self._run.check(self.algorithm)
         state = read(self._parameters)
         self._round = self._open_round(state, state)
@@ -340,7 +321,7 @@ class FederatedLoop(L.Callback):
             call_modules_own(trainer, pl_module, outputs, batch, batch_idx)
             if not pl_module.automatic_optimization:
                 work.refuse_unused_gradients(ended[0].visiting.visit)
-            refuse_joined(trainer, self._parameters, ended[0].visiting.visit.client_id)
+            optimizers.refuse_joined(trainer, self._parameters, ended[0].visiting.visit.client_id)
             work.leave(len(ended))
         stacked = self._at_once.under_way if ended else None
         trained = [] if stacked is None else stacked.leave()
@@ -367,7 +348,7 @@ class FederatedLoop(L.Callback):
             guard.refuse_cut_short(trainer, self.rounds_done, self._rounds.schedule.num_batches)
 
     def _plan_round(self, trainer: L.Trainer) -> None:
-        agree_on_monitored(current_team(), trainer)  # also what on_train_epoch_end has logged
+        ranks.agree_on_monitored(current_team(), trainer)  # also what on_train_epoch_end has logged
         trainer.should_stop = any(current_team().gather(trainer.should_stop, "stop"))
         if plan.takes_place(trainer, self.rounds_done):
             self._rounds.plan(self.rounds_done, self._run, self._parameters, self.virtual_seconds)
@@ -392,7 +373,7 @@ class FederatedLoop(L.Callback):
 
     def _take_in(self, trainer: L.Trainer, module: L.LightningModule, before: OpenRound) -> OpenRound:
         """Read weights and optimizers again, which the module or later callbacks may have changed at the epoch start."""
-        self._parameters = federated_parameters(trainer, module)
+        self._parameters = optimizers.federated_parameters(trainer, module)
         self._devices.check_parameters(self._parameters)
         self._forward.check_optimizers(trainer.optimizers, self._parameters)
         self._at_once.stack(trainer, module, self._parameters, self._data, self.seed)
@@ -506,7 +487,7 @@ class FederatedLoop(L.Callback):
         lost = self._product_error.metrics(under_way.state, movement)
         state = self.server.step(under_way.state, movement)
         refuse_lost_model(state, self.rounds_done, self.server)
-        agree_on_model(current_team(), state)
+        ranks.agree_on_model(current_team(), state)
         write(state, self._parameters)
         self.buffers.finish_round()
         self._loss_scale.finish_round()
@@ -587,7 +568,7 @@ class FederatedLoop(L.Callback):
             "rounds_done": self.rounds_done,
             "virtual_seconds": self.virtual_seconds,
             "private_rounds": [*self.privacy.rounds],
-            "trained": which_are_trained(self._parameters),
+            "trained": optimizers.which_are_trained(self._parameters),
             "algorithm": self.algorithm.state_dict(),
             "server": self.server.state_dict(),
             "mode": self._mode.state_dict(),
