@@ -24,7 +24,6 @@ from fedlight.callbacks.loop.devices import DeviceEmulation, PayloadSizes
 from fedlight.callbacks.loop.forward.forward_visits import ForwardVisits
 from fedlight.callbacks.loop.groups.at_once import AtOnce, ClientsAtOnce
 from fedlight.callbacks.loop.guard import SameFederation
-from fedlight.callbacks.loop.local_work import LocalWork
 from fedlight.callbacks.loop.modes.buffered import Mode, make_mode
 from fedlight.callbacks.loop.plan import RoundPlanner
 from fedlight.callbacks.loop.round_table import Record
@@ -40,8 +39,9 @@ from fedlight.callbacks.loop.run import (
     seed_all,
     visit_row,
 )
-from fedlight.callbacks.loop.visit import (
-    Contributions,
+from fedlight.callbacks.loop.visits.contributions import Contributions
+from fedlight.callbacks.loop.visits.local_work import LocalWork
+from fedlight.callbacks.loop.visits.visit import (
     Exchange,
     OpenGroup,
     OpenRound,
@@ -168,7 +168,7 @@ class FederatedLoop(L.Callback):
         self._loss_scale = optimizers.LossScale()
         self._optimizers = optimizers.FreshOptimizers()
         self._at_once = AtOnce(clients_at_once)
-        self._product_error = ProductError(product_error)
+        self._product_error = ProductError(self._mode.product_error(product_error))
         self._left: ParametersLeft | None = None
         self.virtual_seconds = 0.0
         self.privacy = PrivacyAccount(aggregation, self.channel)

@@ -40,7 +40,7 @@ from torch import Tensor, equal, float32, float64
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from fedlight.callbacks.loop.local_work import StepSettings
+from fedlight.callbacks.loop.visits.local_work import StepSettings
 from fedlight.federation.client import Visit
 from fedlight.support.torch_parts import guard_fused_kernel, use_fused_kernel
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from fedlight.callbacks.loop.plan import RoundPlanner
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run, seed_all
-from fedlight.callbacks.loop.visit import TakesUpload, TakesVisitStart
+from fedlight.callbacks.loop.visits.visit import TakesUpload, TakesVisitStart
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client_state import ClientMemories, PassingMemories

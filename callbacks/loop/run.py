@@ -19,7 +19,7 @@ from fedlight.federation.channel import Channel, Payload
 from fedlight.federation.client import Client, Visit, Visiting, Work
 from fedlight.federation.privacy import Private
 from fedlight.federation.protocols import FederatedData, LossesOn, SynthesizesData
-from fedlight.federation.server import Average, ServerOptimizer
+from fedlight.federation.server import ServerOptimizer
 from fedlight.federation.state import DIVERGED, State, write
 from fedlight.processes.work import for_each
 from fedlight.support.seeding import derive_seed
@@ -302,8 +302,6 @@ class Run:
         self.clients = clients
         self.robust = loop.aggregation is not None
         self.train, self.channel, self.server = loop.train, loop.channel, loop.server
-        self.plain_server = type(loop.server) is Average and loop.server.lr == 1
-        self.error_feedback = loop.channel.error_feedback
         self.state = State()
         self.data: object = federated_data(trainer)
         self._validation: object = trainer.datamodule  # type: ignore[attr-defined]

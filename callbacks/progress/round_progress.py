@@ -15,7 +15,7 @@ from torch import Tensor
 from fedlight.callbacks.logs.trainer import find_callback
 from fedlight.callbacks.logs.visit_log import RecordsVisits
 from fedlight.callbacks.loop.round_table import Record
-from fedlight.callbacks.loop.visit import step_losses
+from fedlight.callbacks.loop.visits.visit import step_losses
 from fedlight.callbacks.progress.run_summary import (
     device_table,
     metric_table,

@@ -25,8 +25,6 @@ class Federation(Protocol):
         num_rounds: rounds of the whole run.
         clients: all clients by id, also those that do not take part in the round.
         robust: whether a robust aggregation replaces the algorithm's own.
-        plain_server: whether the server adds the combined movement as it is (`Average` with lr 1).
-        error_feedback: whether the channel adds what a client's message has lost to its next one.
         state: the global parameters (fp32) from which the visits of the round start; before the first round there are none.
         train: how clients train: ``backprop``, ``forward``, or ``auto`` for either.
         channel: way of what is sent.
@@ -38,8 +36,6 @@ class Federation(Protocol):
     num_rounds: int
     clients: Mapping[str, Client]
     robust: bool
-    plain_server: bool
-    error_feedback: bool
     state: State
     train: str
     channel: Channel

@@ -18,11 +18,16 @@ from fedlight.federation.algorithms.fewfedweight import FewFedWeight
 from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.local_self_generation import LocalSelfGeneration
+from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
+from fedlight.federation.algorithms.lora.hetlora import HetLoRA
+from fedlight.federation.algorithms.lora.product_average import ProductAverage
+from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.asynchronous.schedule import ServerStep
 from fedlight.federation.channel import Wire
 from fedlight.federation.client import Visit
+from fedlight.federation.forward.fedkseed import FedKSeed
 from fedlight.federation.privacy import ClipAndNoise, PrivateMean
 
 MODE = r"federated.mode=buffered: "
@@ -71,6 +76,15 @@ def test_settings_that_mean_nothing_are_refused(settings, complaint):
         ({"algorithm": FewFedWeight()}, MODE + "FewFedWeight has prepare_round"),
         ({"algorithm": LocalSelfGeneration()}, MODE + "LocalSelfGeneration has prepare_round"),
         ({"algorithm": GlobalThenLocal(1)}, MODE + "GlobalThenLocal has prepare_round"),
+        ({"algorithm": ProductAverage()}, MODE + "ProductAverage has start_round"),
+        (
+            {"algorithm": HetLoRA()},
+            MODE + "HetLoRA has an aggregation of its own, no weighted sum of movements",
+        ),
+        ({"algorithm": FlexLoRA()}, MODE + "FlexLoRA has an aggregation of its own"),
+        ({"algorithm": RoLoRA()}, MODE + "RoLoRA plans B in one round and A in the next"),
+        ({"algorithm": FedKSeed()}, MODE + "FedKSeed has start_round"),
+        ({"product_error": True}, MODE + "federated.product_error=true compares .* leave it out"),
     ],
 )
 def test_what_does_not_go_with_buffered_rounds_is_refused(settings, complaint, tmp_path):

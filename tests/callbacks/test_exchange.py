@@ -2,7 +2,7 @@
 
 import torch
 
-from fedlight.callbacks.loop.visit import Exchange
+from fedlight.callbacks.loop.visits.visit import Exchange
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Identity, Wire

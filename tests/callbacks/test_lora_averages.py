@@ -476,8 +476,8 @@ def test_an_a_of_zeros_cannot_stay_as_it_is():
     ("parts", "message"),
     [
         ({"aggregation": CoordinateMedian()}, "a federated.aggregation combines coordinates: take it out"),
-        ({"server": FedAdam()}, "set Average with lr=1, or take FFALoRA"),
-        ({"server": Average(0.5)}, "set Average with lr=1, or take FFALoRA"),
+        ({"server": FedAdam()}, "take Average with lr=1, or FFALoRA"),
+        ({"server": Average(0.5)}, "take Average with lr=1, or FFALoRA"),
         ({"channel": Wire(up=TopK(0.5, error_feedback=True))}, "set error_feedback=false in the codecs"),
     ],
 )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedlight.callbacks.loop.visit import Exchange
+from fedlight.callbacks.loop.visits.visit import Exchange
 from fedlight.federation.algorithm import Algorithm, predict_payloads
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.lora.flexlora import FlexLoRA

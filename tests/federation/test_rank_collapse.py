@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlight.callbacks.loop.visit import Exchange
+from fedlight.callbacks.loop.visits.visit import Exchange
 from fedlight.federation.algorithms.lora.flexlora import FlexLoRA, best_factors, over_holders
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.federation.channel import Identity
@@ -39,7 +39,7 @@ def federation():
     module = nn.ModuleDict({"q": Layer()})
     optimizers = [torch.optim.SGD(module.parameters(), lr=1.0)]
     return SimpleNamespace(
-        module=module, optimizers=optimizers, robust=False, plain_server=True, error_feedback=False, state={}
+        module=module, optimizers=optimizers, robust=False, server=Average(), channel=Identity(), state={}
     )
 
 

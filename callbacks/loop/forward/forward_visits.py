@@ -11,7 +11,7 @@ from fedlight.callbacks.loop.forward.forward_steps import ForwardClient, Forward
 from fedlight.callbacks.loop.forward.refusals import check_module, check_optimizers
 from fedlight.callbacks.loop.groups.side_by_side import SideBySide
 from fedlight.callbacks.loop.run import StepsWithoutGradients
-from fedlight.callbacks.loop.visit import OpenVisit
+from fedlight.callbacks.loop.visits.visit import OpenVisit
 from fedlight.devices.fleet import Fleet
 from fedlight.devices.memory import Train
 from fedlight.federation.aggregation import Aggregation

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedlight.callbacks.loop.run import LossPerExample
-from fedlight.callbacks.loop.visit import TakesVisitStart
+from fedlight.callbacks.loop.visits.visit import TakesVisitStart
 from fedlight.federation.protocols import StreamsGroups
 from fedlight.stacking.stacked_adapters import with_adapter
 

@@ -21,7 +21,7 @@ from fedlight.callbacks.loop.fitted_step import take_examples
 from fedlight.callbacks.loop.groups.comparison import check_shape, compare_losses
 from fedlight.callbacks.loop.groups.refusals import refusal
 from fedlight.callbacks.loop.run import LossPerExample
-from fedlight.callbacks.loop.visit import CLIENT_LOSSES
+from fedlight.callbacks.loop.visits.visit import CLIENT_LOSSES
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client import Visiting
 from fedlight.federation.protocols import StreamsGroups

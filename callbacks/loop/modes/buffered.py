@@ -24,10 +24,12 @@ from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import NoDevices
 from fedlight.devices.clock import IDLE_SECONDS, end_of, outcome_of
 from fedlight.devices.fleet import Fleet
+from fedlight.federation.aggregation import WeightedSum
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.asynchronous.schedule import Assignment, ServerStep, next_step
 from fedlight.federation.client import Client, Update, Visit
+from fedlight.federation.lora.product_error import Setting
 from fedlight.federation.state import State
 
 Mode = Literal["sync", "buffered"]
@@ -142,6 +144,15 @@ class Buffered(Synchronous):
             return update
         return replace(update, movement={name: value * factor for name, value in update.movement.items()})
 
+    def product_error(self, setting: Setting) -> Setting:
+        if setting is True:
+            raise refusal(
+                "federated.product_error=true compares the server's product with those of clients that began at its model, "
+                "and here they began at different ones",
+                "leave it out",
+            )
+        return False
+
     def finish_round(self, model: State) -> dict[str, float]:
         step = self._planned
         known = {**self._models, step.round_idx: model}
@@ -189,13 +200,31 @@ def refusal(why: str, remedy: str) -> ValueError:
 def refuse_by_round(algorithm: Algorithm) -> None:
     """Raise ValueError for an algorithm of which something belongs to a round, as visits of a step began in several."""
     kind = type(algorithm)
+    remedy = "take FedAvg, FedProx, Ditto, FedRep, FFALoRA or another algorithm without it"
     for hook in HOOKS_OF_ROUNDS:
         if getattr(kind, hook) is not getattr(Algorithm, hook):
             raise refusal(
                 f"{kind.__name__} has {hook}, so something of it belongs to one round, and the visits of a server step "
                 "began in different ones",
-                "take FedAvg, FedProx, Ditto, FedRep or another algorithm without such hooks",
+                remedy,
             )
+    if not isinstance(algorithm.aggregation(1), WeightedSum):
+        raise refusal(
+            f"{kind.__name__} has an aggregation of its own, no weighted sum of movements, and clients move from different "
+            "models",
+            remedy,
+        )
+    one = [Client("any", 1, 1.0)]
+    first, second = (
+        [visit.part for visit in algorithm.plan(idx, one, lambda client_id, split="train": 1)]
+        for idx in (0, 1)
+    )
+    if first != second:
+        raise refusal(
+            f"{kind.__name__} plans {', '.join(first)} in one round and {', '.join(second)} in the next, and a server step "
+            "takes visits of both",
+            remedy,
+        )
 
 
 def make_mode(

@@ -10,6 +10,7 @@ from fedlight.callbacks.loop import guard
 from fedlight.callbacks.loop.run import NoDevices
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client import Client, Update, Visit
+from fedlight.federation.lora.product_error import Setting
 from fedlight.federation.state import State
 
 VisitsOf = Callable[[int, Sequence[Client]], list[Visit]]
@@ -61,6 +62,10 @@ class Synchronous:
     def weighed(self, update: Update, visit: Visit, round_idx: int) -> Update:
         """Return a visit's update as it is aggregated in a round."""
         return update
+
+    def product_error(self, setting: Setting) -> Setting:
+        """Return the setting of ``fed/product_error`` in this mode; raise ValueError where it has no meaning."""
+        return setting
 
     def finish_round(self, model: State) -> dict[str, float]:
         """Take the global parameters with which the round began, and return metrics of the round that is over."""

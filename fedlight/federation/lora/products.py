@@ -24,6 +24,8 @@ from torch import Tensor
 from fedlight.federation.aggregation import Aggregation, WeightedSum
 from fedlight.federation.client import Update
 from fedlight.federation.lora.pairs import LoraPair, factor_of
+from fedlight.federation.protocols import Federation
+from fedlight.federation.server import Average
 from fedlight.federation.state import State
 
 
@@ -227,6 +229,34 @@ def _factor(update: Update, name: str) -> Tensor:
     value = update.movement[name].double() + received
     small = value.float()
     return small if torch.equal(small.double(), value) else value
+
+
+def refuse_fixed_coordinates(federation: Federation, algorithm: str, other: str) -> None:
+    """Raise ValueError for a run whose aggregation, server or channel takes factors for parameters of a fixed meaning.
+
+    Args:
+        federation: the run.
+        algorithm: name of an algorithm that replaces factors by others with the averaged product.
+        other: name of an algorithm to take instead.
+    """
+    why = (
+        f"{algorithm} replaces the factors A and B by others with the averaged product, in other coordinates"
+    )
+    if federation.robust:
+        raise ValueError(
+            f"{why}, and a federated.aggregation combines coordinates: take it out, or take another algorithm, such as "
+            "FFALoRA, whose clients share their A"
+        )
+    if type(federation.server) is not Average or federation.server.lr != 1:
+        raise ValueError(
+            f"{why}, and federated.server would step along the coordinates of several rounds: take Average with lr=1, or "
+            f"{other}"
+        )
+    if federation.channel.error_feedback:
+        raise ValueError(
+            f"{why}, so what one message has lost cannot be added to the next: set error_feedback=false in the codecs of "
+            f"federated.channel.up, or take {other}"
+        )
 
 
 def with_factors(

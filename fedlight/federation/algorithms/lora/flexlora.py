@@ -32,7 +32,7 @@ from fedlight.federation.algorithms.lora.hetlora import check_missing, check_wei
 from fedlight.federation.algorithms.lora.product_average import NOISE
 from fedlight.federation.client import Client, Update, Visit, Visiting, Work
 from fedlight.federation.lora.pairs import LoraPair, trained_pairs
-from fedlight.federation.lora.products import ProductSums, Term, singular_vectors
+from fedlight.federation.lora.products import ProductSums, Term, refuse_fixed_coordinates, singular_vectors
 from fedlight.federation.protocols import Federation
 from fedlight.federation.state import State
 
@@ -80,23 +80,7 @@ class FlexLoRA(Algorithm):
         super().check(federation)
         self.local.check(federation)
         self._pairs, self._federation = trained_pairs(federation, "FlexLoRA"), federation
-        why = (
-            "FlexLoRA replaces the factors A and B by others with the averaged product, in other coordinates"
-        )
-        if federation.robust:
-            raise ValueError(
-                f"{why}, and a federated.aggregation combines coordinates: take it out, or use another algorithm"
-            )
-        if not federation.plain_server:
-            raise ValueError(
-                f"{why}, and federated.server would step along the coordinates of several rounds: take Average with lr=1, "
-                "or HetLoRA"
-            )
-        if federation.error_feedback:
-            raise ValueError(
-                f"{why}, so what one message has lost cannot be added to the next: set error_feedback=false in the codecs "
-                "of federated.channel.up, or take HetLoRA"
-            )
+        refuse_fixed_coordinates(federation, "FlexLoRA", other="HetLoRA")
 
     def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
         update = super().finish_visit(visiting, movement, work)

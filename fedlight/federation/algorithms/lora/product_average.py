@@ -38,7 +38,7 @@ from fedlight.federation.aggregation import Aggregation, WeightedSum
 from fedlight.federation.algorithm import Algorithm, Weighting, refuse_more_than_gradients
 from fedlight.federation.client import Client, Visit, Visiting, Work
 from fedlight.federation.lora.pairs import LoraPair, pad_to, pad_to_rank, slice_to_rank, trained_pairs
-from fedlight.federation.lora.products import ProductSums, Term, singular_vectors
+from fedlight.federation.lora.products import ProductSums, Term, refuse_fixed_coordinates, singular_vectors
 from fedlight.federation.protocols import Federation
 from fedlight.federation.state import State
 
@@ -87,22 +87,7 @@ class ProductAverage(Algorithm):
         self._pairs = trained_pairs(federation, "ProductAverage")
         parameters = dict(federation.module.named_parameters())
         self._full = {pair.a: pair.rank(parameters) for pair in self._pairs}
-        why = "ProductAverage replaces the factors A and B by others with the averaged product, in other coordinates"
-        if federation.robust:
-            raise ValueError(
-                f"{why}, and a federated.aggregation combines coordinates: take it out, or take FFALoRA, whose clients "
-                "share their A"
-            )
-        if not federation.plain_server:
-            raise ValueError(
-                f"{why}, and federated.server would step along the coordinates of several rounds: set Average with lr=1, or "
-                "take FFALoRA"
-            )
-        if federation.error_feedback:
-            raise ValueError(
-                f"{why}, so what one message has lost cannot be added to the next: set error_feedback=false in the codecs "
-                "of federated.channel.up, or take FFALoRA"
-            )
+        refuse_fixed_coordinates(federation, "ProductAverage", other="FFALoRA")
 
     def start_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
         self._federation = federation
