@@ -1,6 +1,6 @@
 """Federated loop: a Lightning epoch becomes a communication round.
 
-`federated_loop` is the callback; `plan` chooses clients and batches, `visit` holds the work at one client, `run` the view of
+`federated_loop` is the callback; `plan` chooses clients and batches, `visits` hold the work at clients, `run` the view of
 the run for an algorithm, `modes` say whose visits make up a round, `optimizers` and `buffers` the start of a visit,
 `checkpoint` the state after a stop, `guard` the checks, and `devices` with `fitted_step` the visits on emulated devices.
 """
