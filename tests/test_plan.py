@@ -144,6 +144,38 @@ def test_the_largest_rank_that_fits_is_planned_for_each_device(fleet, tmp_path):
     assert ["enough", "25%", "yes", "16", "8"] in [line[1:6] for line in lines]
 
 
+def test_backpropagation_at_a_small_rank_comes_before_forward_passes_at_a_large_one(
+    fleet, tiny_model, tmp_path
+):
+    few = [*tiny_selector(tiny_model, tmp_path / "plan"), *HETLORA]
+
+    def forecast(budget, *more):
+        _, found = planned(*few, fleet(phone=((budget + 0.5) / 2**30, 16)), *more)
+        return found["phone"]
+
+    def largest_visit(budget, *more):
+        folder = tmp_path / f"{budget}{len(more)}"
+        phone = fleet(phone=((budget + 0.5) / 2**30, 16))
+        own = (
+            "--trainer.max_epochs=1",
+            "--federated.clients_per_round=6",
+            f"--trainer.default_root_dir={folder}",
+        )
+        assert fedlight("fit", *few, phone, *own, *more).code == 0
+        rows = [row for row in table(folder / "visits.csv") if row["peak_bytes"]]
+        return max(rows, key=lambda row: (int(row["peak_bytes"]), row["client"]))
+
+    auto = "--federated.train=auto", "--federated.lora_ranks=[2, 8]"
+    for train, rank in (("backprop", 2), ("forward", 8)):
+        alone = f"--federated.train={train}", f"--federated.lora_ranks=[{rank}]"
+        found = forecast(forecast(1, *alone).fit.footprint.peak_bytes, *auto)
+        assert (found.lora_rank, found.fit.forward) == (rank, train == "forward")
+    one = "--data.batch_size=1", "--data.twins_together=false"  # which has no smaller parts
+    least = int(largest_visit(2**34, *alone, *one)["peak_bytes"])
+    row = largest_visit(least, *auto, *one)
+    assert (int(row["peak_bytes"]), row["lora_rank"], row["train"]) == (least, "8", "forward")
+
+
 BY_RANK = {
     "": [],
     "1": [*HETLORA, "--federated.lora_ranks={phone: 1}"],

@@ -28,6 +28,7 @@ from fedlight.devices.memory import (
     Fit,
     Footprint,
     Train,
+    first_that_fits,
     fit,
     moment_bytes_per_weight,
     resting_footprint,
@@ -192,11 +193,15 @@ class DeviceEmulation(NoDevices):
         device, trained = self._devices[client_id], frozenset(parameters)
         assert isinstance(self._data, FederatedData)  # as that of every run of the loop
         shapes = self._data.batch_shapes(Visit(client_id, self._data.num_batches(client_id)), 0)
-        for rank in sorted({*ranks}, reverse=True):
-            resting = self._at_rest(device.weight_bits, trained, rank)
-            if fit(shapes, self._meter(rank), device.budget_bytes, resting).fits:
-                return rank
-        return min(ranks)
+        falling = sorted({*ranks}, reverse=True)
+        fits = [
+            fit(
+                *(shapes, self._meter(rank), device.budget_bytes),
+                *(self._at_rest(device.weight_bits, trained, rank), self._train),
+            )
+            for rank in falling
+        ]
+        return falling[first_that_fits(fits)]
 
     def present(self, round_idx: int, now_seconds: float, clients: Sequence[Client]) -> list[Client]:
         def there(client: Client) -> bool:

@@ -84,7 +84,7 @@ class NoDevices:
         return []
 
     def fitting_rank(self, client_id: str, ranks: Sequence[int], parameters: Mapping[str, Tensor]) -> int:
-        """Return the largest of the LoRA ranks with which one pass over a client's data fits its device, else the smallest.
+        """Return the LoRA rank with which one pass over a client's data fits its device best, see `first_that_fits`.
 
         The batches are those of such a visit in the first round, and each parameter is trained.
         """

@@ -11,6 +11,7 @@ from fedlight.devices.memory import (
     Fit,
     Footprint,
     Train,
+    first_that_fits,
     fit,
     forward_only,
     parts,
@@ -105,16 +106,14 @@ def forecast(device: Device, work: Workload, deadline_seconds: float | None = No
 def forecast_at_largest(
     device: Device, works: Sequence[Workload], deadline_seconds: float | None = None
 ) -> tuple[Forecast, Workload]:
-    """Return the forecast with the largest LoRA rank that fits, else with the smallest, and the work at that rank.
+    """Return the forecast with the largest LoRA rank that fits, by `first_that_fits`, and the work at that rank.
 
     ``works`` are equal but for their ranks, at least one.
     """
     falling = sorted(works, key=lambda work: work.lora_rank or 0, reverse=True)
-    for work in falling:
-        found = forecast(device, work, deadline_seconds)
-        if found.fit.fits:
-            break
-    return found, work
+    found = [forecast(device, work, deadline_seconds) for work in falling]
+    place = first_that_fits([one.fit for one in found])
+    return found[place], falling[place]
 
 
 @dataclass(frozen=True)

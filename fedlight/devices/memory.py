@@ -13,7 +13,7 @@ import copy
 import inspect
 import math
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Literal
 
@@ -232,6 +232,19 @@ def fit(
         if tried[-1].fits:
             return tried[-1]
     return min(tried, key=lambda found: found.footprint.peak_bytes)
+
+
+def first_that_fits(fits: Sequence[Fit]) -> int:
+    """Return the place of the first with backpropagation, else of the first that fits, else the last place.
+
+    Backpropagation with a smaller adapter learns more in a visit than forward passes alone with a larger one.
+
+    Args:
+        fits: ways of one visit with LoRA adapters of falling rank; at least one.
+    """
+    back = [place for place, found in enumerate(fits) if found.fits and not found.forward]
+    forward = [place for place, found in enumerate(fits) if found.fits]
+    return next(iter(back + forward), len(fits) - 1)
 
 
 def _ways(examples: int, checkpoints: bool, train: Train) -> Iterator[tuple[int, bool, bool]]:
