@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from fleets import make_fleet, rounds_of, without_wall
+from peft import LoraConfig, get_peft_model
 from plain_lightning import Numbers, assert_equal, module, ten_clients, trainer, weights
 from stacked import Lora, Points, assert_same_rows, fit, furthest
 from two_parts import Recorder, TwoParts, close, trained
@@ -18,6 +19,8 @@ from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.fedrep import FedRep
+from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA
+from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA
 from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.channel import Wire
 from fedlight.federation.client import Visit
@@ -38,6 +41,13 @@ def of_eight(dataset):
     return {f"c{i}": np.arange(8 * i, 8 * i + 8) for i in range(10)}
 
 
+def with_lora():
+    """The plain module with LoRA on both layers; its optimizer gets the frozen weights, too."""
+    model = module()
+    model.net = get_peft_model(model.net, LoraConfig(r=2, target_modules=["0", "3"]))
+    return model
+
+
 def seconds_of_upload(folder, **seconds):
     """A fleet whose visits take so many seconds, but for thousandths: the upload of about 550 bytes."""
     return make_fleet(folder, **{name: {"upload_mbps": 0.004 / s} for name, s in seconds.items()})
@@ -54,6 +64,11 @@ def seconds_of_upload(folder, **seconds):
         (lambda: FedAvg(), {"buffers": lambda: "local", "model": lambda: module(norm=True)}),
         (lambda: Ditto(0.5, 2), {}),
         (lambda: FedRep(["net.3"]), {"clients_per_round": lambda: 10}),  # who comes again is sent less
+        (FFALoRA, {"model": lambda: with_lora(), "product_error": lambda: False}),
+        (
+            FedSALoRA,
+            {"model": lambda: with_lora(), "clients_per_round": lambda: 10, "product_error": lambda: False},
+        ),
     ],
 )
 def test_buffer_cohort_and_concurrency_of_one_size_on_equal_devices_are_the_synchronous_run(
