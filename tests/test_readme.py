@@ -26,7 +26,7 @@ def blocks(language: str) -> list[tuple[str, str]]:
 def commands() -> list[str]:
     """Every command of the bash blocks, without comments, once."""
     lines = [
-        " ".join(shlex.split(line, comments=True))
+        shlex.join(shlex.split(line, comments=True))
         for _, block in blocks("bash")
         for line in block.splitlines()
     ]

@@ -110,9 +110,12 @@ def test_all_that_it_writes(model, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(edge_devices, "conf_path", lambda name: model)
     edge_devices.main(["--json", str(tmp_path / "found.json")])
     found = json.loads((tmp_path / "found.json").read_text())
-    assert len(found["rows"]) == 20
-    assert found["errors"]["bytes sent"]["cases"] == 20
+    assert len(found["cases"]) == 20
+    rows = {row["what"]: row for row in found["rows"]}
+    assert (len(rows), rows["bytes sent"]["cases"]) == (5, 20)
     out = capsys.readouterr().out
     assert "utilisation of hi_nova_9_pro, 2026-04-08" in out
     forecast_mb = expect(edge_devices.PEAK_CASE, model)[1]
+    peak = rows["memory, peak against a peak"]
+    assert peak["median"] == peak["largest"] == pytest.approx(abs(forecast_mb / 4200 - 1))
     assert f"4200 MB published, {forecast_mb:.0f} MB forecast, {forecast_mb / 4200 - 1:+.1%}" in out

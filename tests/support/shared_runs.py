@@ -152,6 +152,7 @@ def pairs(dataset):
     return {f"c{i}": np.arange(cuts[i], cuts[i + 1]) for i in range(10)}
 
 
+NO_VALIDATION = {"limit_val_batches": 0}  # of data without any for it
 DEVICES = {"slow": {"tflops": 0.001}, "small": {"memory_gib": 0.00002}, "fast": {}}
 
 
@@ -190,10 +191,10 @@ KINDS = {
         {"algorithm": FedBiscuit(1, 2, "soft", group_by="own")}, lambda: Adapters(2), Tastes, rounds=5
     ),
     "hetlora": lambda root: Kind(
-        {"algorithm": HetLoRA(gamma=0.5, lam=0.5), "lora_ranks": RANKS}, Ranked, Points
+        {"algorithm": HetLoRA(gamma=0.5, lam=0.5), "lora_ranks": RANKS}, Ranked, Points, NO_VALIDATION
     ),
     "flexlora": lambda root: Kind(
-        {"algorithm": FlexLoRA(missing="skip"), "lora_ranks": RANKS}, Ranked, Points
+        {"algorithm": FlexLoRA(missing="skip"), "lora_ranks": RANKS}, Ranked, Points, NO_VALIDATION
     ),
     "local_only": lambda root: Kind({"algorithm": LocalOnly()}),
     "adapters": lambda root: Kind({"algorithm": FedAvg()}, Adapted),
