@@ -321,7 +321,8 @@ def show(rows: Sequence[Row], found: dict[str, float], model: str) -> None:
         )
     peak = _peak(model)
     console.print(
-        f"{peak['what']}: {PEAK_MB:.0f} MB published, {peak['forecast_mb']:.0f} MB forecast, {_percent(peak['largest'])}",
+        f"{peak['what']}: {PEAK_MB:.0f} MB published, {peak['forecast_mb']:.0f} MB forecast, "
+        + _percent(error(peak["forecast_mb"], PEAK_MB)),
         highlight=False,
     )
     console.print(
