@@ -1,8 +1,12 @@
-"""Table that compares methods by accuracy on clients' votes, win rates, bytes sent; reads folders of earlier stages."""
+"""Tables that compare methods by accuracy on clients' votes, win rates and bytes, or by scores in several settings.
+
+They read folders of earlier stages.
+"""
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -96,6 +100,55 @@ def methods(
     return {"rows": rows}
 
 
+def settings_table(
+    methods: dict[str, dict[str, str]],
+    score: list[str],
+    of_rounds: dict[str, str] | None = None,
+    unscored: list[str] | None = None,
+) -> dict[str, Any]:
+    """Return one row for each method that was run in several settings, such as alike and unlike clients.
+
+    Args:
+        methods: method -> name of a setting -> folder of its run; settings that a method cannot do are left out.
+        score: metrics of which the first that a run has logged is its score.
+        of_rounds: name of a column -> metric that is logged with every round, such as ``fed/product_error``.
+        unscored: methods whose score is none of what their clients use, as of FedSALoRA's global model.
+
+    Returns:
+        ``rows`` with ``method``; the score in each setting, under its name; ``NAME, SETTING`` of each of ``of_rounds``, mean
+        over the rounds; ``kib_up`` and ``kib_down``, KiB of a visit, mean over the visits of all settings; ``epsilon``, the
+        largest that a run has logged.
+
+    Raises:
+        ValueError: a run that is to be scored has logged none of the metrics, or ``unscored`` names no method.
+    """
+    if unknown := sorted(set(unscored or []) - set(methods)):
+        raise ValueError(f"unscored has {unknown[0]!r}, which is no method: {', '.join(methods)}")
+    rows = []
+    for method, runs in methods.items():
+        logged = {setting: result_of(folder)["metrics"] for setting, folder in runs.items()}
+        row: dict[str, Any] = {"method": method}
+        if method not in (unscored or []):
+            row |= {setting: _first(score, logged[setting], folder) for setting, folder in runs.items()}
+        for column, metric in (of_rounds or {}).items():
+            values = {setting: _logged(Path(folder), metric).values() for setting, folder in runs.items()}
+            row |= {f"{column}, {setting}": mean(of) for setting, of in values.items() if of}
+        visits = [visit for folder in runs.values() for visit in _visits(Path(folder))]
+        for way in ("up", "down"):
+            row[f"kib_{way}"] = mean(float(visit[f"bytes_{way}"]) for visit in visits) / 2**10
+        if spent := [metrics["fed/epsilon"] for metrics in logged.values() if "fed/epsilon" in metrics]:
+            row["epsilon"] = max(spent)
+        rows.append(row)
+    return {"rows": rows}
+
+
+def _first(names: Sequence[str], logged: Mapping[str, float], folder: str) -> float:
+    found = [logged[name] for name in names if name in logged]
+    if not found:
+        raise ValueError(f"{folder} has no metric {' or '.join(names)}; it has {', '.join(logged)}")
+    return found[0]
+
+
 def _oracles(options: dict[str, Any]) -> dict[str, Scores]:
     """Return scores by the mean taste of all clients, and by that of each client's group, averaged over the clients."""
     shares = Oracle(**options).shares
@@ -137,12 +190,15 @@ def _metrics(stages: Mapping[str, str]) -> dict[str, float]:
 
 def sent_bytes(folder: Path) -> float:
     """Return the bytes sent down and up by the visits and groupings of a run's folder; 0 without ``visits.csv``."""
-    visits = folder / "visits.csv"
-    if not visits.is_file():
+    if not (folder / "visits.csv").is_file():
         return 0.0
-    with visits.open(newline="", encoding="utf-8") as file:
-        sent = sum(float(row["bytes_down"]) + float(row["bytes_up"]) for row in csv.DictReader(file))
+    sent = sum(float(row["bytes_down"]) + float(row["bytes_up"]) for row in _visits(folder))
     return sent + sum(sum(_logged(folder, f"fed/grouping_bytes_{way}").values()) for way in ("down", "up"))
+
+
+def _visits(folder: Path) -> list[dict[str, str]]:
+    with (folder / "visits.csv").open(newline="", encoding="utf-8") as file:
+        return [*csv.DictReader(file)]
 
 
 def _logged(folder: Path, name: str) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Accuracy against the simulated time of a run and against the megabytes that it sent."""
+"""Accuracy against the simulated time of a run and against the megabytes that it sent, and at equal amounts of both."""
 
 import math
 from collections.abc import Mapping
@@ -42,6 +42,59 @@ def quality_under_budget(runs: dict[str, str], output: str, metric: str = "val/a
         for label, folder in runs.items()
     ]
     return {"file": save(draw_quality(table, metric), output), "table": table, "rows": rows}
+
+
+def quality_at_budget(
+    runs: dict[str, str], metric: str, seconds: float | None = None, megabytes: float | None = None
+) -> dict[str, Any]:
+    """Return a metric of each run at equal simulated time and at equal megabytes of all clients, down and up.
+
+    Args:
+        runs: label -> folder of a run, as for `quality_under_budget`.
+        metric: measured after rounds.
+        seconds: simulated time that every run gets; None: the shortest of the runs.
+        megabytes: what every run may send; None: the least that one of the runs has sent.
+
+    Returns:
+        ``seconds`` and ``megabytes``; ``rows`` with ``method``, ``at_time``, ``at_half_time``, ``at_bytes``,
+        ``at_half_bytes`` and ``at_end``, the metric when it was last measured by then (None: it was not yet), ``hours`` and
+        ``megabytes`` of the whole run, and who took part, as of `quality_under_budget`.
+
+    Raises:
+        ValueError: a file or a column is missing, or a run is shorter or sent less than it was to get.
+    """
+    curves = {label: budget_curve(Path(folder), metric) for label, folder in runs.items()}
+    budgets = {
+        name: min(curve[name][-1] for curve in curves.values()) if given is None else given
+        for name, given in (("seconds", seconds), ("megabytes", megabytes))
+    }
+    for label, curve in curves.items():
+        for name, budget in budgets.items():
+            if curve[name][-1] < budget:
+                raise ValueError(
+                    f"{label} has ended at {curve[name][-1]:g} {name}, before {name}={budget:g}: lower it, leave it out, "
+                    "or run more rounds"
+                )
+    places = {"time": "seconds", "bytes": "megabytes"}
+    rows = [
+        {
+            "method": label,
+            **{f"at_{short}": _value_by(curve, name, budgets[name]) for short, name in places.items()},
+            **{f"at_half_{short}": _value_by(curve, name, budgets[name] / 2) for short, name in places.items()},
+            "at_end": curve["metric"][-1],
+            "hours": curve["seconds"][-1] / 3600,
+            "megabytes": curve["megabytes"][-1],
+            **_participation(Path(runs[label])),
+        }
+        for label, curve in curves.items()
+    ]
+    return {**budgets, "rows": rows}
+
+
+def _value_by(curve: Curve, name: str, budget: float) -> float | None:
+    """Return the metric when it was last measured within a budget of ``seconds`` or ``megabytes``."""
+    within = [value for spent, value in zip(curve[name], curve["metric"], strict=True) if spent <= budget]
+    return within[-1] if within else None
 
 
 def budget_curve(folder: Path, metric: str) -> Curve:
