@@ -136,7 +136,8 @@ def settings_table(
         visits = [visit for folder in runs.values() for visit in _visits(Path(folder))]
         for way in ("up", "down"):
             row[f"kib_{way}"] = mean(float(visit[f"bytes_{way}"]) for visit in visits) / 2**10
-        if spent := [metrics["fed/epsilon"] for metrics in logged.values() if "fed/epsilon" in metrics]:
+        names = ("fed/epsilon", "fed/epsilon_local")
+        if spent := [metrics[name] for metrics in logged.values() for name in names if name in metrics]:
             row["epsilon"] = max(spent)
         rows.append(row)
     return {"rows": rows}
