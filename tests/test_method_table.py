@@ -7,7 +7,7 @@ import pytest
 from tiny_world import write_rows
 
 from fedlight.evaluation.bootstrap import bootstrap_interval
-from fedlight.recipes.method_table import methods, sent_bytes
+from fedlight.recipes.method_table import methods, sent_bytes, settings_table
 from fedlight.toy.oracle import Oracle
 
 POST = {"prompt": "anna bakes bread . ben reads maps ."}
@@ -195,3 +195,45 @@ def test_a_selector_judges_by_its_votes(tmp_path, tiny_model):
     assert there[0] == back[0] == 0.5
     assert there[1] + back[1] == pytest.approx(1)
     assert there[1] in [eighth / 8 for eighth in range(9)]
+
+
+def run(folder, sent, errors, **metrics):
+    stage(folder, **metrics)
+    visits(folder, sent)
+    rows = [{"epoch": index, "fed/product_error": error} for index, error in enumerate(errors)]
+    write_csv(folder / "metrics/version_0/metrics.csv", rows)
+    return str(folder)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    own = {"score/domain": 0.0, "own/domain/client_mean": 0.25}
+    noised = {"score/domain": 0.5, "fed/epsilon_local": 7.0}
+    return {
+        "FedAvg": {
+            "iid": run(tmp_path / "a", [(1024, 2048), (1024, 0)], [0.25, 0.75], **{"score/domain": 0.875}),
+            "noise": run(tmp_path / "b", [(1024, 1024)], [], **noised),
+        },
+        "FedSALoRA": {"iid": run(tmp_path / "c", [(512, 512)], [0.0], **own)},
+    }
+
+
+def test_scores_in_several_settings(runs):
+    score, errors = ["own/domain/client_mean", "score/domain"], {"error": "fed/product_error"}
+    assert settings_table(runs, score, errors)["rows"] == [
+        {
+            "method": "FedAvg",
+            **{"iid": 0.875, "noise": 0.5, "error, iid": 0.5},
+            **{"kib_up": 1.0, "kib_down": 1.0, "epsilon": 7.0},
+        },
+        {"method": "FedSALoRA", "iid": 0.25, "error, iid": 0.0, "kib_up": 0.5, "kib_down": 0.5},
+    ]
+
+
+def test_a_method_may_have_no_score_but_no_run_is_without_its_metric(runs):
+    _, fedsa = settings_table(runs, ["score/domain"], unscored=["FedSALoRA"])["rows"]
+    assert fedsa == {"method": "FedSALoRA", "kib_up": 0.5, "kib_down": 0.5}
+    with pytest.raises(ValueError, match=r"a has no metric own/domain/client_mean; it has score/domain"):
+        settings_table(runs, ["own/domain/client_mean"])
+    with pytest.raises(ValueError, match="unscored has 'FedBis', which is no method: FedAvg, FedSALoRA"):
+        settings_table(runs, ["score/domain"], unscored=["FedBis"])

@@ -77,3 +77,40 @@ def test_what_is_missing_is_named(run, tmp_path, break_it, complaint):
         return
     with pytest.raises(ValueError, match=complaint):
         budget_plots.quality_under_budget({"phones": str(run)}, str(tmp_path / "f.svg"))
+
+
+@pytest.fixture
+def longer(tmp_path):
+    """Two rounds of 5,000 seconds and a megabyte each."""
+    folder = tmp_path / "longer"
+    visits = [f"{index},a,{'late' if index else ''},500000,500000,{5000.0 * (index + 1)}" for index in range(2)]
+    write(folder / "visits.csv", VISITS, *visits)
+    write(folder / "metrics/version_0/metrics.csv", METRICS, "0,4,,0.25", "1,8,,1.0")
+    return folder
+
+
+def test_quality_at_the_time_and_the_bytes_that_all_runs_reach(run, longer):
+    found = budget_plots.quality_at_budget({"run": str(run), "longer": str(longer)}, "val/accuracy")
+    assert (found["seconds"], found["megabytes"]) == (9000.0, 2.0)
+    short, long = found["rows"]
+    assert short == {
+        "method": "run",
+        **{"at_time": 0.75, "at_half_time": None, "at_bytes": 0.9, "at_half_bytes": None, "at_end": 0.75},
+        **{"hours": 2.5, "megabytes": 5.0, "took_part": 2.0, "absent": 1.0, "late": 1.0},
+    }
+    # At 9,000 and at 4,500 of its 10,000 seconds; at two and at one of its two megabytes.
+    assert long["at_time"] == 0.25
+    assert long["at_half_time"] is None
+    assert (long["at_bytes"], long["at_half_bytes"], long["at_end"]) == (1.0, 0.25, 1.0)
+    assert (long["took_part"], long["late"]) == (1.0, 1.0)
+
+
+def test_a_budget_of_ones_own_must_lie_in_all_runs(run, longer):
+    runs = {"run": str(run), "longer": str(longer)}
+    found = budget_plots.quality_at_budget(runs, "val/accuracy", seconds=7900, megabytes=1.5)
+    assert [row["at_time"] for row in found["rows"]] == [0.9, 0.25]
+    assert [row["at_bytes"] for row in found["rows"]] == [None, 0.25]
+    with pytest.raises(ValueError, match="longer has ended at 2 megabytes, before megabytes=3: lower it"):
+        budget_plots.quality_at_budget(runs, "val/accuracy", megabytes=3)
+    with pytest.raises(ValueError, match="run has ended at 9000 seconds, before seconds=9500"):
+        budget_plots.quality_at_budget(runs, "val/accuracy", seconds=9500)

@@ -1,0 +1,129 @@
+"""The recipes that compare averages of LoRA adapters, from the first stage to the figure, in a tiny form."""
+
+import json
+
+import pytest
+from tiny_world import fedlight, write_rows
+from trimmed import trimmed
+
+from fedlight.recipes import recipe as recipes
+
+ALGORITHMS = ("fedavg", "ffa", "ro", "fedsa", "product", "het", "flex")
+SETTINGS = {"iid": "iid", "Dirichlet": "unlike", "iid, noise": "iid_noise", "Dirichlet, noise": "unlike_noise"}
+NAMES = [
+    *("FedAvg", "FedProx", "FFALoRA", "FFALoRA, FedProx", "RoLoRA", "RoLoRA, FedProx", "FedSALoRA"),
+    *("FedSALoRA, FedProx", "ProductAverage", "ProductAverage, FedProx", "HetLoRA", "HetLoRA, FedProx"),
+    *("HetLoRA, over holders", "FlexLoRA", "FlexLoRA, FedProx", "FlexLoRA, over holders"),
+]
+FEW = (
+    *("rounds=2", "clients_per_round=2", "clients_at_once=2", "local_steps=1", "batch_size=2"),
+    *("accelerator=cpu", "lora_rank=8"),
+)
+TINY = (
+    "source=toy:instructions?seed=${seed}&split=private&client_rows=12",
+    "test_source=toy:instructions?seed=${seed}&split=test&topic_rows=1",
+    "alpha=5",
+    "partitions.unlike.min_size=2",
+)
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lora_bench")
+    return {stage.name: stage for stage in recipes.stages(recipes.load("lora_bench"), folder, 1)}
+
+
+def algorithm_of(stage):
+    return stage.arguments["federated.algorithm"]
+
+
+def test_every_algorithm_in_every_setting_and_nothing_else_differs(stages):
+    for name in ALGORITHMS:
+        prox = "fedprox" if name == "fedavg" else f"{name}_prox"
+        for setting in SETTINGS.values():
+            plain, held = stages[f"{name}_{setting}"], stages[f"{prox}_{setting}"]
+            like = stages[f"fedavg_{setting}"].arguments
+            changed = {key for key in plain.arguments if plain.arguments[key] != like.get(key)}
+            assert changed <= {"federated.algorithm", "federated.lora_ranks", "trainer.callbacks"}
+            assert {key for key in held.arguments if held.arguments[key] != plain.arguments[key]} == {
+                "federated.algorithm"
+            }
+            local = algorithm_of(held) if name == "fedavg" else algorithm_of(held)["init_args"]["local"]
+            assert (local["class_path"], local["init_args"]["mu"]) == ("FedProx", 0.1)
+            assert ("federated.lora_ranks" in plain.arguments) == (name in ("het", "flex"))
+            assert ("federated.channel" in plain.arguments) == setting.endswith("noise")
+            assert plain.arguments["data.init_args.partition"]["by"] == (
+                "iid" if setting.startswith("iid") else "dirichlet"
+            )
+            assert algorithm_of(plain)["init_args"]["weighting"] == "normalized"
+
+
+def test_the_table_shows_each_run_once_under_its_own_name(stages, tmp_path):
+    table = stages["table"].arguments["methods"]
+    assert list(table) == NAMES
+    shown = [folder.rpartition("/")[2] for runs in table.values() for folder in runs.values()]
+    assert sorted(shown) == sorted(name for name in stages if name != "table")
+    for name, runs in table.items():
+        for setting, folder in runs.items():
+            stage = stages[folder.rpartition("/")[2]]
+            assert stage.name.endswith(SETTINGS[setting])
+            algorithm = algorithm_of(stage)
+            assert algorithm["class_path"] == name.partition(",")[0]
+            assert ("local" in algorithm["init_args"]) == name.endswith(", FedProx")
+            assert (algorithm["init_args"].get("missing") == "skip") == name.endswith("over holders")
+
+
+def left_out(keep):
+    """Every stage of the recipe but some."""
+    return [name for name in recipes.load("lora_bench")["stages"] if name not in (*keep, "table")]
+
+
+@pytest.mark.slow
+def test_lora_bench(tmp_path, tiny_model):
+    kept = [f"{name}_iid" for name in ALGORITHMS]
+    kept += [f"{name}_unlike_noise" for name in ("fedavg", "ro", "product", "het_skip", "flex_prox")]
+    kept += ["fedavg_unlike", "fedavg_iid_noise", "het_prox_iid", "flex_unlike_noise"]
+    recipe = trimmed("lora_bench", tmp_path, *left_out(kept))
+    changes = (f"model={tiny_model}", *FEW, *TINY)
+    outcome = fedlight("run", recipe, f"--output={tmp_path}", "--seeds", "3", *changes)
+    assert outcome.code == 0, outcome.err
+    rows = {row["method"]: row for row in json.loads((tmp_path / "results.json").read_text())["rows"]}
+    whole = rows["FedAvg"]
+    assert set(SETTINGS) < set(whole)
+    assert whole["product_error, iid"] > 0
+    assert whole["epsilon"] == pytest.approx(rows["FlexLoRA"]["epsilon"])
+    for method, row in rows.items():
+        assert all(0 <= row[setting] <= 1 for setting in SETTINGS if setting in row), method
+        assert row["kib_up"] <= whole["kib_up"]
+    for method in ("FFALoRA", "RoLoRA"):  # one factor goes up, and the average has no error beside rounding
+        assert rows[method]["kib_up"] < 0.6 * whole["kib_up"]
+        assert rows[method]["product_error, iid"] < 1e-6
+    assert rows["ProductAverage"]["kib_up"] == whole["kib_up"]
+    assert rows["HetLoRA"]["kib_up"] < whole["kib_up"]
+    assert "<svg" in (tmp_path / "seeds_3/figure/bytes.svg").read_text()[:1000]
+    assert "minus FedAvg" in outcome.err
+
+
+@pytest.mark.slow
+def test_lora_bench_on_instructions(tmp_path, tiny_model):
+    rows = [
+        {
+            "instruction": f"which covers {number} more ?",
+            "input": f"eva {thing}",
+            "output": f"kind {number % 3}",
+            "category": thing,
+        }
+        for number in range(60)
+        for thing in ("roses", "corn")
+    ]
+    kept = ["fedavg_unlike", "fedsa_iid", "fedavg_iid"]
+    recipe = trimmed("lora_bench_instructions", tmp_path, *left_out(kept))
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    changes = (f"model={tiny_model}", f"source={source}", "private_rows=100", *FEW, *TINY[2:])
+    outcome = fedlight("run", recipe, f"--output={tmp_path}", "--seeds", "3", *changes)
+    assert outcome.code == 0, outcome.err
+    found = {row["method"]: row for row in json.loads((tmp_path / "results.json").read_text())["rows"]}
+    assert {"iid", "Dirichlet"} < set(found["FedAvg"])
+    assert found["FedAvg"]["Dirichlet"] > 0
+    assert found["FedSALoRA"]["kib_up"] > 0
+    assert "iid" not in found["FedSALoRA"]
