@@ -9,7 +9,12 @@ from trimmed import trimmed
 from fedlight.recipes import recipe as recipes
 
 ALGORITHMS = ("fedavg", "ffa", "ro", "fedsa", "product", "het", "flex")
-SETTINGS = {"iid": "iid", "Dirichlet": "unlike", "iid, noise": "iid_noise", "Dirichlet, noise": "unlike_noise"}
+SETTINGS = {
+    "iid": "iid",
+    "Dirichlet": "unlike",
+    "iid, noise": "iid_noise",
+    "Dirichlet, noise": "unlike_noise",
+}
 NAMES = [
     *("FedAvg", "FedProx", "FFALoRA", "FFALoRA, FedProx", "RoLoRA", "RoLoRA, FedProx", "FedSALoRA"),
     *("FedSALoRA, FedProx", "ProductAverage", "ProductAverage, FedProx", "HetLoRA", "HetLoRA, FedProx"),

@@ -201,7 +201,7 @@ def run(folder, sent, errors, **metrics):
     stage(folder, **metrics)
     visits(folder, sent)
     rows = [{"epoch": index, "fed/product_error": error} for index, error in enumerate(errors)]
-    write_csv(folder / "metrics/version_0/metrics.csv", rows)
+    write_csv(folder / "metrics/version_0/metrics.csv", rows or [{"epoch": 0}])
     return str(folder)
 
 

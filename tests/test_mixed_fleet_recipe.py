@@ -13,9 +13,18 @@ RUNS = ("dropouts", "forward", "forward_light", "flexlora", "hetlora", "buffered
 def run(tmp_path_factory):
     """One short step of everybody who is there, of the toy model, on whose memory it depends who fits."""
     folder = tmp_path_factory.mktemp("mixed_fleet")
-    few = ["rounds=2", "server_steps=3", "asked_every=1", "clients_per_round=12", "local_steps=1", "buffer_size=4"]
+    few = [
+        "rounds=2",
+        "server_steps=3",
+        "asked_every=1",
+        "clients_per_round=12",
+        "local_steps=1",
+        "buffer_size=4",
+    ]
     source = "test_source=toy:instructions?seed=${seed}&split=test&topic_rows=1"
-    outcome = fedlight("run", "mixed_fleet", f"--output={folder}", "--seeds", "0", "accelerator=cpu", source, *few)
+    outcome = fedlight(
+        "run", "mixed_fleet", f"--output={folder}", "--seeds", "0", "accelerator=cpu", source, *few
+    )
     assert outcome.code == 0, outcome.err
     return folder, outcome
 
@@ -27,7 +36,10 @@ def visits(folder, name):
 def test_small_phones_drop_out_train_forward_or_have_a_smaller_rank(run):
     folder, _ = run
     small = {name: [row for row in visits(folder, name) if row["device"] == "iphone_xr"] for name in RUNS}
-    assert {row["reason"] for name in ("dropouts", "buffered") for row in small[name]} <= {"absent", "out_of_memory"}
+    assert {row["reason"] for name in ("dropouts", "buffered") for row in small[name]} <= {
+        "absent",
+        "out_of_memory",
+    }
     for name in RUNS:
         there = [row for row in small[name] if row["reason"] != "absent"]
         assert there, name

@@ -83,7 +83,9 @@ def test_what_is_missing_is_named(run, tmp_path, break_it, complaint):
 def longer(tmp_path):
     """Two rounds of 5,000 seconds and a megabyte each."""
     folder = tmp_path / "longer"
-    visits = [f"{index},a,{'late' if index else ''},500000,500000,{5000.0 * (index + 1)}" for index in range(2)]
+    visits = [
+        f"{index},a,{'late' if index else ''},500000,500000,{5000.0 * (index + 1)}" for index in range(2)
+    ]
     write(folder / "visits.csv", VISITS, *visits)
     write(folder / "metrics/version_0/metrics.csv", METRICS, "0,4,,0.25", "1,8,,1.0")
     return folder

@@ -80,7 +80,10 @@ def quality_at_budget(
         {
             "method": label,
             **{f"at_{short}": _value_by(curve, name, budgets[name]) for short, name in places.items()},
-            **{f"at_half_{short}": _value_by(curve, name, budgets[name] / 2) for short, name in places.items()},
+            **{
+                f"at_half_{short}": _value_by(curve, name, budgets[name] / 2)
+                for short, name in places.items()
+            },
             "at_end": curve["metric"][-1],
             "hours": curve["seconds"][-1] / 3600,
             "megabytes": curve["megabytes"][-1],
