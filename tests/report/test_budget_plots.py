@@ -79,6 +79,16 @@ def test_what_is_missing_is_named(run, tmp_path, break_it, complaint):
         budget_plots.quality_under_budget({"phones": str(run)}, str(tmp_path / "f.svg"))
 
 
+def test_scores_of_tasks_are_those_of_their_rounds(run):
+    """TaskScores logs by optimizer step, without an epoch; its files have the round, counted from 1."""
+    write(run / "metrics/version_2/metrics.csv", "epoch,step,score/domain", ",4,0.25", ",12,0.5")
+    for moment, score in (("start", 0.0), ("epoch_1", 0.25), ("epoch_3", 0.5)):
+        write(run / f"tasks/{moment}/scores.json", f'{{"score/domain": {score}, "stderr/domain": 0.1}}')
+    curve = budget_plots.budget_curve(run, "score/domain")
+    assert curve == {"seconds": [7200.0, 9000.0], "megabytes": [2.0, 5.0], "metric": [0.25, 0.5]}
+    assert budget_plots.budget_curve(run, "val/accuracy")["metric"] == [0.5, 0.9, 0.75]
+
+
 @pytest.fixture
 def longer(tmp_path):
     """Two rounds of 5,000 seconds and a megabyte each."""

@@ -1,5 +1,6 @@
 """Accuracy against the simulated time of a run and against the megabytes that it sent, and at equal amounts of both."""
 
+import json
 import math
 from collections.abc import Mapping
 from itertools import accumulate
@@ -21,7 +22,7 @@ def quality_under_budget(runs: dict[str, str], output: str, metric: str = "val/a
     Args:
         runs: label -> folder of a run with a fleet, a VisitLog and a CSVLogger called ``metrics``.
         output: the figure.
-        metric: validated after each round.
+        metric: validated after each round, or a score of TaskScores after some.
 
     Returns:
         ``file``; ``table``: label -> ``seconds``, ``megabytes`` and ``metric``, an entry for each round; ``rows``: where
@@ -124,11 +125,16 @@ def _validated(folder: Path, metric: str) -> dict[int, float]:
     files = sorted(folder.glob("metrics/version_*/metrics.csv"), key=lambda file: file.stat().st_mtime_ns)
     for file in files:
         rows = read_rows(file, ("epoch",))
-        found |= {int(row["epoch"]): float(row[metric]) for row in rows if row.get(metric)}
+        found |= {int(row["epoch"]): float(row[metric]) for row in rows if row["epoch"] and row.get(metric)}
+    for file in folder.glob("tasks/epoch_*/scores.json"):  # metrics.csv has scores by step, without an epoch
+        scores = json.loads(file.read_text(encoding="utf-8"))
+        if metric in scores:
+            found[int(file.parent.name.removeprefix("epoch_")) - 1] = float(scores[metric])
     if not found:
         raise ValueError(
-            f"{folder}: no metrics/version_*/metrics.csv in it has {metric} of any round: give the folder of a run with a "
-            "CSVLogger called metrics that validates after its rounds (trainer.limit_val_batches above 0)"
+            f"{folder}: no metrics/version_*/metrics.csv in it has {metric} of any round, and no tasks/epoch_*/scores.json: "
+            "give the folder of a run with a CSVLogger called metrics that validates after its rounds "
+            "(trainer.limit_val_batches above 0), or with TaskScores"
         )
     return found
 
