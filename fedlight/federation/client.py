@@ -110,6 +110,8 @@ class Visiting:
         shapes_only: whether the loop asks for names and shapes alone, before the round: tensors are then on the meta
             device, and a hook does nothing beside its reply. The loop sets it.
         lora_rank: LoRA rank of the client in this visit; None for that of the module. The loop sets it.
+        ranks: name of a LoRA factor -> how many rows of A, or columns of B, it trains, from the first on, where these are
+            not all and an algorithm, not ``lora_rank``, says so; the others are 0.
     """
 
     visit: Visit
@@ -122,6 +124,7 @@ class Visiting:
     before: "Visiting | None" = None
     shapes_only: bool = False
     lora_rank: int | None = None
+    ranks: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -250,6 +250,29 @@ def test_ranks_that_a_threshold_has_cut_grow_again():
         assert algorithm.state_dict()["ranks"].get(pair.a, 3) == rank
 
 
+def test_forward_only_visits_leave_ranks_alone_that_a_threshold_has_cut():
+    """With one client and no batch to spare, the rows that are 0 are 0 in the passes, and in what the visit has trained."""
+    seen = []
+
+    class Passes(OddRank):
+        def training_step(self, batch, batch_idx):
+            seen.append(adapters(self))
+            return super().training_step(batch, batch_idx)
+
+    algorithm, module = ProductAverage(0.99999), Passes(lr=0.3)
+    pairs = find_pairs(adapters(module)).pairs
+    with torch.no_grad():
+        for pair in pairs:
+            module.get_parameter(pair.a)[1:] = 0
+            module.get_parameter(pair.b)[:, 1:] = 0
+    algorithm.load_state_dict({"ranks": {pair.a: 1 for pair in pairs}})
+    run(algorithm, rounds=1, module=module, train="forward")
+    assert len(seen) == 4 * 3 * 2  # clients, steps, passes
+    for pair in pairs:
+        assert not any(state[pair.a][1:].any() or state[pair.b][:, 1:].any() for state in seen)
+        assert len({state[pair.b][0, 0].item() for state in seen}) > 20
+
+
 def test_a_product_of_nothing_leaves_the_factors():
     class New(LoraModule):
         def __init__(self):

@@ -33,6 +33,7 @@ from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.federation.channel import Wire
 from fedlight.federation.codecs import Quantize, TopK
+from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.federation.lora.ranks import PRUNED
 from fedlight.federation.server import Average, FedAdam
 from fedlight.federation.state import DIVERGED
@@ -181,6 +182,50 @@ def test_any_order_of_the_clients_gives_the_same_bits(name):
     _, forward, _, _, _ = run(forwards, Points(), clients_per_round=3)
     _, backward, _, _, _ = run(backwards, Points(), clients_per_round=3)
     assert_equal(forward, backward)
+
+
+FORWARD = {"train": "forward", "zeroth_order": ZerothOrder(0.01, perturbations=2, weight_decay=0.3)}
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("kind", [HetLoRA, FlexLoRA])
+def test_one_forward_only_client_of_a_smaller_rank_is_a_module_of_that_rank(kind, clip):
+    """Its directions, clipping, weight decay and proximal term are on its own rows and columns alone."""
+    how = {"clients_per_round": 1, "rounds": 1, "settings": {"gradient_clip_val": clip}, **FORWARD}
+    one = Points({"a": 8})
+    start, trained, _, _, _ = run(kind(local=FedProx(3.0)), one, ranks={"a": 2}, **how)
+    small = Ranked(rank=2)
+    with torch.no_grad():
+        for name, value in sliced(start, 2).items():
+            small.get_parameter(name).copy_(value)
+    alone = fit(small, one, algorithm=FedProx(3.0), **how)[0]
+    for layer in LAYERS:
+        torch.testing.assert_close(
+            products(sliced(trained, 2))[layer], products(alone)[layer], rtol=1e-4, atol=1e-6
+        )
+        assert not torch.allclose(products(alone)[layer], products(sliced(start, 2))[layer], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["HetLoRA, skip", "FlexLoRA", "pruning"])
+def test_forward_only_clients_of_unlike_ranks_side_by_side_train_what_each_trains_alone(name):
+    """In fp64, as a difference of losses is divided by 2 eps; weight decay makes clients prune."""
+
+    def train(at_once, order=1):
+        algorithm = HetLoRA(gamma=0.5) if name == "pruning" else method(name)
+        plan = type(algorithm).plan
+        algorithm.plan = lambda *args: plan(algorithm, *args)[::order]
+        how = {"module": Ranked(lr=0.02).double(), "rounds": 2, "at_once": at_once, **FORWARD}
+        _, found, rows, _, _ = run(algorithm, Points(dtype=torch.float64), **how)
+        return found, rows
+
+    alone, rows = train(1)
+    beside, others = train(3)
+    assert_equal(train(1, order=-1)[0], alone)
+    assert_same_rows(others, rows)
+    assert furthest(products(beside), products(alone)) < 1e-6
+    expected = [1, 2, 3, 4]
+    assert [row["lora_rank"] for row in rows[:4]] == expected
+    assert ([row["lora_rank"] for row in rows[4:]] == expected) == (name != "pruning")
 
 
 def pruning():

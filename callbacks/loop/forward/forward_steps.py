@@ -25,6 +25,8 @@ from fedlight.callbacks.loop.visits.visit import CLIENT_LOSSES
 from fedlight.federation.algorithm import Algorithm, changes_gradients
 from fedlight.federation.client import Visiting
 from fedlight.federation.forward.zeroth_order import Key, ZerothOrder, estimate, perturb
+from fedlight.federation.lora.pairs import pad_to
+from fedlight.federation.lora.ranks import trained_part, trained_ranks
 from fedlight.support.seeding import derive_seed
 from fedlight.support.torch_parts import replaced
 
@@ -42,12 +44,24 @@ class ForwardClient:
         held: name -> the parameter that the optimizer holds.
         gone: for each perturbation so far, the index of its direction among shared ones (0 for one of its own), and how far
             the parameters went against it.
+        parts: name -> what of such a tensor is perturbed and stepped: of LoRA factors that the visit trains in part, these
+            rows or columns, in the tensor's memory; the directions are those of a module of that rank.
     """
 
     visiting: Visiting
     parameters: Mapping[str, Tensor]
     held: Mapping[str, Tensor]
     gone: list[tuple[int, float]] = field(default_factory=list)
+    parts: Mapping[str, Tensor] = field(init=False)
+
+    @torch.no_grad()  # views that are changed in place, of leaves
+    def __post_init__(self) -> None:
+        self._ranks = trained_ranks(self.visiting)
+        self.parts = {name: self.part(name, tensor) for name, tensor in self.parameters.items()}
+
+    def part(self, name: str, tensor: Tensor) -> Tensor:
+        """Return what belongs to ``parts`` of a tensor of a parameter's shape."""
+        return trained_part(name, tensor, self._ranks)
 
 
 class ForwardSteps:
@@ -88,9 +102,7 @@ class ForwardSteps:
         if any(client.visiting.directions for client in clients):
             self._refuse_other_ways(type(algorithm).__name__)
         for client in clients:
-            client.parameters = {
-                name: p for name, p in client.parameters.items() if self._moves(client, name)
-            }
+            client.parts = {name: p for name, p in client.parts.items() if self._moves(client, name)}
 
     def _refuse_other_ways(self, algorithm: str) -> None:
         """Raise ValueError for what moves parameters in other ways than along shared directions."""
@@ -107,10 +119,9 @@ class ForwardSteps:
 
     def _moves(self, client: ForwardClient, name: str) -> bool:
         """Return whether a parameter is trained: it needs a gradient, and the algorithm does not take it away."""
-        parameter = client.parameters[name]
         if not client.held[name].requires_grad:
             return False
-        return self._adjusted(client, name, parameter, torch.zeros_like(parameter)) is not None
+        return self._adjusted(client, name, torch.zeros_like(client.parts[name])) is not None
 
     @property
     def rate_scale(self) -> float:
@@ -139,7 +150,7 @@ class ForwardSteps:
 
     def _both_ways(self, run: Callable[[], Any], batch: Any) -> Any:
         """Return the result of the last pass, with the mean loss of all; None if the module leaves the batch out."""
-        at = [{name: p.clone() for name, p in one.parameters.items()} for one in self.clients]
+        at = [{name: p.clone() for name, p in one.parts.items()} for one in self.clients]
         size, number = self.settings.eps, self.settings.perturbations
         slopes: list[Tensor] = []
         means: list[Tensor] = []
@@ -149,7 +160,7 @@ class ForwardSteps:
                 losses = []
                 for sign in (1, -1):
                     for client, before in zip(self.clients, at, strict=True):
-                        perturb(client.parameters, before, self._key(client, k)[1], sign * size)
+                        perturb(client.parts, before, self._key(client, k)[1], sign * size)
                     is_last = k == number - 1 and sign == -1
                     with nullcontext() if is_last else isolate_rng():
                         if self._beside is not None:
@@ -164,8 +175,8 @@ class ForwardSteps:
                 means += losses
         finally:
             for client, before in zip(self.clients, at, strict=True):
-                for name, parameter in client.parameters.items():
-                    parameter.copy_(before[name])
+                for name, part in client.parts.items():
+                    part.copy_(before[name])
         self._slopes.append(torch.stack(slopes).cpu())
         each = torch.stack(means).mean(dim=0)
         loss = each.sum().requires_grad_()  # a leaf
@@ -194,44 +205,42 @@ class ForwardSteps:
             along: Slopes = [(key, slope) for (_, key), slope in zip(keys, own.tolist(), strict=True)]
             factor = self._clip_factor(client, along)
             rate = 0.0
-            for name, parameter in client.parameters.items():
+            for name, part in client.parts.items():
                 rate = learning_rate(groups[id(client.held[name])]) * self.settings.lr_scale
-                gradient = self._gradient(client, name, parameter, along)
+                gradient = self._gradient(client, name, along)
                 if self._clip[0] and self._clip[1] == GradClipAlgorithmType.VALUE:
                     gradient.clamp_(-self._clip[0], self._clip[0])
                 gradient.mul_(factor)
                 if self.settings.weight_decay:
-                    gradient.add_(parameter, alpha=self.settings.weight_decay)
-                parameter.sub_(gradient.mul_(rate))
+                    gradient.add_(part, alpha=self.settings.weight_decay)
+                part.sub_(gradient.mul_(rate))
             client.gone += [
                 (index, rate * factor * slope) for (index, _), (_, slope) in zip(keys, along, strict=True)
             ]
         self._steps += 1
         return True
 
-    def _gradient(self, client: ForwardClient, name: str, parameter: Tensor, along: Slopes) -> Tensor:
-        found = self._adjusted(client, name, parameter, estimate(name, parameter, along))
+    def _gradient(self, client: ForwardClient, name: str, along: Slopes) -> Tensor:
+        found = self._adjusted(client, name, estimate(name, client.parts[name], along))
         assert found is not None  # else `_moves` would have left the parameter out
         return found
 
-    def _adjusted(
-        self, client: ForwardClient, name: str, parameter: Tensor, gradient: Tensor
-    ) -> Tensor | None:
+    def _adjusted(self, client: ForwardClient, name: str, gradient: Tensor) -> Tensor | None:
+        """Return what the algorithm makes of the gradient of a part; the algorithm sees it with zeros up to the whole."""
         if self._algorithm is None:
             return gradient
-        gradients = {name: gradient}
-        self._algorithm.adjust_gradients(client.visiting, {name: parameter}, gradients)
-        return gradients.get(name)
+        whole = client.parameters[name]
+        gradients = {name: pad_to(gradient, whole.shape)}
+        self._algorithm.adjust_gradients(client.visiting, {name: whole}, gradients)
+        found = gradients.get(name)
+        return None if found is None else client.part(name, found)
 
     def _clip_factor(self, client: ForwardClient, along: Slopes) -> float:
         """Return the factor by which `torch.nn.utils.clip_grad_norm_` would scale all gradients of a client."""
         most, kind = self._clip
         if not most or kind == GradClipAlgorithmType.VALUE:
             return 1.0
-        norms = [
-            torch.linalg.vector_norm(self._gradient(client, name, parameter, along))
-            for name, parameter in client.parameters.items()
-        ]
+        norms = [torch.linalg.vector_norm(self._gradient(client, name, along)) for name in client.parts]
         return min(1.0, float(most) / (float(torch.linalg.vector_norm(torch.stack(norms))) + 1e-6))
 
 

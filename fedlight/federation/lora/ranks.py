@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from fedlight.federation.channel import LOST
-from fedlight.federation.client import Client
-from fedlight.federation.lora.pairs import LoraPair, find_pairs, pad_to_rank, slice_to_rank
+from fedlight.federation.client import Client, Visiting
+from fedlight.federation.lora.pairs import LoraPair, factor_of, find_pairs, pad_to_rank, slice_to_rank
 from fedlight.federation.state import State
 
 LoraRanks = dict[str, int] | list[int]
@@ -162,6 +162,35 @@ def cut_module(module: nn.Module, rank: int) -> None:
             path, _, key = name.rpartition(".")
             owner, learns = module.get_submodule(path), parameters[name].requires_grad
             owner._parameters[key] = nn.Parameter(small[name].detach(), learns)
+
+
+def trained_ranks(visiting: Visiting) -> Mapping[str, int]:
+    """Return how many rows of A, or columns of B, a visit trains of each LoRA factor that it does not train whole.
+
+    Zero gradients keep the others at 0 in a visit that backpropagates. A visit without gradients has to leave them alone.
+    """
+    if visiting.lora_rank is None:
+        return visiting.ranks
+    return {name: visiting.lora_rank for pair in _pairs_of(visiting.start) for name in (pair.a, pair.b)}
+
+
+def trained_part(name: str, factor: Tensor, ranks: Mapping[str, int]) -> Tensor:
+    """Return the rows of A or columns of B that a visit trains, in the memory of ``factor``; other tensors as they are.
+
+    Args:
+        name: name of the tensor.
+        factor: tensor of the shape that the module's parameter has.
+        ranks: see `trained_ranks`.
+
+    Examples:
+        >>> import torch
+        >>> ranks = {"q.lora_A.weight": 1, "q.lora_B.weight": 1}
+        >>> [tuple(trained_part(f"q.lora_{one}.weight", torch.ones(2, 2), ranks).shape) for one in "AB"]
+        [(1, 2), (2, 1)]
+    """
+    if name not in ranks:
+        return factor
+    return factor[: ranks[name]] if factor_of(name) == "A" else factor[:, : ranks[name]]
 
 
 def refuse_moved_zeros(state: State, rank: int | None) -> None:

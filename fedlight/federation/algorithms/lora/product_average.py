@@ -132,11 +132,12 @@ class ProductAverage(Algorithm):
     # A client: it trains the rows of A and columns of B that it has received
 
     def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
-        start = dict(received)
+        start, ranks = dict(received), {}
         for pair in self._pairs if self._ranks else ():
             both = {name: received[name] for name in (pair.a, pair.b)}
             start |= pad_to_rank(both, [pair], self._full[pair.a])
-        return Visiting(visit, client, received, start)
+            ranks |= dict.fromkeys(both, pair.rank(received))
+        return Visiting(visit, client, received, start, ranks=ranks)
 
     def adjust_gradients(
         self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
