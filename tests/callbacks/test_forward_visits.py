@@ -33,6 +33,12 @@ from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.fedrep import FedRep
 from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
 from fedlight.federation.algorithms.local_only import LocalOnly
+from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA
+from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA
+from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
+from fedlight.federation.algorithms.lora.hetlora import HetLoRA
+from fedlight.federation.algorithms.lora.product_average import ProductAverage
+from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Wire
 from fedlight.federation.codecs import Quantize
@@ -282,6 +288,10 @@ ALGORITHMS = {
     "FedRep": {"algorithm": FedRep(private=["lora_B"])},
     "GlobalThenLocal": {"algorithm": GlobalThenLocal(1)},
     "LocalOnly": {"algorithm": LocalOnly()},
+    **{
+        kind.__name__: {"algorithm": kind(local=FedProx(0.5))}
+        for kind in (FFALoRA, RoLoRA, FedSALoRA, ProductAverage, HetLoRA, FlexLoRA)
+    },
 }
 FORWARD = {"train": "forward", "zeroth_order": ZerothOrder(EPS, perturbations=2)}
 

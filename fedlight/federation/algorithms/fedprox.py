@@ -56,6 +56,8 @@ class FedProx(Algorithm):
             return
         received, anchors = visiting.received, visiting.own
         held = [name for name in gradients if name in received]
+        if not held:  # as of an algorithm around this one that has taken out the only gradient
+            return
         for name in held:
             if name not in anchors:  # copied to where the parameters are once a visit, not once a step
                 anchors[name] = received[name].to(parameters[name])
