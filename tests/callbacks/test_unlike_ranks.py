@@ -435,6 +435,11 @@ class TwoOptimizers(Ranked):
         (FlexLoRA(), {"server": Average(0.5)}, "take Average with lr=1, or HetLoRA"),
         (FlexLoRA(), {"channel": Wire(up=TopK(0.1, error_feedback=True))}, "set error_feedback=false"),
         (HetLoRA(gamma=0.5, lam=0.1), {"module": TwoOptimizers()}, "2 optimizers may step them apart"),
+        (
+            HetLoRA(gamma=0.5, lam=0.1),
+            {"train": "forward"},
+            "lam=0.1: .* set federated.train=backprop, or lam to 0",
+        ),
         (HetLoRA(), {"ranks": {"a": 5}}, "5 is above the rank 4 of the module's adapters"),
         (HetLoRA(), {"ranks": {"nobody": 1}}, r"lora_ranks\.nobody: there is no such client or device"),
         (HetLoRA(), {"ranks": [1, 2]}, "set federated.fleet"),

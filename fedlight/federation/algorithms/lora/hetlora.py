@@ -54,7 +54,7 @@ class HetLoRA(Algorithm):
 
     Raises:
         ValueError: a setting is out of range; in ``check``, for a module without a LoRA adapter or with another kind of it,
-            a robust aggregation, several adapters, or a penalty under several optimizers.
+            a robust aggregation, several adapters, or a penalty under several optimizers or with forward-only visits.
     """
 
     unlike_ranks = True
@@ -106,6 +106,11 @@ class HetLoRA(Algorithm):
             raise ValueError(
                 f"federated.algorithm.lam={self.lam}: the penalty is on a product of A and B, and the module's "
                 f"{len(federation.optimizers)} optimizers may step them apart: give it one optimizer, or set lam to 0"
+            )
+        if self.lam > 0 and federation.train != "backprop":
+            raise ValueError(
+                f"federated.algorithm.lam={self.lam}: the penalty is on a product of A and B, and with federated.train="
+                f"{federation.train} forward-only visits move one after the other: set federated.train=backprop, or lam to 0"
             )
 
     def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
