@@ -26,6 +26,7 @@ from torch import nn
 from two_parts import TwoParts, close
 
 from fedlight.federation.aggregation import CoordinateMedian
+from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.fedrep import FedRep
@@ -319,6 +320,26 @@ def test_clients_may_hold_what_is_shared_near_what_they_received(name):
     if name == "FedSALoRA":
         for client, end in ends.items():
             close(loop.own_state(client), of(end, "B"), 5e-6)
+
+
+class Near(Algorithm):
+    """FedProx whose strength is kept with the visit."""
+
+    def start_visit(self, visit, client, received):
+        visiting = super().start_visit(visit, client, received)
+        visiting.own["mu"] = 0.5
+        return visiting
+
+    def adjust_gradients(self, visiting, parameters, gradients):
+        FedProx(visiting.own["mu"]).adjust_gradients(visiting, parameters, gradients)
+
+
+@pytest.mark.parametrize("make", [FFALoRA, RoLoRA, FedSALoRA, lambda **own: ProductAverage(0.9, **own)])
+def test_a_local_algorithm_starts_its_visits(make):
+    """Two rounds, so that both factors of RoLoRA have their turn and ranks are cut."""
+    own, *_ = run(make(local=Near()), rounds=2, module=OddRank(lr=0.3))
+    expected, *_ = run(make(local=FedProx(0.5)), rounds=2, module=OddRank(lr=0.3))
+    assert_equal(adapters(own), adapters(expected))
 
 
 def test_a_proximal_term_goes_with_ranks_that_are_cut():

@@ -16,6 +16,7 @@ of B belongs to B.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -64,7 +65,8 @@ class FedSALoRA(Algorithm):
         return {name: value for name, value in state.items() if name not in own}
 
     def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
-        return Visiting(visit, client, received, start=received | client.memory.get(OWN_STATE, {}))
+        visiting = self.local.start_visit(visit, client, received)
+        return replace(visiting, start=visiting.start | client.memory.get(OWN_STATE, {}))
 
     def adjust_gradients(
         self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]

@@ -61,6 +61,9 @@ class FFALoRA(Algorithm):
     def send(self, visit: Visit, client: Client, state: State) -> State | None:
         return {name: value for name, value in state.items() if factor_of(name) != "A"}
 
+    def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
+        return self.local.start_visit(visit, client, received)
+
     def adjust_gradients(
         self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
     ) -> None:

@@ -137,7 +137,8 @@ class ProductAverage(Algorithm):
             both = {name: received[name] for name in (pair.a, pair.b)}
             start |= pad_to_rank(both, [pair], self._full[pair.a])
             ranks |= dict.fromkeys(both, pair.rank(received))
-        return Visiting(visit, client, received, start, ranks=ranks)
+        visiting = self.local.start_visit(visit, client, start)
+        return replace(visiting, received=received, ranks=ranks)
 
     def adjust_gradients(
         self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]

@@ -58,6 +58,9 @@ class RoLoRA(Algorithm):
         factor = "A" if round_idx % 2 else "B"
         return [replace(visit, part=factor) for visit in super().plan(round_idx, cohort, num_batches)]
 
+    def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
+        return self.local.start_visit(visit, client, received)
+
     def adjust_gradients(
         self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
     ) -> None:
