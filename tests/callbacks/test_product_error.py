@@ -23,6 +23,7 @@ from tastes import run as train_selectors
 from two_parts import TwoParts
 
 from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean
+from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
@@ -35,6 +36,7 @@ from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA
 from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Wire
+from fedlight.federation.client import Visiting
 from fedlight.federation.codecs import Quantize
 from fedlight.federation.lora import product_error
 from fedlight.federation.lora.pairs import find_pairs
@@ -106,6 +108,33 @@ def test_one_client_loses_nothing(algorithm):
 def test_clients_with_equal_factors_lose_nothing_and_those_without_steps_neither():
     _, history, *_ = run(FedAvg(), module=LoraModule(lr=0.0))
     assert max(history.errors) < 1e-12
+
+
+class KeepsB(Algorithm):
+    """A client goes on with its own B, which is sent down once, and up in every visit as it is."""
+
+    def send(self, visit, client, state):
+        return {name: value for name, value in state.items() if name not in client.memory}
+
+    def start_visit(self, visit, client, received):
+        return Visiting(visit, client, received, start=received | client.memory)
+
+    def reply(self, visiting, trained, work):
+        visiting.client.memory |= {name: value for name, value in trained.items() if "lora_B" in name}
+        return trained
+
+    def finish_visit(self, visiting, movement, work):
+        new = {
+            n: value if n in visiting.received else torch.zeros_like(value) for n, value in movement.items()
+        }
+        return super().finish_visit(visiting, new, work)
+
+
+def test_it_is_left_out_where_a_client_sends_a_factor_that_it_has_not_received():
+    """Only the algorithm knows from where such a factor has moved; the first round, in which all is sent down, has it."""
+    model, history, *_ = run(KeepsB(), rounds=2)
+    assert [error is None for error in history.errors] == [False, True]
+    assert_equal(adapters(model), adapters(run(KeepsB(), rounds=2, product_error=False)[0]))
 
 
 class LoraSelectors(Adapters):

@@ -10,7 +10,7 @@ grows with the number of local steps and the unlikeness of clients; averages of 
 beyond rounding. A robust or private aggregation adds its own distance from the mean, noise included.
 
 It is left out where it is not defined: without a plain LoRA pair, where a client keeps a factor that the server does not
-know, and under an algorithm whose average is no weighted sum.
+know or sends one that it has not received in the visit, and under an algorithm whose average is no weighted sum.
 """
 
 import logging

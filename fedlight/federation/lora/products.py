@@ -122,7 +122,8 @@ class ProductSums(Aggregation):
             combined movement as it is.
 
     Attributes:
-        is_known: whether the server knows both factors of all clients. A client may have kept one of its own.
+        is_known: whether the server knows both factors of all clients. A client may have kept one of its own, or sent
+            one that it had not received, of which only its algorithm knows from where it has moved.
     """
 
     def __init__(
@@ -141,12 +142,14 @@ class ProductSums(Aggregation):
 
     def add(self, update: Update) -> None:
         self._inner.add(update)
-        self.is_known &= not update.keeps_factors
         sent: list[str] = []
         factors: State = {}
         for pair in self._pairs:
             of_pair = [name for name in (pair.a, pair.b) if name in update.movement]
             sent += of_pair
+            self.is_known &= not update.keeps_factors and all(name in update.received for name in of_pair)
+            if not self.is_known and self._then is None:
+                return
             for name in (pair.a, pair.b) if of_pair else ():
                 if name in of_pair or name in update.received:
                     factors[name] = _factor(update, name)
