@@ -196,6 +196,9 @@ KINDS = {
     "flexlora": lambda root: Kind(
         {"algorithm": FlexLoRA(missing="skip"), "lora_ranks": RANKS}, Ranked, Points, NO_VALIDATION
     ),
+    "forward_ranks": lambda root: Kind(
+        {"algorithm": HetLoRA(gamma=0.5), "lora_ranks": RANKS, "train": "forward"}, Ranked, Points
+    ),
     "local_only": lambda root: Kind({"algorithm": LocalOnly()}),
     "adapters": lambda root: Kind({"algorithm": FedAvg()}, Adapted),
     "private_adapters": lambda root: Kind({"aggregation": PrivateMean(1.0, 0.5, delta=0.01)}, Adapted),
