@@ -144,7 +144,6 @@ class FederatedLoop(L.Callback):
     ) -> None:
         refuse_below(1, "federated.", clients_per_round=clients_per_round, local_steps=local_steps)
         self.algorithm = algorithm or FedAvg()
-        check_lora_ranks(lora_ranks, self.algorithm, fleet is not None)
         self.server = server or Average()
         self.clients_per_round, self.local_steps = clients_per_round, local_steps
         self.channel = channel or Identity()
@@ -156,7 +155,7 @@ class FederatedLoop(L.Callback):
         self.buffers, self.step_schedule = buffer_policy(buffers), step_schedule
         self.clients_at_once = clients_at_once
         self.product_error = product_error
-        self.lora_ranks = lora_ranks
+        self.lora_ranks = check_lora_ranks(lora_ranks, self.algorithm, fleet is not None)
         self.train, self.zeroth_order = train, zeroth_order
         self._forward = ForwardVisits(train, zeroth_order, fleet, aggregation)
         self.mode = mode

@@ -104,6 +104,12 @@ def test_a_client_comes_before_its_device_and_both_before_the_rest():
         ranks_by_hand({"tablet": 2}, devices, ["phone", "board"], 8)
 
 
+def test_a_name_of_a_client_and_a_device_is_refused():
+    with pytest.raises(ValueError, match=r"lora_ranks\.a: there is a client and a device of this name"):
+        ranks_by_hand({"a": 2}, {"a": "b", "c": "a"}, ["a", "b"], 8)
+    assert ranks_by_hand({"c": 2}, {"a": "b", "c": "a"}, ["a", "b"], 8) == {"a": 8, "c": 2}
+
+
 @pytest.mark.parametrize(
     ("ranks", "algorithm", "message"),
     [
@@ -126,7 +132,11 @@ def test_what_is_refused_when_the_loop_is_made(ranks, algorithm, message):
 
 @pytest.mark.parametrize("ranks", [None, {"a": 1}, [1, 2]])
 def test_what_is_accepted(ranks):
-    check_lora_ranks(ranks, HetLoRA(), has_fleet=True)
+    assert check_lora_ranks(ranks, HetLoRA(), has_fleet=True) == ranks
+
+
+def test_names_of_digits_are_those_of_clients():
+    assert check_lora_ranks({0: 2, "b": 1}, HetLoRA(), has_fleet=False) == {"0": 2, "b": 1}
 
 
 def test_what_is_refused_when_the_parameters_are_known():

@@ -30,16 +30,19 @@ class AveragesRanks(Protocol):
     unlike_ranks: bool
 
 
-def check_lora_ranks(ranks: Any, algorithm: AveragesRanks, has_fleet: bool) -> None:
-    """Raise ValueError for ranks that are none, or that go with neither the algorithm nor the devices.
+def check_lora_ranks(ranks: Any, algorithm: AveragesRanks, has_fleet: bool) -> LoraRanks | None:
+    """Return ranks with names that are text; YAML reads those of digits as numbers.
 
     Args:
         ranks: ``federated.lora_ranks``.
         algorithm: algorithm of the run.
         has_fleet: whether clients have devices.
+
+    Raises:
+        ValueError: they are no ranks, or go with neither the algorithm nor the devices.
     """
     if ranks is None:
-        return
+        return None
     numbers = [*ranks.values()] if isinstance(ranks, Mapping) else ranks
     if not isinstance(numbers, Sequence) or isinstance(numbers, str) or not numbers:
         raise ValueError(
@@ -59,6 +62,7 @@ def check_lora_ranks(ranks: Any, algorithm: AveragesRanks, has_fleet: bool) -> N
             f"federated.lora_ranks={ranks!r} are ranks of which each client has the largest that fits its device: set "
             "federated.fleet, or name a rank for each client, such as {c001: 4}"
         )
+    return {str(name): rank for name, rank in ranks.items()} if isinstance(ranks, Mapping) else [*ranks]
 
 
 def largest_rank(parameters: Mapping[str, Tensor], ranks: LoraRanks | None = None) -> int:
@@ -96,7 +100,7 @@ def ranks_by_hand(
         otherwise: rank of clients that are named in neither way.
 
     Raises:
-        ValueError: a name is of no client and no device.
+        ValueError: a name is of no client and no device, or of both.
 
     Examples:
         >>> ranks_by_hand({"phone": 2, "b": 4}, {"a": "phone", "b": "phone", "c": "board"}, ["phone", "board"], 8)
@@ -107,6 +111,11 @@ def ranks_by_hand(
             raise ValueError(
                 f"federated.lora_ranks.{name}: there is no such client or device; clients are {_some(devices)}"
                 + (f", devices {_some(known)}" if known else "")
+            )
+        if name in devices and name in known:
+            raise ValueError(
+                f"federated.lora_ranks.{name}: there is a client and a device of this name, and which of them has the rank "
+                "cannot be told: rename the device, in the file of its profile, or the client, in the data"
             )
     return {client: ranks.get(client, ranks.get(device, otherwise)) for client, device in devices.items()}
 
