@@ -9,7 +9,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
 ]
 SIZES = {1: KINDS, 2: KINDS, 4: ("one_pass", "scaffold", "fewfedpit", "schedules", "fleet", "one_client")}
-PRODUCTS = ("adapters", "private_adapters", "hetlora", "flexlora", "ffa_lora", "ro_lora", "product_average")
+PRODUCTS = (
+    *("adapters", "private_adapters", "ffa_lora", "ro_lora", "product_average"),
+    *("hetlora", "flexlora", "forward_ranks"),
+)
 """Runs that average LoRA adapters of which the server knows both factors."""
 RESUMED = ("scaffold", "schedules", "average_buffers", "fleet", "buffered")
 CHANGES = ((2, 1), (1, 2))
