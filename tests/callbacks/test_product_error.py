@@ -16,10 +16,12 @@ from lora_runs import (
     run,
     weights_of,
 )
+from peft import LoraConfig, get_peft_model
 from plain_lightning import assert_equal
 from stacked import Points, fit
 from tastes import Adapters, Tastes
 from tastes import run as train_selectors
+from torch import nn
 from two_parts import TwoParts
 
 from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean
@@ -87,6 +89,35 @@ def test_it_is_the_distance_of_the_servers_product_from_the_mean_of_the_clients(
         expected, rel=1e-3, abs=1e-6
     )  # uploads and weights are rounded to fp32
     assert min(history.errors) > 1e-3
+
+
+def test_layers_count_by_their_scaling():
+    """As they do in the model: of two layers one has a scaling of 10, the other one of 2."""
+
+    class Uneven(LoraModule):
+        def __init__(self):
+            super().__init__(lr=0.01)
+            torch.manual_seed(0)
+            net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+            pattern = {"alpha_pattern": {"2": 20}, "target_modules": ["0", "2"]}
+            self.net = get_peft_model(net, LoraConfig(r=2, lora_alpha=4, **pattern))
+            for name, parameter in self.net.named_parameters():
+                if "lora_B" in name:
+                    nn.init.normal_(parameter, std=0.3)
+
+    uploads = Uploads()
+    module, history, *_ = run(FedAvg("uniform"), rounds=1, module=Uneven(), callbacks=[uploads])
+    scalings = {layer: module.get_submodule(layer).scaling["default"] for layer in products(adapters(module))}
+    assert sorted(scalings.values()) == [2.0, 10.0]
+    ends = uploads.rounds[0]
+    mean = mean_products(history.states[0], [*ends.values()], weights_of([*ends], "uniform"))
+    found = products(history.states[1])
+    expected = relative_distance(
+        {layer: s * found[layer] for layer, s in scalings.items()},
+        {layer: s * mean[layer] for layer, s in scalings.items()},
+    )
+    assert history.errors == [pytest.approx(expected, rel=1e-3)]
+    assert abs(relative_distance(found, mean) / expected - 1) > 0.1
 
 
 def test_a_server_optimizer_plays_no_part():

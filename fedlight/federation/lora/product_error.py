@@ -3,11 +3,13 @@
 With the clients' factors A_i and B_i as they reached the server, the weights c_i of the algorithm (`ProductSums.terms`), and
 the server's new factors A and B before a server optimizer changes their step,
 
-    fed/product_error = sqrt(sum over layers |B A - mean of B_i A_i|^2 / sum over layers |mean of B_i A_i|^2)
+    fed/product_error = sqrt(sum over layers s^2 |B A - mean of B_i A_i|^2 / sum over layers s^2 |mean of B_i A_i|^2)
 
-in the Frobenius norm. The scaling alpha / r, equal in all layers, cancels. Averaging both factors apart has an error that
-grows with the number of local steps and the unlikeness of clients; averages of one factor with the other one fixed have none
-beyond rounding. A robust or private aggregation adds its own distance from the mean, noise included.
+in the Frobenius norm, with s the layer's scaling, PEFT's ``alpha / r``: it cancels where all layers have the same one, and
+``alpha_pattern`` or ``rank_pattern`` give them others. Layers that are not PEFT's count alike.
+
+Averaging both factors apart has an error that grows with the number of local steps and the unlikeness of clients; averages of
+one factor with the other one fixed have none beyond rounding. A robust or private aggregation adds its own distance from the mean, noise included.
 
 It is left out where it is not defined: without a plain LoRA pair, where a client keeps a factor that the server does not
 know or sends one that it has not received in the visit, and under an algorithm whose average is no weighted sum.
@@ -17,7 +19,7 @@ import logging
 import math
 from typing import Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedlight.federation.aggregation import Aggregation, WeightedSum
 from fedlight.federation.algorithm import Algorithm
@@ -49,6 +51,7 @@ class ProductError:
         self._setting = setting
         self._sums: ProductSums | None = None
         self._pairs: list[LoraPair] = []
+        self._scalings: list[float] = []
         self._said: set[str] = set()
 
     def watch(
@@ -68,6 +71,7 @@ class ProductError:
         self._pairs, others = find_pairs(federation.state, federation.module)
         if not self._pairs:
             return aggregation
+        self._scalings = [_scaling(pair, federation.module) for pair in self._pairs]
         if others:
             name, why = next(iter(others.items()))
             self._say(
@@ -104,15 +108,17 @@ class ProductError:
             return {}
         distance = norm = 0.0
         found = False
-        for pair in self._pairs:
+        largest = max(self._scalings) or 1.0
+        for pair, scaling in zip(self._pairs, self._scalings, strict=True):
             terms = sums.terms(pair, state)
             if terms is None:
                 return {}
             if terms:
                 found = True
                 b, a = (_moved(state, movement, name) for name in (pair.b, pair.a))
-                of_pair = squared_distance(terms, b, a)
-                distance, norm = distance + of_pair[0], norm + of_pair[1]
+                weight = (scaling / largest) ** 2
+                of_distance, of_norm = squared_distance(terms, b, a)
+                distance, norm = distance + weight * of_distance, norm + weight * of_norm
         if not found or (norm == 0 and distance > 0):
             return {}
         return {"product_error": math.sqrt(distance / norm) if norm else 0.0}
@@ -126,6 +132,12 @@ class ProductError:
 
 def _numbers(state: State, pair: LoraPair) -> int:
     return state[pair.a].numel() + state[pair.b].numel()
+
+
+def _scaling(pair: LoraPair, module: nn.Module) -> float:
+    """Return what a PEFT layer multiplies the product of a pair with; 1 for a layer of another kind."""
+    scalings = getattr(module.get_submodule(pair.layer), "scaling", None)
+    return abs(float(scalings.get(pair.adapter, 1.0))) if isinstance(scalings, dict) else 1.0
 
 
 def _moved(state: State, movement: State, name: str) -> Tensor:
