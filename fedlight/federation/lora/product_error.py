@@ -8,8 +8,9 @@ the server's new factors A and B before a server optimizer changes their step,
 in the Frobenius norm, with s the layer's scaling, PEFT's ``alpha / r``: it cancels where all layers have the same one, and
 ``alpha_pattern`` or ``rank_pattern`` give them others. Layers that are not PEFT's count alike.
 
-Averaging both factors apart has an error that grows with the number of local steps and the unlikeness of clients; averages of
-one factor with the other one fixed have none beyond rounding. A robust or private aggregation adds its own distance from the mean, noise included.
+Averaging both factors apart has an error that grows with the number of local steps and the unlikeness of clients; averages
+of one factor with the other one fixed have none beyond rounding. A robust or private aggregation adds its own distance from
+the mean, noise included.
 
 It is left out where it is not defined: without a plain LoRA pair, where a client keeps a factor that the server does not
 know or sends one that it has not received in the visit, and under an algorithm whose average is no weighted sum.
