@@ -266,6 +266,28 @@ def test_what_an_algorithm_holds_fixed_is_not_perturbed():
         assert not torch.equal(changed[0][name], changed[1][name])
 
 
+class Counts(Lora):
+    """Logs the number of examples that it has seen."""
+
+    def training_step(self, batch, batch_idx):
+        self.log("seen", float(len(batch["x"])), on_step=False, on_epoch=True, reduce_fx="sum")
+        self.log_dict({"calls": 1.0}, on_step=False, on_epoch=True, reduce_fx="sum")
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_batch_is_logged_once():
+    found = {}
+
+    class Keeps(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            found[train] = {name: float(trainer.callback_metrics[name]) for name in ("seen", "calls")}
+
+    for train in ("backprop", "forward"):
+        fit(Counts(lr=0.001), Points(), rounds=1, train=train, callbacks=[Keeps()])
+    assert found["forward"] == found["backprop"]
+    assert found["forward"]["calls"] == 12  # four clients, three batches
+
+
 class Ordered(FedAvg):
     def plan(self, round_idx, cohort, num_batches):
         return super().plan(round_idx, cohort, num_batches)[::-1]

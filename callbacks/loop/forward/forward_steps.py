@@ -6,8 +6,8 @@ parameters are moved here, with the learning rate that the optimizer had in it. 
 accumulation over batches and progress are Lightning's own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
@@ -68,7 +68,8 @@ class ForwardSteps:
     """Training of a group's visits by `ZerothOrder`.
 
     All passes over a batch see the same random numbers, so the same dropout masks; the stream ends where one pass leaves it.
-    Buffers that a pass changes, such as running statistics, are changed by each pass.
+    Buffers that a pass changes, such as running statistics, are changed by each pass. What ``training_step`` logs by itself
+    is of a batch's last pass; the loss is the mean of all.
 
     Args:
         settings: eps, perturbations and so on.
@@ -140,7 +141,7 @@ class ForwardSteps:
         @wraps(getattr(step, "__wrapped__", step))
         @torch.no_grad()
         def training_step(batch: Any, *args: Any) -> Any:
-            return self._both_ways(lambda: step(batch, *args), batch)
+            return self._both_ways(module, lambda: step(batch, *args), batch)
 
         self._as_before.enter_context(replaced(module, "training_step", training_step))
 
@@ -148,7 +149,7 @@ class ForwardSteps:
         """Restore the module's ``training_step``."""
         self._as_before.close()
 
-    def _both_ways(self, run: Callable[[], Any], batch: Any) -> Any:
+    def _both_ways(self, module: L.LightningModule, run: Callable[[], Any], batch: Any) -> Any:
         """Return the result of the last pass, with the mean loss of all; None if the module leaves the batch out."""
         at = [{name: p.clone() for name, p in one.parts.items()} for one in self.clients]
         size, number = self.settings.eps, self.settings.perturbations
@@ -162,7 +163,7 @@ class ForwardSteps:
                     for client, before in zip(self.clients, at, strict=True):
                         perturb(client.parts, before, self._key(client, k)[1], sign * size)
                     is_last = k == number - 1 and sign == -1
-                    with nullcontext() if is_last else isolate_rng():
+                    with nullcontext() if is_last else _as_if_not_run(module):
                         if self._beside is not None:
                             self._beside.begin_pass(batch)
                         result = run()
@@ -242,6 +243,13 @@ class ForwardSteps:
             return 1.0
         norms = [torch.linalg.vector_norm(self._gradient(client, name, along)) for name in client.parts]
         return min(1.0, float(most) / (float(torch.linalg.vector_norm(torch.stack(norms))) + 1e-6))
+
+
+@contextmanager
+def _as_if_not_run(module: L.LightningModule) -> Iterator[None]:
+    """Give random streams back as they were, and log nothing: a sum over batches would count a batch once a pass."""
+    with isolate_rng(), replaced(module, "log", lambda *args, **more: None):
+        yield
 
 
 def _losses(result: Any) -> Tensor:
