@@ -132,7 +132,7 @@ class ProductAverage(Algorithm):
     # A client: it trains the rows of A and columns of B that it has received
 
     def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
-        start, ranks = dict(received), {}
+        start, ranks = dict(received), dict[str, int]()
         for pair in self._pairs if self._ranks else ():
             both = {name: received[name] for name in (pair.a, pair.b)}
             start |= pad_to_rank(both, [pair], self._full[pair.a])
