@@ -353,7 +353,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     show(rows, found, model)
     if options.json:
         errors = [{"what": name, **one} for name, one in summary(rows).items()]
-        content = {"rows": [*errors, _peak(model)], "utilisation": found, "cases": [asdict(row) for row in rows]}
+        content = {
+            "rows": [*errors, _peak(model)],
+            "utilisation": found,
+            "cases": [asdict(row) for row in rows],
+        }
         options.json.write_text(json.dumps(content, indent=1) + "\n")
 
 

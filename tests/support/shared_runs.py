@@ -197,7 +197,10 @@ KINDS = {
         {"algorithm": FlexLoRA(missing="skip"), "lora_ranks": RANKS}, Ranked, Points, NO_VALIDATION
     ),
     "forward_ranks": lambda root: Kind(
-        {"algorithm": HetLoRA(gamma=0.5), "lora_ranks": RANKS, "train": "forward"}, Ranked, Points
+        {"algorithm": HetLoRA(gamma=0.5), "lora_ranks": RANKS, "train": "forward"},
+        Ranked,
+        Points,
+        NO_VALIDATION,
     ),
     "local_only": lambda root: Kind({"algorithm": LocalOnly()}),
     "adapters": lambda root: Kind({"algorithm": FedAvg()}, Adapted),
