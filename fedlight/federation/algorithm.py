@@ -17,7 +17,7 @@ from fedlight.federation.aggregation import Aggregation, WeightedSum
 from fedlight.federation.client import Client, Update, Visit, Visiting, Work
 from fedlight.federation.lora.ranks import cut_to_rank, rank_of
 from fedlight.federation.protocols import Federation, NumBatches, refuse_several_adapters
-from fedlight.federation.state import State
+from fedlight.federation.state import State, moved
 
 Weighting = Literal["unbiased", "normalized", "uniform"]
 
@@ -95,6 +95,14 @@ class Algorithm:
         """Return what the server adds up, given the movement (reply minus received) that reached it; None for nothing."""
         client = visiting.client
         return Update(client.id, movement, 1.0 if self.weighting == "uniform" else client.share)
+
+    def uploaded(self, visiting: Visiting, movement: State) -> State:
+        """Return the parameters that the server knows of a client by its reply, as an attacker there would have them.
+
+        By default those that it received, moved. Asked only where somebody looks, and, unless it is overridden, of visits
+        whose reply has parameters.
+        """
+        return moved({name: visiting.received[name] for name in movement}, movement)
 
     def aggregation(self, num_clients: int) -> Aggregation:
         """Return a fresh aggregation for one round of a federation of ``num_clients``."""

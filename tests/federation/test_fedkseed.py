@@ -180,6 +180,25 @@ def test_a_resumed_run_ends_bit_for_bit_where_the_whole_one_does(tmp_path):
     assert [{**row, "seconds": 0} for row in others if row["round"] > 0] == rest
 
 
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_a_resumed_run_plans_the_memory_and_the_micro_batches_of_the_whole_one(tmp_path):
+    """Device of 800 bytes: its micro-batch of 2 follows from what the visit trains."""
+
+    def run(*callbacks, ckpt_path=None):
+        settings = {"enable_checkpointing": bool(callbacks), "default_root_dir": tmp_path / "run"}
+        fleet = make_fleet(tmp_path / "devices", small={"memory_gib": f"{800 / 2**30:.15f}"})
+        more = {"rounds": 3, "callbacks": callbacks, "ckpt_path": ckpt_path, "settings": settings}
+        data = Points(dict.fromkeys("abcd", 8))
+        return fit(Lora(lr=0.001), data, 1, algorithm=FedKSeed(50), train="forward", fleet=fleet, **more)
+
+    whole, rows, *_ = run(ModelCheckpoint(tmp_path / "run", filename="{epoch}", save_top_k=-1))
+    resumed, others, *_ = run(ckpt_path=tmp_path / "run" / "epoch=0.ckpt")
+    rest = [{**row, "seconds": 0} for row in rows if row["round"] > 0]
+    assert {row["adapter_bytes"] for row in rest} == {2 * 4 * sum(value.numel() for value in whole.values())}
+    assert [{**row, "seconds": 0} for row in others] == rest
+    assert_equal(resumed, whole)
+
+
 def test_the_order_of_the_clients_changes_no_bit():
     class Backwards(FedKSeed):
         def plan(self, round_idx, cohort, num_batches):
@@ -242,6 +261,40 @@ def test_several_learning_rates_are_refused():
         federate(1, model=TwoRates(), algorithm=FedKSeed(), **FORWARD)
 
 
+class Frozen(type(module())):
+    def configure_optimizers(self):
+        self.net[0].weight.requires_grad_(False)
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+def test_frozen_parameters_in_the_optimizer_are_refused():
+    """The server would rebuild, and so move, what no client moves."""
+    with pytest.raises(ValueError, match=r"net\.0\.weight is frozen .* give the optimizer those alone"):
+        federate(1, model=Frozen(), algorithm=FedKSeed(), **FORWARD)
+
+
+class RatesPart(TwoRates):
+    """From the second round on the second group's rate is 0."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        optimizer.param_groups[0]["lr"] = 0.05
+        rates = [lambda step: 1.0, lambda step: 0.0 if step else 1.0]
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rates)
+        return [optimizer], [{"scheduler": schedule, "interval": self.interval}]
+
+
+@pytest.mark.parametrize("interval", ["epoch", "step"])
+def test_learning_rates_that_part_later_are_refused(interval):
+    model = RatesPart()
+    model.interval = interval
+    federate(1, model=model, algorithm=FedKSeed(), local_steps=1, **FORWARD)
+    model = RatesPart()
+    model.interval = interval
+    with pytest.raises(ValueError, match=r"rates of \[0.0, 0.05\]: give all parameters one"):
+        federate(2, model=model, algorithm=FedKSeed(), **FORWARD)
+
+
 @pytest.mark.parametrize("number", [0, 32769])
 def test_a_number_of_seeds_out_of_its_range_is_refused(number):
     with pytest.raises(ValueError, match=f"num_seeds={number} must be from 1 to 32768"):
@@ -258,22 +311,70 @@ def test_parameters_that_something_else_changes_are_refused():
         federate(2, model=module(optimizer="SGD"), algorithm=FedKSeed(), callbacks=[Changes()], **FORWARD)
 
 
+def test_a_number_that_the_server_rounds_is_no_change():
+    """In fp64 1 + (1e-12 - 1) is not 1e-12."""
+
+    class ToZero(FedKSeed):
+        rounds = 0
+
+        def rebuilt(self):
+            found = super().rebuilt()
+            found["net.0.weight"] = found["net.0.weight"].clone()
+            found["net.0.weight"][0, 0] = 1e-12 if self.rounds else 1.0
+            return found
+
+        def finish_round(self, movement_of_sums):
+            found = super().finish_round(movement_of_sums)
+            self.rounds += 1
+            return found
+
+    algorithm = ToZero(50)
+    model, _ = federate(3, model=module(optimizer="SGD"), algorithm=algorithm, **FORWARD)
+    number, rebuilt = weights(model)["net.0.weight"][0, 0], algorithm.rebuilt()["net.0.weight"][0, 0]
+    assert number != rebuilt
+    assert abs(number - rebuilt) < 1e-15
+
+
 def test_a_checkpoint_of_another_algorithm_is_refused():
     with pytest.raises(ValueError, match="no sums of scalars, so another algorithm than FedKSeed made it"):
         FedKSeed().load_state_dict({"control": {}})
 
 
-def test_uploads_without_parameters_are_shown_to_nobody():
-    """A server's attack on uploads has nothing to look at, as with an algorithm that sends nothing."""
+def test_an_upload_is_the_model_that_the_server_rebuilds_of_a_client(uploads):
+    """What a client sends tells its model: of the sums before the round and its scalars, and what it has trained."""
+    start = weights(module(optimizer="SGD"))
+    algorithm = FedKSeed(20, seed=2)
 
     class Looks(L.Callback):
-        seen = 0
+        def __init__(self):
+            self.seen, self.trained, self.round = [], [], -1
+
+        def on_train_epoch_start(self, trainer, pl_module):
+            self.round += 1
+            self.sums = algorithm._sums.double()
 
         def on_upload(self, upload):
-            self.seen += 1
+            assert upload.round_idx == self.round
+            sent = decode(uploads[-1][1], 20)
+            assert upload.client_id == uploads[-1][0].id
+            expected = written_out(start, self.sums, 2)
+            for name, value in written_out(expected, sent, 2).items():
+                torch.testing.assert_close(upload.state[name], value, rtol=0, atol=1e-12)
+            self.seen.append(upload.state)
+
+        def on_train_batch_end(self, trainer, pl_module, *_):
+            self.trained.append(weights(pl_module))
 
     watch = Looks()
-    federate(1, model=module(optimizer="SGD"), algorithm=FedKSeed(20), callbacks=[watch], **FORWARD)
-    assert watch.seen == 0
-    federate(1, model=module(optimizer="SGD"), callbacks=[watch], **FORWARD)
-    assert watch.seen == 3
+    loop = {"local_steps": 1, "callbacks": [watch], "algorithm": algorithm}
+    _, made = federate(2, model=module(optimizer="SGD"), **loop, **FORWARD)
+    assert len(watch.seen) == 6
+    assert all(0 < furthest(state, start) for state in watch.seen)
+    assert made.upload.state is watch.seen[-1]
+    for state, trained in zip(watch.seen[:2], watch.trained[:2], strict=True):
+        assert furthest(state, trained) < 1e-6
+
+
+def test_an_upload_is_rebuilt_only_for_who_looks(monkeypatch):
+    monkeypatch.setattr(FedKSeed, "uploaded", lambda *_: pytest.fail("rebuilt for nobody"))
+    federate(1, model=module(optimizer="SGD"), algorithm=FedKSeed(20), **FORWARD)

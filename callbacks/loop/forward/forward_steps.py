@@ -100,8 +100,9 @@ class ForwardSteps:
         self._slopes: list[Tensor] = []  # of each batch of the step under way, (perturbations, clients) fp64
         self._steps = 0
         self._as_before = ExitStack()
+        self._name = type(algorithm).__name__
         if any(client.visiting.directions for client in clients):
-            self._refuse_other_ways(type(algorithm).__name__)
+            self._refuse_other_ways(self._name)
         for client in clients:
             client.parts = {name: p for name, p in client.parts.items() if self._moves(client, name)}
 
@@ -201,6 +202,7 @@ class ForwardSteps:
         slopes = torch.stack(self._slopes).sum(dim=0) / (self._batches * self.settings.perturbations)
         self._slopes = []
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        self._refuse_several_rates(groups)
         for client, own in zip(self.clients, slopes.unbind(dim=1), strict=True):
             keys = [self._key(client, k) for k in range(self.settings.perturbations)]
             along: Slopes = [(key, slope) for (_, key), slope in zip(keys, own.tolist(), strict=True)]
@@ -220,6 +222,16 @@ class ForwardSteps:
             ]
         self._steps += 1
         return True
+
+    def _refuse_several_rates(self, groups: Mapping[int, Mapping[str, Any]]) -> None:
+        """Raise ValueError where parameters that go along a shared direction go unlike ways, by parameter's group."""
+        for client in self.clients:
+            rates = {learning_rate(groups[id(client.held[name])]) for name in client.parts}
+            if client.visiting.directions and len(rates) > 1:
+                raise ValueError(
+                    f"{self._name} sends one scalar for all parameters, and the optimizer has rates of {sorted(rates)}: give "
+                    "all parameters one, also by their schedules"
+                )
 
     def _gradient(self, client: ForwardClient, name: str, along: Slopes) -> Tensor:
         found = self._adjusted(client, name, estimate(name, client.parts[name], along))

@@ -30,7 +30,7 @@ from fedlight.federation.lora.products import with_factors
 from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of, refuse_moved_zeros
 from fedlight.federation.protocols import HoldsAdapters
 from fedlight.federation.server import ServerOptimizer
-from fedlight.federation.state import Diverged, State, is_finite, moved, read, refuse_not_finite
+from fedlight.federation.state import Diverged, State, is_finite, read, refuse_not_finite
 
 CLIENT_LOSSES = "client_losses"
 """Key of a step's outputs with the loss of each visit of a group that is trained in one batch."""
@@ -104,7 +104,7 @@ class Exchange:
         self.state = state
         self.buffer_bytes = buffer_bytes
         self.mode = mode or Synchronous(1)
-        self._arrived: tuple[str, State, State] | None = None
+        self._arrived: tuple[Visiting, State] | None = None
         self._upload: Upload | None = None
         self._is_new = False
 
@@ -144,8 +144,13 @@ class Exchange:
             raise Diverged(f"its weight {update.weight} is not finite")
         if update is not None:
             update = with_factors(update, received, trained, self.state)
-            if payload.state.keys() & self.state.keys():  # else nobody can rebuild a model from it
-                self._arrived, self._is_new = (client.id, received, movement), True
+            own = {name: value for name, value in movement.items() if name in self.state}
+            if (
+                type(self.algorithm).uploaded is not Algorithm.uploaded
+            ):  # it knows what else a model follows from
+                own = movement
+            if own:  # else nobody can rebuild a model from it
+                self._arrived, self._is_new = (visiting, own), True
             update = self.mode.weighed(update, visit, self.round_idx)
         return update, self._with_buffers(payload)
 
@@ -160,12 +165,10 @@ class Exchange:
         zeros in its other places.
         """
         if self._arrived is not None:  # computed once, and only when it is read
-            client_id, received, movement = self._arrived
-            own = {name: received[name] for name in movement if name in self.state}
-            whole = {
-                name: pad_to(value, self.state[name].shape) for name, value in moved(own, movement).items()
-            }
-            self._upload, self._arrived = Upload(self.round_idx, client_id, whole), None
+            visiting, movement = self._arrived
+            own = self.algorithm.uploaded(visiting, movement)
+            whole = {name: pad_to(value, self.state[name].shape) for name, value in own.items()}
+            self._upload, self._arrived = Upload(self.round_idx, visiting.client.id, whole), None
         return self._upload
 
     def call_on_upload(self, callbacks: Sequence[L.Callback]) -> None:

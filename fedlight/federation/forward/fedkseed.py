@@ -10,9 +10,10 @@ stands for a direction z_j. In each step t of a visit a client m draws one of th
     w = w_0 - sum over j of A_j z_j                       everybody, from w_0 and K scalars
 
 A client's upload is an index of 2 bytes and a scalar of 4 for each step, or K scalars where these are fewer bytes: with
-K = 4096 never more than 16.5 KB, whatever the size of the model. Down go the K sums, and to a client that takes part for the
+K = 4096 never more than 16.5 KB (131 KB with the largest K), whatever the size of the model. Down go the K sums, and to a client that takes part for the
 first time w_0. Sums are fp32. The last line is computed in fp64 in the order of j and rounded once, so whoever has w_0 and
-the sums has the server's model bit for bit (`rebuild`).
+the sums has the server's model bit for bit (`rebuild`), but for what its own step has rounded of a number that it moved to
+within 2^-29 of 0; visits start from the rebuilt one.
 
 Deviations: a holds the learning rate, so that schedules need not be sent; seeds are drawn evenly (FedKSeed-Pro, which learns
 their probabilities, is not here); p_m follows ``weighting``. A client's visit starts from the model that it would rebuild,
@@ -39,6 +40,8 @@ MOST_SEEDS = 2**15
 """Indices are int16."""
 HAS_START = "kseed"
 """Entry of a client's memory, once it has the initial parameters."""
+ROUNDING = 2.0**-40
+"""Difference from the rebuilt model, relative to a parameter's largest number, that counts as rounding; fp32 has 2^-24."""
 
 
 class FedKSeed(Algorithm):
@@ -54,8 +57,8 @@ class FedKSeed(Algorithm):
 
     Raises:
         ValueError: ``num_seeds`` is out of its range; in ``check``, for other training, a lossy channel, another server
-            optimizer, a robust aggregation or several learning rates; in ``start_round``, where something else has changed
-            the parameters.
+            optimizer, a robust aggregation, several learning rates or frozen parameters in the optimizer; in ``start_round``,
+            where something else has changed the parameters.
     """
 
     buffers = ("refuse",)
@@ -102,6 +105,13 @@ class FedKSeed(Algorithm):
                 f"FedKSeed sends one scalar for all parameters, and the optimizer has rates of {sorted(rates)}: give all "
                 "parameters one"
             )
+        held = {id(p) for one in federation.optimizers for group in one.param_groups for p in group["params"]}
+        for name, parameter in federation.module.named_parameters():
+            if id(parameter) in held and not parameter.requires_grad:
+                raise ValueError(
+                    f"FedKSeed's scalars move all parameters of the optimizer, and {name} is frozen (requires_grad is "
+                    "False): give the optimizer those alone that are trained"
+                )
 
     def start_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
         held = {id(p) for one in federation.optimizers for group in one.param_groups for p in group["params"]}
@@ -110,12 +120,25 @@ class FedKSeed(Algorithm):
             self._start = self._now = state
         elif not self._now:  # of a resumed run
             self._now = self.rebuilt()
-        others = [name for name in {**self._now, **state} if not _same(self._now.get(name), state.get(name))]
+        others = [name for name in {**self._now, **state} if not self._is_now(name, state.get(name))]
         if others:
             raise ValueError(
                 f"{others[0]} is not what FedKSeed's scalars make of it: what changes parameters beside clients, or adds "
                 "some in later rounds, cannot be sent as scalars. Take it out, or take FedAvg"
             )
+
+    def _is_now(self, name: str, value: Tensor | None) -> bool:
+        """Return whether a parameter is what the scalars make of it, up to the rounding of the server's step.
+
+        A number that comes within 2^-29 of its former size to 0 has a movement that fp64 rounds.
+        """
+        if name not in self._now or value is None or self._now[name].shape != value.shape:
+            return False
+        now = self._now[name]
+        if torch.equal(now, value):
+            return True
+        largest = max(float(one.abs().max()) for one in (now, self._start[name]))
+        return float((now.double() - value.double()).abs().max()) <= ROUNDING * largest
 
     def rebuilt(self) -> State:
         """Return the global model from the initial one and the sums so far."""
@@ -129,6 +152,9 @@ class FedKSeed(Algorithm):
         found = super().finish_visit(visiting, movement, work)
         assert found is not None
         return Update(found.client_id, {SUMS: decode(movement, self.num_seeds)}, found.weight)
+
+    def uploaded(self, visiting: Visiting, movement: State) -> State:
+        return rebuild(visiting.start, decode(movement, self.num_seeds), self._directions)
 
     def finish_round(self, movement_of_sums: State) -> State:
         if SUMS not in movement_of_sums:  # nobody came back
@@ -150,7 +176,8 @@ class FedKSeed(Algorithm):
     # The client: it rebuilds the model, steps along shared directions, and sends what it has gone
 
     def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
-        start = self._now or {name: value for name, value in received.items() if name != SUMS}
+        known = self._now or self._start  # before the first round of a resumed run names and shapes will do
+        start = known or {name: value for name, value in received.items() if name != SUMS}
         return Visiting(visit, client, received, start, directions=self._directions)
 
     def reply(self, visiting: Visiting, trained: State, work: Work) -> State:
@@ -217,7 +244,3 @@ def rebuild(start: Mapping[str, Tensor], sums: Tensor, directions: SharedDirecti
             total.add_(direction(key, name, value.shape).double().mul_(scalar))
         found[name] = (value.double() - total).float()
     return found
-
-
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    return one is not None and other is not None and torch.equal(one, other)
