@@ -229,8 +229,8 @@ class ForwardSteps:
             rates = {learning_rate(groups[id(client.held[name])]) for name in client.parts}
             if client.visiting.directions and len(rates) > 1:
                 raise ValueError(
-                    f"{self._name} sends one scalar for all parameters, and the optimizer has rates of {sorted(rates)}: give "
-                    "all parameters one, also by their schedules"
+                    f"{self._name} sends one scalar for all parameters, and the optimizer has rates of {sorted(rates)}: "
+                    "give all parameters one, also by their schedules"
                 )
 
     def _gradient(self, client: ForwardClient, name: str, along: Slopes) -> Tensor:
