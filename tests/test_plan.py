@@ -184,6 +184,34 @@ BY_RANK = {
 """LoRA rank of all clients in a run's rows -> arguments; "" without ranks."""
 
 
+@pytest.mark.parametrize("train", ["backprop", "forward"])
+def test_an_a_that_is_never_sent_is_in_memory_in_plan_and_run(train, fleet, tiny_model, tmp_path):
+    """FFA-LoRA: A's weights rest there; by backpropagation its gradient is there too, and moments are B's alone."""
+    more = ["--federated.algorithm=FFALoRA", f"--federated.train={train}", "--model.optimizer=adamw"]
+    arguments = [*tiny_selector(tiny_model, tmp_path / "run"), *more, fleet(phone=(1, 16))]
+    _, found = planned(*arguments)
+    assert fedlight("fit", *arguments, "--trainer.max_epochs=1").code == 0
+    of_fedavg, fedavg = tiny_selector(tiny_model, tmp_path / "run"), fleet(phone=(1, 16))
+    whole = planned(*of_fedavg, fedavg)[1]["phone"].fit.footprint
+    plan = asdict(found["phone"].fit.footprint)
+    assert whole.gradient_bytes == whole.adapter_bytes == whole.moment_bytes // 2
+    a = plan["base_bytes"] - whole.base_bytes
+    b = whole.adapter_bytes - a
+    assert a > 0
+    assert b > 0
+    backward = train == "backprop"
+    expected = {"adapter_bytes": b if backward else 2 * b}
+    expected |= {"gradient_bytes": a + b if backward else 0, "moment_bytes": 2 * b if backward else 0}
+    assert {name: plan[name] for name in expected} == expected
+    for row in table(tmp_path / "run/visits.csv"):
+        assert {name: int(row[name]) for name in expected} == expected
+        assert int(row["base_bytes"]) == plan["base_bytes"]
+        assert (
+            int(row["peak_bytes"]) - int(row["activation_bytes"])
+            == sum(plan.values()) - plan["activation_bytes"]
+        )
+
+
 @pytest.mark.parametrize("rank", BY_RANK)
 def test_a_run_keeps_to_its_plan(rank, fleet, tiny_model, tmp_path):
     """What rests in memory and what goes over the wire is the same; shorter texts take less than the longest."""

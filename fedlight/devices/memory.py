@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from fedlight.devices.cost import CostMeter, StepCost
 from fedlight.devices.quantization import quantizable_layers
 from fedlight.devices.shape import BatchShape
+from fedlight.federation.protocols import HoldsAdapters
 
 Train = Literal["backprop", "forward", "auto"]
 """Training of clients: by backpropagation, by forward passes alone, or by the first of both that fits the device."""
@@ -37,9 +38,9 @@ class Footprint:
     """Bytes of a visit at its peak, by part.
 
     Args:
-        base_bytes: all frozen weights, in the device's precision.
+        base_bytes: all weights that the visit does not train; frozen ones in the device's precision.
         adapter_bytes: trained weights; of a forward-only visit twice, with the copy from which they are perturbed.
-        gradient_bytes: gradients of the trained weights.
+        gradient_bytes: gradients of the trained weights, and of others that require one.
         moment_bytes: state of the optimizer.
         activation_bytes: activations of one step; 0 where nothing runs.
 
@@ -95,8 +96,9 @@ def resting_footprint(
         module: skeleton or loaded; its weights are not read.
         weight_bits: 16, 8 or 4.
         moment_bytes_per_weight: see `moment_bytes_per_weight`.
-        trained: names of the parameters that the visit trains; other trainable ones, such as adapters of other groups, are
-            not on the device. None for all that require a gradient.
+        trained: names of the parameters that the visit trains; None for all that require a gradient. Others that require
+            one, such as the A of FFA-LoRA, rest there in fp32 beside their gradients; adapters of other groups are not on
+            the device.
 
     Raises:
         ValueError: ``weight_bits`` is not 16, 8 or 4.
@@ -109,15 +111,26 @@ def resting_footprint(
     if weight_bits not in (16, 8, 4):
         raise ValueError(f"weight_bits={weight_bits} must be 16, 8 or 4")
     quantized = {id(layer.weight) for layer in quantizable_layers(module).values()}
-    base = learning = 0
+    elsewhere = _other_adapters(module, trained)
+    base = learning = idle = 0
     for name, weight in module.named_parameters():  # each shared one once
-        if weight.requires_grad:
-            learning += weight.numel() if trained is None or name in trained else 0
+        if weight.requires_grad and (trained is None or name in trained):
+            learning += weight.numel()
+        elif weight.requires_grad:
+            idle += 0 if elsewhere & {*name.split(".")} else weight.numel()
         elif id(weight) in quantized:
             base += _weight_bytes(weight, weight_bits)
         else:
             base += 2 * weight.numel()
-    return Footprint(base, 4 * learning, 4 * learning, math.ceil(moment_bytes_per_weight * learning))
+    moments = math.ceil(moment_bytes_per_weight * learning)
+    return Footprint(base + 4 * idle, 4 * learning, 4 * (learning + idle), moments)
+
+
+def _other_adapters(module: nn.Module, trained: Collection[str] | None) -> set[str]:
+    """Return the names of a module's adapters of which nothing is trained."""
+    if trained is None or not isinstance(module, HoldsAdapters):
+        return set()
+    return {*module.adapter_names} - {part for name in trained for part in name.split(".")}
 
 
 def _weight_bytes(weight: nn.Parameter, weight_bits: int) -> int:

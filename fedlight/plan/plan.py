@@ -148,9 +148,13 @@ def _workload(
     optimizer = make_optimizer(
         options.optimizer, [nn.Parameter(torch.zeros(1))], options.lr, options.optimizer_args or {}
     )
+    # The visit that trains most takes most memory.
+    trains = max(
+        (one.start for one in sent), key=lambda start: sum(value.numel() for value in start.values())
+    )
     work = Workload(
         meter,
-        set(state),
+        set(trains),
         moment_bytes_per_weight(optimizer),
         shape,
         sum(visit.num_batches for visit in visits),

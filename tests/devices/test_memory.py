@@ -15,6 +15,7 @@ from fedlight.devices.memory import (
     Fit,
     Footprint,
     fit,
+    forward_only,
     moment_bytes_per_weight,
     parts,
     resting_footprint,
@@ -328,6 +329,17 @@ def test_only_what_a_visit_trains_is_on_the_device():
     assert resting_footprint(three, 16, 8.0).adapter_bytes == 3 * one.adapter_bytes
     names = [name for name, _ in three.named_parameters() if "adapter1" in name]
     assert resting_footprint(three, 16, 8.0, names) == one
+
+
+def test_what_requires_a_gradient_and_is_not_trained_rests_there_beside_its_gradient():
+    module = nn.Sequential(
+        nn.Linear(4, 2, bias=False).requires_grad_(False), nn.Linear(2, 3), nn.Linear(3, 5)
+    )
+    trained = ["2.weight", "2.bias"]
+    found = resting_footprint(module, 16, 8.0, trained)
+    assert found == Footprint(2 * 8 + 4 * 9, 4 * 20, 4 * (20 + 9), 8 * 20)
+    assert forward_only(found) == Footprint(2 * 8 + 4 * 9, 2 * 4 * 20, 0, 0)
+    assert resting_footprint(module, 16, 8.0) == Footprint(2 * 8, 4 * 29, 4 * 29, 8 * 29)
 
 
 def test_a_trained_head_is_part_of_what_is_trained():

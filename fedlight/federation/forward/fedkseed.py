@@ -12,8 +12,8 @@ stands for a direction z_j. In each step t of a visit a client m draws one of th
 A client's upload is an index of 2 bytes and a scalar of 4 for each step, or K scalars where these are fewer bytes: with
 K = 4096 never more than 16.5 KB (131 KB with the largest K), whatever the size of the model. Down go the K sums, and to a
 client that takes part for the first time w_0. Sums are fp32. The last line is computed in fp64 in the order of j and rounded
-once, so whoever has w_0 and the sums has the server's model bit for bit (`rebuild`), but for what its own step has rounded of
-a number that it moved to within 2^-29 of 0; visits start from the rebuilt one.
+once, so whoever has w_0 and the sums has the server's model bit for bit (`rebuild`), but for what the server's step has
+rounded of a number that it moved to within 2^-29 of 0; visits start from the rebuilt one.
 
 Deviations: a holds the learning rate, so that schedules need not be sent; seeds are drawn evenly (FedKSeed-Pro, which learns
 their probabilities, is not here); p_m follows ``weighting``. A client's visit starts from the model that it would rebuild,
