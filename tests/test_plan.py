@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+import torch
 from fleets import device_file
 from safetensors.torch import save
 from tiny_world import fedlight, refused, table, tiny_selector
@@ -18,6 +19,7 @@ from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.selector import SelectorModule
 from fedlight.plan.plan import make_plan
 from fedlight.plan.shapes import known_shapes
+from fedlight.plan.table import advice
 
 FIGURES = "tflops: 1\ndownload_mbps: 80\nupload_mbps: 16\nwatts: 5\nmemory_share: 1\nutilisation: 1\n"
 BORING = "lightning.pytorch.demos.boring_classes.Boring"
@@ -96,6 +98,29 @@ def test_several_visits_of_a_client_are_planned_together():
     assert ditto.settings["batches"] == 2 * plain.settings["batches"]
     assert ditto.forecasts[0].job.bytes_up == plain.forecasts[0].job.bytes_up
     assert ditto.forecasts[0].job.flops == 2 * plain.forecasts[0].job.flops
+
+
+def test_what_a_client_receives_in_later_visits_is_said():
+    """FedKSeed's w_0 goes down once, and then the sums alone: 4096 numbers of 4 bytes."""
+    few = ["--config=selector.yaml", NO_DATA]
+    plain, _ = planned(*few)
+    assert plain.settings["later_bytes_down"] == plain.forecasts[0].job.bytes_down
+    assert advice(plain) == []
+    plan, _ = planned(*few, "--federated.algorithm=FedKSeed", "--federated.train=forward")
+    later = len(save({"kseed.sums": torch.zeros(4096)}))
+    assert plan.settings["later_bytes_down"] == later < plan.forecasts[0].job.bytes_down
+    (line,) = advice(plan)
+    assert line.endswith("those of a client's first visit; in later ones it receives 0.0165 MB")
+
+
+def test_ranks_of_no_device_are_said_to_be_left_out():
+    few = ["--config=selector.yaml", NO_DATA, *HETLORA]
+    plan, _ = planned(*few, "--federated.lora_ranks={pixel_8_pro: 2, pixel_8pro: 4, c001: 4}")
+    (line,) = advice(plan)
+    assert line.startswith(
+        "federated.lora_ranks: c001, pixel_8pro: no such device, so they are taken for clients"
+    )
+    assert advice(planned(*few, "--federated.lora_ranks={pixel_8_pro: 2}")[0]) == []
 
 
 HETLORA = ("--model.lora_rank=8", "--federated.algorithm=HetLoRA")
@@ -187,7 +212,7 @@ BY_RANK = {
 @pytest.mark.parametrize("train", ["backprop", "forward"])
 def test_an_a_that_is_never_sent_is_in_memory_in_plan_and_run(train, fleet, tiny_model, tmp_path):
     """FFA-LoRA: A's weights rest there; by backpropagation its gradient is there too, and moments are B's alone."""
-    more = ["--federated.algorithm=FFALoRA", f"--federated.train={train}", "--model.optimizer=adamw"]
+    more = ["--federated.algorithm=FFALoRA", f"--federated.train={train}"]
     arguments = [*tiny_selector(tiny_model, tmp_path / "run"), *more, fleet(phone=(1, 16))]
     _, found = planned(*arguments)
     assert fedlight("fit", *arguments, "--trainer.max_epochs=1").code == 0

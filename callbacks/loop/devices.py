@@ -7,7 +7,7 @@ in vain, and nothing depends on the speed of this machine.
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -59,7 +59,8 @@ class Sizes(NamedTuple):
 class PayloadSizes:
     """Bytes that visits send, computed from names and shapes with the algorithm's hooks.
 
-    ``gone_per_batch``: perturbations of a forward-only visit for each of its batches.
+    ``perturbations`` are those of a step of a forward-only visit, and ``batches_per_step`` is a function from a round to the
+    batches of a step.
     """
 
     algorithm: Algorithm
@@ -67,10 +68,13 @@ class PayloadSizes:
     memory: ClientMemories
     clients: Mapping[str, Client]
     buffers: BufferPolicy
-    gone_per_batch: float = 0.0
+    perturbations: int = 0
+    batches_per_step: Callable[[int], int] = lambda round_idx: 1
 
-    def of(self, client_id: str, visits: Sequence[Visit], state: State) -> dict[Visit, Sizes]:
-        """Return what each visit to a client in one round trains and sends.
+    def of(
+        self, client_id: str, visits: Sequence[Visit], state: State, round_idx: int = 0
+    ) -> dict[Visit, Sizes]:
+        """Return what each visit to a client in a round trains and sends.
 
         Only names and shapes of ``state`` count. Raises ValueError if the algorithm's hooks look at values.
         """
@@ -78,11 +82,9 @@ class PayloadSizes:
         shared, also = self.buffers.shared(state), self.buffers.num_bytes
         local = state.keys() - shared.keys()
         sizes = {}
-        for visit, found in zip(
-            visits,
-            predict_payloads(self.algorithm, visits, client, shared, self.gone_per_batch),
-            strict=True,
-        ):
+        gone = self.perturbations / self.batches_per_step(round_idx)
+        payloads = predict_payloads(self.algorithm, visits, client, shared, gone)
+        for visit, found in zip(visits, payloads, strict=True):
             down, up = self.channel.down_bytes(found.down), self.channel.up_bytes(found.up)
             trained = frozenset(found.start.keys() | local)
             more = (down + (also if found.down else 0), up + (also if found.up else 0))
@@ -251,7 +253,7 @@ class DeviceEmulation(NoDevices):
             asked.setdefault(visit.client_id, []).append(visit)
         sizes: dict[Visit, Sizes] = {}
         for client_id, own in asked.items():
-            sizes |= self._payloads.of(client_id, own, state)
+            sizes |= self._payloads.of(client_id, own, state, round_idx)
         self._planned |= sizes
         for visit in visits:
             shapes = self._data.batch_shapes(visit, round_idx)

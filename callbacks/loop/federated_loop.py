@@ -243,10 +243,10 @@ class FederatedLoop(L.Callback):
         self._at_once.stack(trainer, pl_module, self._parameters, self._data, self.seed)
         self._ranks = ranks.Ranks(current_team(), trainer, self._run, self.memory, self.algorithm)
         if self.fleet is not None:
-            parts = self.algorithm, self.channel, self.memory, self.clients, self.buffers
-            payloads = PayloadSizes(*parts, self._forward.perturbations / trainer.accumulate_grad_batches)
-            of = self.fleet, self.deadline_seconds, self.clients_per_round, self.seed, payloads, self._run
-            self._run.devices = DeviceEmulation(*of, self.train, self._forward.perturbations)
+            steps = self._forward.perturbations, partial(plan.batches_per_step, trainer)
+            parts = self.algorithm, self.channel, self.memory, self.clients, self.buffers, *steps
+            of = self.fleet, self.deadline_seconds, self.clients_per_round, self.seed, PayloadSizes(*parts)
+            self._run.devices = DeviceEmulation(*of, self._run, self.train, self._forward.perturbations)
         self._devices = self._run.devices
         plan.give_lora_ranks(self.algorithm, self.lora_ranks, self._run, self._parameters)
         plan.say_if_over(trainer, self.rounds_done)

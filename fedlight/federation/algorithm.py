@@ -187,39 +187,55 @@ def predict_payloads(
     client: Client,
     state: State,
     gone_per_batch: float = 0.0,
+    again: bool = False,
 ) -> list[Payloads]:
     """Return what a client's visits of one round will send, by asking ``send``, ``start_visit`` and ``reply``.
 
     Of the global state and the client's memory only names and shapes count. Forward-only visits have ``gone_per_batch``
-    entries in ``Work.gone`` for each of their batches.
+    entries in ``Work.gone`` for each of their batches. With ``again`` the client remembers such visits of an earlier round.
 
     Raises:
         ValueError: a hook looks at the values of tensors.
     """
     client = replace(client, memory=_shapes(client.memory))
-    state, received, rank = _shapes(state), State(), rank_of(client)
-    before: Visiting | None = None
-    found = []
+    state, rank = _shapes(state), rank_of(client)
+    found: list[Payloads] = []
     try:
-        for visit in visits:
-            sent = algorithm.send(visit, client, state)
-            received = received if sent is None else _shapes(sent)
-            visiting = algorithm.start_visit(visit, client, received)
-            visiting.before, visiting.shapes_only = before, True
-            visiting.lora_rank = rank
-            start: State = _shapes(visiting.start)
-            gone = ((0, 1.0),) * round(visit.num_batches * gone_per_batch)
-            sums = dict.fromkeys(start, 1.0)
-            work = Work(1, lr=1.0, mean_loss=1.0, seconds=0.0, lr_sums=sums, gone=gone)
-            up = cut_to_rank(_shapes(algorithm.reply(visiting, start, work)), rank)
-            down = {} if sent is None else cut_to_rank(received, rank)
-            found.append(Payloads(down, up, start))
-            before = visiting
+        for _ in range(2 if again else 1):
+            found = _predicted(algorithm, visits, client, state, rank, gone_per_batch)
     except (RuntimeError, TypeError) as error:  # of torch, for an operation that needs values
         raise ValueError(
             f"how many bytes {type(algorithm).__name__} sends cannot be known before a round, as its send, start_visit or "
             f"reply looks at values of tensors ({error}): have these hooks depend on names and shapes alone"
         ) from error
+    return found
+
+
+def _predicted(
+    algorithm: Algorithm,
+    visits: Sequence[Visit],
+    client: Client,
+    state: State,
+    rank: int | None,
+    gone_per_batch: float,
+) -> list[Payloads]:
+    """Return the payloads of one round; the client remembers its replies."""
+    received, found = State(), []
+    before: Visiting | None = None
+    for visit in visits:
+        sent = algorithm.send(visit, client, state)
+        received = received if sent is None else _shapes(sent)
+        visiting = algorithm.start_visit(visit, client, received)
+        visiting.before, visiting.shapes_only = before, True
+        visiting.lora_rank = rank
+        start: State = _shapes(visiting.start)
+        gone = ((0, 1.0),) * round(visit.num_batches * gone_per_batch)
+        sums = dict.fromkeys(start, 1.0)
+        work = Work(1, lr=1.0, mean_loss=1.0, seconds=0.0, lr_sums=sums, gone=gone)
+        up = cut_to_rank(_shapes(algorithm.reply(visiting, start, work)), rank)
+        down = {} if sent is None else cut_to_rank(received, rank)
+        found.append(Payloads(down, up, start))
+        before = visiting
     return found
 
 

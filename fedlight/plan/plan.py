@@ -57,18 +57,21 @@ def make_plan(arguments: Sequence[str], shape: str | None = None, examples: int 
     loop, work, settings = workload(config, examples)
     settings = {**settings, "model": shape or settings["model"]}
     devices, shares = _devices(loop)
-    works = _by_device(loop, work, devices, partial(workload, config, examples))
+    if isinstance(loop.lora_ranks, dict):
+        settings["ranks_of_no_device"] = sorted({*loop.lora_ranks} - {device.name for device in devices})
+    works = works_by_device(loop, work, devices, partial(workload, config, examples))
     found = [forecast_at_largest(device, works[device.name], loop.deadline_seconds) for device in devices]
     helped = {f.device.name: remedies(f.device, own) for f, own in found if f.reason == "out_of_memory"}
     return Plan(settings, shares, [f for f, _ in found], helped, work.resting(4).base_bytes)
 
 
-def _by_device(
+def works_by_device(
     loop: FederatedLoop, work: Workload, devices: Sequence[Device], at_rank: Callable[[int], tuple[Any, ...]]
 ) -> dict[str, list[Workload]]:
     """Return device -> the work of a visit with each LoRA rank that its clients may have.
 
-    ``work`` has the rank of the module; ``at_rank`` is a function from a rank to the result of `workload` with it.
+    ``work`` has the rank of the module; ``at_rank`` is a function from a rank to the result of `workload` with it. Ranks of
+    single clients are left out, as the data that name the clients are not read.
     """
     if not loop.algorithm.unlike_ranks:
         return {device.name: [work] for device in devices}
@@ -143,7 +146,9 @@ def _workload(
     visits = loop.algorithm.plan(0, [client], lengths)
     perturbations = (loop.zeroth_order or ZerothOrder()).perturbations
     gone = 0.0 if loop.train == "backprop" else perturbations / accumulation
-    sent = predict_payloads(loop.algorithm, visits, client, state, gone)
+    sent, later = (
+        predict_payloads(loop.algorithm, visits, client, state, gone, again) for again in (False, True)
+    )
     options = module.options
     optimizer = make_optimizer(
         options.optimizer, [nn.Parameter(torch.zeros(1))], options.lr, options.optimizer_args or {}
@@ -174,6 +179,7 @@ def _workload(
         "frozen_parameters": sum(w.numel() for w in meter.module.parameters() if not w.requires_grad),
         "deadline_seconds": loop.deadline_seconds,
         "train": loop.train,
+        "later_bytes_down": sum(loop.channel.down_bytes(one.down) for one in later),
     }
     return work, settings
 

@@ -97,8 +97,24 @@ def visit_table(plan: Plan) -> Table:
 
 
 def advice(plan: Plan) -> list[str]:
-    """Return one line for each device that would not take part: the reason, and what would help."""
-    return [line for found in plan.forecasts if (line := _advice(plan, found))]
+    """Return one line for each device that would not take part, with what would help, and for what the tables leave out."""
+    return [*_left_out(plan), *(line for found in plan.forecasts if (line := _advice(plan, found)))]
+
+
+def _left_out(plan: Plan) -> list[str]:
+    lines = []
+    if names := plan.settings.get("ranks_of_no_device"):
+        lines.append(
+            f"federated.lora_ranks: {', '.join(names)}: no such device, so they are taken for clients, whose ranks the "
+            "tables leave out; a run refuses a name that is neither"
+        )
+    later, jobs = plan.settings["later_bytes_down"], [found.job for found in plan.forecasts]
+    if jobs and all(job.bytes_down > later for job in jobs):
+        lines.append(
+            "download s and MB down are those of a client's first visit; in later ones it receives "
+            f"{three_digits(later / 1e6)} MB"
+        )
+    return lines
 
 
 def _advice(plan: Plan, found: Forecast) -> str:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ import torch
 
 from fedlight.conf import path as conf_path
 from fedlight.devices import hardware
-from fedlight.devices.forecast import Workload, forecast
-from fedlight.devices.memory import Footprint
+from fedlight.devices.forecast import Workload, forecast_at_largest
+from fedlight.devices.memory import Footprint, forward_only
 from fedlight.modules.language.base_model import choose_dtype
-from fedlight.plan.plan import workload
+from fedlight.plan.plan import workload, works_by_device
 from fedlight.preflight.command import ParsedStage, class_of
 from fedlight.preflight.finding import Finding, ok, problem, unknown
 from fedlight.preflight.machine import MachineMemory, memory_of, size_text
@@ -46,6 +46,7 @@ class Training:
         model: hub name or folder of its model.
         base: ``plain``, ``int8`` or ``nf4``.
         work: a visit's work.
+        by_device: device of the fleet -> a visit's work with each LoRA rank that its clients may have.
         loop: the federated loop, with its fleet, if any.
         settings: settings that ``work`` follows from.
         number_bytes: bytes of a number of an unquantized base.
@@ -56,6 +57,7 @@ class Training:
     model: str
     base: str
     work: Workload
+    by_device: Mapping[str, Sequence[Workload]]
     loop: Any
     settings: dict[str, Any]
     number_bytes: int
@@ -75,14 +77,16 @@ class Training:
 
     @property
     def trained_bytes(self) -> int:
-        """Bytes of adapter, gradients and moments."""
-        rest = self.at_rest
+        """Bytes of adapter, gradients and moments; without gradients those of the adapter and its copy."""
+        rest = forward_only(self.at_rest) if self.work.train == "forward" else self.at_rest
         return rest.adapter_bytes + rest.gradient_bytes + rest.moment_bytes
 
     @property
     def activation_bytes(self) -> int:
         """Bytes of the activations of a batch of the longest texts; counted with a base in 16 bits."""
-        return self.work.meter.cost(self.work.shape).activation_bytes * self.number_bytes // 2
+        meter, shape = self.work.meter, self.work.shape
+        cost = meter.forward_cost(shape) if self.work.train == "forward" else meter.cost(shape)
+        return cost.activation_bytes * self.number_bytes // 2
 
 
 def trainings(
@@ -117,8 +121,10 @@ def trainings(
             one.config["model"]["class_path"],
             base,
             *_sizes(one.config),
-            # Only a fleet's devices depend on what a round is.
-            str(one.config["federated"]) if _has_fleet(one.config) else "",
+            # Only a fleet's devices depend on what a round is; how clients train counts here, too.
+            str(one.config["federated"])
+            if _has_fleet(one.config)
+            else _loop_settings(one.config).get("train"),
         )
         if key in found:
             continue
@@ -144,8 +150,9 @@ def _fits(training: Training, memory: MachineMemory) -> Finding:
     shape = training.settings
     what = f"memory of {shape['module']} on {training.model}"
     peak = training.base_bytes + training.trained_bytes + training.activation_bytes
+    trained = "a copy" if shape.get("train") == "forward" else "gradients and moments"
     parts = (
-        f"{size_text(peak)} at the peak: base {size_text(training.base_bytes)}, adapter with gradients and moments "
+        f"{size_text(peak)} at the peak: base {size_text(training.base_bytes)}, adapter with {trained} "
         f"{size_text(training.trained_bytes)}, activations {size_text(training.activation_bytes)} for {shape['batch_size']} "
         f"texts of {shape['max_tokens']} tokens; {memory.words}"
     )
@@ -168,7 +175,9 @@ def _fits(training: Training, memory: MachineMemory) -> Finding:
 def _fleet(training: Training) -> Finding:
     loop = training.loop
     reasons = {
-        device.name: forecast(device, training.work, loop.deadline_seconds).reason
+        device.name: forecast_at_largest(device, training.by_device[device.name], loop.deadline_seconds)[
+            0
+        ].reason
         for device in loop.fleet.devices.values()
     }
     out = [f"{name} ({reason.replace('_', ' ')})" for name, reason in reasons.items() if reason]
@@ -198,7 +207,11 @@ def _sizes(config: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _has_fleet(config: Mapping[str, Any]) -> bool:
-    return bool(((config.get("federated") or {}).get("init_args") or {}).get("fleet"))
+    return bool(_loop_settings(config).get("fleet"))
+
+
+def _loop_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return (config.get("federated") or {}).get("init_args") or {}
 
 
 def _count(one: ParsedStage, base: str, options: Mapping[str, Any], configs: Mapping[str, bytes]) -> Training:
@@ -213,9 +226,14 @@ def _count(one: ParsedStage, base: str, options: Mapping[str, Any], configs: Map
     with _shape(base, configs) as folder:
         parsed["model.init_args.model"] = folder
         batch = one.config["data"]["init_args"].get("batch_size")
-        loop, work, settings = workload(parsed, batch if isinstance(batch, int) else 1)
+        counted = partial(workload, parsed, batch if isinstance(batch, int) else 1)
+        loop, work, settings = counted()
+        devices = [] if loop.fleet is None else [*loop.fleet.devices.values()]
+        works = works_by_device(loop, work, devices, lambda rank: counted(lora_rank=rank))
         number_bytes = torch.finfo(dtype).bits // 8
-        training = Training(one.stage.name, base, options["base"], work, loop, settings, number_bytes, cuda)
+        training = Training(
+            *(one.stage.name, base, options["base"], work, works, loop, settings, number_bytes, cuda)
+        )
         training.activation_bytes  # noqa: B018 - counted while the config exists
     return training
 

@@ -1,10 +1,13 @@
 """Buffered rounds: equal to synchronous ones where they have to be, to FedBuff's equations, and to a trace by hand."""
 
+import warnings
+
 import lightning as L
 import numpy as np
 import pytest
 import torch
 from fleets import make_fleet, rounds_of, without_wall
+from lightning.pytorch.callbacks import ModelCheckpoint
 from peft import LoraConfig, get_peft_model
 from plain_lightning import Numbers, assert_equal, module, ten_clients, trainer, weights
 from stacked import Lora, Points, assert_same_rows, fit, furthest
@@ -339,6 +342,42 @@ def test_old_models_are_kept_while_somebody_trains_on_them_and_no_longer(tmp_pat
         assert metrics["fed/at_work"] == number
     assert [metrics["fed/staleness"] for *_, metrics in seen] == [0, 0, 1, 0.5, 0]
     assert [metrics["fed/staleness_max"] for *_, metrics in seen] == [0, 0, 2, 1, 0]
+
+
+def test_what_those_at_work_have_spent_is_logged_until_they_have_rows(tmp_path):
+    """Six seconds in, the client that takes seven has received all, computed all and sent six sevenths."""
+    seen = []
+
+    class Watch(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+            seen.append({name: value for name, value in metrics.items() if "at_work" in name})
+
+    def run(rounds, folder, **more):
+        fleet = seconds_of_upload(tmp_path, two=2, three=3, seven=7)
+        settings = {"enable_checkpointing": folder == "whole", "default_root_dir": tmp_path / folder}
+        loop = {"fleet": fleet, "mode": "buffered", "fedbuff": FedBuff(2), "clients_per_round": 3}
+        _, rows, *_ = fit(
+            Lora(), Points(dict.fromkeys("abc", 8)), rounds=rounds, settings=settings, **loop, **more
+        )
+        return rows
+
+    saved = ModelCheckpoint(tmp_path / "whole", filename="{epoch}", save_top_k=-1)
+    rows = run(5, "whole", callbacks=[Watch(), saved])
+    whole, ended = seen.copy(), next(row for row in rows if row["device"] == "seven")
+    assert ended["round"] == 2
+    now = rows[0]["round_end_seconds"]
+    upload = now - ended["download_seconds"] - ended["compute_seconds"]
+    assert whole[0]["fed/at_work"] == 1
+    assert whole[0]["fed/at_work_bytes_down"] == ended["bytes_down"]
+    assert whole[0]["fed/at_work_flops"] == ended["flops"]
+    assert whole[0]["fed/at_work_bytes_up"] == int(ended["bytes_up"] * upload / ended["upload_seconds"])
+    assert whole[0]["fed/at_work_joules"] == pytest.approx(10 * now)
+    seen.clear()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`")
+        run(5, "resumed", callbacks=[Watch()], ckpt_path=tmp_path / "whole" / "epoch=0.ckpt")
+    assert seen == whole[1:]
 
 
 def test_a_client_that_diverges_is_left_out_of_its_step(tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fleets import make_fleet
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from plain_lightning import assert_equal, federate, module, weights
 from safetensors.torch import save
 from stacked import Lora, Points, assert_same_rows, fit, furthest
@@ -209,6 +209,18 @@ def test_the_order_of_the_clients_changes_no_bit():
         for kind in (FedKSeed, Backwards)
     )
     assert_equal(weights(forth), weights(back))
+
+
+def test_bytes_are_known_where_the_batches_of_a_step_change_from_round_to_round(tmp_path, caplog):
+    changes = GradientAccumulationScheduler({0: 2, 1: 1})
+    loop = {"algorithm": FedKSeed(5000), "fleet": make_fleet(tmp_path, fast={}), "train": "forward"}
+    _, rows, *_ = fit(Lora(lr=0.001), Points(), local_steps=None, callbacks=[changes], **loop)
+    expected = [serialized_bytes(encode([(0, 1.0)] * steps, 5000)) for steps in (1, 2)]
+    for round_idx, size in enumerate(expected):
+        assert {row["bytes_up"] for row in rows if row["round"] == round_idx and row["client"] != "c"} == {
+            size
+        }
+    assert "was to send" not in caplog.text
 
 
 @pytest.mark.parametrize("settings", [{}, {"accumulate_grad_batches": 2}])

@@ -1,11 +1,14 @@
 """`--dry-run` on small recipes: what is found, which exit code follows, and that nothing is done."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
+from fleets import device_file
 from tiny_world import HELDOUT, VOTES, fedlight
 
+from fedlight.plan.plan import make_plan
 from fedlight.preflight.command import ParsedStage
 from fedlight.preflight.disk import check_output
 from fedlight.preflight.finding import State, exit_code, ok, problem, unknown
@@ -190,6 +193,49 @@ def test_an_output_made_with_other_settings_is_a_problem(tmp_path):
     assert found.state is State.PROBLEM
     assert "give another --output" in found.detail
     assert check_output(tmp_path / "a/settings.json", []).state is State.PROBLEM
+
+
+def memory_findings(recipe, tmp_path, **settings):
+    """Findings about memory, one line each, of a dry run with these settings of the training."""
+    outcome = fedlight("run", recipe("one", train=settings), "--dry-run", f"--output={tmp_path / 'out'}")
+    return " ".join(outcome.out.replace("│", " ").split())
+
+
+def test_a_fleet_is_looked_at_with_the_ranks_of_its_devices(recipe, tmp_path):
+    """A device with room for rank 2 alone takes part where 2 is among the ranks, as in ``fedlight plan``."""
+    ranked = ["--model.lora_rank=8", "--federated.algorithm=HetLoRA"]
+    few = ["--config=selector.yaml", "--data.source=nowhere.jsonl", *ranked]
+
+    def fleet(budget):
+        files = {device_file(tmp_path, "phone", memory_gib=f"{budget / 2**30:.12f}"): 1.0}
+        return {"class_path": "fedlight.devices.fleet.Fleet", "init_args": {"devices": files}}
+
+    def needs(rank):
+        more = f"--federated.fleet={json.dumps(fleet(1))}", f"--federated.lora_ranks=[{rank}]"
+        return make_plan([*few, *more]).forecasts[0].fit.footprint.peak_bytes
+
+    assert needs(2) < needs(8)
+    settings = {"model.init_args.lora_rank": 8, "federated.algorithm": "HetLoRA"}
+    settings |= {"federated.fleet": fleet(needs(2) + 0.5)}
+    both = memory_findings(recipe, tmp_path, **settings, **{"federated.lora_ranks": [2, 8]})
+    assert "1 of 1 devices can take part" in both
+    by_name = memory_findings(recipe, tmp_path, **settings, **{"federated.lora_ranks": {"phone": 2}})
+    assert "1 of 1 devices can take part" in by_name
+    large = memory_findings(recipe, tmp_path, **settings, **{"federated.lora_ranks": [8]})
+    assert "no device can take part: phone (out of memory)" in large
+
+
+def test_forward_passes_alone_take_less_of_this_machine(recipe, tmp_path):
+    found = memory_findings(recipe, tmp_path)
+    forward = memory_findings(recipe, tmp_path, **{"federated.train": "forward"})
+    assert "adapter with gradients and moments" in found
+    assert "adapter with a copy" in forward
+
+    def activations(text):
+        size, unit = re.search(r"activations ([0-9.]+) ([kMG]?B)", text).groups()
+        return float(size) * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
+
+    assert activations(forward) < activations(found) / 4
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ rates and random draws of the training follow from the round in which the visit 
 A checkpoint holds who is at work behind the last server step, and these models.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from math import inf
@@ -22,7 +23,7 @@ from fedlight.callbacks.loop.devices import DeviceEmulation, check_device_settin
 from fedlight.callbacks.loop.modes.synchronous import Synchronous, VisitsOf
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import NoDevices
-from fedlight.devices.clock import IDLE_SECONDS, end_of, outcome_of
+from fedlight.devices.clock import IDLE_SECONDS, Outcome, end_of, outcome_of
 from fedlight.devices.fleet import Fleet
 from fedlight.federation.aggregation import WeightedSum
 from fedlight.federation.algorithm import Algorithm
@@ -53,6 +54,7 @@ class Buffered(Synchronous):
         self._at_work: tuple[Assignment, ...] = ()
         self._models: dict[int, State] = {}
         self._step: ServerStep | None = None
+        self._open: list[Outcome] = []
 
     def check(self, trainer: L.Trainer, algorithm: Algorithm, buffers: str, is_private: bool) -> None:
         refuse_by_round(algorithm)
@@ -113,7 +115,7 @@ class Buffered(Synchronous):
             *(self.fedbuff.buffer_size, self.clients_per_round, self.seed, IDLE_SECONDS),
         )
         ended = (*step.arrivals, *step.dropouts)
-        for one in ended:
+        for one in (*ended, *step.at_work):
             if one.client_id not in devices.jobs:  # it was asked before the run was stopped and went on
                 measure(one.asked, [one.client_id])
         outcomes = []
@@ -122,6 +124,10 @@ class Buffered(Synchronous):
             outcomes.append(outcome_of(devices.jobs[one.client_id], one.reason, spent))
         visits = [visit for one in step.arrivals for visit in devices.visits_to(one.client_id)]
         self._step = step
+        self._open = [
+            outcome_of(devices.jobs[one.client_id], one.reason, step.end_seconds - one.start_seconds)
+            for one in step.at_work
+        ]
         columns = {one.client_id: _columns(one, step) for one in ended}
         return devices.take(outcomes, visits, now_seconds, step.end_seconds, columns)
 
@@ -161,6 +167,11 @@ class Buffered(Synchronous):
         kept = [value for one in self._models.values() for value in one.values()]
         found = {
             "at_work": float(len(step.at_work)),
+            # No row of visits.csv has what they have spent so far, and those of the last round never get one.
+            "at_work_bytes_down": float(sum(one.bytes_down for one in self._open)),
+            "at_work_bytes_up": float(sum(one.bytes_up for one in self._open)),
+            "at_work_flops": math.fsum(one.flops for one in self._open),
+            "at_work_joules": math.fsum(one.joules for one in self._open),
             "old_models": float(len(self._models)),
             "old_model_bytes": float(sum(value.numel() * value.element_size() for value in kept)),
         }
