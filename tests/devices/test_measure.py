@@ -153,6 +153,28 @@ def test_figures_of_a_trial():
     assert figures(FOUND) == {"memory_gib": 16.0, "memory_share": 0.75, "tflops": 0.4, "utilisation": 0.25}
 
 
+def test_a_step_that_is_faster_than_the_products_is_the_speed_of_visits():
+    found = figures(Trial(**{**vars(FOUND), "step_flops": {"fp32": 5e11, "bf16": 1e11}}))
+    assert (found["tflops"], found["utilisation"]) == (0.5, 1.0)
+
+
+def test_other_work_is_what_keeps_cores_busy_while_this_process_sleeps(tmp_path, monkeypatch):
+    """Of 4 cores one and a half for a second: 100 ticks each; what they did before counts for nothing."""
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  9000 10 5000 1000 50 0 20 0 0 0\ncpu0 1 2 3\n")
+
+    def sleep(seconds):
+        assert seconds == 1.0
+        stat.write_text("cpu  9100 10 5030 1240 60 0 35 5 7 0\ncpu0 1 2 3\n")
+
+    monkeypatch.setattr(machine, "STAT", stat)
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(machine.time, "sleep", sleep)
+    assert machine.load(1.0) == 1.5
+    monkeypatch.setattr(machine, "STAT", tmp_path / "none")
+    assert machine.load(1.0) is None
+
+
 def test_a_profile_is_that_of_the_trial(tmp_path):
     file = tmp_path / "my_laptop.yaml"
     file.write_text(profile_text("my_laptop", FOUND))

@@ -2,12 +2,14 @@
 
 import os
 import platform
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 MEMINFO, CPUINFO = Path("/proc/meminfo"), Path("/proc/cpuinfo")
+STAT, IDLE = Path("/proc/stat"), slice(3, 5)
 LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
 POWERCAP = Path("/sys/class/powercap")
 """Folder of RAPL, the energy counters of processors of Intel and AMD."""
@@ -39,9 +41,21 @@ def memory(device: torch.device) -> tuple[int, int | None]:
     return size, available
 
 
-def load() -> float | None:
-    """Return the load of the last minute, 1 for each busy core; None where the system does not say."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+def load(seconds: float) -> float | None:
+    """Return how many cores are busy while this process sleeps for so long; None where the system does not say."""
+    if not STAT.exists():
+        return None
+    before = _ticks()
+    time.sleep(seconds)
+    ticks = [now - then for now, then in zip(_ticks(), before, strict=True)]
+    whole = sum(ticks)
+    return (os.cpu_count() or 1) * (whole - sum(ticks[IDLE])) / whole if whole else 0.0
+
+
+def _ticks() -> list[int]:
+    """Return the time of all cores by its kinds: user, nice, system, idle, wait for input and output, and interrupts."""
+    first = STAT.read_text(encoding="utf-8").partition("\n")[0]
+    return [int(number) for number in first.split()[1:9]]  # guests are counted as users
 
 
 class Rapl:

@@ -19,22 +19,24 @@ DOWNLOAD_MBPS, UPLOAD_MBPS = 94.0, 50.0
 def figures(trial: Trial) -> dict[str, float]:
     """Return the keys of a profile that follow from a trial.
 
-    ``tflops`` is the fastest product of matrices, and ``utilisation`` the share of it that the fastest training step
-    reaches: their product is the speed of visits. ``memory_share`` is the free part, 0.5 where it is not known.
+    ``tflops`` is the fastest product of matrices, or the fastest training step where that is faster, and ``utilisation`` the
+    share of it that the latter reaches: their product is the speed of visits. ``memory_share`` is the free part, 0.5 where
+    it is not known.
 
     Examples:
         >>> products, steps = {"fp32": 2e11, "bf16": 1e11}, {"fp32": 5e10, "bf16": 2e10}
         >>> figures(Trial("x", 1, 8 * GIB, 6 * GIB, 1024, products, steps, 1e9, None, ""))
         {'memory_gib': 8.0, 'memory_share': 0.75, 'tflops': 0.2, 'utilisation': 0.25}
     """
-    peak = max(trial.product_flops.values())
+    # A step of products that fit the caches better can be faster than the timed product.
+    step = max(trial.step_flops.values())
+    peak = max(step, *trial.product_flops.values())
     free = 0.5 if trial.free_bytes is None else trial.free_bytes / trial.memory_bytes
     return {
         "memory_gib": _short(trial.memory_bytes / GIB),
         "memory_share": _short(free),
         "tflops": _short(peak / 1e12),
-        # A step of products that fit the caches better can be faster than the timed product.
-        "utilisation": min(1.0, _short(max(trial.step_flops.values()) / peak)),
+        "utilisation": _short(step / peak),
     }
 
 
@@ -82,7 +84,7 @@ def profile_text(
         f"Memory:  {trial.memory_bytes / GIB:.1f} GiB of {trial.processor}; {free}.",
         f"Speed:   TFLOPS with threads={trial.threads}, products of matrices {trial.matrix} wide: {products}.",
         f"         Training steps of a small transformer with LoRA: {steps}.",
-        "         The fastest product is tflops, the fastest step utilisation times tflops.",
+        "         The fastest of all is tflops, the fastest step utilisation times tflops.",
         *(
             [f"         Other work kept {trial.load:.1f} cores busy: measured without it, this is faster."]
             if is_busy(trial)

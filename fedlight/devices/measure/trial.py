@@ -62,7 +62,7 @@ class Trial:
         copy_bytes: bytes read and written a second.
         watts: power drawn in these steps; None where it cannot be read.
         no_watts: why it cannot be read, else "".
-        load: load of other work just before, 1 for each busy core; None where the system does not say.
+        load: cores that other work kept busy just before; None where the system does not say.
     """
 
     processor: str
@@ -100,7 +100,7 @@ def measure(
     place = choose_device(device)
     if sizes is None:
         sizes = GPU_SIZES if place.type == "cuda" else Sizes()
-    busy = load()
+    busy = load(min(1.0, seconds / 100))
     size, free = memory(place)
     share = seconds / (2 * len(KINDS) + 1)
     products = measure_products(sizes.matrix, place, share)
