@@ -73,6 +73,8 @@ RECIPES = {  # recipe -> where it is run
     **dict.fromkeys(("ukpconvarg", "mtbench"), "test_vote_recipes.py"),
     "polis": "test_polis_recipe.py",
     "fleets": "test_fleets_recipe.py",
+    **dict.fromkeys(("lora_bench", "lora_bench_instructions"), "test_lora_bench_recipe.py"),
+    "mixed_fleet": "test_mixed_fleet_recipe.py",
     **dict.fromkeys(
         ("feddca", "feddca_seeds", "feddca_star", "feddca_domains", "heterogeneity"), "test_domain_recipes.py"
     ),
