@@ -14,6 +14,7 @@ RESULTS = "docs/results.md"
 # Pages that quote figures of docs/results.md, from whatever section.
 QUOTING = (
     "README.md",
+    "docs/algorithms.md",
     "docs/devices.md",
     "docs/judges.md",
     "docs/privacy.md",
