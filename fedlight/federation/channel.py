@@ -58,6 +58,24 @@ class Channel(ABC):
                 control variates. Each message has them as a whole, so the next makes up for what this one loses.
         """
 
+    def message_down(self, state: State) -> State:
+        """Return the tensors that `down` sends, as they lie in a safetensors file, for a server in another process."""
+        raise _no_messages(self)
+
+    def read_down(self, message: State, shapes: Mapping[str, Size]) -> State:
+        """Return the state of `down`'s payload, with these shapes by name, given what `message_down` returned."""
+        raise _no_messages(self)
+
+    def message_up(
+        self, received: State, trained: State, client: Client, without_feedback: Collection[str] = ()
+    ) -> State:
+        """Return the tensors that `up` sends, and keep with the client what `up` would, for a client in another process."""
+        raise _no_messages(self)
+
+    def read_up(self, message: State, received: State, shapes: Mapping[str, Size]) -> State:
+        """Return the state of `up`'s payload (fp64), with these shapes by name, given what `message_up` returned."""
+        raise _no_messages(self)
+
     @abstractmethod
     def down_bytes(self, state: State) -> int:
         """Return ``num_bytes`` of the payload of ``down`` for tensors of these names and shapes, whatever their values."""
@@ -65,6 +83,13 @@ class Channel(ABC):
     @abstractmethod
     def up_bytes(self, state: State) -> int:
         """Return ``num_bytes`` of the payload of ``up`` for tensors of these names and shapes, whatever their values."""
+
+
+def _no_messages(channel: Channel) -> ValueError:
+    return ValueError(
+        f"federated.channel={type(channel).__name__} cannot send between processes: give it message_down, read_down, "
+        "message_up and read_up, or take Wire"
+    )
 
 
 @lru_cache(maxsize=64)
@@ -92,6 +117,20 @@ class Identity(Channel):
         self, received: State, trained: State, client: Client, without_feedback: Collection[str] = ()
     ) -> Payload:
         return Payload(movement(received, trained), serialized_bytes(trained))
+
+    def message_down(self, state: State) -> State:
+        return state
+
+    def read_down(self, message: State, shapes: Mapping[str, Size]) -> State:
+        return message
+
+    def message_up(
+        self, received: State, trained: State, client: Client, without_feedback: Collection[str] = ()
+    ) -> State:
+        return trained
+
+    def read_up(self, message: State, received: State, shapes: Mapping[str, Size]) -> State:
+        return movement(received, message)
 
     def down_bytes(self, state: State) -> int:
         return serialized_bytes(state)
@@ -147,7 +186,8 @@ class Wire(Channel):
         if not self.down_codecs:
             return self._lossless.down(state, client)
         if self._last_down is None or self._last_down[0] is not state:  # one state goes to many clients
-            self._last_down = state, _sent(state, self.down_codecs, "down", client)
+            packed = _packed(state, self.down_codecs, "down", f"client {client.id!r}")
+            self._last_down = state, _arrived(packed, state, self.down_codecs)
         return self._last_down[1]
 
     def up(
@@ -160,16 +200,45 @@ class Wire(Channel):
         """
         if not self.up_codecs:
             return self._lossless.up(received, trained, client)
+        _, payload = self._encode(received, trained, client, without_feedback)
+        return Payload({name: value.double() for name, value in payload.state.items()}, payload.num_bytes)
+
+    def message_down(self, state: State) -> State:
+        """Return the tensors that go down; raise Diverged if a parameter is not finite."""
+        return _packed(state, self.down_codecs, "down", "all clients") if self.down_codecs else state
+
+    def read_down(self, message: State, shapes: Mapping[str, Size]) -> State:
+        return unpack(message, shapes, self.down_codecs) if self.down_codecs and shapes else message
+
+    def message_up(
+        self, received: State, trained: State, client: Client, without_feedback: Collection[str] = ()
+    ) -> State:
+        """Return the tensors that go up; raise Diverged if a movement is not finite."""
+        if not self.up_codecs:
+            return trained
+        return self._encode(received, trained, client, without_feedback)[0]
+
+    def read_up(self, message: State, received: State, shapes: Mapping[str, Size]) -> State:
+        if not self.up_codecs:
+            return self._lossless.read_up(message, received, shapes)
+        found = unpack(message, shapes, self.up_codecs) if shapes else {}
+        return {name: value.double() for name, value in found.items()}
+
+    def _encode(
+        self, received: State, trained: State, client: Client, without_feedback: Collection[str]
+    ) -> tuple[State, Payload]:
+        """Return what a client sends and what of it arrives (fp32), and keep with the client what is lost on the way."""
         lost: State = client.memory.get(LOST, {}) if self.error_feedback else {}
         meant = {
             name: (value + lost[name] if name in lost else value).to(torch.float32)
             for name, value in movement(received, trained).items()
         }
-        payload = _sent(meant, self.up_codecs, "up", client)
+        packed = _packed(meant, self.up_codecs, "up", f"client {client.id!r}")
+        payload = _arrived(packed, meant, self.up_codecs)
         if self.error_feedback:
             kept = [name for name in meant if name not in without_feedback]
             client.memory[LOST] = lost | {name: meant[name] - payload.state[name] for name in kept}
-        return Payload({name: value.double() for name, value in payload.state.items()}, payload.num_bytes)
+        return packed, payload
 
     def down_bytes(self, state: State) -> int:
         return self._bytes(state, self.down_codecs, "down")
@@ -239,16 +308,19 @@ def unpack(packed: State, shapes: Mapping[str, Size], codecs: Sequence[Codec]) -
     return {name: parts[name].reshape(shape) for name, shape in shapes.items()}
 
 
-def _sent(state: State, codecs: Sequence[Codec], way: str, client: Client) -> Payload:
-    if not state:
-        return Payload({}, 0)
+def _packed(state: State, codecs: Sequence[Codec], way: str, whose: str) -> State:
     for name, value in state.items():
         if not value.isfinite().all():
             raise Diverged(
-                f"channel.{way}: {name} of client {client.id!r} is not finite and cannot be encoded: training "
-                "diverged, take a smaller learning rate or trainer.gradient_clip_val"
+                f"channel.{way}: {name} of {whose} is not finite and "
+                "cannot be encoded: training diverged, take a smaller learning rate or trainer.gradient_clip_val"
             )
-    packed = pack(state, codecs)
+    return pack(state, codecs) if state else {}
+
+
+def _arrived(packed: State, state: State, codecs: Sequence[Codec]) -> Payload:
+    if not state:
+        return Payload({}, 0)
     decoded = unpack(packed, {name: value.shape for name, value in state.items()}, codecs)
     return Payload(decoded, serialized_bytes(packed))
 
