@@ -25,7 +25,7 @@ from fedlight.callbacks.loop.forward.forward_visits import ForwardVisits
 from fedlight.callbacks.loop.groups.at_once import AtOnce, ClientsAtOnce
 from fedlight.callbacks.loop.guard import SameFederation
 from fedlight.callbacks.loop.modes.buffered import Mode, make_mode
-from fedlight.callbacks.loop.plan import RoundPlanner
+from fedlight.callbacks.loop.plan import RoundPlanner, RoundSchedule
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import (
     NoDevices,
@@ -118,6 +118,8 @@ class FederatedLoop(L.Callback):
     Raises:
         ValueError: in ``setup``, before any work, for settings that would cut a round or clients that do not fit.
     """
+
+    planner_type, run_type = RoundPlanner, Run  # others where clients are in other processes: fedlight.flower
 
     def __init__(
         self,
@@ -215,7 +217,7 @@ class FederatedLoop(L.Callback):
         self.privacy.check(len(self.clients))
         number = len(self.clients)
         ranks.refuse_unmergeable(current_team(), self.aggregation or self.algorithm.aggregation(number))
-        self._rounds = RoundPlanner(
+        self._rounds = self.planner_type(
             *(self.algorithm, self._data, self.clients, self.clients_per_round, self.over_selection),
             *(self.local_steps, partial(plan.batches_per_step, trainer), self.seed, self._at_once.number),
             *(self._mode, current_team()),
@@ -235,7 +237,7 @@ class FederatedLoop(L.Callback):
         self._parameters = optimizers.federated_parameters(trainer, pl_module)
         # The optimizers of a checkpoint are loaded later and stay as they were.
         optimizers.use_fused_kernels(trainer.optimizers)
-        self._run = Run(trainer, pl_module, self.clients, self)
+        self._run = self.run_type(trainer, pl_module, self.clients, self)
         self._changes_gradients = changes_gradients(self.algorithm)
         self._optimizers = optimizers.FreshOptimizers()
         self.buffers.attach(pl_module)
@@ -268,10 +270,13 @@ class FederatedLoop(L.Callback):
         self._run.check(self.algorithm)
         state = read(self._parameters)
         self._round = self._open_round(state, state)
-        self.algorithm.start_round(self.rounds_done, self._rounds.cohort, self._run)
+        self._start_algorithm()
         self._ranks.start_round(self.rounds_done, self._rounds, self.visit_records)
         if not self._rounds.schedule.visits:
             plan.skip_batches(pl_module, self.rounds_done, nobody_is_left=not self._rounds.cohort)
+
+    def _start_algorithm(self) -> None:
+        self.algorithm.start_round(self.rounds_done, self._rounds.cohort, self._run)
 
     def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         """Open the visits whose first batch this is, before ``on_train_batch_start`` of all callbacks."""
@@ -361,14 +366,17 @@ class FederatedLoop(L.Callback):
         clients, self._run.state = self._rounds.everything.clients, state
         aggregation = self.aggregation or self.algorithm.aggregation(len(self.clients))
         aggregation = self._product_error.watch(aggregation, self.algorithm, self._run, len(clients))
-        self._exchange = Exchange(
-            *(self.algorithm, self.channel, self.seed, self.rounds_done),
-            *(self.buffers.shared(state), self.buffers.num_bytes, self._mode),
-        )
-        contributions = Contributions(
-            self.rounds_done, aggregation, self.buffers, self._rounds.schedule, clients
-        )
-        return OpenRound(opened, state, self._exchange, contributions)
+        self._exchange = self._make_exchange(self.buffers.shared(state))
+        of = self.rounds_done, aggregation, self.buffers, self._schedule, clients
+        return OpenRound(opened, state, self._exchange, Contributions(*of))
+
+    def _make_exchange(self, state: State) -> Exchange:
+        of = self.algorithm, self.channel, self.seed, self.rounds_done
+        return Exchange(*of, state, self.buffers.num_bytes, self._mode)
+
+    @property
+    def _schedule(self) -> RoundSchedule:
+        return self._rounds.schedule
 
     def _take_in(self, trainer: L.Trainer, module: L.LightningModule, before: OpenRound) -> OpenRound:
         """Read weights and optimizers again, which the module or later callbacks may have changed at the epoch start."""
@@ -378,13 +386,7 @@ class FederatedLoop(L.Callback):
         self._at_once.stack(trainer, module, self._parameters, self._data, self.seed)
         self._start.also_trained(self._parameters.values())
         state = read(self._parameters)
-        opened = {
-            name: value
-            if name not in before.state or torch.equal(value, before.state[name])
-            else before.state[name]
-            for name, value in state.items()
-        }
-        return self._open_round(opened, state)
+        return self._open_round(before.opened_with(state), state)
 
     def _begin_group(
         self, trainer: L.Trainer, module: L.LightningModule, under_way: OpenRound, group: Group, batch: Any

@@ -281,15 +281,12 @@ class RoundPlanner:
             self._prepare(round_idx, now_seconds, run)
             self.planned = round_idx
         accumulation = self.accumulation(round_idx)
-        cohort = self._asked(round_idx)
+        cohort = self.asked(round_idx)
         visits = self.mode.plan(round_idx, now_seconds, cohort, self._visits_of, run.devices, parameters)
         self.cohort = [self.clients[name] for name in sorted({visit.client_id for visit in visits})]
         at_once = self.at_once(visits, run.devices.kind, round_idx)
         self.bundles = form_bundles(visits, at_once, run.devices.kind)
-        costs = [self._cost(bundle, round_idx) if self.team.size > 1 else 0.0 for bundle in self.bundles]
-        ranks = share(costs, self.team.size)
-        own = [bundle for bundle, rank in zip(self.bundles, ranks, strict=True) if rank == self.team.rank]
-        groups = [group for bundle in own for group in bundle]
+        groups = [group for bundle in self.own_bundles(round_idx) for group in bundle]
         self.everything = RoundSchedule([group for bundle in self.bundles for group in bundle], accumulation)
         self.schedule = RoundSchedule(groups, accumulation)
         # Lightning ends a run at an epoch without batches.
@@ -299,6 +296,12 @@ class RoundPlanner:
         else:
             assert isinstance(self.data, StreamsGroups)  # checked in setup
             self.data.set_groups(groups, round_idx)
+
+    def own_bundles(self, round_idx: int) -> list[Bundle]:
+        """Return the bundles of a planned round that this process trains."""
+        costs = [self._cost(bundle, round_idx) if self.team.size > 1 else 0.0 for bundle in self.bundles]
+        ranks = share(costs, self.team.size)
+        return [bundle for bundle, rank in zip(self.bundles, ranks, strict=True) if rank == self.team.rank]
 
     @property
     def begins(self) -> list[int]:
@@ -318,10 +321,11 @@ class RoundPlanner:
         """Let the algorithm prepare the round for the clients that are present; keep every random stream as it was."""
         with isolate_rng():
             seed_all(self.seed, "prepare", round_idx)
-            there = run.devices.present(round_idx, now_seconds, self._asked(round_idx))
+            there = run.devices.present(round_idx, now_seconds, self.asked(round_idx))
             self.algorithm.prepare_round(round_idx, there, run)
 
-    def _asked(self, round_idx: int) -> list[Client]:
+    def asked(self, round_idx: int) -> list[Client]:
+        """Return the clients that are asked to take part in a round."""
         return uniform_cohort([*self.clients.values()], self.num_asked, self.seed, round_idx)
 
 

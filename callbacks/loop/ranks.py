@@ -337,14 +337,14 @@ def same_start(team: Team, module: L.LightningModule, settings: Mapping[str, Any
                 )
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     tensors = {name: value for name, value in tensors.items() if not value.is_meta}
-    sums = {name: _sum_of_bits(value) for name, value in tensors.items()}
+    sums = {name: sum_of_bits(value) for name, value in tensors.items()}
     everyones = team.gather(sums, "weights")
     unlike = [name for name, own in sums.items() if any(one.get(name) != own for one in everyones)]
     for name, value in team.broadcast({name: tensors[name] for name in unlike}, "first weights").items():
         tensors[name].copy_(value)
 
 
-def _sum_of_bits(value: Tensor) -> list[int]:
+def sum_of_bits(value: Tensor) -> list[int]:
     """Return two sums over the bytes of a tensor, plain and by place, in which random weights differ."""
     flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
     if flat.numel() > 2**20:  # a base of billions: some bytes of each part are enough to see another draw
@@ -391,7 +391,7 @@ def agree_on_model(team: Team, state: State) -> None:
     """Raise ValueError if processes have unlike global models after a round, with which they would train on."""
     if team.size == 1:
         return
-    own = {name: _sum_of_bits(value) for name, value in state.items()}
+    own = {name: sum_of_bits(value) for name, value in state.items()}
     for rank, one in enumerate(team.gather(own, "global model")):
         for name in own:
             if one.get(name) != own[name]:

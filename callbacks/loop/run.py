@@ -18,7 +18,7 @@ from fedlight.federation.candidates import MIXED, SYNTHETIC
 from fedlight.federation.channel import Channel, Payload
 from fedlight.federation.client import Client, Visit, Visiting, Work
 from fedlight.federation.privacy import Private
-from fedlight.federation.protocols import FederatedData, LossesOn, SynthesizesData
+from fedlight.federation.protocols import FederatedData, HoldsAdapters, LossesOn, SynthesizesData
 from fedlight.federation.server import ServerOptimizer
 from fedlight.federation.state import DIVERGED, State, write
 from fedlight.processes.work import for_each
@@ -335,6 +335,15 @@ class Run:
     def client_losses(self, on: LossesOn) -> dict[str, np.ndarray]:
         """Return the loss on each example of a client, ``(examples,)``, with the module as it stands."""
         return client_losses(self.lightning_module, self._validation, on)
+
+    def adapter_losses(self, on: LossesOn, adapters: Sequence[str]) -> list[dict[str, np.ndarray]]:
+        """Return `client_losses` under each of these adapters, of which the last stays active."""
+        found = []
+        for name in adapters:
+            assert isinstance(self.lightning_module, HoldsAdapters)
+            self.lightning_module.use_adapter(name)
+            found.append(self.client_losses(on))
+        return found
 
     def holding(self, state: State) -> AbstractContextManager[None]:
         """Put ``state`` into the module while the body runs; then restore it bit for bit."""

@@ -43,6 +43,8 @@ class Algorithm:
         buffers: values of ``federated.buffers`` that make sense under the algorithm.
         unlike_ranks: whether clients may have LoRA adapters of unlike ranks. What a client of a smaller rank has is then cut
             out of what ``send`` and ``reply`` return, and all hooks see zeros beyond its rank.
+        deployable: whether server and clients may be in processes of their own, which share nothing but what is sent, and
+            `tell`. Both then call ``start_visit`` and ``finish_visit``: what these keep in the client's memory is the client's.
 
     Raises:
         ValueError: another weighting.
@@ -50,6 +52,7 @@ class Algorithm:
 
     buffers: tuple[str, ...] = ("refuse", "average", "local")
     unlike_ranks: bool = False
+    deployable: bool = True
 
     def __init__(self, weighting: Weighting = "unbiased") -> None:
         if weighting not in ("unbiased", "normalized", "uniform"):
@@ -113,6 +116,16 @@ class Algorithm:
     def finish_round(self, movement: State) -> State:
         """Return what the server's optimizer gets of the combined movement: all but the algorithm's own tensors."""
         return movement
+
+    def tell(self, client_ids: Sequence[str]) -> dict[str, Any]:
+        """Return what the hooks of these clients need of the server's attributes, as values of JSON, once a round has begun.
+
+        The clients of a deployment are in processes of their own, where `hear` takes it. It must not name other clients.
+        """
+        return {}
+
+    def hear(self, told: Mapping[str, Any]) -> None:
+        """Take what `tell` returned at the server, before the visits of a round are planned."""
 
     def partial(self) -> dict[str, Any]:
         """Return what the visits of a round have left in attributes so far, as tensors and plain values, and start anew.

@@ -125,7 +125,7 @@ class ClientMemories:
         """
         if self._on_disk:
             name = self._versions.get(client_id)
-            return {} if name is None else _read(self._find(name), client_id)
+            return {} if name is None else read_memory(self._find(name), client_id)
         return {key: _own(value) for key, value in self._held.get(client_id, {}).items()}
 
     def save(self, client_id: str, memory: Memory, round_idx: int) -> None:
@@ -401,7 +401,8 @@ def _link_or_copy(source: Path, target: Path) -> None:
         write_whole(target, source.read_bytes())
 
 
-def _read(path: Path, client_id: str) -> Memory:
+def read_memory(path: Path, client_id: str) -> Memory:
+    """Return the memory in a file; raise ValueError if it is gone, or other than the digest in its name says."""
     if not path.exists():
         raise ValueError(
             f"{path}, the memory of client {client_id!r}, is gone: resume from an earlier checkpoint"

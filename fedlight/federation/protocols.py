@@ -74,6 +74,12 @@ class Federation(Protocol):
             on: ``val``, its validation examples; ``own``, its training examples and, where there are some, these.
         """
 
+    def adapter_losses(self, on: LossesOn, adapters: Sequence[str]) -> list[dict[str, np.ndarray]]:
+        """Return `client_losses` under each of these adapters of the module, of which the last stays active.
+
+        Where clients are in processes of their own, a client whose losses are needed as a mean alone may have one, their mean.
+        """
+
 
 @runtime_checkable
 class TrainsRounds(Protocol):

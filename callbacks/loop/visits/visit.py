@@ -139,6 +139,14 @@ class Exchange:
         )
         refuse_not_finite(payload.state, "the movement of")
         movement = pad_like(payload.state, reply, rank)
+        return self.arrived(visiting, movement, trained, work), self._with_buffers(payload)
+
+    def arrived(self, visiting: Visiting, movement: State, trained: State, work: Work) -> Update | None:
+        """Take the movement that has reached the server at the end of a visit; return its update, if it gives one.
+
+        Raises Diverged if its weight is not finite.
+        """
+        visit, received = visiting.visit, visiting.received
         update = self.algorithm.finish_visit(visiting, movement, work)
         if update is not None and not math.isfinite(update.weight):
             raise Diverged(f"its weight {update.weight} is not finite")
@@ -152,7 +160,7 @@ class Exchange:
             if own:  # else nobody can rebuild a model from it
                 self._arrived, self._is_new = (visiting, own), True
             update = self.mode.weighed(update, visit, self.round_idx)
-        return update, self._with_buffers(payload)
+        return update
 
     def _with_buffers(self, payload: Payload) -> int:
         return payload.num_bytes + self.buffer_bytes if payload.state else payload.num_bytes
@@ -310,3 +318,12 @@ class OpenRound:
     training: TrainingMetrics = field(default_factory=TrainingMetrics)
     last: dict[str, Visiting] = field(default_factory=dict)
     memories: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def opened_with(self, state: State) -> State:
+        """Return ``state``, as callbacks have left it at the epoch start, with what they have changed as it was before."""
+        return {
+            name: value
+            if name not in self.state or torch.equal(value, self.state[name])
+            else self.state[name]
+            for name, value in state.items()
+        }

@@ -194,15 +194,11 @@ class FedBiscuit(Algorithm):
         if len(self._adapters) == 1:
             self.groups = dict.fromkeys(clients, 0)
             return
-        assert isinstance(module, HoldsAdapters)
         parameters = _trained(module)
         state = read(parameters)
         payload = federation.broadcast(state)
         write(payload.state, parameters)
-        by_selector = []
-        for name in self._adapters:
-            module.use_adapter(name)
-            by_selector.append(federation.client_losses(self.group_by))
+        by_selector = federation.adapter_losses(self.group_by, self._adapters)
         write(state, parameters)
         self.losses = {client: [float(own[client].mean()) for own in by_selector] for client in clients}
         losses = np.array(list(self.losses.values()))
@@ -290,6 +286,12 @@ class FedBiscuit(Algorithm):
             return WeightedSum("one")
         sizes = {name: float(self._members[selector]) for name, selector in self._selector_of.items()}
         return WeightedSum("count", scale=sizes)
+
+    def tell(self, client_ids: Sequence[str]) -> dict[str, Any]:
+        return {"groups": {name: self.groups[name] for name in client_ids if name in self.groups}}
+
+    def hear(self, told: Mapping[str, Any]) -> None:
+        self.groups = dict(told.get("groups", {}))
 
     def state_dict(self) -> dict[str, Any]:
         grouping = {"groups": self.groups, "losses": self.losses, "grouped_round": self.grouped_round}

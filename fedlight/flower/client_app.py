@@ -1,0 +1,40 @@
+"""Flower's ClientApp: a node of a deployment."""
+
+import json
+import logging
+from functools import lru_cache
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedlight.flower.messages import FORMAT, Parcel, Refused
+from fedlight.flower.node import Node
+from fedlight.flower.records import from_record, to_record
+from fedlight.flower.settings import config_arguments, node_settings
+
+app = ClientApp()
+logger = logging.getLogger("fedlight")
+
+
+@lru_cache(maxsize=4)
+def _node(of_run: str, of_node: str, node_id: int) -> Node:
+    """Return the node of these settings, made once in a process that serves several messages."""
+    args = config_arguments(json.loads(of_run))
+    own, folder, clients, part = node_settings(json.loads(of_node), node_id)
+    return Node(args, own, folder, clients, part)
+
+
+@app.query()
+@app.train()
+def answer(message: Message, context: Context) -> Message:
+    """Answer a message of the server; what cannot be done is answered with the reason."""
+    try:
+        asked = from_record(message.content)
+        settings = [
+            json.dumps(dict(one), sort_keys=True) for one in (context.run_config, context.node_config)
+        ]
+        reply = _node(*settings, context.node_id).answer(asked)
+    except (Refused, ValueError, OSError, ModuleNotFoundError) as error:
+        logger.warning("not done: %s", error)
+        reply = Parcel({"format": FORMAT, "refused": str(error)[:2000]})
+    return Message(to_record(reply), reply_to=message)

@@ -1,0 +1,133 @@
+"""Messages between server and nodes: a header of plain values and payloads of tensors, neither of them pickled.
+
+A payload is a safetensors file of what the channel sends. The receiver knows names, shapes and types of each one beforehand,
+and so its length: anything else is refused before it is read.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Size
+
+from fedlight.federation.state import State
+
+FORMAT = 1
+"""Version of the messages; both ends must have the same."""
+MOST_HEADER_BYTES = 16 * 2**20
+"""Longest header that is read."""
+Layout = Mapping[str, tuple[Size, torch.dtype]]
+"""Tensor name -> its shape and type."""
+
+
+class Refused(ValueError):
+    """A message that is not used, with the reason."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A message: a header of JSON's values, and payloads by name."""
+
+    header: dict[str, Any]
+    payloads: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of header and payloads, without those of the transport."""
+        return len(write_header(self.header)) + sum(map(len, self.payloads.values()))
+
+
+def write_header(header: Mapping[str, Any]) -> bytes:
+    """Return a header as UTF-8 JSON; floats come back with the same bits.
+
+    Raises:
+        ValueError: a value is no value of JSON, or not finite.
+    """
+    try:
+        return json.dumps(header, allow_nan=False, separators=(",", ":")).encode()
+    except TypeError as error:
+        raise ValueError(f"a message holds plain values alone: {error}") from error
+
+
+def read_header(text: bytes) -> dict[str, Any]:
+    """Return the header that `write_header` wrote.
+
+    Raises:
+        Refused: it is no JSON object, too long or too deep, holds what is not finite, or has another version.
+    """
+
+    def refuse(constant: str) -> None:
+        raise Refused(f"the header holds {constant}")
+
+    if len(text) > MOST_HEADER_BYTES:
+        raise Refused(f"the header has {len(text):,} bytes, more than {MOST_HEADER_BYTES:,}")
+    try:
+        header = json.loads(text.decode(), parse_constant=refuse)
+    except Refused:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise Refused("the header is no JSON") from error
+    if not isinstance(header, dict):
+        raise Refused("the header is no JSON object")
+    if header.get("format") != FORMAT:
+        raise Refused(f"the message has format {header.get('format')!r:.40}, this end format {FORMAT}")
+    return header
+
+
+def value_of(header: Mapping[str, Any], key: str, kind: type | tuple[type, ...]) -> Any:
+    """Return ``header[key]``.
+
+    Raises:
+        Refused: the key is missing, or its value has another type; a float must be finite.
+    """
+    value = header.get(key)
+    if isinstance(value, bool) and bool not in (kind if isinstance(kind, tuple) else (kind,)):
+        raise Refused(f"{key} in the header is a truth value")
+    if not isinstance(value, kind) or (isinstance(value, float) and not math.isfinite(value)):
+        raise Refused(f"{key} in the header is {value!r:.40}")
+    return value
+
+
+def write_payload(tensors: State) -> bytes:
+    """Return tensors as a safetensors file; empty for none."""
+    return save({name: value.contiguous() for name, value in tensors.items()}) if tensors else b""
+
+
+def read_payload(data: bytes, layout: Layout) -> State:
+    """Return the tensors of a payload.
+
+    Raises:
+        Refused: names, shapes, types or the length are others than those of ``layout``.
+    """
+    if not layout:
+        if data:
+            raise Refused(f"a payload of {len(data):,} bytes came where none was due")
+        return {}
+    expected = len(
+        write_payload({n: torch.zeros(shape, dtype=dtype) for n, (shape, dtype) in layout.items()})
+    )
+    if len(data) != expected:
+        raise Refused(f"a payload has {len(data):,} bytes instead of {expected:,}")
+    try:
+        found = load(data)
+    except (SafetensorError, ValueError, KeyError, RuntimeError, MemoryError) as error:
+        raise Refused("a payload is no safetensors file") from error
+    if found.keys() != layout.keys():
+        raise Refused("a payload has other names than were due")
+    for name, (shape, dtype) in layout.items():
+        value = found[name]
+        if value.shape != shape or value.dtype != dtype:
+            raise Refused(
+                f"{name} of a payload is {value.dtype} {tuple(value.shape)} instead of {dtype} {tuple(shape)}"
+            )
+    return found
+
+
+def layout_of(tensors: State) -> dict[str, tuple[Size, torch.dtype]]:
+    """Return names, shapes and types of tensors."""
+    return {name: (value.shape, value.dtype) for name, value in tensors.items()}

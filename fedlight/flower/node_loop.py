@@ -1,0 +1,272 @@
+"""Client's half of the loop: the visits of one round to the clients of a node, in a Lightning trainer of one epoch.
+
+Everything that a visit is, the loop does as in the emulator. Here are only its ends: what a client receives comes out of a
+message, and what it replies goes into one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import lightning as L
+import numpy as np
+from torch import Tensor, nn, no_grad
+
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.modes.synchronous import Synchronous
+from fedlight.callbacks.loop.plan import RoundPlanner
+from fedlight.callbacks.loop.ranks import sum_of_bits
+from fedlight.callbacks.loop.run import Run, seed_all
+from fedlight.callbacks.loop.visits.local_work import LocalWork
+from fedlight.callbacks.loop.visits.visit import Exchange, OpenGroup, OpenRound
+from fedlight.federation.algorithm import Payloads, predict_payloads
+from fedlight.federation.channel import Channel, Payload
+from fedlight.federation.client import Client, Update, Visit, Visiting, Work
+from fedlight.federation.protocols import LossesOn
+from fedlight.federation.state import State, read, refuse_not_finite, write
+from fedlight.flower.messages import Refused, layout_of, read_payload, write_payload
+from fedlight.support.settings_record import digest
+
+
+class Answered(Exception):
+    """The node has done what it was asked for, so nothing is trained."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the server asks of a node in a round.
+
+    Attributes:
+        action: ``join``, ``prepare``, ``losses`` or ``visit``.
+        round_idx: the round.
+        num_rounds: rounds of the whole run.
+        shares: client that takes part -> its share of all examples.
+        model: payload of the whole global state, where it comes.
+        received: client and visit's label -> payload of what it receives; None for what it has by then.
+        algorithm: what the server's algorithm tells its clients' ends.
+        rates: settings of optimizers and schedules at the beginning of the round.
+        losses_on: examples on which clients are scored, and names of adapters.
+    """
+
+    action: str
+    round_idx: int = 0
+    num_rounds: int = 1
+    shares: Mapping[str, float] = field(default_factory=dict)
+    model: bytes | None = None
+    received: Mapping[tuple[str, str], bytes | None] = field(default_factory=dict)
+    algorithm: Mapping[str, Any] = field(default_factory=dict)
+    rates: Mapping[str, Any] | None = None
+    losses_on: tuple[LossesOn, Sequence[str]] = ("val", ())
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a visit sends: the payload, names where these are not all that were due, and the reason if it sends nothing."""
+
+    payload: bytes = b""
+    names: list[str] | None = None
+    reason: str = ""
+
+
+class NodePlanner(RoundPlanner):
+    """Plan of the clients that the server asks."""
+
+    given: Sequence[str] = ()
+
+    def asked(self, round_idx: int) -> list[Client]:
+        return [self.clients[name] for name in self.given]
+
+
+class NodeRun(Run):
+    """Run whose global state has come over the channel already."""
+
+    def __init__(
+        self, trainer: L.Trainer, module: L.LightningModule, clients: Mapping[str, Client], loop: Any
+    ) -> None:
+        super().__init__(trainer, module, clients, loop)
+        self.num_rounds = loop.task.num_rounds
+
+    def broadcast(self, state: State) -> Payload:
+        """Return the state, which is as the clients have received it."""
+        return Payload(state, 0)
+
+
+class NodeExchange(Exchange):
+    """Messages of a node's clients; ``replies``: client and visit's label -> its reply."""
+
+    def __init__(self, task: Task, payloads: Mapping[tuple[str, str], Payloads], *given: Any) -> None:
+        super().__init__(*given)
+        self._task, self._payloads = task, payloads
+        self.replies: dict[tuple[str, str], Reply] = {}
+
+    def down(self, visit: Visit, client: Client, before: Visiting | None) -> tuple[Visiting, int]:
+        key = visit.client_id, visit.label
+        if key not in self._task.received:
+            raise Refused(f"the server did not plan the visit {visit.label!r} to client {visit.client_id}")
+        data = self._task.received[key]
+        received: State = before.received if before else {}
+        if data is not None:
+            received = _read_down(self.channel, data, self._payloads[key].down)
+        visiting = self.algorithm.start_visit(visit, client, received)
+        visiting.before = before
+        return visiting, 0 if data is None else len(data)
+
+    def up(self, visiting: Visiting, trained: State, work: Work) -> tuple[Update | None, int]:
+        refuse_not_finite(trained, "trained")
+        visit, client, received = visiting.visit, visiting.client, visiting.received
+        reply = self.algorithm.reply(visiting, trained, work)
+        seed_all(self.seed, "wire", self.round_idx, *visit.purpose)
+        message = self.channel.message_up(received, reply, client, reply.keys() - self.state.keys())
+        shapes = {name: value.shape for name, value in reply.items()}
+        movement = self.channel.read_up(message, received, shapes)
+        refuse_not_finite(movement, "the movement of")
+        # The server does the same with its own copy; what it keeps with the client is kept here.
+        self.algorithm.finish_visit(visiting, movement, work)
+        key = visit.client_id, visit.label
+        all_due = reply.keys() == self._payloads[key].up.keys()
+        self.replies[key] = Reply(write_payload(message), None if all_due else sorted(reply))
+        return None, len(self.replies[key].payload)
+
+
+def _read_down(channel: Channel, data: bytes, due: State) -> State:
+    """Return the state in a payload for a state of the shapes of ``due``."""
+    zeros = {name: _zeros(value) for name, value in due.items()}
+    message = read_payload(data, layout_of(channel.message_down(zeros)))
+    return channel.read_down(message, {name: value.shape for name, value in due.items()})
+
+
+def _zeros(value: Tensor) -> Tensor:
+    return value.new_zeros(value.shape, device="cpu")
+
+
+class NodeLoop(FederatedLoop):
+    """Loop of a node for one round; `give` has to be called before the trainer's ``fit``.
+
+    Attributes:
+        replies: client and visit's label -> what the visit sends.
+        losses: client -> losses under each adapter that was asked for.
+        sums: client -> sums and counts of its training metrics, for each visit.
+        diverged: client -> why its work of the round is left out.
+    """
+
+    planner_type, run_type = NodePlanner, NodeRun
+
+    def give(self, task: Task, memory: Any) -> None:
+        """Take the task, and the store of the clients' memories."""
+        self.task, self.memory = task, memory
+        self.rounds_done = task.round_idx
+        self.replies: dict[tuple[str, str], Reply] = {}
+        self.losses: dict[str, list[np.ndarray]] = {}
+        self.sums: dict[str, list[Any]] = {}
+        self.diverged: dict[str, str] = {}
+        self.algorithm.hear(task.algorithm)
+
+    @property
+    def state_key(self) -> str:
+        return FederatedLoop.__qualname__
+
+    def _meet_clients(self, trainer: L.Trainer) -> None:
+        super()._meet_clients(trainer)
+        unknown = [name for name in self.task.shares if name not in self.clients]
+        if unknown:
+            raise Refused(f"client {unknown[0]} has no rows on this node")
+        for name, share in self.task.shares.items():
+            self.clients[name] = replace(self.clients[name], share=share)
+        assert isinstance(self._rounds, NodePlanner)
+        self._rounds.given = sorted(self.task.shares)
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Take the model and the rates, and plan the round; end here if nothing is to be trained."""
+        super().on_fit_start(trainer, pl_module)
+        if self.task.action == "losses":
+            self._measure(trainer, pl_module)
+        if self.task.action != "visit":
+            raise Answered
+
+    def _plan_round(self, trainer: L.Trainer) -> None:
+        if self.rounds_done != self.task.round_idx:
+            return
+        if self.task.model is not None:
+            write(_read_down(self.channel, self.task.model, read(self._parameters)), self._parameters)
+        if self.task.action in ("prepare", "visit"):
+            super()._plan_round(trainer)
+            put_rates(trainer, self.task.rates)
+
+    @no_grad()
+    def _measure(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Score the node's clients under each adapter."""
+        on, adapters = self.task.losses_on
+        found = self._run.adapter_losses(on, adapters)
+        self.losses = {client: [one[client] for one in found] for client in self.clients}
+
+    def _start_algorithm(self) -> None:
+        """Do nothing: the round is begun by the server."""
+
+    def _make_exchange(self, state: State) -> NodeExchange:
+        payloads = {}
+        for client in self._rounds.cohort:
+            visits = [one for one in self._rounds.schedule.visits if one.client_id == client.id]
+            own = replace(client, memory=self.memory.load(client.id))
+            due = predict_payloads(self.algorithm, visits, own, state)
+            payloads |= {(one.client_id, one.label): each for one, each in zip(visits, due, strict=True)}
+        given = self.algorithm, self.channel, self.seed, self.rounds_done, state
+        exchange = NodeExchange(self.task, payloads, *given, 0, Synchronous(1))
+        self.replies = exchange.replies
+        return exchange
+
+    def _finish_round(self, trainer: L.Trainer, module: L.LightningModule, under_way: OpenRound) -> None:
+        """Keep what the visits have left; the server's step is taken elsewhere."""
+        self.sums = under_way.training.partial()
+        self.diverged = dict(under_way.contributions.diverged)
+        write(under_way.opened, self._parameters)
+        self.buffers.finish_round()
+        self._optimizers.forget(trainer.optimizers)
+        self.group, self._round = OpenGroup([], LocalWork(())), None
+        self.rounds_done += 1
+
+
+def base_digest(module: nn.Module) -> str:
+    """Return a digest of what is not trained: both ends need the same base."""
+    frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
+    return digest({name: sum_of_bits(value) for name, value in sorted(frozen.items()) if not value.is_meta})
+
+
+def rates_of(trainer: L.Trainer) -> dict[str, Any]:
+    """Return the settings of the optimizers' groups and the states of schedules, as plain values."""
+    groups = [
+        [
+            {name: _plain(value) for name, value in group.items() if name != "params"}
+            for group in one.param_groups
+        ]
+        for one in trainer.optimizers
+    ]
+    schedules = [_plain(dict(one.scheduler.state_dict())) for one in trainer.lr_scheduler_configs]
+    return {"groups": groups, "schedules": schedules}
+
+
+def put_rates(trainer: L.Trainer, rates: Mapping[str, Any] | None) -> None:
+    """Give optimizers and schedules what `rates_of` found at the server."""
+    if rates is None:
+        return
+    if [len(one) for one in rates["groups"]] != [len(one.param_groups) for one in trainer.optimizers]:
+        raise Refused("the server has other optimizers than the node: give both the same config")
+    for optimizer, groups in zip(trainer.optimizers, rates["groups"], strict=True):
+        for group, values in zip(optimizer.param_groups, groups, strict=True):
+            for name, value in values.items():
+                group[name] = tuple(value) if isinstance(group.get(name), tuple) else value
+    for config, state in zip(trainer.lr_scheduler_configs, rates["schedules"], strict=True):
+        config.scheduler.load_state_dict(dict(state))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON can carry it; raise ValueError for one that it cannot."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    raise ValueError(
+        f"a setting of the optimizers or schedules is a {type(value).__name__}, which is not sent to nodes: take plain numbers, "
+        "such as capturable=false, and a schedule that keeps numbers alone"
+    )

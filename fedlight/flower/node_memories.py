@@ -1,0 +1,109 @@
+"""Memories of the clients of a node, on its disk, by the round after which they are.
+
+The server says which version counts: that of the last round in which it took the client's work. So a reply that was lost, a
+server that goes on from an older checkpoint and a node that is started again meet the memory that the emulator would have.
+"""
+
+import io
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlight.federation.client_state import ClientMemories, Memory, read_memory
+from fedlight.flower.messages import Refused
+from fedlight.support.files import full_disk_named, write_whole
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Rounds of a client's memory; None where it has not taken part.
+
+    Attributes:
+        last: last round whose work the server has taken.
+        oldest: the same at the server's newest checkpoint, from which it may go on.
+    """
+
+    last: int | None = None
+    oldest: int | None = None
+
+
+class NodeMemories(ClientMemories):
+    """Store of a node's clients, which keeps every version that the server may still ask for.
+
+    Args:
+        folder: folder of the files.
+        versions: client -> the versions that count.
+    """
+
+    def __init__(self, folder: Path, versions: Mapping[str, Versions]) -> None:
+        super().__init__(str(folder), limit_mib=0)
+        self._of, self._root = versions, folder
+
+    def open(self, folder: str) -> None:
+        """Use the folder of the node."""
+
+    def load(self, client_id: str) -> Memory:
+        """Return the client's memory after the last round that the server has taken; empty before the first.
+
+        Raises:
+            Refused: its file is gone or damaged.
+        """
+        last = self._of.get(client_id, Versions()).last
+        if last is None:
+            return {}
+        found = self._files(client_id).get(last)
+        if found is None:
+            raise Refused(
+                f"what client {client_id} remembers of round {last + 1} is not in {self._root}: give the node the folder that "
+                "it had, or start a new run"
+            )
+        try:
+            return read_memory(found, client_id)
+        except ValueError as error:
+            raise Refused(str(error)) from error
+
+    def save(self, client_id: str, memory: Memory, round_idx: int) -> None:
+        """Keep the client's memory after a visit of a round, and remove versions to which the server cannot go back."""
+        buffer = io.BytesIO()
+        torch.save(memory, buffer)
+        data = buffer.getvalue()
+        oldest = self._of.get(client_id, Versions()).oldest
+        before = self._files(client_id)
+        path = self._root / f"{_name(client_id)}-{round_idx}-{blake2b(data, digest_size=8).hexdigest()}.pt"
+        with full_disk_named(self._root):
+            self._root.mkdir(parents=True, exist_ok=True)
+            write_whole(path, data)
+        for number, other in before.items():
+            if other != path and (number == round_idx or (oldest is not None and number < oldest)):
+                other.unlink(missing_ok=True)
+
+    def begin_round(self) -> None:
+        """Do nothing: versions are by round."""
+
+    def end_round(self) -> None:
+        """Do nothing: versions are by round."""
+
+    def state_dict(self, round_idx: int) -> dict[str, Any]:
+        """Return nothing: a node writes no checkpoint."""
+        return {}
+
+    def being_saved(self, state: dict[str, Any], path: str | Path) -> AbstractContextManager[None]:
+        """Return a context in which nothing is done."""
+        return nullcontext()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing: the server says which version counts."""
+
+    def _files(self, client_id: str) -> dict[int, Path]:
+        """Return the files of a client by round."""
+        found = self._root.glob(f"{_name(client_id)}-*-*.pt")
+        return {int(path.stem.split("-")[1]): path for path in found}
+
+
+def _name(client_id: str) -> str:
+    return blake2b(client_id.encode(), digest_size=8).hexdigest()

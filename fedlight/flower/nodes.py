@@ -1,0 +1,202 @@
+"""Nodes as the server knows them: which clients each has, and what is asked of them over a transport."""
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fedlight.flower.messages import FORMAT, Parcel, Refused, value_of
+from fedlight.support.words import count_noun
+
+MOST_CLIENTS = 100_000
+"""Most clients of one node."""
+MOST_ID = 200
+"""Longest id of a client, in characters."""
+logger = logging.getLogger("fedlight")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A node that has not answered as asked, with the reason."""
+
+    reason: str
+
+
+class Transport(Protocol):
+    """Way to the nodes."""
+
+    def nodes(self) -> list[int]:
+        """Return the nodes that are there."""
+
+    def ask(self, parcels: Mapping[int, Parcel], timeout: float | None) -> dict[int, Parcel | Failure]:
+        """Send each node its parcel, and return what has come back within ``timeout`` seconds (None: any time)."""
+
+
+@dataclass
+class Traffic:
+    """Bytes of all messages of a round, headers included."""
+
+    down: int = 0
+    up: int = 0
+
+
+@dataclass
+class Nodes:
+    """Nodes of a deployment.
+
+    Args:
+        transport: way to them.
+        run: name of the run, by which nodes keep its clients' memories apart from those of others.
+        deadline_seconds: wall time after which a round goes on without those that have not answered; None: it waits.
+        join_seconds: wall time after which a node that is asked to join counts as away.
+
+    Attributes:
+        sizes: client -> number of its examples; 1 where nobody needs to know.
+        groups: client -> known group.
+        traffic: bytes since the attribute was set anew.
+        refused: messages that were refused, by reason.
+    """
+
+    transport: Transport
+    run: str
+    deadline_seconds: float | None = None
+    join_seconds: float | None = 600.0
+    sizes: dict[str, int] = field(default_factory=dict)
+    groups: dict[str, str] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
+    refused: dict[str, int] = field(default_factory=dict)
+    _home: dict[str, int] = field(default_factory=dict)
+    _known: dict[int, str] = field(default_factory=dict)
+    _bases: dict[int, str] = field(default_factory=dict)
+    _base: str | None = None
+
+    def welcome(self, own: Mapping[str, Any], asks: Mapping[str, Any]) -> None:
+        """Ask nodes that are new to join, and take the clients of those that fit.
+
+        Args:
+            own: what a node must have as the server has it, such as versions.
+            asks: further fields of the message.
+        """
+        there = self.transport.nodes()
+        new = [node for node in there if node not in self._known]
+        for node, answer in self.ask(
+            "join", {node: Parcel(dict(asks)) for node in new}, self.join_seconds
+        ).items():
+            self._known[node] = ""
+            try:
+                if isinstance(answer, Failure):
+                    raise Refused(answer.reason)
+                self._take(node, answer.header, own, there)
+            except Refused as error:
+                self._known[node] = str(error)
+                logger.warning("node %s does not take part: %s", node, error)
+
+    def _take(
+        self, node: int, header: Mapping[str, Any], own: Mapping[str, Any], there: Sequence[int]
+    ) -> None:
+        for name, value in own.items():
+            if header.get(name) != value:
+                raise Refused(
+                    f"its {name} is {header.get(name)!r:.60}, the server's {value!r:.60}: give both the same"
+                )
+        base = value_of(header, "base", str)
+        if self._base not in (None, base):
+            raise Refused(
+                "what it does not train, the base, has other weights than the server's: give both the same model"
+            )
+        clients, groups = value_of(header, "clients", dict), value_of(header, "groups", dict)
+        if len(clients) > MOST_CLIENTS:
+            raise Refused(f"it names {count_noun(len(clients), 'client')}, more than {MOST_CLIENTS:,}")
+        for client in clients:
+            if not 0 < len(client) <= MOST_ID or not client.isprintable():
+                raise Refused(f"it names a client {client!r:.60}, which is no id")
+            if value_of(clients, client, int) < 1:
+                raise Refused(f"client {client} has {clients[client]} examples")
+            home = self._home.get(client)
+            if home is not None and home != node and home in there:
+                raise Refused(f"client {client} is served by node {home} already")
+        for client, group in groups.items():
+            if client not in clients or not isinstance(group, str) or len(group) > MOST_ID:
+                raise Refused(f"it names a group of {client!r:.60}, which is none of its clients")
+        self.sizes |= clients
+        self.groups |= groups
+        self._home |= dict.fromkeys(clients, node)
+        self._bases[node] = base
+        logger.info("node %s takes part with %s", node, count_noun(len(clients), "client"))
+
+    def compare_bases(self, base: str) -> None:
+        """Take the digest of the server's base, once the model is made; raise ValueError for a node that has another one."""
+        self._base = base
+        for node, own in self._bases.items():
+            if own != base:
+                raise ValueError(
+                    f"node {node} has another base than the server: what is not trained has to have the same weights on both, "
+                    "so give both the same model"
+                )
+
+    def homes(self, clients: Sequence[str]) -> dict[int, list[str]]:
+        """Return node -> those of the clients that it serves; clients whose node is not there are left out."""
+        there = {*self.transport.nodes()}
+        found: dict[int, list[str]] = {}
+        for client in clients:
+            if (node := self._home.get(client)) in there and node is not None:
+                found.setdefault(node, []).append(client)
+        return found
+
+    def why_not(self) -> list[str]:
+        """Return why nodes do not take part."""
+        return [f"node {node}: {why}" for node, why in self._known.items() if why]
+
+    def ask(
+        self, action: str, parcels: Mapping[int, Parcel], timeout: float | None = None
+    ) -> dict[int, Parcel | Failure]:
+        """Send each node its parcel, and return its answer, which is one to this very message, or why there is none."""
+        sent = {}
+        for node, parcel in parcels.items():
+            head = {"format": FORMAT, "action": action, "run": self.run, "nonce": secrets.token_hex(16)}
+            sent[node] = Parcel({**head, **parcel.header}, parcel.payloads)
+            self.traffic.down += sent[node].num_bytes
+        answers = self.transport.ask(sent, timeout or self.deadline_seconds) if sent else {}
+        found: dict[int, Parcel | Failure] = {}
+        for node, parcel in sent.items():
+            answer = answers.get(node, Failure("no answer before the deadline"))
+            if isinstance(answer, Parcel):
+                self.traffic.up += answer.num_bytes
+                head = answer.header
+                for name in ("action", "run", "nonce", "round"):
+                    if head.get(name) != parcel.header.get(name):
+                        answer = Failure(f"refused: its {name} is not that of what was asked")
+                        break
+            found[node] = answer
+            if isinstance(answer, Failure):
+                self.count_refused(answer.reason)
+        return found
+
+    def count_refused(self, reason: str) -> None:
+        """Count a message that was refused, or has not come."""
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+
+    def wait_for(self, clients: int, seconds: float, own: Mapping[str, Any], asks: Mapping[str, Any]) -> None:
+        """Wait until there are so many clients.
+
+        Raises:
+            TimeoutError: they are not there within ``seconds``.
+        """
+        end = time.monotonic() + seconds
+        said = False
+        while True:
+            self.welcome(own, asks)
+            if len(self.sizes) >= clients:
+                return
+            if time.monotonic() > end:
+                why = "; ".join(self.why_not()) or "no further node has come"
+                raise TimeoutError(
+                    f"{len(self.sizes)} of the {clients} clients for a start are there after {seconds:g} s ({why}): start more "
+                    "nodes, or raise wait-seconds or lower min-clients in the app's settings"
+                )
+            if not said:
+                logger.warning("waiting for nodes: %s of %s clients are there", len(self.sizes), clients)
+                said = True
+            time.sleep(1.0)

@@ -1,0 +1,122 @@
+"""Objects of a config for one end of a deployment: module, datamodule, trainer and the settings of the loop."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import (
+    Callback,
+    Checkpoint,
+    DeviceStatsMonitor,
+    EarlyStopping,
+    LearningRateMonitor,
+    ModelSummary,
+    ProgressBar,
+    Timer,
+)
+from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.utilities import rank_zero_info
+
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.lightning_cli.cli import FedlightCLI, find_config
+from fedlight.support.settings_record import constructor_arguments
+
+OF_SERVER = (
+    *(Checkpoint, EarlyStopping, ProgressBar, ModelSummary, LearningRateMonitor, DeviceStatsMonitor, Timer),
+    SaveConfigCallback,
+)
+"""Callbacks that a node leaves to the server, beside fedlight's own."""
+OF_ROWS = ("ClientAccuracy", "ClientData")
+"""fedlight's callbacks that read the clients' rows, which the server has not."""
+
+
+class Parts(FedlightCLI):
+    """Parsed config whose module, datamodule and loop are made, and whose trainers are made by `new_trainer`.
+
+    Args:
+        args: arguments of ``fedlight fit``, such as ``["--config", "selector.yaml"]``.
+        keeps: whether a callback of the config is used at this end.
+    """
+
+    def __init__(self, args: Sequence[str], keeps: Callable[[Callback], bool]) -> None:
+        self._keeps = keeps
+        self._config: dict[str, Any] = {}
+        self.callbacks: list[Callback] = []
+        self.left_out: list[str] = []
+        self.loop: FederatedLoop | None = None
+        super().__init__(["fit", *(find_config(argument) for argument in args)])
+
+    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> L.Trainer:
+        given = config.pop("callbacks", None) or []
+        for one in [*(given if isinstance(given, list) else [given]), *callbacks]:
+            if isinstance(one, FederatedLoop):
+                self.loop = one
+            elif one is not None and not isinstance(one, SaveConfigCallback):
+                self.callbacks.append(one) if self._keeps(one) else self.left_out.append(type(one).__name__)
+        self._config = config
+        return None  # type: ignore[return-value]  # made by new_trainer
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run nothing."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of the federated loop, by the names of its constructor.
+
+        Raises:
+            ValueError: the config has no loop.
+        """
+        if self.loop is None:
+            raise ValueError("the config has no key federated:, so there is nothing to deploy")
+        found = {name: getattr(self.loop, name) for name in constructor_arguments(FederatedLoop)}
+        return found | {"buffers": self.loop.buffers.name}
+
+    def new_trainer(self, callbacks: Sequence[Callback], **changes: Any) -> L.Trainer:
+        """Return a trainer of the config's settings, with changes, and the kept callbacks in front of ``callbacks``."""
+        return L.Trainer(**(self._config | changes), callbacks=[*self.callbacks, *callbacks])
+
+
+def kept_by_node(callback: Callback) -> bool:
+    """Return whether a node uses a callback: one of the user's, which may change what is trained."""
+    return not isinstance(callback, OF_SERVER) and not type(callback).__module__.startswith(
+        "fedlight.callbacks."
+    )
+
+
+def kept_by_server(callback: Callback) -> bool:
+    """Return whether the server uses a callback: any that does not read the clients' rows."""
+    return type(callback).__name__ not in OF_ROWS
+
+
+def say_left_out(names: Sequence[str], end: str, why: str) -> None:
+    """Say which callbacks are not used at one end."""
+    if names:
+        rank_zero_info(f"left out at the {end}: {', '.join(names)}, {why}")
+
+
+def refuse_unsupported(settings: dict[str, Any]) -> None:
+    """Raise ValueError for settings of the loop that a deployment does not have."""
+    algorithm = settings["algorithm"]
+    refused = (
+        ("fleet", settings["fleet"] is not None, "a node is its own device: leave it out"),
+        ("mode", settings["mode"] != "sync", "buffered rounds run on the virtual clock: set it to sync"),
+        (
+            "lora_ranks",
+            settings["lora_ranks"] is not None,
+            "ranks by client are the emulator's: leave it out",
+        ),
+        (
+            "train",
+            settings["train"] == "auto",
+            "without an emulated fleet nothing decides it: set backprop or forward",
+        ),
+        ("buffers", settings["buffers"] != "refuse", "buffers of a module are not sent: set it to refuse"),
+        (
+            f"algorithm={type(algorithm).__name__}",
+            not algorithm.deployable,
+            "it runs in the emulator alone: take another one, such as FedAvg",
+        ),
+    )
+    for name, is_set, why in refused:
+        if is_set:
+            shown = name if "=" in name else f"{name}={settings[name]!r:.60}"
+            raise ValueError(f"federated.{shown} does not work under Flower: {why}")

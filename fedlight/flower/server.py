@@ -1,0 +1,96 @@
+"""Server of a deployment: waits for nodes, runs the rounds, and goes on from its newest checkpoint after a stop."""
+
+import logging
+import secrets
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_info
+
+from fedlight.flower.node import versions
+from fedlight.flower.nodes import Nodes, Transport
+from fedlight.flower.parts import Parts, kept_by_server, refuse_unsupported, say_left_out
+from fedlight.flower.passed_over import without_hooks
+from fedlight.flower.server_loop import ServerData, ServerLoop
+from fedlight.lightning_cli.run_folder import alone_in
+from fedlight.lightning_cli.run_record import recorded
+from fedlight.support.checkpoint_files import check_resumable
+
+logger = logging.getLogger("fedlight")
+
+
+def serve(
+    args: Sequence[str],
+    transport: Transport,
+    min_clients: int = 0,
+    deadline_seconds: float | None = None,
+    wait_seconds: float = 600.0,
+) -> tuple[L.Trainer, ServerLoop]:
+    """Run a federation whose clients are nodes, from the start or from the newest checkpoint in the run's folder.
+
+    Args:
+        args: arguments of ``fedlight fit``, such as ``["--config", "selector.yaml"]``.
+        transport: way to the nodes.
+        min_clients: clients that have to be there for a start; 0: ``federated.clients_per_round``.
+        deadline_seconds: wall time after which a round goes on without those that have not answered; None: it waits.
+        wait_seconds: longest wait for the clients of a start.
+
+    Returns:
+        The trainer and its loop, with all rounds done.
+
+    Raises:
+        ValueError: the config does not fit a deployment.
+        TimeoutError: too few clients are there.
+    """
+    parts = Parts(args, kept_by_server)
+    settings = parts.settings()
+    refuse_unsupported(settings)
+    say_left_out(parts.left_out, "server", "which read the clients' rows")
+    nodes = Nodes(transport, secrets.token_hex(8), deadline_seconds)
+    loop = ServerLoop(**(settings | {"clients_at_once": 1, "memory": None}))
+    trainer = parts.new_trainer([loop])
+    algorithm = settings["algorithm"]
+    asks = {
+        "num_rounds": trainer.max_epochs,
+        "sizes": getattr(algorithm, "weighting", "") != "uniform",
+        "groups": getattr(algorithm, "assignment", "") == "known",
+    }
+    own = versions()
+    loop.connect(nodes, asks, own)
+    data = ServerData(nodes, parts.datamodule, loop.prepare)
+    if not data.validates:
+        rank_zero_info("no validation at the server: it has no rows, and data.val_source names none for it")
+    folder = Path(trainer.default_root_dir)
+    with ExitStack() as stack:
+        stack.enter_context(alone_in(folder, "trainer.default_root_dir"))
+        stack.enter_context(recorded(folder, "fit", ["fit", *args], parts.config["fit"].seed_everything))
+        nodes.wait_for(min_clients or settings["clients_per_round"], wait_seconds, own, asks)
+        stack.enter_context(without_hooks(parts.model))
+        trainer.fit(parts.model, datamodule=data, ckpt_path=newest_checkpoint(trainer))
+    return trainer, loop
+
+
+def newest_checkpoint(trainer: Any) -> str | None:
+    """Return the newest checkpoint of the trainer's folders from which a federation can go on; None without one."""
+    folders = [
+        one.dirpath
+        for one in trainer.checkpoint_callbacks
+        if isinstance(one, ModelCheckpoint) and one.dirpath
+    ]
+    files = sorted(
+        (file for folder in folders for file in Path(folder).glob("*.ckpt")),
+        key=lambda file: file.stat().st_mtime_ns,
+        reverse=True,
+    )
+    for file in files:
+        try:
+            check_resumable(file, federated=True)
+        except (ValueError, OSError) as error:
+            logger.warning("%s is passed over: %s", file, error)
+            continue
+        return str(file)
+    return None

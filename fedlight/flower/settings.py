@@ -1,0 +1,60 @@
+"""Settings of an app (``[tool.flwr.app.config]``), which server and nodes share, and of a node (``--node-config``)."""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedlight.support.checks import refuse_below
+
+OF_APP = {
+    "config": "config of fedlight, relative to the app's folder",
+    "set": "further settings as on the command line, such as --federated.local_steps 3",
+    "min-clients": "clients that have to be there for a start; 0: federated.clients_per_round",
+    "deadline-seconds": "wall time after which a round goes on without those that have not answered; 0: it waits",
+    "wait-seconds": "longest wait for the clients of a start",
+}
+"""Name of a setting of the app -> its meaning."""
+OF_NODE = ("folder", "clients", "partition-id", "num-partitions")
+
+
+def config_arguments(run: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of ``fedlight fit`` that the settings of an app mean.
+
+    Raises:
+        ValueError: a setting is unknown, or there is no config.
+    """
+    if unknown := [name for name in run if name not in OF_APP]:
+        raise ValueError(f"[tool.flwr.app.config] has {unknown[0]}, and knows {', '.join(OF_APP)}")
+    if not run.get("config"):
+        raise ValueError("[tool.flwr.app.config] has no config: set config to the YAML of the run")
+    return ["--config", str(run["config"]), *shlex.split(str(run.get("set", "")))]
+
+
+def node_settings(
+    node: Mapping[str, Any], node_id: int
+) -> tuple[dict[str, Any], Path, list[str] | None, tuple[int, int]]:
+    """Return a node's own settings of the config, its folder, the clients that it serves, and its part of them.
+
+    Names with a dot are settings of the config, such as ``data.init_args.source``. ``clients`` are ids, divided by commas.
+    In a simulation every node has the rows of all and serves a part of the clients.
+
+    Raises:
+        ValueError: a setting is unknown.
+
+    Examples:
+        >>> own, folder, clients, part = node_settings({"data.init_args.source": "/data/a.jsonl", "clients": "a,b"}, 7)
+        >>> own, folder.name, clients, part
+        ({'data.init_args.source': '/data/a.jsonl'}, 'node-7', ['a', 'b'], (0, 1))
+    """
+    own = {name: value for name, value in node.items() if "." in name}
+    unknown = [name for name in node if name not in own and name not in OF_NODE]
+    if unknown:
+        raise ValueError(
+            f"--node-config has {unknown[0]}: give {', '.join(OF_NODE)}, or a setting of the config, data.init_args.source='...'"
+        )
+    part = int(node.get("partition-id", 0)), int(node.get("num-partitions", 1))
+    refuse_below(1, "--node-config ", **{"num-partitions": part[1]})
+    name = f"node-{part[0] if part[1] > 1 else node_id}"
+    clients = [one.strip() for one in str(node["clients"]).split(",")] if node.get("clients") else None
+    return own, Path(str(node.get("folder", f"nodes/{name}"))), clients, part
