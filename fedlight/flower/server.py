@@ -64,6 +64,7 @@ def serve(
     data = ServerData(nodes, parts.datamodule, loop.prepare)
     if not data.validates:
         rank_zero_info("no validation at the server: it has no rows, and data.val_source names none for it")
+        refuse_unknown_monitors(trainer)
     folder = Path(trainer.default_root_dir)
     with ExitStack() as stack:
         stack.enter_context(alone_in(folder, "trainer.default_root_dir"))
@@ -72,6 +73,17 @@ def serve(
         stack.enter_context(without_hooks(parts.model))
         trainer.fit(parts.model, datamodule=data, ckpt_path=newest_checkpoint(trainer))
     return trainer, loop
+
+
+def refuse_unknown_monitors(trainer: Any) -> None:
+    """Raise ValueError for a callback that monitors a validation which the server does not make."""
+    for one in trainer.callbacks:
+        monitor = getattr(one, "monitor", None)
+        if monitor and not str(monitor).startswith(("fed/", "train/", "step", "epoch")):
+            raise ValueError(
+                f"{type(one).__name__} monitors {monitor}, and the server has no rows to validate on: give it some, "
+                "data.init_args.val_source, or monitor step or a value that begins with fed/"
+            )
 
 
 def newest_checkpoint(trainer: Any) -> str | None:
