@@ -161,7 +161,7 @@ class Nodes:
         answers = self.transport.ask(sent, timeout or self.deadline_seconds) if sent else {}
         found: dict[int, Parcel | Failure] = {}
         for node, parcel in sent.items():
-            answer = answers.get(node, Failure("no answer before the deadline"))
+            answer = answers.get(node, Failure("no answer in time, or the node is gone"))
             if isinstance(answer, Parcel):
                 self.traffic.up += answer.num_bytes
                 head = answer.header
