@@ -357,25 +357,20 @@ class ServerLoop(FederatedLoop):
         """Have nodes make the visits of the round; then the server steps."""
         sent, parcels = self._send(under_way)
         answers = self.nodes.ask("visit", parcels)
+        home = {name: node for node, parcel in parcels.items() for name in parcel.header["shares"]}
         took_part = []
-        for node, parcel in parcels.items():
-            answer = answers[node]
-            for name in parcel.header["shares"]:
-                try:
-                    if isinstance(answer, Failure):
-                        raise Refused(answer.reason)
-                    arrived = self._read(answer, sent[name])
-                except Refused as error:
-                    if not isinstance(answer, Failure):
-                        self.nodes.count_refused(str(error))
-                    down = sum(sent[name].bytes_down)
-                    self.visit_records.append(
-                        dropped_row(self.rounds_done, name, f"{DROPPED}: {error}", down, 0)
-                    )
-                    continue
-                took_part.append(name)
-                self._take_work(trainer, under_way, sent[name], arrived)
-        self.visit_records.sort(key=lambda row: bool(row["reason"]) is False)
+        for name in self._rounds.everything.clients:  # in the order in which the emulator would have visited them
+            if name not in home:
+                self.visit_records.append(dropped_row(self.rounds_done, name, ABSENT, 0, 0))
+                continue
+            try:
+                arrived = self._read(answers[home[name]], sent[name])
+            except Refused as error:
+                down = sum(sent[name].bytes_down)
+                self.visit_records.append(dropped_row(self.rounds_done, name, f"{DROPPED}: {error}", down, 0))
+                continue
+            took_part.append(name)
+            self._take_work(trainer, under_way, sent[name], arrived)
         dropped = len(self._rounds.cohort) - len(took_part)
         self._rounds.cohort = [one for one in self._rounds.cohort if one.id in took_part]
         traffic, self.nodes.traffic = self.nodes.traffic, Traffic()
@@ -423,9 +418,6 @@ class ServerLoop(FederatedLoop):
                 "algorithm": self.algorithm.tell(names),
             }
             parcels[node] = self._parcel(self.rounds_done, sorted(names), fields, payloads)
-        for one in self._rounds.cohort:
-            if one.id not in sent:
-                self.visit_records.append(dropped_row(self.rounds_done, one.id, ABSENT, 0, 0))
         return sent, parcels
 
     def _down(self, sent: _Sent, visit: Visit, state: State) -> tuple[State | None, int]:
@@ -442,7 +434,17 @@ class ServerLoop(FederatedLoop):
         sent.visitings.append(visiting)
         return message, num_bytes
 
-    def _read(self, answer: Parcel, sent: _Sent) -> _Arrived:
+    def _read(self, answer: Parcel | Failure, sent: _Sent) -> _Arrived:
+        """Return a client's work of the round; raise Refused for anything that is not what was due, and count it."""
+        if isinstance(answer, Failure):
+            raise Refused(answer.reason)
+        try:
+            return self._checked(answer, sent)
+        except Refused as error:
+            self.nodes.count_refused(str(error))
+            raise
+
+    def _checked(self, answer: Parcel, sent: _Sent) -> _Arrived:
         """Return a client's work of the round; raise Refused for anything that is not what was due."""
         entries = [one for one in value_of(answer.header, "visits", list) if isinstance(one, dict)]
         own = [one for one in entries if one.get("client") == sent.client.id]

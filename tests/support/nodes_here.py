@@ -1,0 +1,190 @@
+"""Deployments in this process: a server and nodes of the small runs of `shared_runs`, joined by messages in memory."""
+
+import csv
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from shared_runs import KINDS, Choosing, Kind, digest
+from stacked import Points
+from plain_lightning import Numbers, Regression
+from ranked import Ranked
+
+from fedlight.callbacks.logs.visit_log import VisitLog
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.federated.by_client import FederatedWrapper
+from fedlight.federation.aggregation import CoordinateMedian
+from fedlight.federation.algorithms.fedmit import FedMIT
+from fedlight.federation.algorithms.fewfedweight import FewFedWeight
+from fedlight.federation.algorithms.local_self_generation import LocalSelfGeneration
+from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
+from fedlight.federation.algorithms.lora.hetlora import HetLoRA
+from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.channel import Wire
+from fedlight.federation.codecs import Quantize, TopK
+from fedlight.federation.server import FedAdam
+from fedlight.flower import node as of_node
+from fedlight.flower import server as of_server
+from fedlight.flower.messages import Parcel, Refused, read_header, write_header
+from fedlight.flower.node import Node
+from fedlight.flower.nodes import Failure
+from fedlight.flower.parts import Parts
+
+
+class Paced(Regression):
+    """A schedule that steps once a round, and a rate that the module takes from the number of the round."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.5)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+    def training_step(self, batch, batch_idx):
+        left = 1 - self.trainer.current_epoch / (2 * self.trainer.max_epochs)
+        return left * super().training_step(batch, batch_idx)
+
+
+MORE_KINDS = {
+    "fedmit": lambda root: Kind({"algorithm": FedMIT()}, data=Choosing),
+    "fewfedweight": lambda root: Kind({"algorithm": FewFedWeight()}, data=Choosing),
+    "local_self_generation": lambda root: Kind({"algorithm": LocalSelfGeneration()}, data=Choosing),
+    "hetlora_alike": lambda root: Kind({"algorithm": HetLoRA(gamma=0.5, lam=0.5)}, Ranked, Points),
+    "flexlora_alike": lambda root: Kind({"algorithm": FlexLoRA()}, Ranked, Points),
+    "median": lambda root: Kind({"aggregation": CoordinateMedian()}),
+    "fedadam": lambda root: Kind({"server": FedAdam()}),
+    "int8": lambda root: Kind({"channel": Wire(up=Quantize("int8"), down=Quantize("int8"))}),
+    "nf4": lambda root: Kind({"channel": Wire(up=Quantize("nf4", error_feedback=True))}),
+    "scaffold_top_k": lambda root: Kind(
+        {"algorithm": Scaffold(), "channel": Wire(up=TopK(0.3, error_feedback=True))},
+        lambda: Regression(optimizer="SGD"),
+    ),
+    "paced": lambda root: Kind(model=Paced),
+}
+ALL_KINDS = KINDS | MORE_KINDS
+
+
+class MadeParts(Parts):
+    """Objects of a kind of run in the place of those of a config; ``args`` are ``--kind`` and the trainer's folder."""
+
+    def __init__(self, args, keeps):
+        given = dict(one.removeprefix("--").split("=", 1) for one in args)
+        kind = ALL_KINDS[given["kind"]](Path(given.get("root", ".")))
+        folder = Path(given["trainer.default_root_dir"])
+        L.seed_everything(0, verbose=False)
+        self.model = kind.model()
+        self.loop = FederatedLoop(**{"clients_per_round": 4, "local_steps": 2} | kind.loop)
+        self.datamodule = kind.data() if kind.data else FederatedWrapper(Numbers(), kind.clients)
+        saved = ModelCheckpoint(folder / "checkpoints", filename="{epoch}", save_top_k=-1)
+        made = [VisitLog(), saved, *kind.callbacks()]
+        self.callbacks = [one for one in made if keeps(one)]
+        self.left_out = []
+        self.config = {"fit": SimpleNamespace(seed_everything=0)}
+        self._config = {
+            "max_epochs": int(given.get("rounds", kind.rounds)),
+            "accelerator": "cpu",
+            "default_root_dir": folder,
+            "logger": False,
+            "log_every_n_steps": 1,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+            "limit_val_batches": 0,
+            **kind.settings,
+        }
+
+    def new_trainer(self, callbacks, **changes):
+        self.model.loop = callbacks[-1]
+        return super().new_trainer(callbacks, **changes)
+
+
+@dataclass
+class Message:
+    """A message to a node, and its answer, as they went over the transport."""
+
+    node: int
+    asked: Parcel
+    answer: Parcel | Failure
+
+
+@dataclass
+class Here:
+    """Transport to nodes in this process.
+
+    Args:
+        homes: number -> node, or a function that makes it.
+        change: function from a `Message` to the answer that reaches the server.
+    """
+
+    homes: dict[int, Node]
+    change: Callable[[Message], Parcel | Failure] = lambda message: message.answer
+    messages: list[Message] = field(default_factory=list)
+    before: Callable[[], None] = lambda: None
+
+    def nodes(self):
+        return sorted(self.homes)
+
+    def ask(self, parcels, timeout):
+        self.before()
+        found = {}
+        for number, parcel in parcels.items():
+            asked = Parcel(read_header(write_header(parcel.header)), dict(parcel.payloads))
+            try:
+                answer = self.homes[number].answer(asked)
+                answer = Parcel(read_header(write_header(answer.header)), answer.payloads)
+            except (Refused, ValueError, OSError) as error:
+                answer = Failure(f"the node refuses: {error}")
+            self.messages.append(Message(number, asked, answer))
+            changed = self.change(self.messages[-1])
+            if changed is not None:
+                found[number] = changed
+        return found
+
+    def of(self, action):
+        """Return the messages that asked for an action."""
+        return [one for one in self.messages if one.asked.header["action"] == action]
+
+
+def make_node(name, folder, part=(0, 1), clients=None):
+    """Return a node of a kind of run."""
+    with mock.patch.object(of_node, "Parts", MadeParts):
+        return Node([f"--kind={name}"], {}, folder, clients, part)
+
+
+def two_nodes(name, folder):
+    """Return two nodes, each with half of the clients."""
+    return {number: make_node(name, folder / f"node{number}", (number - 1, 2)) for number in (1, 2)}
+
+
+def deploy(name, folder, transport, rounds=None, **how):
+    """Run the server of a kind of run, or let it go on; return its module and its loop."""
+    args = [f"--kind={name}", f"--trainer.default_root_dir={folder}"]
+    args += [f"--rounds={rounds}"] if rounds else []
+    with mock.patch.object(of_server, "Parts", MadeParts):
+        trainer, loop = of_server.serve(args, transport, **{"wait_seconds": 0, **how})
+    return trainer.lightning_module, loop
+
+
+def emulate(name, folder, rounds=None):
+    """Run a kind of run in the emulator; return its module and its loop."""
+    args = [f"--kind={name}", f"--trainer.default_root_dir={folder}"]
+    parts = MadeParts([*args, *([f"--rounds={rounds}"] if rounds else [])], lambda callback: True)
+    parts.new_trainer([parts.loop]).fit(parts.model, parts.datamodule)
+    return parts.model, parts.loop
+
+
+def visits_of(folder):
+    """Return the rows of ``visits.csv`` but for wall seconds, in the order of clients."""
+    rows = list(csv.DictReader((Path(folder) / "visits.csv").read_text().splitlines()))
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+def left_by(module, loop):
+    """Return what a run leaves at the server: digests of weights and of the states of algorithm and server."""
+    kept = loop.remembered()
+    return digest(dict(module.state_dict())), digest(kept["algorithm"]), digest(kept["server"])
+
+
