@@ -447,7 +447,7 @@ class FederatedLoop(L.Callback):
         contributions.refuse_left_out(visiting.client.id)
         buffers = self.buffers.trained() if one.trained is None else {}
         update, one.bytes_up = under_way.exchange.up(visiting, one.read(), work)
-        weighted = self._forward.weighted(update, self.group.work.forward)
+        weighted = self._forward.weighted(update, self.group.work.forward is not None)
         contributions.add(visiting.visit, weighted, buffers, num_examples)
         self.buffers.keep(visiting.client.memory, buffers)
         self.buffers.leave()

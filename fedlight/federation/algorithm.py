@@ -7,7 +7,7 @@ weighting movements has the same expectation and leaves the received model alone
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -187,11 +187,15 @@ class Algorithm:
 
 @dataclass(frozen=True)
 class Payloads:
-    """Meta tensors of one visit, known before its round has started; what goes down or up is empty for nothing."""
+    """Meta tensors of one visit, known before its round has started; what goes down or up is empty for nothing.
+
+    ``memory`` is the client's after the visit.
+    """
 
     down: State
     up: State
     start: State
+    memory: dict[str, Any] = field(default_factory=dict)
 
 
 def predict_payloads(
@@ -247,7 +251,7 @@ def _predicted(
         work = Work(1, lr=1.0, mean_loss=1.0, seconds=0.0, lr_sums=sums, gone=gone)
         up = cut_to_rank(_shapes(algorithm.reply(visiting, start, work)), rank)
         down = {} if sent is None else cut_to_rank(received, rank)
-        found.append(Payloads(down, up, start))
+        found.append(Payloads(down, up, start, _shapes(client.memory)))
         before = visiting
     return found
 

@@ -21,6 +21,8 @@ FORMAT = 1
 """Version of the messages; both ends must have the same."""
 MOST_HEADER_BYTES = 16 * 2**20
 """Longest header that is read."""
+MOST_NUMBER = 2**63
+"""Integers of this magnitude or above are refused: not all of them are numbers of a float."""
 Layout = Mapping[str, tuple[Size, torch.dtype]]
 """Tensor name -> its shape and type."""
 
@@ -49,7 +51,7 @@ def write_header(header: Mapping[str, Any]) -> bytes:
         ValueError: a value is no value of JSON, or not finite.
     """
     try:
-        return json.dumps(header, allow_nan=False, separators=(",", ":")).encode()
+        return json.dumps(header, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
     except TypeError as error:
         raise ValueError(f"a message holds plain values alone: {error}") from error
 
@@ -68,6 +70,8 @@ def read_header(text: bytes) -> dict[str, Any]:
         raise Refused(f"the header has {len(text):,} bytes, more than {MOST_HEADER_BYTES:,}")
     try:
         header = json.loads(text.decode(), parse_constant=refuse)
+        if b"\\u" in text:  # half a character would pass, and could not be written anywhere
+            json.dumps(header, ensure_ascii=False).encode()
     except Refused:
         raise
     except (ValueError, RecursionError) as error:
@@ -79,16 +83,19 @@ def read_header(text: bytes) -> dict[str, Any]:
     return header
 
 
-def value_of(header: Mapping[str, Any], key: str, kind: type | tuple[type, ...]) -> Any:
-    """Return ``header[key]``.
+def value_of(header: Mapping[str, Any], key: str, kind: type | tuple[type, ...], *default: Any) -> Any:
+    """Return ``header[key]``, or the default where there is no such key.
 
     Raises:
-        Refused: the key is missing, or its value has another type; a float must be finite.
+        Refused: the key is missing, its value has another type, it is an integer beyond `MOST_NUMBER`, or not finite.
     """
+    if default and key not in header:
+        return default[0]
     value = header.get(key)
     if isinstance(value, bool) and bool not in (kind if isinstance(kind, tuple) else (kind,)):
         raise Refused(f"{key} in the header is a truth value")
-    if not isinstance(value, kind) or (isinstance(value, float) and not math.isfinite(value)):
+    too_large = isinstance(value, int) and not abs(value) < MOST_NUMBER
+    if not isinstance(value, kind) or too_large or (isinstance(value, float) and not math.isfinite(value)):
         raise Refused(f"{key} in the header is {value!r:.40}")
     return value
 

@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import lightning as L
 import torch
 
 from fedlight import __version__
-from fedlight.federation.protocols import NamesGroups, SynthesizesData
+from fedlight.federation.protocols import LossesOn, NamesGroups, SynthesizesData
+from fedlight.flower.loops.node_loop import Answered, NodeLoop, Task, base_digest
+from fedlight.flower.loops.node_memories import NodeMemories, Versions
 from fedlight.flower.messages import FORMAT, Parcel, Refused, value_of
-from fedlight.flower.node_loop import Answered, NodeLoop, Task, base_digest
-from fedlight.flower.node_memories import NodeMemories, Versions
 from fedlight.flower.parts import Parts, kept_by_node, refuse_unsupported, say_left_out
 from fedlight.support.settings_record import digest
 
@@ -25,6 +25,8 @@ QUIET = {
     **{"num_sanity_val_steps": 0, "limit_val_batches": 0},
 }
 """Settings of a node's trainers: validation, logs and checkpoints are the server's."""
+MOST_ROUNDS = 10**9
+"""More rounds are no count."""
 
 
 class Node:
@@ -74,10 +76,13 @@ class Node:
 
     def _join(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:
         task = Task("join", num_rounds=value_of(asked.header, "num_rounds", int))
+        if not -1 <= task.num_rounds < MOST_ROUNDS:
+            raise Refused(f"the run has {task.num_rounds} rounds")
         loop, trainer = self._run(task, "join")
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         own = self._own_clients([*loop.clients])
-        sizes = {name: loop.clients[name].num_examples if asked.header.get("sizes") else 1 for name in own}
+        counts = getattr(loop.algorithm, "weighting", "") != "uniform" and bool(asked.header.get("sizes"))
+        sizes = {name: loop.clients[name].num_examples if counts else 1 for name in own}
         found = data.client_groups if isinstance(data, NamesGroups) and asked.header.get("groups") else None
         groups = {name: group for name, group in (found or {}).items() if name in sizes}
         return {
@@ -90,8 +95,12 @@ class Node:
     def _prepare(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:
         loop, trainer = self._run(self._task(asked), value_of(asked.header, "run", str), asked)
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        assert isinstance(data, SynthesizesData)
-        return {"made": {name: data.num_synthetic(name) for name in loop.task.shares}}, {}
+        if not isinstance(data, SynthesizesData):
+            raise Refused(f"{type(data).__name__} of this node makes no training data")
+        made = {name: data.num_synthetic(name) for name in loop.task.shares}
+        # Nobody else needs to know how many they are where the algorithm counts all clients alike.
+        counts = getattr(loop.algorithm, "weighting", "") != "uniform"
+        return {"made": made if counts else {name: min(1, number) for name, number in made.items()}}, {}
 
     def _losses(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:
         loop, _ = self._run(self._task(asked), value_of(asked.header, "run", str), asked)
@@ -127,33 +136,50 @@ class Node:
     def _task(self, asked: Parcel) -> Task:
         """Return what a message of a round asks for."""
         head = asked.header
+        of_visits, shares = value_of(head, "visits", list, []), value_of(head, "shares", dict)
         received: dict[tuple[str, str], bytes | None] = {}
-        for one in head.get("visits", []):
-            received[one["client"], one["label"]] = (
-                None if one["payload"] is None else asked.payloads[one["payload"]]
-            )
-        model = head.get("model")
+        for one in of_visits:
+            if not isinstance(one, dict):
+                raise Refused("the visits of the message are no list of visits")
+            key = value_of(one, "client", str), value_of(one, "label", str)
+            if key in received or key[0] not in shares:
+                raise Refused(
+                    f"the message names the visit {key[1]!r:.60} to client {key[0]!r:.60} twice, or without a share"
+                )
+            received[key] = _payload(asked, one.get("payload"))
+        for name in shares:
+            if not 0 < value_of(shares, name, float) <= 1:
+                raise Refused(f"the share of client {name!r:.60} is {shares[name]}")
+        round_idx, num_rounds = value_of(head, "round", int), value_of(head, "num_rounds", int)
+        if not 0 <= round_idx < MOST_ROUNDS or not (num_rounds == -1 or round_idx < num_rounds < MOST_ROUNDS):
+            raise Refused(f"the message is of round {round_idx + 1} of {num_rounds}")
+        on, adapters = value_of(head, "losses_on", str, "val"), value_of(head, "adapters", list, [])
+        if on not in get_args(LossesOn) or not all(isinstance(one, str) for one in adapters):
+            raise Refused(f"clients cannot be scored on {on!r:.60} under {adapters!r:.60}")
         return Task(
-            value_of(head, "action", str),
-            value_of(head, "round", int),
-            value_of(head, "num_rounds", int),
-            dict(head.get("shares", {})),
-            None if model is None else asked.payloads[model],
-            received,
-            dict(head.get("algorithm", {})),
-            head.get("rates"),
-            (head.get("losses_on", "val"), head.get("adapters", [])),
+            *(
+                value_of(head, "action", str),
+                round_idx,
+                num_rounds,
+                shares,
+                _payload(asked, head.get("model")),
+            ),
+            *(
+                received,
+                value_of(head, "algorithm", dict, {}),
+                value_of(head, "rates", (dict, type(None)), None),
+            ),
+            (on, adapters),  # type: ignore[arg-type]
         )
 
     def _run(self, task: Task, run: str, asked: Parcel | None = None) -> tuple[NodeLoop, L.Trainer]:
         """Run a loop for a task in a new trainer."""
         folder = self._folder / digest(run)
-        found = {} if asked is None else asked.header.get("memories", {})
-        kept = {name: Versions(*pair) for name, pair in found.items()}
+        kept = {} if asked is None else _versions(asked)
         changes = {"clients_per_round": 1, "over_selection": 1.0, "clients_at_once": 1, "memory": None}
         loop = NodeLoop(**(self._settings | changes))
         loop.give(task, NodeMemories(folder / "clients", kept))
-        of_round = {"max_epochs": task.round_idx + 1, "min_epochs": None, "default_root_dir": str(folder)}
+        of_round = {"max_epochs": task.num_rounds, "min_epochs": None, "default_root_dir": str(folder)}
         trainer = self._parts.new_trainer([loop], **QUIET, **of_round)
         done: Any = trainer.fit_loop.epoch_progress.current
         done.ready = done.started = done.processed = done.completed = task.round_idx
@@ -169,6 +195,27 @@ class Node:
             raise Refused(f"client {missing[0]} has no rows on this node, which is to serve it")
         wanted = sorted(known if self._wanted is None else self._wanted)
         return wanted[self._part[0] :: self._part[1]]
+
+
+def _payload(asked: Parcel, name: Any) -> bytes | None:
+    """Return the payload of a name, None for None; raise Refused if it is not there."""
+    if name is None:
+        return None
+    if not isinstance(name, str) or name not in asked.payloads:
+        raise Refused(f"the payload {name!r:.60} is missing")
+    return asked.payloads[name]
+
+
+def _versions(asked: Parcel) -> dict[str, Versions]:
+    """Return which memories of clients count."""
+    found = {}
+    for name, pair in value_of(asked.header, "memories", dict, {}).items():
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise Refused(f"the memory of client {name!r:.60} has no two rounds")
+        last, oldest = ({"round": one} for one in pair)
+        optional = (int, type(None))
+        found[name] = Versions(value_of(last, "round", optional), value_of(oldest, "round", optional))
+    return found
 
 
 def versions() -> dict[str, str]:

@@ -3,9 +3,9 @@
 import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fedlight.flower.messages import FORMAT, Parcel, Refused, value_of
 from fedlight.support.words import count_noun
@@ -14,7 +14,23 @@ MOST_CLIENTS = 100_000
 """Most clients of one node."""
 MOST_ID = 200
 """Longest id of a client, in characters."""
+MOST_REASONS, OTHER_REASONS = 1000, "other reasons"
+"""Most reasons of refusals that are counted apart."""
+MOST_EXAMPLES = 10**9
+"""Most examples of one client."""
+T = TypeVar("T")
 logger = logging.getLogger("fedlight")
+
+
+def shown(text: str) -> str:
+    """Return a text of a node in one line of at most 300 characters that can be printed and written.
+
+    Examples:
+        >>> shown("a\\ud800\\nb")
+        'a\\\\ud800 b'
+    """
+    line = " ".join(text[:1000].split())
+    return line.encode("ascii", "backslashreplace").decode()[:300]
 
 
 @dataclass(frozen=True)
@@ -112,7 +128,7 @@ class Nodes:
         for client in clients:
             if not 0 < len(client) <= MOST_ID or not client.isprintable():
                 raise Refused(f"it names a client {client!r:.60}, which is no id")
-            if value_of(clients, client, int) < 1:
+            if not 1 <= value_of(clients, client, int) <= MOST_EXAMPLES:
                 raise Refused(f"client {client} has {clients[client]} examples")
             home = self._home.get(client)
             if home is not None and home != node and home in there:
@@ -162,6 +178,8 @@ class Nodes:
         found: dict[int, Parcel | Failure] = {}
         for node, parcel in sent.items():
             answer = answers.get(node, Failure("no answer in time, or the node is gone"))
+            if isinstance(answer, Failure):
+                answer = Failure(shown(answer.reason))
             if isinstance(answer, Parcel):
                 self.traffic.up += answer.num_bytes
                 head = answer.header
@@ -174,8 +192,20 @@ class Nodes:
                 self.count_refused(answer.reason)
         return found
 
+    def read(self, answer: Parcel | Failure, take: Callable[[Parcel], T]) -> T:
+        """Return what ``take`` finds in an answer; raise Refused, and count it, where it is not as it was due."""
+        if isinstance(answer, Failure):  # counted by ask
+            raise Refused(answer.reason)
+        try:
+            return take(answer)
+        except Refused as error:
+            self.count_refused(str(error))
+            raise
+
     def count_refused(self, reason: str) -> None:
         """Count a message that was refused, or has not come."""
+        if reason not in self.refused and len(self.refused) >= MOST_REASONS:
+            reason = OTHER_REASONS
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
     def wait_for(self, clients: int, seconds: float, own: Mapping[str, Any], asks: Mapping[str, Any]) -> None:

@@ -11,11 +11,11 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 
+from fedlight.flower.loops.server_data import without_hooks
+from fedlight.flower.loops.server_loop import ServerData, ServerLoop
 from fedlight.flower.node import versions
 from fedlight.flower.nodes import Nodes, Transport
 from fedlight.flower.parts import Parts, kept_by_server, refuse_unsupported, say_left_out
-from fedlight.flower.passed_over import without_hooks
-from fedlight.flower.server_loop import ServerData, ServerLoop
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
 from fedlight.support.checkpoint_files import check_resumable

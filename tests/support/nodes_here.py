@@ -10,23 +10,28 @@ from unittest import mock
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from shared_runs import KINDS, Choosing, Kind, digest
-from stacked import Points
 from plain_lightning import Numbers, Regression
 from ranked import Ranked
+from shared_runs import KINDS, Adapted, Choosing, Kind, digest
+from stacked import Points
 
 from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.aggregation import CoordinateMedian
+from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedmit import FedMIT
+from fedlight.federation.algorithms.fedrep import FedRep
+from fedlight.federation.algorithms.fewfedpit import FewFedPIT
 from fedlight.federation.algorithms.fewfedweight import FewFedWeight
 from fedlight.federation.algorithms.local_self_generation import LocalSelfGeneration
+from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA
 from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Wire
 from fedlight.federation.codecs import Quantize, TopK
+from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.federation.server import FedAdam
 from fedlight.flower import node as of_node
 from fedlight.flower import server as of_server
@@ -61,6 +66,25 @@ MORE_KINDS = {
     "scaffold_top_k": lambda root: Kind(
         {"algorithm": Scaffold(), "channel": Wire(up=TopK(0.3, error_feedback=True))},
         lambda: Regression(optimizer="SGD"),
+    ),
+    "forward_weighted": lambda root: Kind(
+        {"train": "forward", "zeroth_order": ZerothOrder(forward_weight=0.25)},
+        lambda: Regression(optimizer="SGD"),
+    ),
+    "ditto_top_k": lambda root: Kind(
+        {"algorithm": Ditto(0.5, 1), "channel": Wire(up=TopK(0.3, error_feedback=True))}
+    ),
+    "fedrep_int8": lambda root: Kind(
+        {"algorithm": FedRep(["net.3"]), "channel": Wire(up=Quantize("int8", error_feedback=True))}
+    ),
+    "uniform_fewfedpit": lambda root: Kind({"algorithm": FewFedPIT(weighting="uniform")}, data=Choosing),
+    "hetlora_pruning": lambda root: Kind(
+        {"algorithm": HetLoRA(gamma=0.5, lam=5.0), "channel": Wire(up=TopK(0.5, error_feedback=True))},
+        Ranked,
+        Points,
+    ),
+    "fedsa_lora_nf4": lambda root: Kind(
+        {"algorithm": FedSALoRA(), "channel": Wire(up=Quantize("nf4")), "product_error": True}, Adapted
     ),
     "paced": lambda root: Kind(model=Paced),
 }
@@ -186,5 +210,3 @@ def left_by(module, loop):
     """Return what a run leaves at the server: digests of weights and of the states of algorithm and server."""
     kept = loop.remembered()
     return digest(dict(module.state_dict())), digest(kept["algorithm"]), digest(kept["server"])
-
-

@@ -106,9 +106,9 @@ class ForwardVisits:
         steps.enter(module)
         return steps
 
-    def weighted(self, update: Update | None, forward: StepsWithoutGradients | None) -> Update | None:
-        """Return the update of a visit with its weight in the average; ``forward`` is None for backpropagation."""
+    def weighted(self, update: Update | None, forward: bool) -> Update | None:
+        """Return the update of a visit, which was ``forward``-only or not, with its weight in the average."""
         factor = self.settings.forward_weight
-        if update is None or forward is None or factor == 1:
+        if update is None or not forward or factor == 1:
             return update
         return replace(update, weight=update.weight * factor)

@@ -119,6 +119,12 @@ class ProductAverage(Algorithm):
         self._ranks = {name: rank for name, rank in ranks.items() if rank < self._full[name]}
         return found
 
+    def tell(self, client_ids: Sequence[str]) -> dict[str, Any]:
+        return {"ranks": dict(self._ranks)}
+
+    def hear(self, told: Mapping[str, Any]) -> None:
+        self._ranks = dict(told.get("ranks", {}))
+
     def state_dict(self) -> dict[str, Any]:
         return {"ranks": dict(self._ranks)}
 

@@ -22,9 +22,10 @@ from fedlight.callbacks.loop.visits.visit import Exchange, OpenGroup, OpenRound
 from fedlight.federation.algorithm import Payloads, predict_payloads
 from fedlight.federation.channel import Channel, Payload
 from fedlight.federation.client import Client, Update, Visit, Visiting, Work
+from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of, refuse_moved_zeros
 from fedlight.federation.protocols import LossesOn
 from fedlight.federation.state import State, read, refuse_not_finite, write
-from fedlight.flower.messages import Refused, layout_of, read_payload, write_payload
+from fedlight.flower.messages import Refused, layout_of, read_payload, value_of, write_payload
 from fedlight.support.settings_record import digest
 
 
@@ -107,21 +108,24 @@ class NodeExchange(Exchange):
         received: State = before.received if before else {}
         if data is not None:
             received = _read_down(self.channel, data, self._payloads[key].down)
+            received = pad_like(received, self.state, rank_of(client))
         visiting = self.algorithm.start_visit(visit, client, received)
-        visiting.before = before
+        visiting.before, visiting.lora_rank = before, rank_of(client)
         return visiting, 0 if data is None else len(data)
 
     def up(self, visiting: Visiting, trained: State, work: Work) -> tuple[Update | None, int]:
         refuse_not_finite(trained, "trained")
-        visit, client, received = visiting.visit, visiting.client, visiting.received
-        reply = self.algorithm.reply(visiting, trained, work)
+        visit, client, rank = visiting.visit, visiting.client, visiting.lora_rank
+        whole = self.algorithm.reply(visiting, trained, work)
+        refuse_moved_zeros(whole, rank)
+        received, reply = cut_to_rank(visiting.received, rank), cut_to_rank(whole, rank)
         seed_all(self.seed, "wire", self.round_idx, *visit.purpose)
         message = self.channel.message_up(received, reply, client, reply.keys() - self.state.keys())
         shapes = {name: value.shape for name, value in reply.items()}
         movement = self.channel.read_up(message, received, shapes)
         refuse_not_finite(movement, "the movement of")
         # The server does the same with its own copy; what it keeps with the client is kept here.
-        self.algorithm.finish_visit(visiting, movement, work)
+        self.algorithm.finish_visit(visiting, pad_like(movement, whole, rank), work)
         key = visit.client_id, visit.label
         all_due = reply.keys() == self._payloads[key].up.keys()
         self.replies[key] = Reply(write_payload(message), None if all_due else sorted(reply))
@@ -159,7 +163,12 @@ class NodeLoop(FederatedLoop):
         self.losses: dict[str, list[np.ndarray]] = {}
         self.sums: dict[str, list[Any]] = {}
         self.diverged: dict[str, str] = {}
-        self.algorithm.hear(task.algorithm)
+        try:
+            self.algorithm.hear(task.algorithm)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise Refused(
+                f"what the server's algorithm tells its clients is not understood: {error}"
+            ) from error
 
     @property
     def state_key(self) -> str:
@@ -184,7 +193,7 @@ class NodeLoop(FederatedLoop):
             raise Answered
 
     def _plan_round(self, trainer: L.Trainer) -> None:
-        if self.rounds_done != self.task.round_idx:
+        if self.rounds_done != self.task.round_idx:  # it is over
             return
         if self.task.model is not None:
             write(_read_down(self.channel, self.task.model, read(self._parameters)), self._parameters)
@@ -223,6 +232,7 @@ class NodeLoop(FederatedLoop):
         self._optimizers.forget(trainer.optimizers)
         self.group, self._round = OpenGroup([], LocalWork(())), None
         self.rounds_done += 1
+        trainer.should_stop = True  # it has the number of all rounds, which a module may read
 
 
 def base_digest(module: nn.Module) -> str:
@@ -245,17 +255,49 @@ def rates_of(trainer: L.Trainer) -> dict[str, Any]:
 
 
 def put_rates(trainer: L.Trainer, rates: Mapping[str, Any] | None) -> None:
-    """Give optimizers and schedules what `rates_of` found at the server."""
+    """Give optimizers and schedules what `rates_of` found at the server.
+
+    Raises:
+        Refused: the server has other optimizers or schedules, or other settings of them.
+    """
     if rates is None:
         return
-    if [len(one) for one in rates["groups"]] != [len(one.param_groups) for one in trainer.optimizers]:
-        raise Refused("the server has other optimizers than the node: give both the same config")
-    for optimizer, groups in zip(trainer.optimizers, rates["groups"], strict=True):
+    optimizers, schedules = value_of(rates, "groups", list), value_of(rates, "schedules", list)
+    if len(optimizers) != len(trainer.optimizers) or len(schedules) != len(trainer.lr_scheduler_configs):
+        raise _other_optimizers()
+    for optimizer, groups in zip(trainer.optimizers, optimizers, strict=True):
+        if not isinstance(groups, list) or len(groups) != len(optimizer.param_groups):
+            raise _other_optimizers()
         for group, values in zip(optimizer.param_groups, groups, strict=True):
-            for name, value in values.items():
-                group[name] = tuple(value) if isinstance(group.get(name), tuple) else value
-    for config, state in zip(trainer.lr_scheduler_configs, rates["schedules"], strict=True):
-        config.scheduler.load_state_dict(dict(state))
+            own = {name: value for name, value in group.items() if name != "params"}
+            group.update(_alike(values, own))
+    for config, state in zip(trainer.lr_scheduler_configs, schedules, strict=True):
+        own = {name: each for name, each in config.scheduler.state_dict().items() if _is_plain(each)}
+        config.scheduler.load_state_dict(_alike(state, own))
+
+
+def _alike(given: Any, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of ``given`` that are in ``own``, as values of the same types; raise Refused for other names or types."""
+    if not isinstance(given, dict) or not own.keys() <= given.keys():
+        raise _other_optimizers()
+    found = {}
+    for name, before in own.items():
+        value = given[name]
+        numbers = isinstance(value, (int, float)) and isinstance(before, (int, float))
+        lists = isinstance(value, list) and isinstance(before, (list, tuple))
+        if not numbers and not lists and type(value) is not type(before):
+            raise _other_optimizers()
+        found[name] = tuple(value) if isinstance(before, tuple) else value
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is one of JSON that keeps its type on the way; keys of a dictionary would become texts."""
+    return value is None or isinstance(value, (bool, int, float, str, list))
+
+
+def _other_optimizers() -> Refused:
+    return Refused("the server has other optimizers or schedules than the node: give both the same config")
 
 
 def _plain(value: Any) -> Any:

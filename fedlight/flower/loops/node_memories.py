@@ -43,24 +43,27 @@ class NodeMemories(ClientMemories):
     def __init__(self, folder: Path, versions: Mapping[str, Versions]) -> None:
         super().__init__(str(folder), limit_mib=0)
         self._of, self._root = versions, folder
+        self._in_round: dict[str, Path] = {}
 
     def open(self, folder: str) -> None:
         """Use the folder of the node."""
 
     def load(self, client_id: str) -> Memory:
-        """Return the client's memory after the last round that the server has taken; empty before the first.
+        """Return the client's memory after its last visit in this round, or after the last round that the server has taken.
+
+        It is empty before the first.
 
         Raises:
             Refused: its file is gone or damaged.
         """
         last = self._of.get(client_id, Versions()).last
-        if last is None:
+        if client_id not in self._in_round and last is None:
             return {}
-        found = self._files(client_id).get(last)
+        found = self._in_round.get(client_id) or self._files(client_id).get(last or 0)
         if found is None:
             raise Refused(
-                f"what client {client_id} remembers of round {last + 1} is not in {self._root}: give the node the folder that "
-                "it had, or start a new run"
+                f"what client {client_id} remembers of round {(last or 0) + 1} is not in {self._root}: give the node the folder "
+                "that it had, or start a new run"
             )
         try:
             return read_memory(found, client_id)
@@ -78,6 +81,7 @@ class NodeMemories(ClientMemories):
         with full_disk_named(self._root):
             self._root.mkdir(parents=True, exist_ok=True)
             write_whole(path, data)
+        self._in_round[client_id] = path
         for number, other in before.items():
             if other != path and (number == round_idx or (oldest is not None and number < oldest)):
                 other.unlink(missing_ok=True)
@@ -100,8 +104,10 @@ class NodeMemories(ClientMemories):
         """Do nothing: the server says which version counts."""
 
     def _files(self, client_id: str) -> dict[int, Path]:
-        """Return the files of a client by round."""
-        found = self._root.glob(f"{_name(client_id)}-*-*.pt")
+        """Return the files of a client by round; of two of a round, which a kill may leave, the newer one."""
+        found = sorted(
+            self._root.glob(f"{_name(client_id)}-*-*.pt"), key=lambda path: path.stat().st_mtime_ns
+        )
         return {int(path.stem.split("-")[1]): path for path in found}
 
 

@@ -1,0 +1,1 @@
+"""Two halves of the federated loop: the server's and that of a node's clients."""

@@ -1,0 +1,244 @@
+"""Replies of nodes as the server reads them: everything is checked before anything of a client is used.
+
+Names, shapes, types and lengths are known beforehand, numbers have ranges, and what is not as it was due is refused.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Size
+
+from fedlight.federation.algorithm import Payloads
+from fedlight.federation.channel import Channel
+from fedlight.federation.client import Client, Visiting, Work
+from fedlight.federation.client_state import Memory
+from fedlight.federation.lora.ranks import cut_to_rank, pad_like
+from fedlight.federation.state import State
+from fedlight.flower.messages import Layout, Parcel, Refused, layout_of, read_payload, value_of
+
+MOST_STEPS = 10**9
+"""More optimizer steps of a visit, examples or seconds are no count."""
+MOST_VALUE = 2.0**63
+"""Largest magnitude of a parameter or a movement: the sum of a round and its squares stay finite."""
+
+
+@dataclass
+class Sent:
+    """Visits of one client that are under way at its node, in order, with what each is due to send.
+
+    Attributes:
+        client: the client, whose memory has names and shapes alone: values stay with its node.
+        visitings: its visits.
+        due: what each visit receives and sends, as meta tensors.
+        bytes_down: bytes that each visit has received.
+        memory: what the client remembers once its work is taken.
+    """
+
+    client: Client
+    visitings: list[Visiting]
+    due: list[Payloads]
+    bytes_down: list[int]
+    memory: Memory
+
+
+@dataclass
+class Arrived:
+    """Work of a client as it has reached the server, all of it checked."""
+
+    movements: list[State]
+    works: list[Work]
+    bytes_up: list[int]
+    metrics: list[dict[str, tuple[float, int]]]
+    diverged: str
+
+
+def check_reply(answer: Parcel, asked: Mapping[str, Sequence[str]]) -> None:
+    """Raise Refused for a reply of a node that has visits or payloads which were not asked for.
+
+    Args:
+        answer: the reply.
+        asked: client -> labels of its visits.
+    """
+    named: list[str] = []
+    for entry in value_of(answer.header, "visits", list):
+        if not isinstance(entry, dict) or not isinstance(entry.get("client"), str):
+            raise Refused("its visits are no list of visits")
+        if entry["client"] not in asked:
+            raise Refused(f"it has a visit of client {entry['client']!r:.60}, which it was not asked for")
+        if isinstance(entry.get("payload"), str):
+            named.append(entry["payload"])
+    if sorted(named) != sorted(answer.payloads):
+        raise Refused("its payloads are not one for each visit that names one")
+
+
+def read_reply(answer: Parcel, sent: Sent, channel: Channel, state: State) -> Arrived:
+    """Return a client's work of the round.
+
+    Args:
+        answer: reply of its node, which `check_reply` has let through.
+        sent: what the client was asked for.
+        channel: way on which it came.
+        state: the server's parameters.
+
+    Raises:
+        Refused: something is not what was due.
+    """
+    name = sent.client.id
+    own = [one for one in answer.header["visits"] if one["client"] == name]
+    if [one.get("label") for one in own] != [one.visit.label for one in sent.visitings]:
+        raise Refused(f"client {name} has made other visits than it was asked for")
+    found = Arrived([], [], [], [], "")
+    for entry, visiting, due in zip(own, sent.visitings, sent.due, strict=True):
+        found.diverged = found.diverged or value_of(entry, "diverged", str)[:1000]
+        steps, seconds = value_of(entry, "steps", int), value_of(entry, "seconds", (int, float))
+        loss = None if entry.get("loss") is None else float(value_of(entry, "loss", (int, float)))
+        if not 0 <= steps < MOST_STEPS or not 0 <= seconds < MOST_STEPS:
+            raise Refused(f"client {name} has made {steps} steps in {seconds} s")
+        found.works.append(Work(steps, 0.0, loss, float(seconds)))
+        found.metrics.append(_metrics(entry))
+        if found.diverged:
+            continue
+        label = entry.get("payload")
+        data = b"" if label is None else answer.payloads.get(label) if isinstance(label, str) else None
+        if data is None:
+            raise Refused(f"the payload of client {name} is missing")
+        found.movements.append(_movement(data, entry, visiting, due, channel, state))
+        found.bytes_up.append(len(data))
+    return found
+
+
+def _movement(
+    data: bytes,
+    entry: Mapping[str, Any],
+    visiting: Visiting,
+    due: Payloads,
+    channel: Channel,
+    state: State,
+) -> State:
+    """Return the movement in a payload."""
+    names = [*due.up]
+    if entry.get("names") is not None:
+        given = value_of(entry, "names", list)
+        # An algorithm may leave out tensors of its own, such as a control variate after a visit without a step.
+        names = [name for name in due.up if name in given or name in state]
+        if len(names) != len(given):
+            raise Refused("it sends other tensors than are due")
+    shapes = {name: due.up[name].shape for name in names}
+    own = {name: visiting.received[name] for name in names if name in visiting.received}
+    received = cut_to_rank(own, visiting.lora_rank)
+    layout = _up_layout(channel, tuple((n, s, n in received) for n, s in shapes.items()))
+    message = read_payload(data, layout)
+    _refuse_odd_values(message)
+    try:
+        movement = channel.read_up(message, received, shapes)
+    except (ValueError, RuntimeError, IndexError, KeyError) as error:
+        raise Refused(f"what it sends cannot be decoded: {error}") from error
+    _refuse_odd_values(movement)
+    return pad_like(movement, state, visiting.lora_rank)
+
+
+def _refuse_odd_values(tensors: State) -> None:
+    """Raise Refused for a number that is not finite, or too large for the sum of a round."""
+    for value in tensors.values():
+        if value.is_floating_point() and value.numel():
+            largest = value.abs().max().item()  # NaN if there is one
+            if not largest <= MOST_VALUE:
+                raise Refused(f"what it sends holds {largest:g}, which is no weight of a model")
+
+
+@lru_cache(maxsize=64)
+def _up_layout(channel: Channel, due: tuple[tuple[str, Size, bool], ...]) -> Layout:
+    """Return names, shapes and types of what a reply is sent as; ``due``: name, shape, and whether it was received."""
+    reply = {name: torch.zeros(shape) for name, shape, _ in due}
+    received = {name: reply[name] for name, _, known in due if known}
+    with torch.random.fork_rng(devices=[]):  # a size must not change what is drawn
+        return layout_of(channel.message_up(received, reply, Client("", 1, 1.0)))
+
+
+def _metrics(entry: Mapping[str, Any]) -> dict[str, tuple[float, int]]:
+    """Return sums and counts of a visit's training metrics."""
+    found = {}
+    for name, pair in value_of(entry, "training", dict).items():
+        if not isinstance(pair, list) or len(pair) != 2 or not 0 < len(name) <= 100 or not name.isprintable():
+            raise Refused("its training metrics are no sums and counts")
+        values = {"its sum": pair[0], "its count": pair[1]}
+        total, count = value_of(values, "its sum", (int, float)), value_of(values, "its count", int)
+        if not 0 < count < MOST_STEPS:
+            raise Refused(f"its training metrics have the count {count}")
+        found[name] = (float(total), count)
+    return found
+
+
+def read_made(answer: Parcel, clients: Sequence[str]) -> dict[str, int]:
+    """Return how many examples each client keeps of those that it made; raise Refused for anything else."""
+    counts = value_of(answer.header, "made", dict)
+    for name in clients:
+        if not 0 <= value_of(counts, name, int) < MOST_STEPS:
+            raise Refused(f"client {name} has made {counts[name]} examples")
+    return {name: counts[name] for name in clients}
+
+
+def read_losses(
+    answer: Parcel, clients: Sequence[str], adapters: int, by_example: bool
+) -> dict[str, list[np.ndarray]]:
+    """Return the losses of each client under each adapter, one without ``by_example``; raise Refused for anything else."""
+    given = value_of(answer.header, "losses", dict)
+    found = {}
+    for name in clients:
+        own = given.get(name)
+        if not isinstance(own, list) or len(own) != adapters or not all(isinstance(one, list) for one in own):
+            raise Refused(f"the losses of client {name} are missing")
+        sizes = {len(one) for one in own}
+        if len(sizes) != 1 or sizes == {0} or (not by_example and sizes != {1}):
+            raise Refused(f"the losses of client {name} are of other numbers of examples")
+        for each in own:
+            for value in each:
+                if not isinstance(value, float) or not abs(value) < MOST_VALUE:
+                    raise Refused(f"the losses of client {name} are no numbers")
+        found[name] = [np.array(each, dtype=np.float64) for each in own]
+    return found
+
+
+SHAPE, DTYPE = "shape of a tensor", "type of a tensor"
+"""Keys of what stands for a tensor in an outline."""
+
+
+def outline(value: Any) -> Any:
+    """Return what is remembered with names, shapes and types in the place of tensors, as plain values.
+
+    Examples:
+        >>> outline({"own": {"w": torch.ones(2)}, "rank": 3})
+        {'own': {'w': {'shape of a tensor': [2], 'type of a tensor': 'float32'}}, 'rank': 3}
+    """
+    if isinstance(value, torch.Tensor):
+        return {SHAPE: [*value.shape], DTYPE: str(value.dtype).removeprefix("torch.")}
+    if isinstance(value, dict):
+        return {key: outline(item) for key, item in value.items()}
+    return [outline(item) for item in value] if isinstance(value, list) else value
+
+
+def from_outline(value: Any) -> Any:
+    """Return what `outline` was given, with meta tensors.
+
+    Examples:
+        >>> from_outline(outline({"w": torch.ones(2)}))["w"].shape
+        torch.Size([2])
+    """
+    if isinstance(value, dict):
+        if SHAPE in value:
+            return torch.empty(value[SHAPE], dtype=getattr(torch, value[DTYPE]), device="meta")
+        return {key: from_outline(item) for key, item in value.items()}
+    return [from_outline(item) for item in value] if isinstance(value, list) else value
+
+
+def plain_values(memory: Mapping[str, Any]) -> Memory:
+    """Return those entries of a memory that are single values, such as the rank to which a client has pruned itself."""
+    return {
+        key: value
+        for key, value in memory.items()
+        if value is None or isinstance(value, (bool, int, float, str))
+    }

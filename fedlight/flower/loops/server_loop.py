@@ -1,0 +1,404 @@
+"""Server's half of the loop: rounds whose visits are made by nodes, in a Lightning trainer that validates, logs and saves.
+
+An epoch of this trainer has one batch, which is passed over; behind it the nodes are asked for the visits of the round, and
+the server steps. All else of a round is the loop's: sampling, algorithm, aggregation, server optimizer, privacy account,
+uploads for attacks, metrics, checkpoints.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+
+from fedlight.callbacks.loop import plan
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.groups.bundles import Bundle
+from fedlight.callbacks.loop.guard import SameFederation
+from fedlight.callbacks.loop.plan import RoundPlanner, RoundSchedule
+from fedlight.callbacks.loop.run import Run, visit_row
+from fedlight.callbacks.loop.visits.visit import OpenRound
+from fedlight.federation.algorithm import predict_payloads
+from fedlight.federation.client import OWN_STATE, Client, Visit, build_clients
+from fedlight.federation.client_state import Memory
+from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of
+from fedlight.federation.protocols import FederatedData, LossesOn
+from fedlight.federation.state import DIVERGED, Diverged, State, read
+from fedlight.flower.loops.node_loop import base_digest, rates_of
+from fedlight.flower.loops.replies import (
+    Arrived,
+    Sent,
+    check_reply,
+    from_outline,
+    outline,
+    plain_values,
+    read_losses,
+    read_made,
+    read_reply,
+)
+from fedlight.flower.loops.server_data import ABSENT, DROPPED, AwayClients, ServerData, dropped_row
+from fedlight.flower.messages import Parcel, Refused, write_payload
+from fedlight.flower.nodes import Failure, Nodes, Traffic
+
+logger = logging.getLogger("fedlight")
+
+
+class ServerPlanner(RoundPlanner):
+    """Plan of a round of which this process trains nothing."""
+
+    def own_bundles(self, round_idx: int) -> list[Bundle]:
+        return []
+
+
+class ServerRun(Run):
+    """Run whose clients are scored by their nodes."""
+
+    def __init__(
+        self, trainer: L.Trainer, module: L.LightningModule, clients: Mapping[str, Client], loop: Any
+    ) -> None:
+        super().__init__(trainer, module, clients, loop)
+        self._loop = loop
+        self.devices = AwayClients(loop.nodes, loop.train == "forward")
+
+    def check_losses(self, on: LossesOn) -> None:
+        """Do nothing: a node that cannot score its clients does not join."""
+
+    def client_losses(self, on: LossesOn) -> dict[str, np.ndarray]:
+        """Raise ValueError: nodes are asked by `adapter_losses`."""
+        raise ValueError(
+            f"{type(self._loop.algorithm).__name__} asks for the clients' losses by client_losses, which the server of a "
+            "deployment has not: have it ask adapter_losses(on, adapters)"
+        )
+
+    def adapter_losses(self, on: LossesOn, adapters: Sequence[str]) -> list[dict[str, np.ndarray]]:
+        found: list[dict[str, np.ndarray]] = self._loop.ask_losses(on, adapters, self.state)
+        return found
+
+
+class ServerFederation(SameFederation):
+    """Description of a federation whose clients may change between two starts."""
+
+    def meet(self, trainer: L.Trainer, data: FederatedData) -> None:
+        """Add the settings that both starts need."""
+        self.settings |= {"trainer.accumulate_grad_batches": trainer.accumulate_grad_batches}
+        self._refuse_others()
+        self._saved = {}
+
+
+class ServerLoop(FederatedLoop):
+    """Loop of a server; `connect` has to be called before the trainer's ``fit``.
+
+    Attributes:
+        nodes: the nodes.
+        last: client -> last round whose work the server has taken.
+        outlines: client -> names, shapes and types of what its node remembers of it: an algorithm's ``send`` may depend on
+            them. The server computes them, and learns no value.
+    """
+
+    planner_type, run_type = ServerPlanner, ServerRun
+
+    def connect(self, nodes: Nodes, asks: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        """Take the nodes; ``asks`` and ``own`` are those of `Nodes.welcome`, for nodes that join later."""
+        self.nodes, self._asks, self._own = nodes, asks, own
+        self.last: dict[str, int] = {}
+        self.outlines: dict[str, Memory] = {}
+        self._saved: dict[str, int] = {}
+        self._saved_before: dict[str, int] = {}
+        self._global: State = {}
+        self._cached: tuple[int, bytes] | None = None
+        self._federation = ServerFederation(self)
+
+    @property
+    def state_key(self) -> str:
+        return FederatedLoop.__qualname__
+
+    @property
+    def _schedule(self) -> RoundSchedule:
+        return self._rounds.everything
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Refuse schedules that would depend on what nodes report, and plan the first round."""
+        by_step = [one for one in trainer.lr_scheduler_configs if one.interval == "step"]
+        if by_step or (trainer.lr_scheduler_configs and not pl_module.automatic_optimization):
+            raise ValueError(
+                "a learning-rate schedule moves within a round, which the server of a deployment does not see: set its interval "
+                "to epoch, which is a round"
+            )
+        if trainer.precision == "16-mixed":
+            raise ValueError(
+                "trainer.precision=16-mixed has a loss scale, which is not sent: set bf16-mixed or 32-true"
+            )
+        self.nodes.compare_bases(base_digest(pl_module))
+        assert isinstance(trainer.datamodule, ServerData)  # type: ignore[attr-defined]
+        trainer.datamodule.accumulation = trainer.accumulate_grad_batches  # type: ignore[attr-defined]
+        super().on_fit_start(trainer, pl_module)
+
+    def _plan_round(self, trainer: L.Trainer) -> None:
+        """Take nodes that have come since, and plan the next round."""
+        self._global = read(self._parameters)
+        before = dict(self.nodes.sizes)
+        self.nodes.welcome(self._own, self._asks)
+        if self.nodes.sizes != before:
+            clients = build_clients(self._data.client_sizes())
+            self.clients.clear()
+            self.clients.update(clients)
+            ready = self._rounds.planned
+            self._meet_clients(trainer)
+            self._rounds.planned = ready
+            plan.give_lora_ranks(self.algorithm, self.lora_ranks, self._run, self._parameters)
+        super()._plan_round(trainer)
+
+    def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+        """Take the rates with which the round's visits begin; Lightning has moved them on when the round is finished."""
+        super().begin_batch(trainer, module, batch, batch_idx)
+        if batch_idx == 0:
+            self._rates = rates_of(trainer)
+
+    # What is asked of nodes
+
+    def prepare(self, round_idx: int, client_ids: Sequence[str]) -> dict[str, int]:
+        """Let clients make candidates; return how many each keeps. Who does not is left out of the round."""
+        model = {"model": "model"}
+        made: dict[str, int] = {}
+        homes = self.nodes.homes(client_ids)
+        parcels = {
+            node: self._parcel(round_idx, own, model, {"model": self._message(self._global)})
+            for node, own in homes.items()
+        }
+        for node, answer in self.nodes.ask("prepare", parcels).items():
+            try:
+                made |= self.nodes.read(answer, partial(read_made, clients=homes[node]))
+            except Refused as error:
+                for name in homes[node]:
+                    self._drop(name, f"{DROPPED}: {error}")
+        return made | {name: 0 for name in client_ids if name not in made}
+
+    def ask_losses(self, on: LossesOn, adapters: Sequence[str], state: State) -> list[dict[str, np.ndarray]]:
+        """Return the losses of all clients under each adapter, as their nodes have found them.
+
+        A client that is not scored has its losses of the last time, or else the mean of the others', which is counted.
+
+        Raises:
+            ValueError: no client is scored.
+        """
+        homes = self.nodes.homes([*self.clients])
+        by_example = getattr(self.algorithm, "assignment", "") == "soft"
+        fields = {"model": "model", "losses_on": on, "adapters": [*adapters], "by_example": by_example}
+        data = {"model": self._message(state)}
+        parcels = {node: self._parcel(self.rounds_done, own, fields, data) for node, own in homes.items()}
+        scored: dict[str, list[np.ndarray]] = {}
+        for node, answer in self.nodes.ask("losses", parcels).items():
+            take = partial(read_losses, clients=homes[node], adapters=len(adapters), by_example=by_example)
+            try:
+                scored |= self.nodes.read(answer, take)
+            except Refused as error:
+                logger.warning("node %s has not scored its clients: %s", node, error)
+        if not scored:
+            raise ValueError(
+                "no client was scored, without which nobody can be grouped: start their nodes, and run the app again; it goes "
+                "on from the last checkpoint"
+            )
+        means = [
+            np.array([np.mean([own[u].mean() for own in scored.values()])]) for u in range(len(adapters))
+        ]
+        before: Mapping[str, Sequence[float]] = getattr(self.algorithm, "losses", {})
+        missing = [name for name in self.clients if name not in scored]
+        for name in missing:
+            scored[name] = [np.array([one]) for one in before[name]] if name in before else means
+        self._run.log({"unscored": float(len(missing))})
+        return [{name: scored[name][u] for name in self.clients} for u in range(len(adapters))]
+
+    def _parcel(
+        self, round_idx: int, clients: Sequence[str], fields: Mapping[str, Any], payloads: dict[str, bytes]
+    ) -> Parcel:
+        """Return a message of a round to the node of some clients."""
+        header = {
+            "round": round_idx,
+            "num_rounds": self._run.num_rounds,
+            "shares": {name: self.clients[name].share for name in clients},
+            "memories": {
+                name: [self.last[name], self._saved_before.get(name)] for name in clients if name in self.last
+            },
+            **fields,
+        }
+        return Parcel(header, payloads)
+
+    def _message(self, state: State) -> bytes:
+        """Return the payload of a state that goes down; made once for one state, which goes to many."""
+        if self._cached is None or self._cached[0] != id(state):
+            self._cached = id(state), write_payload(self.channel.message_down(state))
+        return self._cached[1]
+
+    def _drop(self, client_id: str, reason: str) -> None:
+        devices = self._run.devices
+        assert isinstance(devices, AwayClients)
+        devices.drop(client_id, reason)
+
+    # The visits of a round
+
+    def _finish_round(self, trainer: L.Trainer, module: L.LightningModule, under_way: OpenRound) -> None:
+        """Have nodes make the visits of the round; then the server steps."""
+        sent, parcels = self._send(under_way)
+        answers = self.nodes.ask("visit", parcels)
+        found: dict[str, Arrived | str] = {}
+        for node, parcel in parcels.items():
+            found |= self._read(answers[node], {name: sent[name] for name in parcel.header["shares"]})
+        took_part = []
+        for (
+            name
+        ) in self._rounds.everything.clients:  # in the order in which the emulator would have visited them
+            arrived = found.get(name, ABSENT)
+            if isinstance(arrived, str):
+                down = sum(sent[name].bytes_down) if name in sent else 0
+                self.visit_records.append(dropped_row(self.rounds_done, name, arrived, down, 0))
+                continue
+            took_part.append(name)
+            self._take_work(trainer, under_way, sent[name], arrived)
+        dropped = len(self._rounds.cohort) - len(took_part)
+        self._rounds.cohort = [one for one in self._rounds.cohort if one.id in took_part]
+        traffic, self.nodes.traffic = self.nodes.traffic, Traffic()
+        self._run.log(
+            {
+                "dropped": float(dropped),
+                "wire_bytes_down": float(traffic.down),
+                "wire_bytes_up": float(traffic.up),
+            }
+        )
+        super()._finish_round(trainer, module, under_way)
+
+    def _send(self, under_way: OpenRound) -> tuple[dict[str, Sent], dict[int, Parcel]]:
+        """Return what is under way for each client, and the message for each node."""
+        state = under_way.exchange.state
+        sent: dict[str, Sent] = {}
+        parcels: dict[int, Parcel] = {}
+        for node, names in self.nodes.homes([one.id for one in self._rounds.cohort]).items():
+            payloads: dict[str, bytes] = {}
+            labels: dict[int, str] = {}
+            entries: list[dict[str, Any]] = []
+            model = None
+            for name in sorted(names):
+                client = replace(self.clients[name], memory=from_outline(self.outlines.get(name, {})))
+                visits = [one for one in self._rounds.everything.visits if one.client_id == name]
+                due = predict_payloads(self.algorithm, visits, client, state)
+                sent[name] = Sent(client, [], due, [], due[-1].memory)
+                for visit in visits:
+                    message, num_bytes = self._down(sent[name], visit, state)
+                    label = None
+                    if message is not None:
+                        label = labels.setdefault(id(message), f"p{len(labels)}")
+                        payloads[label] = (
+                            write_payload(self.channel.message_down(message))
+                            if message is not state
+                            else self._message(state)
+                        )
+                        model = label if message is state else model
+                    entries.append({"client": name, "label": visit.label, "payload": label})
+                    sent[name].bytes_down.append(num_bytes)
+            fields = {
+                "visits": entries,
+                "model": model,
+                "rates": self._rates,
+                "algorithm": self.algorithm.tell(names),
+            }
+            parcels[node] = self._parcel(self.rounds_done, sorted(names), fields, payloads)
+        return sent, parcels
+
+    def _down(self, sent: Sent, visit: Visit, state: State) -> tuple[State | None, int]:
+        """Begin a visit at the server; return the state that goes down, None for nothing, and its bytes."""
+        before, rank = sent.visitings[-1] if sent.visitings else None, rank_of(sent.client)
+        message, num_bytes = self.algorithm.send(visit, sent.client, state), 0
+        received: State = before.received if before else {}
+        if message is not None:
+            small = cut_to_rank(message, rank)
+            if any(value.shape != message[name].shape for name, value in small.items()):
+                message = small
+            payload = self.channel.down(message, sent.client)
+            received, num_bytes = pad_like(payload.state, state, rank), payload.num_bytes
+        visiting = self.algorithm.start_visit(visit, sent.client, received)
+        visiting.lora_rank = rank
+        visiting.before = before
+        sent.visitings.append(visiting)
+        return message, num_bytes
+
+    def _read(self, answer: Parcel | Failure, sent: Mapping[str, Sent]) -> dict[str, Arrived | str]:
+        """Return the work of a node's clients, or why there is none."""
+        asked = {name: [one.visit.label for one in each.visitings] for name, each in sent.items()}
+        found: dict[str, Arrived | str] = {}
+        try:
+            self.nodes.read(answer, partial(check_reply, asked=asked))
+        except Refused as error:
+            return dict.fromkeys(sent, f"{DROPPED}: {error}")
+        for name, each in sent.items():
+            take = partial(read_reply, sent=each, channel=self.channel, state=self._run.state)
+            try:
+                found[name] = self.nodes.read(answer, take)
+            except Refused as error:
+                found[name] = f"{DROPPED}: {error}"
+        return found
+
+    def _take_work(self, trainer: L.Trainer, under_way: OpenRound, sent: Sent, arrived: Arrived) -> None:
+        """Add up a client's work of the round."""
+        name, contributions = sent.client.id, under_way.contributions
+        if arrived.diverged:
+            contributions.leave_out(name, Diverged(arrived.diverged))
+        for place, visiting in enumerate(sent.visitings):
+            work, reason, up = arrived.works[place], "", 0
+            examples = self._run.num_examples(visiting.visit)
+            if not arrived.diverged:
+                up = arrived.bytes_up[place]
+                trained = visiting.start | _unknown(sent.due[place].memory)
+                try:
+                    update = under_way.exchange.arrived(visiting, arrived.movements[place], trained, work)
+                    weighted = self._forward.weighted(update, self.train == "forward")
+                    contributions.add(visiting.visit, weighted, {}, examples)
+                    under_way.training.add(name, arrived.metrics[place])
+                except (Diverged, ValueError, ArithmeticError) as why:  # of a loss, which is as the node says
+                    contributions.leave_out(name, Diverged(str(why)))
+            if name in contributions.diverged:
+                under_way.training.leave_out(name)
+                reason = DIVERGED
+            row = visit_row(self.rounds_done, visiting, examples, work, sent.bytes_down[place], up, reason)
+            self.visit_records.append(row)
+            under_way.exchange.call_on_upload(trainer.callbacks)  # type: ignore[attr-defined]
+        if name not in contributions.diverged:
+            self.last[name] = self.rounds_done
+            self.outlines[name] = outline(sent.memory) | plain_values(sent.client.memory)
+
+    # Checkpoints
+
+    def remembered(self) -> dict[str, Any]:
+        """Return what the loop returns, and what a server that goes on has to know of its nodes."""
+        return super().remembered() | {
+            "nodes": {"run": self.nodes.run, "last": dict(self.last), "outlines": dict(self.outlines)}
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loop's part of a checkpoint; nodes keep what this one and the one before it need."""
+        state = super().state_dict()
+        self._saved_before, self._saved = self._saved, dict(state["nodes"]["last"])
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state after the last round that was over when the checkpoint was made.
+
+        Raises:
+            ValueError: the checkpoint is of no deployment, or of another federation.
+        """
+        if "nodes" not in state_dict:
+            raise ValueError(
+                "the checkpoint is of an emulated run, whose clients' memories no node has: start anew, or load its weights"
+            )
+        super().load_state_dict(state_dict)
+        kept = state_dict["nodes"]
+        self.nodes.run, self.last, self.outlines = kept["run"], dict(kept["last"]), dict(kept["outlines"])
+        self._saved = self._saved_before = dict(self.last)
+
+
+def _unknown(memory: Memory) -> State:
+    """Return NaN for each parameter that a client keeps for itself, which equals none that the server knows."""
+    own: State = memory.get(OWN_STATE, {})
+    return {name: torch.full(value.shape, torch.nan) for name, value in own.items()}
