@@ -35,10 +35,12 @@ from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.federation.server import FedAdam
 from fedlight.flower import node as of_node
 from fedlight.flower import server as of_server
+from fedlight.flower.loops.node_memories import NodeMemories, Versions
 from fedlight.flower.messages import Parcel, Refused, read_header, write_header
 from fedlight.flower.node import Node
 from fedlight.flower.nodes import Failure
 from fedlight.flower.parts import Parts
+from fedlight.support.settings_record import digest as digest_of
 
 
 class Paced(Regression):
@@ -210,3 +212,17 @@ def left_by(module, loop):
     """Return what a run leaves at the server: digests of weights and of the states of algorithm and server."""
     kept = loop.remembered()
     return digest(dict(module.state_dict())), digest(kept["algorithm"]), digest(kept["server"])
+
+
+def memories_of(folder, loop):
+    """Return what the nodes in a folder remember of each client that the server of a run knows."""
+    found = {}
+    for client in loop.clients:
+        versions = {client: Versions(loop.last.get(client))}
+        stores = [
+            NodeMemories(one, versions)
+            for one in Path(folder).glob(f"node*/{digest_of(loop.nodes.run)}/clients")
+        ]
+        kept = [store for store in stores if client not in loop.last or store._files(client)]
+        found[client] = kept[0].load(client) if kept else {}
+    return found

@@ -1,0 +1,77 @@
+"""Server and nodes in the place of the emulator: the same bits at the end, and the same bytes of every visit."""
+
+import pytest
+from nodes_here import (
+    ALL_KINDS,
+    Here,
+    deploy,
+    emulate,
+    left_by,
+    make_node,
+    memories_of,
+    two_nodes,
+    visits_of,
+)
+from shared_runs import digest
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of a few batches
+
+REFUSED = {
+    "fedkseed": "algorithm=FedKSeed",
+    "hetlora": "lora_ranks",
+    "flexlora": "lora_ranks",
+    "forward_ranks": "lora_ranks",
+    "average_buffers": "buffers='average'",
+    "local_buffers": "buffers='local'",
+    "schedules": "within a round",
+    "restarted_schedules": "within a round",
+    "early_stopping": "val/loss",
+}
+EMULATED_DEVICES = ("fleet", "buffered")
+EQUAL = [name for name in ALL_KINDS if name not in (*REFUSED, *EMULATED_DEVICES)]
+UNIFORM = ("uniform_fewfedpit", "hetlora_alike", "hetlora_pruning")
+"""Kinds in which all clients count alike, so that the server does not learn how many examples they have."""
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_a_deployment_ends_with_the_emulators_bits_and_bytes(tmp_path, name):
+    emulated = emulate(name, tmp_path / "emulated")
+    there = Here(two_nodes(name, tmp_path))
+    deployed = deploy(name, tmp_path / "server", there)
+    assert left_by(*deployed) == left_by(*emulated)
+    rows, expected = visits_of(tmp_path / "server"), visits_of(tmp_path / "emulated")
+    if name in UNIFORM:
+        assert {row.pop("examples") for row in rows} == {"1"}
+        [row.pop("examples") for row in expected]
+    assert rows == expected
+    assert not deployed[1].nodes.refused
+    kept = {client: digest(memory) for client, memory in memories_of(tmp_path, deployed[1]).items()}
+    assert kept == {client: digest(emulated[1].memory.load(client)) for client in emulated[1].clients}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_deployment_does_not_have_is_refused_before_a_node_trains(tmp_path, name):
+    there = Here({})
+    with pytest.raises(ValueError, match=REFUSED[name]) as error:
+        there.homes |= two_nodes(name, tmp_path)
+        deploy(name, tmp_path / "server", there)
+    assert ": " in str(error.value)  # behind it the remedy
+    assert not there.of("visit")
+
+
+def test_the_number_of_nodes_changes_nothing(tmp_path):
+    found = []
+    for number in (1, 3):
+        folder = tmp_path / str(number)
+        homes = {n: make_node("scaffold", folder / f"node{n}", (n, number)) for n in range(number)}
+        found.append(left_by(*deploy("scaffold", folder / "server", Here(homes))))
+    assert found[0] == found[1]
+
+
+def test_every_round_asks_each_node_once(tmp_path):
+    there = Here(two_nodes("fedavg", tmp_path))
+    deploy("fedavg", tmp_path / "server", there)
+    asked = [(one.node, one.asked.header["round"]) for one in there.of("visit")]
+    assert len(asked) == len({*asked})
+    assert {round_idx for _, round_idx in asked} == {0, 1, 2}
+    assert [one.node for one in there.of("join")] == [1, 2]
