@@ -182,6 +182,9 @@ class TopK(Codec):
         kept, decoded = self.encoded_sizes(sizes), torch.zeros(sum(sizes))
         sent = zip(values.split(kept), side["positions"].split(kept), strict=True)
         for part, (some, where) in zip(decoded.split(list(sizes)), sent, strict=True):
+            # They come from a client, and an index below 0 would count from the end.
+            if where[0] < 0 or where[-1] >= len(part) or (where[1:] <= where[:-1]).any():
+                raise ValueError("positions of a payload are no places of a tensor in their order")
             part[where.long()] = some
         return decoded
 

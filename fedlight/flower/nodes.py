@@ -181,16 +181,22 @@ class Nodes:
             if isinstance(answer, Failure):
                 answer = Failure(shown(answer.reason))
             if isinstance(answer, Parcel):
-                self.traffic.up += answer.num_bytes
-                head = answer.header
-                for name in ("action", "run", "nonce", "round"):
-                    if head.get(name) != parcel.header.get(name):
-                        answer = Failure(f"refused: its {name} is not that of what was asked")
-                        break
+                answer = self._counted(answer, parcel)
             found[node] = answer
             if isinstance(answer, Failure):
                 self.count_refused(answer.reason)
         return found
+
+    def _counted(self, answer: Parcel, asked: Parcel) -> Parcel | Failure:
+        """Count the bytes of an answer, and return it if it is one to this very message."""
+        try:
+            self.traffic.up += answer.num_bytes
+        except (ValueError, RecursionError):  # of a transport that does not read headers
+            return Failure("refused: its header is no message")
+        for name in ("action", "run", "nonce", "round"):
+            if answer.header.get(name) != asked.header.get(name):
+                return Failure(f"refused: its {name} is not that of what was asked")
+        return answer
 
     def read(self, answer: Parcel | Failure, take: Callable[[Parcel], T]) -> T:
         """Return what ``take`` finds in an answer; raise Refused, and count it, where it is not as it was due."""

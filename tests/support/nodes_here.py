@@ -10,6 +10,7 @@ from unittest import mock
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from safetensors.torch import load
 from plain_lightning import Numbers, Regression
 from ranked import Ranked
 from shared_runs import KINDS, Adapted, Choosing, Kind, digest
@@ -30,13 +31,14 @@ from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Wire
+from fedlight.federation.client import Client
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.federation.server import FedAdam
 from fedlight.flower import node as of_node
 from fedlight.flower import server as of_server
 from fedlight.flower.loops.node_memories import NodeMemories, Versions
-from fedlight.flower.messages import Parcel, Refused, read_header, write_header
+from fedlight.flower.messages import FORMAT, Parcel, Refused, read_header, write_header, write_payload
 from fedlight.flower.node import Node
 from fedlight.flower.nodes import Failure
 from fedlight.flower.parts import Parts
@@ -87,6 +89,10 @@ MORE_KINDS = {
     ),
     "fedsa_lora_nf4": lambda root: Kind(
         {"algorithm": FedSALoRA(), "channel": Wire(up=Quantize("nf4")), "product_error": True}, Adapted
+    ),
+    "everybody": lambda root: Kind({"clients_per_round": 10}),
+    "everybody_coded": lambda root: Kind(
+        {"clients_per_round": 10, "channel": Wire(up=[TopK(0.3), Quantize("fp16")])}
     ),
     "paced": lambda root: Kind(model=Paced),
 }
@@ -226,3 +232,42 @@ def memories_of(folder, loop):
         kept = [store for store in stores if client not in loop.last or store._files(client)]
         found[client] = kept[0].load(client) if kept else {}
     return found
+
+
+class FakeNode:
+    """Node that trains nothing: a client sends what it has received, moved by an amount of its own, in 10 microseconds.
+
+    Args:
+        name: kind of run, one of those in which everybody takes part.
+        clients: its clients.
+        real: node that answers in its place when it is asked to join.
+    """
+
+    def __init__(self, name, clients, real):
+        self.channel = MadeParts(
+            [f"--kind={name}", "--trainer.default_root_dir=."], lambda one: False
+        ).loop.channel
+        self.clients, self.real = clients, real
+        self._joined = None
+
+    def answer(self, asked):
+        head = asked.header
+        given = {name: head[name] for name in ("action", "run", "nonce", "round") if name in head}
+        if head["action"] == "join":
+            own = {name: 5 for name in self.clients}
+            return Parcel(self.real.answer(asked).header | {"clients": own})
+        visits, payloads = [], {}
+        for one in head["visits"]:
+            received = load(asked.payloads[one["payload"]])
+            shift = 0.01 * (1 + self.clients.index(one["client"])) * (1 + head["round"] % 3)
+            reply = {name: value + shift for name, value in received.items()}
+            label = f"p{len(payloads)}"
+            payloads[label] = write_payload(self.channel.message_up(received, reply, Client("", 1, 1.0)))
+            visits.append(
+                {
+                    **{"client": one["client"], "label": one["label"], "payload": label, "names": None},
+                    **{"diverged": "", "steps": 2, "seconds": 0.5, "loss": 1.5},
+                    "training": {"loss": [3.0, 2]},
+                }
+            )
+        return Parcel({"format": FORMAT, **given, "visits": visits}, payloads)

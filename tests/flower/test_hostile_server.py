@@ -1,0 +1,119 @@
+"""Broken and hostile messages of a server: a node refuses each with the reason, and goes on as if it had not come."""
+
+import json
+from functools import partial
+
+import pytest
+from nodes_here import Here, deploy, make_node, two_nodes
+from shared_runs import digest
+
+from fedlight.flower.messages import Parcel, Refused
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of a few batches
+
+NAN, INF = float("nan"), float("inf")
+DEEP = json.loads("[" * 400 + "]" * 400)
+ODD = [None, True, -1, 2**70, 0.5, NAN, "", "x" * 300, [], [7], {}, {"x": 1}, DEEP]
+FITTING = {
+    "action": [],
+    "run": ["", "x" * 300],
+    "round": [],
+    "num_rounds": [-1],
+    "shares": [],
+    "visits": [],
+    "model": [None],
+    "rates": [None],
+    "memories": [{}],
+    "algorithm": [{}, {"x": 1}],
+}
+"""Field of a message -> those of the odd values that it may have."""
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    """A message of the second round to one of two nodes, and the node that has not answered it yet."""
+    folder = tmp_path_factory.mktemp("asked")
+    there = Here(two_nodes("scaffold", folder))
+    deploy("scaffold", folder / "server", there, 3)
+    node = make_node("scaffold", folder / "node1", (0, 2))
+    [last] = [one for one in there.of("visit") if one.node == 1 and one.asked.header["round"] == 2]
+    return node, last
+
+
+def field(name, value, asked):
+    return Parcel(asked.header | {name: value}, asked.payloads)
+
+
+def without(name, asked):
+    return Parcel({key: value for key, value in asked.header.items() if key != name}, asked.payloads)
+
+
+def visit(name, value, asked):
+    first, *others = asked.header["visits"]
+    return field("visits", [first | {name: value}, *others], asked)
+
+
+def payload(change, asked):
+    return Parcel(asked.header, {name: change(data) for name, data in asked.payloads.items()})
+
+
+def rates(change, asked):
+    found = json.loads(json.dumps(asked.header["rates"]))
+    return field("rates", change(found), asked)
+
+
+def of_group(name, value, found):
+    found["groups"][0][0][name] = value
+    return found
+
+
+MUTATIONS = [
+    *(partial(without, name) for name in ("action", "run", "round", "num_rounds", "shares", "visits")),
+    *(
+        partial(field, name, value)
+        for name, fits in FITTING.items()
+        for value in ODD
+        if not any(value is one or (type(value) is type(one) and value == one) for one in fits)
+    ),
+    *(partial(visit, name, value) for name in ("client", "label") for value in ODD),
+    *(partial(visit, "payload", value) for value in ODD if value is not None),
+    *(partial(field, "shares", {name: 0.1}) for name in ("nobody", "../../etc", "\0")),
+    *(partial(field, "memories", {"c0": value}) for value in ([1], [1, 2, 3], ["1", 2], [True, 1], 7)),
+    partial(field, "round", 10**9),
+    partial(field, "num_rounds", 1),
+    *(partial(payload, lambda data, size=size: data[:size]) for size in (0, 8, 40, -1)),
+    partial(payload, lambda data: data + b"x"),
+    partial(payload, lambda data: b"\xff" * len(data)),
+    partial(payload, lambda data: b"\0" * len(data)),
+    lambda asked: Parcel(asked.header, {}),
+    partial(rates, lambda found: {"groups": found["groups"]}),
+    partial(rates, lambda found: {"groups": [], "schedules": []}),
+    partial(rates, lambda found: {"groups": [[]], "schedules": []}),
+    partial(rates, lambda found: {"groups": [[{}]], "schedules": []}),
+    partial(rates, lambda found: {"groups": found["groups"], "schedules": [{}]}),
+    *(partial(rates, partial(of_group, "lr", value)) for value in ("1", None, [], {})),
+]
+
+
+@pytest.mark.parametrize("place", range(len(MUTATIONS)))
+def test_a_node_refuses_a_broken_message(asked, place):
+    node, message = asked
+    with pytest.raises(Refused):
+        node.answer(MUTATIONS[place](message.asked))
+
+
+def test_a_node_that_was_asked_broken_things_answers_as_before(asked):
+    node, message = asked
+    for mutation in MUTATIONS:
+        with pytest.raises(Refused):
+            node.answer(mutation(message.asked))
+    answer = node.answer(message.asked)
+    assert answer.payloads == message.answer.payloads
+    assert digest(answer.header["nonce"]) == digest(message.answer.header["nonce"])
+    assert len(MUTATIONS) >= 100
+
+
+def test_rates_reach_no_other_attribute_of_an_optimizer(asked):
+    node, message = asked
+    more = rates(partial(of_group, "params", []), message.asked)
+    assert node.answer(more).payloads == message.answer.payloads

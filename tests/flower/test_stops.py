@@ -1,0 +1,218 @@
+"""Servers that are stopped and started again, nodes that come, go and lose what they had: the end is that of a quiet run."""
+
+import random
+import shutil
+
+import pytest
+from nodes_here import Here, deploy, left_by, make_node, memories_of, two_nodes, visits_of
+from shared_runs import digest
+
+from fedlight.flower.nodes import Failure
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of a few batches
+
+
+class Killed(Exception):
+    """Stands for the end of the server's process."""
+
+
+class Fragile(Here):
+    """Transport that ends the server at a number of messages: before they are sent, or when they are answered."""
+
+    at, after = None, False
+
+    def ask(self, parcels, timeout):
+        self.at = None if self.at is None else self.at - 1
+        if self.at == 0 and not self.after:
+            raise Killed
+        found = super().ask(parcels, timeout)
+        if self.at == 0:
+            raise Killed
+        return found
+
+
+def quiet(name, folder, rounds):
+    """Return what a run without a stop leaves: digests of the server, rows, and digests of the clients' memories."""
+    module, loop = deploy(name, folder / "server", Here(two_nodes(name, folder)), rounds)
+    return outcome(folder, module, loop)
+
+
+def outcome(folder, module, loop):
+    memories = {client: digest(kept) for client, kept in memories_of(folder, loop).items()}
+    return left_by(module, loop), visits_of(folder / "server"), memories
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds", "stops"),
+    [("scaffold", 5, 5), ("fewfedpit", 3, 3), ("fedrep", 3, 3), ("fedbiscuit", 5, 3)],
+)
+def test_a_server_stopped_at_random_moments_ends_as_one_that_was_not(tmp_path, name, rounds, stops):
+    expected = quiet(name, tmp_path / "quiet", rounds)
+    folder, draws = tmp_path / "stopped", random.Random(name)
+    homes = two_nodes(name, folder)
+    for _ in range(stops):
+        there = Fragile(homes)
+        there.at, there.after = draws.randint(2, 6), draws.random() < 0.5
+        try:
+            module, loop = deploy(name, folder / "server", there, rounds)
+            break
+        except Killed:
+            homes = two_nodes(name, folder)  # their processes are others as well
+    else:
+        module, loop = deploy(name, folder / "server", Here(homes), rounds)
+    assert outcome(folder, module, loop) == expected
+
+
+def test_a_server_stopped_between_answers_and_checkpoint_asks_again(tmp_path):
+    """The nodes have saved what the server has never taken, once in each round."""
+    expected = quiet("scaffold", tmp_path / "quiet", 3)
+    folder = tmp_path / "stopped"
+    for at in (2, 3, 3):
+        there = Fragile(two_nodes("scaffold", folder))
+        there.at, there.after = at, True
+        with pytest.raises(Killed):
+            deploy("scaffold", folder / "server", there, 3)
+    module, loop = deploy("scaffold", folder / "server", Here(two_nodes("scaffold", folder)), 3)
+    assert outcome(folder, module, loop) == expected
+
+
+def test_a_lost_reply_drops_its_clients_and_their_memory_is_that_from_before(tmp_path):
+    """A client whose reply was lost in a round goes on as if it had not been asked in that round."""
+
+    def lose_in(folder, silent):
+        def change(message):
+            is_late = message.node == 2 and message.asked.header.get("round") == 1
+            return (
+                None
+                if is_late and message.asked.header["action"] == "visit" and not silent
+                else message.answer
+            )
+
+        there = Here(two_nodes("scaffold", folder), change)
+        if silent:  # the node does not even train
+            home = there.homes[2]
+            answer = home.answer
+
+            def away(asked):
+                if asked.header.get("round") == 1 and asked.header["action"] == "visit":
+                    raise OSError("away")
+                return answer(asked)
+
+            home.answer = away
+        module, loop = deploy("scaffold", folder / "server", there, 4, deadline_seconds=5)
+        return outcome(folder, module, loop), loop
+
+    (state, rows, memories), loop = lose_in(tmp_path / "lost", silent=False)
+    (expected, others, kept), _ = lose_in(tmp_path / "away", silent=True)
+    assert state == expected
+    assert memories == kept
+    reasons = {row["reason"] for row in rows if row["round"] == "1"}
+    assert reasons == {"", "dropped: no answer before the deadline"}
+    assert [row["client"] for row in rows] == [row["client"] for row in others]
+    assert loop.nodes.refused == {"no answer before the deadline": 1}
+    assert loop.rounds_done == 4
+
+
+def test_a_node_that_comes_later_takes_part_from_then_on(tmp_path):
+    homes = two_nodes("fedavg", tmp_path)
+    late = homes.pop(2)
+    there = Here(homes)
+
+    def come():
+        if len(there.of("visit")) == 2:
+            there.homes[2] = late
+
+    there.before = come
+    _, loop = deploy("fedavg", tmp_path / "server", there, 6)
+    rows = visits_of(tmp_path / "server")
+    first = {row["client"] for row in rows if int(row["round"]) < 2}
+    assert len(loop.clients) == 10
+    assert len(first) < 6
+    assert {row["client"] for row in rows} - first
+    assert not [row for row in rows if row["reason"]]
+
+
+def test_a_node_that_goes_is_counted_as_absent_and_the_run_goes_on(tmp_path):
+    there = Here(two_nodes("fedavg", tmp_path))
+
+    def go():
+        if len(there.of("visit")) >= 4:
+            there.homes.pop(2, None)
+
+    there.before = go
+    _, loop = deploy("fedavg", tmp_path / "server", there, 6)
+    rows = visits_of(tmp_path / "server")
+    absent = [row for row in rows if row["reason"]]
+    assert loop.rounds_done == 6
+    assert {row["reason"].partition(":")[0] for row in absent} <= {"absent", "dropped"}
+    assert absent
+    assert {row["bytes_up"] for row in absent} == {"0"}
+
+
+def test_a_node_whose_process_dies_in_a_visit_is_dropped_and_comes_back(tmp_path):
+    there = Here(two_nodes("scaffold", tmp_path))
+    dead = []
+
+    def change(message):
+        if message.node == 2 and message.asked.header.get("round") == 1:
+            dead.append(there.homes[2])
+            there.homes[2] = make_node("scaffold", tmp_path / "node2", (1, 2))  # started again
+            return Failure("the node has failed: its process ended")
+        return message.answer
+
+    there.change = change
+    _, loop = deploy("scaffold", tmp_path / "server", there, 4)
+    rows = visits_of(tmp_path / "server")
+    assert len(dead) == 1
+    assert loop.rounds_done == 4
+    assert {row["round"] for row in rows if row["reason"]} == {"1"}
+
+
+def test_a_node_that_has_lost_its_memories_is_refused_with_the_reason(tmp_path):
+    there = Here(two_nodes("scaffold", tmp_path))
+
+    def lose():
+        if len(there.of("visit")) == 4:
+            shutil.rmtree(tmp_path / "node2", ignore_errors=True)
+
+    there.before = lose
+    _, loop = deploy("scaffold", tmp_path / "server", there, 5)
+    [reason] = loop.nodes.refused
+    assert "remembers of round" in reason
+    assert "give the node the folder that it had" in reason
+    dropped = {row["client"] for row in visits_of(tmp_path / "server") if "dropped" in row["reason"]}
+    assert dropped
+    assert dropped <= {client for client, node in loop.nodes._home.items() if node == 2}
+
+
+def test_a_damaged_memory_is_refused_with_the_reason(tmp_path):
+    there = Here(two_nodes("scaffold", tmp_path))
+
+    def damage():
+        for file in (tmp_path / "node2").rglob("clients/*.pt") if len(there.of("visit")) == 4 else ():
+            file.write_bytes(file.read_bytes()[:-3] + b"abc")
+
+    there.before = damage
+    _, loop = deploy("scaffold", tmp_path / "server", there, 5)
+    assert loop.rounds_done == 5
+    assert all("is damaged" in reason for reason in loop.nodes.refused)
+    assert loop.nodes.refused
+
+
+def test_a_node_keeps_no_more_versions_than_the_server_may_ask_for(tmp_path):
+    deploy("scaffold", tmp_path / "server", Here(two_nodes("scaffold", tmp_path)), 8)
+    by_client = {}
+    for file in tmp_path.glob("node*/*/clients/*.pt"):
+        by_client.setdefault(file.name.partition("-")[0], []).append(file)
+    assert max(map(len, by_client.values())) <= 3
+
+
+def test_too_few_clients_end_the_start_with_what_nodes_have_said(tmp_path):
+    from fedlight.flower.messages import Parcel
+
+    def change(message):
+        return Parcel(message.answer.header | {"torch": "0.1"}) if message.node == 2 else message.answer
+
+    homes = two_nodes("fedavg", tmp_path)
+    with pytest.raises(TimeoutError, match=r"5 of the 10 clients.*its torch is '0.1'"):
+        deploy("fedavg", tmp_path / "server", Here(homes, change), min_clients=10)
