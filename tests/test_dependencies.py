@@ -21,13 +21,14 @@ IMPORT_NAMES = {
     "scikit-learn": "sklearn",
     "sentence-transformers": "sentence_transformers",
 }
-EXTRAS = ("privacy", "hnsw", "harness", "chat", "vllm")  # what the package imports only where it is asked for
+EXTRAS = ("privacy", "hnsw", "harness", "chat", "vllm", "flower")  # what the package imports only where it is asked for
 NOT_IN_DEV = (
     "hnsw",
     "harness",
     "vllm",
-)  # one is compiled, the others are large: their tests are skipped without them
-OWN_PINS = {"vllm"}  # it pins another torch than the tested set, so that it cannot be part of it
+    "flower",
+)  # one is compiled, the others are large or pin much: their tests are skipped without them
+OWN_PINS = {"flwr", "vllm"}  # they pin other versions than the tested set, so that they cannot be part of it
 TOOLS = {
     "mypy",
     "pre-commit",

@@ -30,6 +30,7 @@ FLOORS = (
     {"report"},
     {"recipes"},
     {"judges"},
+    {"flower"},
     {"lightning_cli"},
     {"augmentation"},
     {"generators"},

@@ -143,14 +143,25 @@ class Nodes:
         logger.info("node %s takes part with %s", node, count_noun(len(clients), "client"))
 
     def compare_bases(self, base: str) -> None:
-        """Take the digest of the server's base, once the model is made; raise ValueError for a node that has another one."""
+        """Take the digest of the server's base, once the model is made; nodes that have another one do not take part.
+
+        Raises:
+            ValueError: no node has the server's.
+        """
         self._base = base
-        for node, own in self._bases.items():
-            if own != base:
-                raise ValueError(
-                    f"node {node} has another base than the server: what is not trained has to have the same weights on both, "
-                    "so give both the same model"
-                )
+        why = (
+            "it has another base than the server: what is not trained has to have the same weights on both, so give both the "
+            "same model"
+        )
+        for node in [node for node, own in self._bases.items() if own != base]:
+            self._known[node] = why
+            del self._bases[node]
+            for client in [name for name, home in self._home.items() if home == node]:
+                for known in (self._home, self.sizes, self.groups):
+                    known.pop(client, None)
+            logger.warning("node %s does not take part: %s", node, why)
+        if not self._bases:
+            raise ValueError(f"no node can take part: {'; '.join(self.why_not())}")
 
     def homes(self, clients: Sequence[str]) -> dict[int, list[str]]:
         """Return node -> those of the clients that it serves; clients whose node is not there are left out."""

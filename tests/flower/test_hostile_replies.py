@@ -394,9 +394,26 @@ def test_a_node_that_joins_with_broken_answers_does_not_take_part(tmp_path):
     nodes = Nodes(Here(homes, changed), "run")
     own = {name: real.answer(_join()).header[name] for name in ("fedlight", "torch", "lightning")}
     nodes.welcome(own, {"num_rounds": 1, "sizes": True, "groups": False})
+    nodes.compare_bases(real.answer(_join()).header["base"])
     assert sorted(nodes.sizes) == OTHERS
     assert not nodes.groups
     assert len(nodes.why_not()) == len(JOINS)
+
+
+def test_a_server_starts_with_no_node_that_has_another_base(tmp_path):
+    real = make_node("everybody", tmp_path / "node")
+    homes = {1: FakeNode("everybody", OTHERS, real), 2: FakeNode("everybody", [HOSTILE], real)}
+
+    def changed(message):
+        other = message.node == 2 and message.asked.header["action"] == "join"
+        return with_header("base", "other", message) if other else message.answer
+
+    there = Here(homes, changed)
+    _, loop = deploy("everybody", tmp_path / "server", there, 1)
+    assert sorted(loop.clients) == OTHERS
+    there = Here({2: homes[2]}, changed)
+    with pytest.raises(ValueError, match="no node can take part: node 2: it has another base"):
+        deploy("everybody", tmp_path / "other", there, 1, min_clients=1)
 
 
 def _join():

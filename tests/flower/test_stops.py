@@ -107,9 +107,9 @@ def test_a_lost_reply_drops_its_clients_and_their_memory_is_that_from_before(tmp
     assert state == expected
     assert memories == kept
     reasons = {row["reason"] for row in rows if row["round"] == "1"}
-    assert reasons == {"", "dropped: no answer before the deadline"}
+    assert reasons == {"", "dropped: no answer in time, or the node is gone"}
     assert [row["client"] for row in rows] == [row["client"] for row in others]
-    assert loop.nodes.refused == {"no answer before the deadline": 1}
+    assert loop.nodes.refused == {"no answer in time, or the node is gone": 1}
     assert loop.rounds_done == 4
 
 

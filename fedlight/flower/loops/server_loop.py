@@ -140,9 +140,8 @@ class ServerLoop(FederatedLoop):
     def _plan_round(self, trainer: L.Trainer) -> None:
         """Take nodes that have come since, and plan the next round."""
         self._global = read(self._parameters)
-        before = dict(self.nodes.sizes)
         self.nodes.welcome(self._own, self._asks)
-        if self.nodes.sizes != before:
+        if self.nodes.sizes != {name: one.num_examples for name, one in self.clients.items()}:
             clients = build_clients(self._data.client_sizes())
             self.clients.clear()
             self.clients.update(clients)
