@@ -77,7 +77,8 @@ class Federation(Protocol):
     def adapter_losses(self, on: LossesOn, adapters: Sequence[str]) -> list[dict[str, np.ndarray]]:
         """Return `client_losses` under each of these adapters of the module, of which the last stays active.
 
-        Where clients are in processes of their own, a client whose losses are needed as a mean alone may have one, their mean.
+        Where clients are in processes of their own, a client whose losses are needed as a mean alone may have one, their
+        mean.
         """
 
 

@@ -1,6 +1,7 @@
 """Node: a process that has the rows of some clients and does what the server asks for them."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -56,6 +57,8 @@ class Node:
         self._parts = Parts([*args, *settings, f"--trainer.default_root_dir={self._folder}"], kept_by_node)
         self._settings = self._parts.settings()
         refuse_unsupported(self._settings)
+        # The server learns numbers of examples only where the algorithm weights clients by them.
+        self._counts = getattr(self._settings["algorithm"], "weighting", "") != "uniform"
         others = [name for name in self._parts.left_out if name not in dir(L.pytorch.callbacks)]
         say_left_out(others, "node", "which are the server's")
 
@@ -81,7 +84,7 @@ class Node:
         loop, trainer = self._run(task, "join")
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         own = self._own_clients([*loop.clients])
-        counts = getattr(loop.algorithm, "weighting", "") != "uniform" and bool(asked.header.get("sizes"))
+        counts = self._counts and asked.header.get("sizes") is True
         sizes = {name: loop.clients[name].num_examples if counts else 1 for name in own}
         found = data.client_groups if isinstance(data, NamesGroups) and asked.header.get("groups") else None
         groups = {name: group for name, group in (found or {}).items() if name in sizes}
@@ -98,9 +101,7 @@ class Node:
         if not isinstance(data, SynthesizesData):
             raise Refused(f"{type(data).__name__} of this node makes no training data")
         made = {name: data.num_synthetic(name) for name in loop.task.shares}
-        # Nobody else needs to know how many they are where the algorithm counts all clients alike.
-        counts = getattr(loop.algorithm, "weighting", "") != "uniform"
-        return {"made": made if counts else {name: min(1, number) for name, number in made.items()}}, {}
+        return {"made": made if self._counts else {name: min(1, number) for name, number in made.items()}}, {}
 
     def _losses(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:
         loop, _ = self._run(self._task(asked), value_of(asked.header, "run", str), asked)
@@ -128,7 +129,9 @@ class Node:
                     **{"names": None if reply is None else reply.names},
                     **{"steps": row["steps"], "seconds": row["seconds"]},
                     "loss": None if row["loss"] == "" else row["loss"],
-                    "training": _sums(loop, client, label),
+                    "training": _sums(loop, client, label)
+                    if self._counts
+                    else _means(_sums(loop, client, label)),
                 }
             )
         return {"visits": visits}, payloads
@@ -183,10 +186,8 @@ class Node:
         trainer = self._parts.new_trainer([loop], **QUIET, **of_round)
         done: Any = trainer.fit_loop.epoch_progress.current
         done.ready = done.started = done.processed = done.completed = task.round_idx
-        try:
+        with suppress(Answered):
             trainer.fit(self._parts.model, datamodule=self._parts.datamodule)
-        except Answered:
-            pass
         return loop, trainer
 
     def _own_clients(self, known: Sequence[str]) -> list[str]:
@@ -231,3 +232,8 @@ def _sums(loop: NodeLoop, client: str, label: str) -> dict[str, Any]:
     return (
         {name: [total, count] for name, (total, count) in found[place].items()} if place < len(found) else {}
     )
+
+
+def _means(sums: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Return sums and counts as means of one example each, which do not say how many there are."""
+    return {name: [total / count, 1] for name, (total, count) in sums.items()}

@@ -26,8 +26,8 @@ def shown(text: str) -> str:
     """Return a text of a node in one line of at most 300 characters that can be printed and written.
 
     Examples:
-        >>> shown("a\\ud800\\nb")
-        'a\\\\ud800 b'
+        >>> shown("a" + chr(10) + "b")
+        'a b'
     """
     line = " ".join(text[:1000].split())
     return line.encode("ascii", "backslashreplace").decode()[:300]
@@ -150,8 +150,8 @@ class Nodes:
         """
         self._base = base
         why = (
-            "it has another base than the server: what is not trained has to have the same weights on both, so give both the "
-            "same model"
+            "it has another base than the server: what is not trained has to have the same weights on both, so give both "
+            "the same model"
         )
         for node in [node for node, own in self._bases.items() if own != base]:
             self._known[node] = why
@@ -240,8 +240,8 @@ class Nodes:
             if time.monotonic() > end:
                 why = "; ".join(self.why_not()) or "no further node has come"
                 raise TimeoutError(
-                    f"{len(self.sizes)} of the {clients} clients for a start are there after {seconds:g} s ({why}): start more "
-                    "nodes, or raise wait-seconds or lower min-clients in the app's settings"
+                    f"{len(self.sizes)} of the {clients} clients for a start are there after {seconds:g} s ({why}): start "
+                    "more nodes, or raise wait-seconds or lower min-clients in the app's settings"
                 )
             if not said:
                 logger.warning("waiting for nodes: %s of %s clients are there", len(self.sizes), clients)

@@ -51,7 +51,8 @@ def node_settings(
     unknown = [name for name in node if name not in own and name not in OF_NODE]
     if unknown:
         raise ValueError(
-            f"--node-config has {unknown[0]}: give {', '.join(OF_NODE)}, or a setting of the config, data.init_args.source='...'"
+            f"--node-config has {unknown[0]}: give {', '.join(OF_NODE)}, or a setting of the config, such as "
+            "data.init_args.source='...'"
         )
     part = int(node.get("partition-id", 0)), int(node.get("num-partitions", 1))
     refuse_below(1, "--node-config ", **{"num-partitions": part[1]})

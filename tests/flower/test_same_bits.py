@@ -28,8 +28,11 @@ REFUSED = {
     "early_stopping": "val/loss",
 }
 EMULATED_DEVICES = ("fleet", "buffered")
-EQUAL = [name for name in ALL_KINDS if name not in (*REFUSED, *EMULATED_DEVICES)]
-UNIFORM = ("uniform_fewfedpit", "hetlora_alike", "hetlora_pruning")
+MORE_OF_THE_SAME = ("backwards", "adapters", "one_client", "private_mean", "trimmed_mean")
+FOR_HOSTILE_REPLIES = ("everybody", "everybody_coded")
+OTHERS = (*REFUSED, *EMULATED_DEVICES, *MORE_OF_THE_SAME, *FOR_HOSTILE_REPLIES)
+EQUAL = [name for name in ALL_KINDS if name not in OTHERS]
+UNIFORM = ("uniform", "uniform_fewfedpit", "hetlora_alike", "hetlora_pruning")
 """Kinds in which all clients count alike, so that the server does not learn how many examples they have."""
 
 

@@ -10,9 +10,9 @@ from unittest import mock
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from safetensors.torch import load
 from plain_lightning import Numbers, Regression
 from ranked import Ranked
+from safetensors.torch import load
 from shared_runs import KINDS, Adapted, Choosing, Kind, digest
 from stacked import Points
 
@@ -21,6 +21,7 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.ditto import Ditto
+from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedmit import FedMIT
 from fedlight.federation.algorithms.fedrep import FedRep
 from fedlight.federation.algorithms.fewfedpit import FewFedPIT
@@ -90,6 +91,7 @@ MORE_KINDS = {
     "fedsa_lora_nf4": lambda root: Kind(
         {"algorithm": FedSALoRA(), "channel": Wire(up=Quantize("nf4")), "product_error": True}, Adapted
     ),
+    "uniform": lambda root: Kind({"algorithm": FedAvg("uniform"), "local_steps": 2}),
     "everybody": lambda root: Kind({"clients_per_round": 10}),
     "everybody_coded": lambda root: Kind(
         {"clients_per_round": 10, "channel": Wire(up=[TopK(0.3), Quantize("fp16")])}
@@ -163,6 +165,8 @@ class Here:
         self.before()
         found = {}
         for number, parcel in parcels.items():
+            if number not in self.homes:  # it has gone since it was planned with
+                continue
             asked = Parcel(read_header(write_header(parcel.header)), dict(parcel.payloads))
             try:
                 answer = self.homes[number].answer(asked)
@@ -254,7 +258,7 @@ class FakeNode:
         head = asked.header
         given = {name: head[name] for name in ("action", "run", "nonce", "round") if name in head}
         if head["action"] == "join":
-            own = {name: 5 for name in self.clients}
+            own = dict.fromkeys(self.clients, 5)
             return Parcel(self.real.answer(asked).header | {"clients": own})
         visits, payloads = [], {}
         for one in head["visits"]:

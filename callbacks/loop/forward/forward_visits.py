@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 from fedlight.callbacks.loop.forward.forward_steps import ForwardClient, ForwardSteps
 from fedlight.callbacks.loop.forward.refusals import check_module, check_optimizers
 from fedlight.callbacks.loop.groups.side_by_side import SideBySide
-from fedlight.callbacks.loop.run import StepsWithoutGradients
 from fedlight.callbacks.loop.visits.visit import OpenVisit
 from fedlight.devices.fleet import Fleet
 from fedlight.devices.memory import Train

@@ -64,7 +64,9 @@ class FewFedWeight(FedMIT):
                 "federated.algorithm.weighting=normalized"
             )
         client = visiting.client
-        return Update(client.id, movement, client.share * math.exp(-max(-MOST_LOSS, min(work.mean_loss, MOST_LOSS))))
+        return Update(
+            client.id, movement, client.share * math.exp(-max(-MOST_LOSS, min(work.mean_loss, MOST_LOSS)))
+        )
 
     def aggregation(self, num_clients: int) -> Aggregation:
         return WeightedSum("weight") if self.by_performance else super().aggregation(num_clients)

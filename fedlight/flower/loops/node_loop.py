@@ -309,6 +309,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     raise ValueError(
-        f"a setting of the optimizers or schedules is a {type(value).__name__}, which is not sent to nodes: take plain numbers, "
-        "such as capturable=false, and a schedule that keeps numbers alone"
+        f"a setting of the optimizers or schedules is a {type(value).__name__}, which is not sent to nodes: take plain "
+        "numbers, such as capturable=false, and a schedule that keeps numbers alone"
     )

@@ -62,8 +62,8 @@ class NodeMemories(ClientMemories):
         found = self._in_round.get(client_id) or self._files(client_id).get(last or 0)
         if found is None:
             raise Refused(
-                f"what client {client_id} remembers of round {(last or 0) + 1} is not in {self._root}: give the node the folder "
-                "that it had, or start a new run"
+                f"what client {client_id} remembers of round {(last or 0) + 1} is not in {self._root}: give the node the "
+                "folder that it had, or start a new run"
             )
         try:
             return read_memory(found, client_id)

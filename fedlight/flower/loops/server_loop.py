@@ -125,8 +125,8 @@ class ServerLoop(FederatedLoop):
         by_step = [one for one in trainer.lr_scheduler_configs if one.interval == "step"]
         if by_step or (trainer.lr_scheduler_configs and not pl_module.automatic_optimization):
             raise ValueError(
-                "a learning-rate schedule moves within a round, which the server of a deployment does not see: set its interval "
-                "to epoch, which is a round"
+                "a learning-rate schedule moves within a round, which the server of a deployment does not see: set its "
+                "interval to epoch, which is a round"
             )
         if trainer.precision == "16-mixed":
             raise ValueError(
@@ -198,8 +198,8 @@ class ServerLoop(FederatedLoop):
                 logger.warning("node %s has not scored its clients: %s", node, error)
         if not scored:
             raise ValueError(
-                "no client was scored, without which nobody can be grouped: start their nodes, and run the app again; it goes "
-                "on from the last checkpoint"
+                "no client was scored, without which nobody can be grouped: start their nodes, and run the app again; it "
+                "goes on from the last checkpoint"
             )
         means = [
             np.array([np.mean([own[u].mean() for own in scored.values()])]) for u in range(len(adapters))

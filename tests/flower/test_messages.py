@@ -1,0 +1,139 @@
+"""Messages: what is written is read back bit by bit, and payloads have the layout that was due."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedlight.flower
+from fedlight.flower.messages import (
+    FORMAT,
+    Parcel,
+    Refused,
+    layout_of,
+    read_header,
+    read_payload,
+    value_of,
+    write_header,
+    write_payload,
+)
+from fedlight.flower.nodes import shown
+
+ROOM = Path(fedlight.flower.__file__).parent
+NEED_FLOWER = {"records.py", "client_app.py", "server_app.py"}
+
+
+def test_a_header_comes_back_with_the_same_bits():
+    header = {
+        "format": FORMAT,
+        "x": [0.1, 1e-320, -0.0, 2**62],
+        "client": "Zoë 🙂",
+        "none": None,
+        "yes": True,
+    }
+    found = read_header(write_header(header))
+    assert found == header
+    assert str(found["x"][2]) == "-0.0"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, object(), b"bytes", torch.ones(1)])
+def test_what_is_no_plain_value_is_not_written(value):
+    with pytest.raises(ValueError, match="JSON|plain values"):
+        write_header({"format": FORMAT, "x": value})
+
+
+def test_a_payload_comes_back_with_the_same_bits():
+    tensors = {"a": torch.randn(3, 4), "b": torch.arange(5, dtype=torch.uint8), "c": torch.randn(2).half()}
+    found = read_payload(write_payload(tensors), layout_of(tensors))
+    assert all(torch.equal(found[name], value) for name, value in tensors.items())
+    assert write_payload({}) == b""
+    assert read_payload(b"", {}) == {}
+    with pytest.raises(Refused, match="none was due"):
+        read_payload(b"x", {})
+
+
+def test_bytes_of_a_parcel_are_those_of_header_and_payloads():
+    parcel = Parcel({"format": FORMAT}, {"p": b"123", "q": b"4567"})
+    assert parcel.num_bytes == len(b'{"format":1}') + 7
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (True, int),
+        (True, float),
+        (1, str),
+        (None, dict),
+        (2**63, int),
+        (-(2**63), int),
+        (float("nan"), float),
+    ],
+)
+def test_a_value_of_another_type_is_refused(value, kind):
+    with pytest.raises(Refused, match=r"^x in the header is"):
+        value_of({"x": value}, "x", kind)
+
+
+def test_a_missing_value_is_refused_unless_it_has_a_default():
+    with pytest.raises(Refused):
+        value_of({}, "x", int)
+    assert value_of({}, "x", int, 7) == 7
+    with pytest.raises(Refused):
+        value_of({"x": None}, "x", int, 7)
+
+
+def test_a_reason_of_a_node_is_one_short_printable_line():
+    assert shown("a\n\tb \ud800" + "x" * 900) == "a b \\ud800" + "x" * 290
+
+
+def imports_of(path):
+    tree = ast.parse(path.read_text())
+    names = [a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names]
+    names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {name.split(".")[0] for name in names}
+
+
+def test_flower_itself_is_imported_in_three_files_alone():
+    found = {path.name for path in ROOM.rglob("*.py") if "flwr" in imports_of(path)}
+    assert found == NEED_FLOWER
+
+
+def test_messages_nodes_and_server_are_imported_where_flower_is_not_installed():
+    program = (
+        "import sys; sys.modules['flwr'] = None\n"
+        "import fedlight.flower.server, fedlight.flower.node, fedlight.flower.nodes, fedlight.flower.settings\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("size", [0, 1, 5000])
+def test_a_parcel_comes_back_from_flowers_records(size):
+    pytest.importorskip("flwr")
+    from fedlight.flower.records import from_record, to_record
+
+    parcel = Parcel({"format": FORMAT, "client": "Zoë"}, {"p": bytes(range(256)) * size} if size else {})
+    assert from_record(to_record(parcel)) == parcel
+
+
+def test_other_records_of_flower_are_refused():
+    pytest.importorskip("flwr")
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    from fedlight.flower.records import HEADER, PAYLOADS, RECORD, from_record, to_record
+
+    good = to_record(Parcel({"format": FORMAT}, {"p": b"123"}))
+    pickled = Array(dtype="float32", shape=(3,), stype="numpy.ndarray", data=b"123")
+    for record in (
+        RecordDict(),
+        RecordDict({RECORD: good[RECORD]}),
+        RecordDict({RECORD: ConfigRecord({HEADER: "text"}), PAYLOADS: good[PAYLOADS]}),
+        RecordDict({RECORD: ConfigRecord({}), PAYLOADS: good[PAYLOADS]}),
+        RecordDict({RECORD: ConfigRecord({HEADER: b"\xff"}), PAYLOADS: good[PAYLOADS]}),
+        RecordDict({RECORD: good[RECORD], PAYLOADS: ArrayRecord({"p": pickled})}),
+    ):
+        with pytest.raises(Refused):
+            from_record(record)

@@ -1,0 +1,158 @@
+"""Messages of whole runs, recorded: what a server learns of its clients, and what a node learns of others."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from nodes_here import ALL_KINDS, Here, MadeParts, deploy, two_nodes, visits_of
+from safetensors.torch import load
+from tiny_world import VOTES, tiny_selector
+
+from fedlight.federation.state import read
+from fedlight.flower.messages import write_header
+from fedlight.flower.node import Node
+from fedlight.flower.server import serve
+from fedlight.lightning_cli.cli import lightning_cli
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of a few batches
+
+OF_EVERY = {"format", "action", "run", "nonce"}
+OF_ROUND = {"round", "num_rounds", "shares", "memories"}
+DOWN = {
+    "join": OF_EVERY | {"num_rounds", "sizes", "groups"},
+    "prepare": OF_EVERY | OF_ROUND | {"model"},
+    "losses": OF_EVERY | OF_ROUND | {"model", "losses_on", "adapters", "by_example"},
+    "visit": OF_EVERY | OF_ROUND | {"visits", "model", "rates", "algorithm"},
+}
+UP = {
+    "join": OF_EVERY | {"clients", "groups", "base", "fedlight", "torch", "lightning"},
+    "prepare": OF_EVERY | {"round", "made"},
+    "losses": OF_EVERY | {"round", "losses"},
+    "visit": OF_EVERY | {"round", "visits"},
+}
+OF_VISIT_DOWN = {"client", "label", "payload"}
+OF_VISIT_UP = OF_VISIT_DOWN | {"diverged", "names", "steps", "seconds", "loss", "training"}
+
+
+def record(name, folder):
+    there = Here(two_nodes(name, folder))
+    _, loop = deploy(name, folder / "server", there)
+    return there.messages, loop
+
+
+@pytest.mark.parametrize(
+    "name", ["fedavg", "scaffold", "fedbiscuit", "soft", "fewfedpit", "fedrep", "product_average", "wire"]
+)
+def test_headers_have_the_documented_fields_alone(tmp_path, name):
+    messages, _ = record(name, tmp_path)
+    for one in messages:
+        action = one.asked.header["action"]
+        assert set(one.asked.header) == DOWN[action]
+        assert set(one.answer.header) == UP[action]
+        for visit in one.asked.header.get("visits", ()):
+            assert set(visit) == OF_VISIT_DOWN
+        for visit in one.answer.header.get("visits", ()):
+            assert set(visit) == OF_VISIT_UP
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedrep", "fedsa_lora", "local_only", "fewfedpit"])
+def test_payloads_hold_the_due_tensors_alone(tmp_path, name):
+    messages, loop = record(name, tmp_path)
+    parts = MadeParts([f"--kind={name}", "--trainer.default_root_dir=."], lambda one: True)
+    names = {n for n, p in parts.model.named_parameters() if p.requires_grad}
+    private = [n for n in names if hasattr(loop.algorithm, "is_private") and loop.algorithm.is_private(n)]
+    private += [n for n in names if name == "fedsa_lora" and "lora_B" in n]
+    private += names if name == "local_only" else []
+    seen = set()
+    for one in messages:
+        for data in one.answer.payloads.values():
+            tensors = load(data)
+            seen |= tensors.keys()
+            assert {value.dtype for value in tensors.values()} == {torch.float32}
+    assert seen == names - {*private}
+
+
+@pytest.mark.parametrize("name", ["uniform", "uniform_fewfedpit"])
+def test_numbers_of_rows_stay_with_the_nodes_where_all_clients_count_alike(tmp_path, name):
+    messages, loop = record(name, tmp_path)
+    assert set(loop.nodes.sizes.values()) == {1}
+    for one in messages:
+        head = one.answer.header
+        assert set(head.get("clients", {"": 1}).values()) == {1}
+        assert set(head.get("made", {"": 1}).values()) <= {0, 1}
+        for visit in head.get("visits", ()):
+            assert visit["steps"] == ALL_KINDS[name](tmp_path).loop.get("local_steps", 2)
+            assert {count for _, count in visit["training"].values()} == {1}
+    assert {row["examples"] for row in visits_of(tmp_path / "server")} == {"1"}
+
+
+def test_a_server_that_asks_for_sizes_nonetheless_gets_none(tmp_path):
+    [home, _] = two_nodes("uniform", tmp_path).values()
+    from fedlight.flower.messages import Parcel
+
+    ask = {"format": 1, "action": "join", "run": "r", "num_rounds": 3, "sizes": True, "groups": True}
+    assert set(home.answer(Parcel(ask)).header["clients"].values()) == {1}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbiscuit", "soft", "product_average"])
+def test_a_node_learns_of_its_own_clients_alone(tmp_path, name):
+    messages, loop = record(name, tmp_path)
+    home = loop.nodes._home
+    for one in messages:
+        text = json.loads(write_header(one.asked.header))
+        found = {word for word in _strings(text) if word in home}
+        assert {home[client] for client in found} <= {one.node}
+
+
+def _strings(value):
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+
+
+@pytest.fixture(scope="module")
+def selector(tiny_model, tmp_path_factory):
+    """FedBis on the embedded world in the emulator and on two nodes, with the messages of these."""
+    folder = tmp_path_factory.mktemp("selector")
+    emulated = lightning_cli(["fit", *tiny_selector(tiny_model, folder / "emulated")])
+    args = tiny_selector(tiny_model, folder / "server")
+    there = Here({n: Node(args, {}, folder / f"node{n}", part=(n, 2)) for n in range(2)})
+    trainer, loop = serve(args, there, wait_seconds=0)
+    return emulated, trainer, loop, there, folder
+
+
+def test_a_config_of_the_package_ends_with_the_same_bits(selector):
+    emulated, trainer, _, _, folder = selector
+    found, expected = (
+        read(dict(one.named_parameters())) for one in (trainer.lightning_module, emulated.model)
+    )
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+    assert visits_of(folder / "server") == visits_of(folder / "emulated")
+
+
+def test_no_text_and_no_token_of_a_row_reaches_the_server(selector):
+    emulated, _, _, there, _ = selector
+    rows = emulated.datamodule.train_rows
+    texts = {str(value) for row in rows for value in row.values() if isinstance(value, str)}
+    lengthy = {text for text in texts if len(text) > 12}
+    assert len(lengthy) > 20, VOTES
+    for one in there.messages:
+        sent = write_header(one.answer.header).decode() + "".join(one.answer.payloads)
+        assert not [text for text in lengthy if text in sent]
+        data = b"".join(one.answer.payloads.values())
+        assert not [text for text in lengthy if text.encode() in data]
+        for payload in one.answer.payloads.values():
+            for name, value in load(payload).items():
+                assert "lora" in name
+                assert value.dtype == torch.float32
+                # Token ids are whole numbers; trained weights are none.
+                assert (value != value.round()).any()
+    assert Path(there.homes[0]._folder).exists()
