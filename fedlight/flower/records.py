@@ -33,4 +33,4 @@ def from_record(record: RecordDict) -> Parcel:
         if array.stype != STYPE or not isinstance(array.data, bytes):
             raise Refused(f"its payload {name!r:.40} is no safetensors file")
         payloads[name] = array.data
-    return Parcel(read_header(head[HEADER]), payloads)  # type: ignore[arg-type]
+    return Parcel(read_header(head[HEADER]), payloads)

@@ -41,7 +41,7 @@ def test_a_header_comes_back_with_the_same_bits():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, object(), b"bytes", torch.ones(1)])
 def test_what_is_no_plain_value_is_not_written(value):
-    with pytest.raises(ValueError, match="JSON|plain values"):
+    with pytest.raises(ValueError, match=r"JSON|plain values"):
         write_header({"format": FORMAT, "x": value})
 
 

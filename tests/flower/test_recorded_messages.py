@@ -138,6 +138,30 @@ def test_a_config_of_the_package_ends_with_the_same_bits(selector):
     assert visits_of(folder / "server") == visits_of(folder / "emulated")
 
 
+def test_candidates_are_made_on_the_nodes_and_stay_there(tiny_model, tmp_path):
+    def args(folder):
+        return [
+            *("--config=fewfedpit.yaml", f"--trainer.default_root_dir={tmp_path / folder}"),
+            *(f"--model.model={tiny_model}", "--model.adapter=null", "--model.merge_adapter=false"),
+            "--data.source=toy:instructions?split=private&client_rows=6&num_clients=3&joined=1",
+            *("--trainer.max_epochs=2", "--trainer.accelerator=cpu", "--data.synthesis.keep_cut=true"),
+            *("--data.synthesis.number=3", "--data.keep=2", "--trainer.callbacks=[{class_path: VisitLog}]"),
+            "--data.synthesis.prompts.instruction_pattern=(?P<instruction>.*)",
+            "--data.synthesis.prompts.response_pattern=(?P<response>.*)",
+        ]
+
+    emulated = lightning_cli(["fit", *args("emulated")])
+    there = Here({n: Node(args("server"), {}, tmp_path / f"node{n}", part=(n, 2)) for n in range(2)})
+    trainer, _ = serve(args("server"), there, wait_seconds=0)
+    found, expected = (read(dict(one.named_parameters())) for one in (trainer.lightning_module, emulated.model))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    rows = visits_of(tmp_path / "server")
+    assert rows == visits_of(tmp_path / "emulated")
+    assert {row["split"] for row in rows} == {"train", "synthetic"}
+    assert not [*(tmp_path / "server").rglob("*.jsonl")]
+    assert [*tmp_path.glob("node*/**/synthetic/*.jsonl")]
+
+
 def test_no_text_and_no_token_of_a_row_reaches_the_server(selector):
     emulated, _, _, there, _ = selector
     rows = emulated.datamodule.train_rows

@@ -5,8 +5,8 @@ server that goes on from an older checkpoint and a node that is started again me
 """
 
 import io
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -96,9 +96,10 @@ class NodeMemories(ClientMemories):
         """Return nothing: a node writes no checkpoint."""
         return {}
 
-    def being_saved(self, state: dict[str, Any], path: str | Path) -> AbstractContextManager[None]:
-        """Return a context in which nothing is done."""
-        return nullcontext()
+    @contextmanager
+    def being_saved(self, state: dict[str, Any], path: str | Path) -> Iterator[None]:
+        """Do nothing while the body runs: a node writes no checkpoint."""
+        yield
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Do nothing: the server says which version counts."""
