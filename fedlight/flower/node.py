@@ -74,7 +74,7 @@ class Node:
         if action not in answers:
             raise Refused(f"the action {action!r:.40} is unknown")
         header, payloads = answers[action](asked)
-        given = {name: head[name] for name in ("round", "nonce") if name in head}
+        given: dict[str, Any] = {name: head[name] for name in ("round", "nonce") if name in head}
         return Parcel({"format": FORMAT, "action": action, "run": run, **given, **header}, payloads)
 
     def _join(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -116,7 +116,8 @@ class Node:
     def _visit(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:
         loop, _ = self._run(self._task(asked), value_of(asked.header, "run", str), asked)
         rows = {(str(row["client"]), str(row["split"])): row for row in loop.visit_records}
-        visits, payloads = [], {}
+        visits: list[dict[str, Any]] = []
+        payloads: dict[str, bytes] = {}
         for (client, label), row in rows.items():
             reason = loop.diverged.get(client, "")
             reply = loop.replies.get((client, label))
@@ -172,7 +173,7 @@ class Node:
                 value_of(head, "algorithm", dict, {}),
                 value_of(head, "rates", (dict, type(None)), None),
             ),
-            (on, adapters),  # type: ignore[arg-type]
+            (on, adapters),
         )
 
     def _run(self, task: Task, run: str, asked: Parcel | None = None) -> tuple[NodeLoop, L.Trainer]:

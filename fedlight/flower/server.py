@@ -11,8 +11,8 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.flower.loops.server_data import without_hooks
-from fedlight.flower.loops.server_loop import ServerData, ServerLoop
+from fedlight.flower.loops.server_data import ServerData, without_hooks
+from fedlight.flower.loops.server_loop import ServerLoop
 from fedlight.flower.node import versions
 from fedlight.flower.nodes import Nodes, Transport
 from fedlight.flower.parts import Parts, kept_by_server, refuse_unsupported, say_left_out

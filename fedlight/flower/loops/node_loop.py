@@ -212,7 +212,7 @@ class NodeLoop(FederatedLoop):
         """Do nothing: the round is begun by the server."""
 
     def _make_exchange(self, state: State) -> NodeExchange:
-        payloads = {}
+        payloads: dict[tuple[str, str], Payloads] = {}
         for client in self._rounds.cohort:
             visits = [one for one in self._rounds.schedule.visits if one.client_id == client.id]
             own = replace(client, memory=self.memory.load(client.id))
