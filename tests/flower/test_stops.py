@@ -44,7 +44,7 @@ def outcome(folder, module, loop):
 
 @pytest.mark.parametrize(
     ("name", "rounds", "stops"),
-    [("scaffold", 5, 5), ("fewfedpit", 3, 3), ("fedrep", 3, 3), ("fedbiscuit", 5, 3)],
+    [("scaffold", 5, 5), ("fewfedpit", 3, 3), ("fedbiscuit", 5, 2)],
 )
 def test_a_server_stopped_at_random_moments_ends_as_one_that_was_not(tmp_path, name, rounds, stops):
     expected = quiet(name, tmp_path / "quiet", rounds)
@@ -217,3 +217,23 @@ def test_too_few_clients_end_the_start_with_what_nodes_have_said(tmp_path):
     homes = two_nodes("fedavg", tmp_path)
     with pytest.raises(TimeoutError, match=r"5 of the 10 clients.*its torch is '0.1'"):
         deploy("fedavg", tmp_path / "server", Here(homes, change), min_clients=10)
+
+
+@pytest.mark.parametrize("name", ["fedbiscuit", "soft"])
+def test_clients_that_are_not_scored_are_grouped_by_what_is_known(tmp_path, name):
+    def change(message):
+        is_losses = message.node == 2 and message.asked.header["action"] == "losses"
+        return Failure("away") if is_losses else message.answer
+
+    _, loop = deploy(name, tmp_path / "server", Here(two_nodes(name, tmp_path), change))
+    assert loop.rounds_done == 5
+    assert sorted(loop.algorithm.groups) == sorted(loop.clients)
+    assert set(loop.nodes.refused) == {"away"}
+
+
+def test_a_run_whose_clients_nobody_can_score_ends_with_the_remedy(tmp_path):
+    def change(message):
+        return Failure("away") if message.asked.header["action"] == "losses" else message.answer
+
+    with pytest.raises(ValueError, match="no client was scored"):
+        deploy("fedbiscuit", tmp_path / "server", Here(two_nodes("fedbiscuit", tmp_path), change))
