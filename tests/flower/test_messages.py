@@ -115,20 +115,18 @@ def test_a_parcel_comes_back_from_flowers_records(size):
 
 
 def test_other_records_of_flower_are_refused():
-    pytest.importorskip("flwr")
-    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-
+    flwr = pytest.importorskip("flwr.app")
     from fedlight.flower.records import HEADER, PAYLOADS, RECORD, from_record, to_record
 
     good = to_record(Parcel({"format": FORMAT}, {"p": b"123"}))
-    pickled = Array(dtype="float32", shape=(3,), stype="numpy.ndarray", data=b"123")
+    pickled = flwr.Array(dtype="float32", shape=(3,), stype="numpy.ndarray", data=b"123")
     for record in (
-        RecordDict(),
-        RecordDict({RECORD: good[RECORD]}),
-        RecordDict({RECORD: ConfigRecord({HEADER: "text"}), PAYLOADS: good[PAYLOADS]}),
-        RecordDict({RECORD: ConfigRecord({}), PAYLOADS: good[PAYLOADS]}),
-        RecordDict({RECORD: ConfigRecord({HEADER: b"\xff"}), PAYLOADS: good[PAYLOADS]}),
-        RecordDict({RECORD: good[RECORD], PAYLOADS: ArrayRecord({"p": pickled})}),
+        flwr.RecordDict(),
+        flwr.RecordDict({RECORD: good[RECORD]}),
+        flwr.RecordDict({RECORD: flwr.ConfigRecord({HEADER: "text"}), PAYLOADS: good[PAYLOADS]}),
+        flwr.RecordDict({RECORD: flwr.ConfigRecord({}), PAYLOADS: good[PAYLOADS]}),
+        flwr.RecordDict({RECORD: flwr.ConfigRecord({HEADER: b"\xff"}), PAYLOADS: good[PAYLOADS]}),
+        flwr.RecordDict({RECORD: good[RECORD], PAYLOADS: flwr.ArrayRecord({"p": pickled})}),
     ):
         with pytest.raises(Refused):
             from_record(record)
