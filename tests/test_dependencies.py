@@ -21,21 +21,13 @@ IMPORT_NAMES = {
     "scikit-learn": "sklearn",
     "sentence-transformers": "sentence_transformers",
 }
-EXTRAS = (
-    "privacy",
-    "hnsw",
-    "harness",
-    "chat",
-    "vllm",
-    "flower",
-)  # what the package imports only where it is asked for
+EXTRAS = ("privacy", "hnsw", "harness", "chat", "flower", "vllm")  # what the package imports only where it is asked for
 NOT_IN_DEV = (
     "hnsw",
     "harness",
     "vllm",
-    "flower",
-)  # one is compiled, the others are large or pin much: their tests are skipped without them
-OWN_PINS = {"flwr", "vllm"}  # they pin other versions than the tested set, so that they cannot be part of it
+)  # one is compiled, the others are large: their tests are skipped without them
+OWN_PINS = {"vllm"}  # it pins another torch than the tested set, so that it cannot be part of it
 TOOLS = {
     "mypy",
     "pre-commit",
@@ -76,7 +68,7 @@ RUNTIME = {
     for requirements in (PROJECT["dependencies"], *(OPTIONAL[extra] for extra in EXTRAS))
     for name in names(requirements)
 }
-PEERS = {"flwr", "pfl", "trl"}
+PEERS = {"pfl", "trl"}
 """What benchmarks/peers.py and trl_trainers.py measure beside fedlight, each in an environment of its own."""
 DEVELOPMENT = {IMPORT_NAMES.get(name, name) for name in names(OPTIONAL["dev"]) - TOOLS}
 
