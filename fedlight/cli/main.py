@@ -15,6 +15,8 @@ Federated fine-tuning of language models inside PyTorch Lightning.
                                  all recipes: fedlight run --help; only check everything: --dry-run; small: --twin
   plan                           which devices could take part, from a config alone: fedlight plan --help
   device measure --name NAME     a profile of this machine, in two minutes, for fleets and plans
+  flower init --config FILE DIR  the same experiment on real devices: the folder of a Flower app
+  client check --config FILE     on a device, before it joins: whether versions, data, model and memory fit
   report RUN ...                 a page about runs, for a browser: fedlight report runs/demo --open
 
   --threads N                    of torch, for any command: 1 where other processes keep the cores busy
@@ -22,7 +24,7 @@ Federated fine-tuning of language models inside PyTorch Lightning.
 A second call of the same run skips what is done and resumes what was stopped."""
 
 
-COMMANDS = ("fit", "validate", "test", "predict", "run", "plan", "device", "report")
+COMMANDS = ("fit", "validate", "test", "predict", "run", "plan", "device", "flower", "client", "report")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -56,6 +58,16 @@ def _main(argv: list[str]) -> None:
             from fedlight.devices.measure.command import main as device_command
 
             device_command(argv[1:])
+    elif command == "flower":
+        with one_line_errors():
+            from fedlight.cli.flower import main as flower_command
+
+            flower_command(argv[1:])
+    elif command == "client":
+        with one_line_errors():
+            from fedlight.cli.client import main as client_command
+
+            client_command(argv[1:])
     elif command == "report":
         with one_line_errors():
             from fedlight.report.command import main as report_runs

@@ -1,6 +1,8 @@
 """Settings of an app (``[tool.flwr.app.config]``), which server and nodes share, and of a node (``--node-config``)."""
 
+import os
 import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,16 @@ def config_arguments(run: Mapping[str, Any]) -> list[str]:
         raise ValueError(f"[tool.flwr.app.config] has {unknown[0]}, and knows {', '.join(OF_APP)}")
     if not run.get("config"):
         raise ValueError("[tool.flwr.app.config] has no config: set config to the YAML of the run")
-    return ["--config", str(run["config"]), *shlex.split(str(run.get("set", "")))]
+    return ["--config", file_of_app(str(run["config"])), *shlex.split(str(run.get("set", "")))]
+
+
+def file_of_app(name: str) -> str:
+    """Return the path of a file of the app, or ``name`` where there is none.
+
+    Flower installs an app in its own folder, puts that in front of Python's path, and starts the processes elsewhere.
+    """
+    own = [Path(folder) for folder in sys.path if folder and (Path(folder) / "pyproject.toml").is_file()]
+    return next((str(folder / name) for folder in own if (folder / name).is_file()), name)
 
 
 def node_settings(
@@ -37,7 +48,8 @@ def node_settings(
     """Return a node's own settings of the config, its folder, the clients that it serves, and its part of them.
 
     Names with a dot are settings of the config, such as ``data.init_args.source``. ``clients`` are ids, divided by commas.
-    In a simulation every node has the rows of all and serves a part of the clients.
+    In a simulation every node has the rows of all and serves a part of the clients. Without ``folder``, it is one below
+    Flower's own folder.
 
     Raises:
         ValueError: a setting is unknown.
@@ -58,4 +70,6 @@ def node_settings(
     refuse_below(1, "--node-config ", **{"num-partitions": part[1]})
     name = f"node-{part[0] if part[1] > 1 else node_id}"
     clients = [one.strip() for one in str(node["clients"]).split(",")] if node.get("clients") else None
-    return own, Path(str(node.get("folder", f"nodes/{name}"))), clients, part
+    # The current folder may be another one after a restart.
+    kept = Path(os.environ.get("FLWR_HOME") or "~/.flwr").expanduser() / "fedlight" / name
+    return own, Path(str(node.get("folder", kept))).expanduser(), clients, part

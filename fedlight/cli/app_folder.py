@@ -1,0 +1,178 @@
+"""Folder of a Flower app: pyproject.toml, the config, README.md and .gitignore; Flower itself need not be installed."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from fedlight.cli.app_texts import GITIGNORE, pyproject, readme
+from fedlight.flower.parts import Parts, kept_by_node, kept_by_server, refuse_unsupported
+from fedlight.lightning_cli.cli import find_config
+from fedlight.support.files import write_whole
+
+LONGEST_NAME = 32
+"""Most characters of an app's name that Flower takes."""
+
+
+class App(NamedTuple):
+    """Written app.
+
+    Attributes:
+        folder: its folder.
+        notes: sentences about paths and callbacks, for the user.
+    """
+
+    folder: Path
+    notes: list[str]
+
+
+def write_app(config: str, folder: Path, settings: Sequence[str] = ()) -> App:
+    """Write the folder of an app that runs a config.
+
+    Args:
+        config: YAML file, or the name of one of fedlight's own.
+        folder: new or empty folder.
+        settings: further arguments of ``fedlight fit``, such as ``["--federated.local_steps", "3"]``.
+
+    Raises:
+        ValueError: the folder is not empty, the config does not fit a deployment, or names other configs.
+    """
+    folder = folder.expanduser().absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is there and not empty: give a new folder, or remove what is in it")
+    name = app_name(folder.name)
+    _refuse_configs(settings)
+    source = Path(find_config(f"--config={config}").removeprefix("--config="))
+    parts = Parts([f"--config={source}", *settings], kept_by_server)
+    refuse_undeployable(parts)
+    text = source.read_text(encoding="utf-8")
+    values = yaml.safe_load(text)
+    if one := next(_configs_in(values), None):
+        raise ValueError(
+            f"{source} refers to {one}, and the app's config has to be whole: write the keys of that file into it, or take "
+            f"what fedlight fit --config {source} --print_config prints"
+        )
+    text = with_root(text, folder / "runs")
+    paths = sorted(set(_relative_paths(values)))
+    left = left_out(parts)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = {
+        source.name: text,
+        "pyproject.toml": pyproject(name, source.name, settings),
+        "README.md": readme(name, source.name, folder, parts.settings()["clients_per_round"], left, paths),
+        ".gitignore": GITIGNORE,
+    }
+    for file, content in written.items():
+        write_whole(folder / file, content)
+    return App(folder, [*left, *_said_of(paths)])
+
+
+def app_name(folder: str) -> str:
+    """Return the name of an app for a folder, as Flower takes it.
+
+    Raises:
+        ValueError: it does not begin with a letter, or is too long.
+
+    Examples:
+        >>> app_name("my_app")
+        'my-app'
+    """
+    name = re.sub(r"[^A-Za-z0-9]+", "-", folder).strip("-")
+    if not name[:1].isalpha() or len(name) > LONGEST_NAME:
+        raise ValueError(
+            f"{folder!r} makes no name of a Flower app: begin the folder's name with a letter, at most {LONGEST_NAME} "
+            "letters, digits and hyphens"
+        )
+    return name
+
+
+def refuse_undeployable(parts: Parts) -> None:
+    """Raise ValueError for settings of a config that a deployment does not have, without loading anything."""
+    refuse_unsupported(parts.settings())
+    precision = parts.config["fit"].trainer.precision
+    if precision == "16-mixed":
+        raise ValueError("trainer.precision=16-mixed has a loss scale, which is not sent: set bf16-mixed or 32-true")
+
+
+def left_out(parts: Parts) -> list[str]:
+    """Return sentences about the callbacks that are not used at one of the ends."""
+    every = [*parts.left_out, *(type(one).__name__ for one in parts.callbacks)]
+    of_node = [type(one).__name__ for one in parts.callbacks if kept_by_node(one)]
+    found = []
+    if parts.left_out:
+        found.append(f"left out, since they read the clients' rows, which no server has: {', '.join(parts.left_out)}")
+    if only := [name for name in every if name not in [*of_node, *parts.left_out]]:
+        found.append(f"run at the server alone: {', '.join(only)}")
+    return found
+
+
+def with_root(text: str, folder: Path) -> str:
+    """Return the text of a config with another ``trainer.default_root_dir``; all else, comments included, stays.
+
+    Examples:
+        >>> print(with_root("trainer:\\n  max_epochs: 3  # rounds\\n", Path("/srv/run")), end="")
+        trainer:
+          default_root_dir: "/srv/run"
+          max_epochs: 3  # rounds
+        >>> with_root("trainer: {default_root_dir: runs/a, max_epochs: 3}", Path("/srv/run"))
+        'trainer: {default_root_dir: "/srv/run", max_epochs: 3}'
+    """
+    value = '"' + str(folder).replace("\\", "\\\\").replace('"', '\\"') + '"'
+    trainer = _value_of(yaml.compose(text), "trainer")
+    if not isinstance(trainer, yaml.MappingNode) or not trainer.value:
+        if trainer is not None:
+            raise ValueError("trainer: in the config holds no settings: write some, such as max_epochs: 3, or leave it out")
+        return f"{text.rstrip()}\n\ntrainer:\n  default_root_dir: {value}\n"
+    old = _value_of(trainer, "default_root_dir")
+    if old is not None:
+        return text[: old.start_mark.index] + value + text[old.end_mark.index :]
+    first = trainer.value[0][0].start_mark
+    ends = ", " if trainer.flow_style else "\n" + " " * first.column
+    return f"{text[: first.index]}default_root_dir: {value}{ends}{text[first.index :]}"
+
+
+def _value_of(node: Any, key: str) -> Any:
+    return next((value for name, value in node.value if name.value == key), None)
+
+
+def _refuse_configs(settings: Sequence[str]) -> None:
+    for one in settings:
+        value = one.rpartition("=")[2]
+        if value in ("--config", "-c") or value.endswith((".yaml", ".yml")):
+            raise ValueError(
+                f"{one} names a further config, and the app's config has to be whole: put all into one file, with fedlight fit "
+                "... --print_config"
+            )
+
+
+def _strings(values: Any) -> Iterator[str]:
+    if isinstance(values, dict):
+        values = list(values.values())
+    if isinstance(values, list):
+        for one in values:
+            yield from _strings(one)
+    elif isinstance(values, str):
+        yield values
+
+
+def _configs_in(values: Any) -> Iterator[str]:
+    """Yield the names of YAML files in a config."""
+    return (one for one in _strings(values) if one.endswith((".yaml", ".yml")) and " " not in one)
+
+
+def _relative_paths(values: Any) -> Iterator[str]:
+    """Yield the strings of a config that are relative paths of what is there."""
+    for one in _strings({key: value for key, value in values.items() if key != "trainer"}):
+        if len(one) < 300 and "\n" not in one and ("/" in one or "." in one) and not Path(one).is_absolute():
+            if Path(one).exists():
+                yield one
+
+
+def _said_of(paths: Sequence[str]) -> list[str]:
+    return [
+        f"relative path {path}: each process looks for it below the folder in which its SuperLink or SuperNode was started; make "
+        "it absolute, or give each node its own in --node-config"
+        for path in paths
+    ]

@@ -1,0 +1,43 @@
+"""``fedlight flower init --config FILE FOLDER [--KEY VALUE ...]``."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedlight.support.console import OneLineArguments
+
+ABOUT = """Write the folder of a Flower app that runs a config of fedlight on real devices:
+
+  fedlight flower init --config selector.yaml my_app
+  cd my_app && flwr run . --stream
+
+Further keys of the config, as for `fedlight fit`, go into the app's setting `set`. The folder's README.md has the commands of a
+simulation, of a SuperLink and its SuperNodes, of TLS and of node authentication. What a deployment does not have is refused."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run ``fedlight flower``."""
+    own, settings = make_parser().parse_known_args(argv)
+    from fedlight.cli.app_folder import write_app
+
+    app = write_app(own.config, own.folder, settings)
+    for line in app.notes:
+        print(line)
+    print(f"{own.folder} is written: README.md has the commands; the first is: cd {own.folder} && flwr run . --stream")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``fedlight flower``; keys of the config are left over."""
+    parser = OneLineArguments("fedlight flower", description="Real devices, with Flower.", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", metavar="init", required=True)
+    init = commands.add_parser(
+        "init",
+        help="write the folder of a Flower app",
+        usage="fedlight flower init --config FILE FOLDER [--KEY VALUE ...]",
+        description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    init.add_argument("--config", required=True, metavar="FILE", help="config of fedlight, of your own or by name")
+    init.add_argument("folder", type=Path, metavar="FOLDER", help="folder of the app: a new or an empty one")
+    return parser
