@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from fedlight.cli.app_texts import GITIGNORE, pyproject, readme
-from fedlight.flower.parts import Parts, kept_by_node, kept_by_server, refuse_unsupported
+from fedlight.flower.parts import Parts, kept_by_node, kept_by_server, refuse_undeployable
 from fedlight.lightning_cli.cli import find_config
 from fedlight.support.files import write_whole
 
@@ -86,14 +86,6 @@ def app_name(folder: str) -> str:
             "letters, digits and hyphens"
         )
     return name
-
-
-def refuse_undeployable(parts: Parts) -> None:
-    """Raise ValueError for settings of a config that a deployment does not have, without loading anything."""
-    refuse_unsupported(parts.settings())
-    precision = parts.config["fit"].trainer.precision
-    if precision == "16-mixed":
-        raise ValueError("trainer.precision=16-mixed has a loss scale, which is not sent: set bf16-mixed or 32-true")
 
 
 def left_out(parts: Parts) -> list[str]:

@@ -93,6 +93,15 @@ def say_left_out(names: Sequence[str], end: str, why: str) -> None:
         rank_zero_info(f"left out at the {end}: {', '.join(names)}, {why}")
 
 
+def refuse_undeployable(parts: Parts) -> None:
+    """Raise ValueError for a config that a deployment does not run, as far as that is seen before anything is loaded."""
+    refuse_unsupported(parts.settings())
+    if parts.config["fit"].trainer.precision == "16-mixed":
+        raise ValueError(
+            "trainer.precision=16-mixed has a loss scale, which is not sent: set bf16-mixed or 32-true"
+        )
+
+
 def refuse_unsupported(settings: dict[str, Any]) -> None:
     """Raise ValueError for settings of the loop that a deployment does not have."""
     algorithm = settings["algorithm"]

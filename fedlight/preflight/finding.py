@@ -75,8 +75,8 @@ def verdict(findings: Sequence[Finding]) -> str:
     return f"no problem, but {checks}" if open_ else "nothing is wrong: the run can start"
 
 
-def show(title: str, findings: Sequence[Finding]) -> None:
-    """Print the table and the verdict."""
+def show(title: str, findings: Sequence[Finding], last_line: str | None = None) -> None:
+    """Print the table and the last line, the verdict unless another is given."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -92,4 +92,4 @@ def show(title: str, findings: Sequence[Finding]) -> None:
             Text(finding.what), Text(finding.state.value, COLORS[finding.state]), Text(finding.detail)
         )
     console.print(table)
-    console.print(verdict(findings), highlight=False, markup=False, soft_wrap=True)
+    console.print(last_line or verdict(findings), highlight=False, markup=False, soft_wrap=True)

@@ -129,7 +129,7 @@ def trainings(
         if key in found:
             continue
         try:
-            found[key] = _count(one, base, options, configs)
+            found[key] = count_training(one.stage.name, one.namespace, one.config, base, configs)
         except (ValueError, OSError) as error:
             unknowns.setdefault(base, unknown(f"memory for {base}", " ".join(str(error).split())))
     return list(found.values()), list(unknowns.values())
@@ -140,13 +140,14 @@ def check_memory(trained: Sequence[Training]) -> list[Finding]:
     here = {cuda: memory_of(cuda) for cuda in {training.cuda for training in trained}}
     findings = []
     for training in trained:
-        findings.append(_fits(training, here[training.cuda]))
+        findings.append(fits(training, here[training.cuda]))
         if training.loop.fleet is not None:
             findings.append(_fleet(training))
     return list(dict.fromkeys(findings))
 
 
-def _fits(training: Training, memory: MachineMemory) -> Finding:
+def fits(training: Training, memory: MachineMemory) -> Finding:
+    """Return the finding whether a training fits into a memory, part by part."""
     shape = training.settings
     what = f"memory of {shape['module']} on {training.model}"
     peak = training.base_bytes + training.trained_bytes + training.activation_bytes
@@ -214,25 +215,40 @@ def _loop_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return (config.get("federated") or {}).get("init_args") or {}
 
 
-def _count(one: ParsedStage, base: str, options: Mapping[str, Any], configs: Mapping[str, bytes]) -> Training:
-    parsed = one.namespace.clone()
+def count_training(
+    name: str, namespace: Any, config: Mapping[str, Any], base: str, configs: Mapping[str, bytes]
+) -> Training:
+    """Count a training on shapes.
+
+    Args:
+        name: name of the stage.
+        namespace: parsed settings of ``fedlight fit``.
+        config: the same settings as plain values.
+        base: hub name or folder of the model.
+        configs: hub name -> ``config.json``.
+
+    Raises:
+        ValueError: the model's config is not known, or a setting is missing.
+    """
+    options = config["model"]["init_args"]
+    parsed = namespace.clone()
     for key in ("adapter", "merge_adapter"):  # its weights do not exist yet, and its shape is the same
         if f"model.init_args.{key}" in parsed:
             parsed[f"model.init_args.{key}"] = None if key == "adapter" else False
     if "model.init_args.num_adapters" in parsed:  # one is trained at a time, and all are equally large
         parsed["model.init_args.num_adapters"] = 1
-    cuda = hardware.has_cuda() and one.config["trainer"]["accelerator"] in ("auto", "gpu", "cuda")
+    cuda = hardware.has_cuda() and config["trainer"]["accelerator"] in ("auto", "gpu", "cuda")
     dtype = choose_dtype(options["dtype"], torch.device("cuda" if cuda else "cpu"))
     with _shape(base, configs) as folder:
         parsed["model.init_args.model"] = folder
-        batch = one.config["data"]["init_args"].get("batch_size")
+        batch = config["data"]["init_args"].get("batch_size")
         counted = partial(workload, parsed, batch if isinstance(batch, int) else 1)
         loop, work, settings = counted()
         devices = [] if loop.fleet is None else [*loop.fleet.devices.values()]
         works = works_by_device(loop, work, devices, lambda rank: counted(lora_rank=rank))
         number_bytes = torch.finfo(dtype).bits // 8
         training = Training(
-            *(one.stage.name, base, options["base"], work, works, loop, settings, number_bytes, cuda)
+            *(name, base, options["base"], work, works, loop, settings, number_bytes, cuda)
         )
         training.activation_bytes  # noqa: B018 - counted while the config exists
     return training

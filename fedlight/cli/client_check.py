@@ -1,0 +1,160 @@
+"""Checks of a node before it joins: versions, config, memory, data and model, the cheap ones first."""
+
+import importlib.metadata
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedlight.devices.hardware import choose_device
+from fedlight.devices.measure.machine import memory
+from fedlight.flower.node import QUIET, versions
+from fedlight.flower.parts import Parts, kept_by_node, refuse_undeployable
+from fedlight.modules.language.adapters import trained_parameters
+from fedlight.modules.language.module import LanguageModule
+from fedlight.preflight.finding import Finding, State, ok, problem, unknown
+from fedlight.preflight.machine import MachineMemory, size_text
+from fedlight.preflight.memory import count_training, fits
+from fedlight.support.words import count_noun
+
+MENDABLE = (ValueError, OSError, ModuleNotFoundError, RuntimeError)
+BITS = {"int8": "8", "nf4": "4"}
+GIB = 2**30
+
+
+def check(arguments: Sequence[str], memory_gib: float | None = None) -> list[Finding]:
+    """Return what was found, up to the first check without whose success the next ones make no sense.
+
+    Args:
+        arguments: arguments of ``fedlight fit``, with the node's own settings.
+        memory_gib: memory that training may take; None for what is free.
+
+    Raises:
+        ValueError: ``memory_gib`` is not above 0.
+    """
+    if memory_gib is not None and not 0 < memory_gib < float("inf"):
+        raise ValueError(f"--memory-gib {memory_gib}: give a number above 0")
+    found = [_versions()]
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            parts = Parts([*arguments, f"--trainer.default_root_dir={folder}"], kept_by_node)
+            refuse_undeployable(parts)
+        except MENDABLE as error:
+            return [*found, problem("config", _text(error))]
+        found.append(ok("config", _loop(parts)))
+        found.append(_memory(parts, memory_gib))
+        if found[-1].state is not State.PROBLEM:
+            found += _data_and_model(parts, Path(folder))
+    return found
+
+
+def last_line(findings: Sequence[Finding]) -> str:
+    """Return whether the node can take part.
+
+    Examples:
+        >>> last_line([ok("a", ""), problem("b", "")])
+        'this machine cannot take part: mend b'
+    """
+    wrong = [finding.what for finding in findings if finding.state is State.PROBLEM]
+    open_ = [finding.what for finding in findings if finding.state is State.UNKNOWN]
+    if wrong:
+        return f"this machine cannot take part: mend {', '.join(wrong)}"
+    return "this machine can take part" + (f"; it is not known about {', '.join(open_)}" if open_ else "")
+
+
+def _versions() -> Finding:
+    own = ", ".join(f"{name} {number}" for name, number in versions().items())
+    try:
+        return ok("versions", f"{own}, flwr {importlib.metadata.version('flwr')}; the server needs the same")
+    except importlib.metadata.PackageNotFoundError:
+        return problem("versions", f"{own}; flwr is missing: pip install 'fedlight[flower]'")
+
+
+def _loop(parts: Parts) -> str:
+    settings = parts.settings()
+    steps = settings["local_steps"]
+    visit = "one pass over the data" if steps is None else f"{steps} optimizer steps"
+    return f"{type(settings['algorithm']).__name__}; a visit is {visit}"
+
+
+def _memory(parts: Parts, memory_gib: float | None) -> Finding:
+    """Return whether a visit fits into what is free, counted on shapes as for a dry run."""
+    config = parts.config["fit"]
+    if not isinstance(parts.model, LanguageModule):
+        return unknown("memory", f"{type(parts.model).__name__} is no LanguageModule, so it cannot be counted beforehand")
+    name = parts.model.options.model
+    try:
+        training = count_training("visit", config, config.as_dict(), name, _cached_config(name))
+    except MENDABLE as error:
+        return unknown("memory", _text(error))
+    size, free = memory(choose_device("cuda" if training.cuda else "cpu"))
+    room = size if free is None else free
+    words = f"{size_text(room)} of {size_text(size)} are free here"
+    if memory_gib is not None:
+        room = int(memory_gib * GIB)
+        words = f"--memory-gib {memory_gib:g} allows {size_text(room)}"
+    finding = fits(training, MachineMemory(room, words))
+    return Finding("memory", finding.state, finding.detail)
+
+
+def _cached_config(name: str) -> dict[str, bytes]:
+    """Return hub name -> ``config.json`` where it has been downloaded."""
+    import huggingface_hub
+
+    try:
+        file = huggingface_hub.try_to_load_from_cache(name, "config.json")
+    except ValueError:  # a folder, which is no name of the hub
+        return {}
+    return {name: Path(file).read_bytes()} if isinstance(file, str) else {}
+
+
+def _data_and_model(parts: Parts, folder: Path) -> Iterator[Finding]:
+    trainer: Any = parts.new_trainer([], **QUIET, max_epochs=1, default_root_dir=str(folder))
+    data, model = parts.datamodule, parts.model
+    data.trainer, model.trainer = trainer, trainer
+    trainer.datamodule = data
+    trainer.strategy.connect(model)
+    try:
+        data.prepare_data()
+        data.setup("fit")
+        yield ok("data", _rows(data))
+    except MENDABLE as error:
+        yield problem("data", _text(error))
+        return
+    try:
+        with trainer.init_module():
+            model.setup("fit")
+            model.configure_model()
+        yield ok("model", _weights(model))
+    except MENDABLE as error:
+        yield problem("model", _text(error))
+
+
+def _rows(data: Any) -> str:
+    """Return the number of clients and examples in words."""
+    if not hasattr(data, "client_sizes"):
+        return "it can be read; its clients are counted when the node joins"
+    sizes = np.array([*data.client_sizes().values()])
+    if not len(sizes):
+        raise ValueError("there are no clients in it: check data.init_args.source and the column of the clients")
+    report = getattr(data, "report", None)
+    long = "" if report is None else f"; {count_noun(report.too_long, 'example')} too long and left out"
+    return f"{count_noun(len(sizes), 'client')} with {sizes.min():,} to {sizes.max():,} examples, {sizes.sum():,} in all{long}"
+
+
+def _weights(model: Any) -> str:
+    """Return name, bits and trained parameters of a model in words."""
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    if not isinstance(model, LanguageModule):
+        return f"{type(model).__name__}, {trained:,} trained parameters"
+    trained = sum(weight.numel() for weight in trained_parameters(model).values())
+    frozen = [weight for weight in model.parameters() if not weight.requires_grad]
+    widths = {weight.dtype.itemsize * 8 for weight in frozen if weight.is_floating_point()}
+    bits = BITS.get(model.options.base) or "/".join(map(str, sorted(widths)))
+    return f"{model.options.model}, a base of {bits} bits, {trained:,} trained parameters"
+
+
+def _text(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
