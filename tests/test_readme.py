@@ -87,6 +87,12 @@ def parse_fedlight(arguments: list[str]) -> None:
 
         print(make_parser().parse_args(arguments[1:]))
         return
+    if arguments[0] in ("flower", "client"):
+        from fedlight.cli import client, flower
+
+        parser = flower.make_parser() if arguments[0] == "flower" else client.make_parser()
+        print(parser.parse_known_args(arguments[1:]))
+        return
     if "--help" not in arguments:
         arguments = [*arguments, "--print_config"]
     with pytest.raises(SystemExit) as end:

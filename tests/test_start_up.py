@@ -21,7 +21,21 @@ def imported(code: str) -> set[str]:
     return set(done.stderr.split())
 
 
-COMMANDS = ("run", "plan", "device", "device measure", "report", "fit", "validate", "test", "predict")
+COMMANDS = (
+    "run",
+    "plan",
+    "device",
+    "device measure",
+    "flower",
+    "flower init",
+    "client",
+    "client check",
+    "report",
+    "fit",
+    "validate",
+    "test",
+    "predict",
+)
 
 
 @pytest.mark.parametrize("arguments", ["--help", "--version", *(f"{command} --help" for command in COMMANDS)])

@@ -94,7 +94,9 @@ def left_out(parts: Parts) -> list[str]:
     of_node = [type(one).__name__ for one in parts.callbacks if kept_by_node(one)]
     found = []
     if parts.left_out:
-        found.append(f"left out, since they read the clients' rows, which no server has: {', '.join(parts.left_out)}")
+        found.append(
+            f"left out, since they read the clients' rows, which no server has: {', '.join(parts.left_out)}"
+        )
     if only := [name for name in every if name not in [*of_node, *parts.left_out]]:
         found.append(f"run at the server alone: {', '.join(only)}")
     return found
@@ -115,7 +117,9 @@ def with_root(text: str, folder: Path) -> str:
     trainer = _value_of(yaml.compose(text), "trainer")
     if not isinstance(trainer, yaml.MappingNode) or not trainer.value:
         if trainer is not None:
-            raise ValueError("trainer: in the config holds no settings: write some, such as max_epochs: 3, or leave it out")
+            raise ValueError(
+                "trainer: in the config holds no settings: write some, such as max_epochs: 3, or leave it out"
+            )
         return f"{text.rstrip()}\n\ntrainer:\n  default_root_dir: {value}\n"
     old = _value_of(trainer, "default_root_dir")
     if old is not None:

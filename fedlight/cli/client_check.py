@@ -83,7 +83,9 @@ def _memory(parts: Parts, memory_gib: float | None) -> Finding:
     """Return whether a visit fits into what is free, counted on shapes as for a dry run."""
     config = parts.config["fit"]
     if not isinstance(parts.model, LanguageModule):
-        return unknown("memory", f"{type(parts.model).__name__} is no LanguageModule, so it cannot be counted beforehand")
+        return unknown(
+            "memory", f"{type(parts.model).__name__} is no LanguageModule, so it cannot be counted beforehand"
+        )
     name = parts.model.options.model
     try:
         training = count_training("visit", config, config.as_dict(), name, _cached_config(name))
@@ -138,7 +140,9 @@ def _rows(data: Any) -> str:
         return "it can be read; its clients are counted when the node joins"
     sizes = np.array([*data.client_sizes().values()])
     if not len(sizes):
-        raise ValueError("there are no clients in it: check data.init_args.source and the column of the clients")
+        raise ValueError(
+            "there are no clients in it: check data.init_args.source and the column of the clients"
+        )
     report = getattr(data, "report", None)
     long = "" if report is None else f"; {count_noun(report.too_long, 'example')} too long and left out"
     return f"{count_noun(len(sizes), 'client')} with {sizes.min():,} to {sizes.max():,} examples, {sizes.sum():,} in all{long}"

@@ -23,7 +23,9 @@ def main(argv: Sequence[str]) -> None:
     app = write_app(own.config, own.folder, settings)
     for line in app.notes:
         print(line)
-    print(f"{own.folder} is written: README.md has the commands; the first is: cd {own.folder} && flwr run . --stream")
+    print(
+        f"{own.folder} is written: README.md has the commands; the first is: cd {own.folder} && flwr run . --stream"
+    )
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -38,6 +40,8 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    init.add_argument("--config", required=True, metavar="FILE", help="config of fedlight, of your own or by name")
+    init.add_argument(
+        "--config", required=True, metavar="FILE", help="config of fedlight, of your own or by name"
+    )
     init.add_argument("folder", type=Path, metavar="FOLDER", help="folder of the app: a new or an empty one")
     return parser

@@ -247,9 +247,7 @@ def count_training(
         devices = [] if loop.fleet is None else [*loop.fleet.devices.values()]
         works = works_by_device(loop, work, devices, lambda rank: counted(lora_rank=rank))
         number_bytes = torch.finfo(dtype).bits // 8
-        training = Training(
-            *(name, base, options["base"], work, works, loop, settings, number_bytes, cuda)
-        )
+        training = Training(*(name, base, options["base"], work, works, loop, settings, number_bytes, cuda))
         training.activation_bytes  # noqa: B018 - counted while the config exists
     return training
 
