@@ -43,10 +43,10 @@ def write_app(config: str, folder: Path, settings: Sequence[str] = ()) -> App:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is there and not empty: give a new folder, or remove what is in it")
     name = app_name(folder.name)
-    _refuse_configs(settings)
     source = Path(find_config(f"--config={config}").removeprefix("--config="))
     parts = Parts([f"--config={source}", *settings], kept_by_server)
     refuse_undeployable(parts)
+    _refuse_configs(settings)
     text = source.read_text(encoding="utf-8")
     values = yaml.safe_load(text)
     if one := next(_configs_in(values), None):

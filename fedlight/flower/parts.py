@@ -127,5 +127,7 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
     )
     for name, is_set, why in refused:
         if is_set:
-            shown = name if "=" in name else f"{name}={settings[name]!r:.60}"
+            value = settings.get(name)
+            text = repr(value) if isinstance(value, (str, int, list, dict)) else type(value).__name__
+            shown = name if "=" in name else f"{name}={text:.60}"
             raise ValueError(f"federated.{shown} does not work under Flower: {why}")

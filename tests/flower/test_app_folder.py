@@ -1,4 +1,4 @@
-"""``fedlight flower init``: the folder of an app, whose config is that of the emulator; what cannot be deployed is refused."""
+"""``fedlight flower init`` writes the folder of an app with the config of the emulator; what cannot be deployed is refused."""
 
 import importlib.util
 import io
@@ -69,6 +69,7 @@ def test_the_readme_names_the_apps_own_folder_and_settings(app):
 
 
 @needs_flwr
+@pytest.mark.filterwarnings("ignore:'click.utils:DeprecationWarning")  # typer, at its import
 def test_flower_builds_the_app_without_runs_and_keys(app):
     from flwr.cli.build import build_fab_from_disk
     from flwr.cli.config_utils import load_and_validate
@@ -83,8 +84,14 @@ def test_flower_builds_the_app_without_runs_and_keys(app):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--federated.mode=buffered"], "federated.mode='buffered' does not work under Flower"),
-        (["--federated.train=auto"], "federated.train='auto' does not work under Flower"),
+        (
+            ["--federated.fleet=devices/fleets/phones.yaml"],
+            "federated.fleet=Fleet does not work under Flower",
+        ),
+        (
+            ["--federated.algorithm=FedKSeed", "--federated.train=forward"],
+            "federated.algorithm=FedKSeed does not work under Flower",
+        ),
         (["--trainer.precision=16-mixed"], "trainer.precision=16-mixed has a loss scale"),
         (["--federated=null"], "the config has no key federated:, so there is nothing to deploy"),
         (["--data=data/toy_votes.yaml"], "names a further config"),
