@@ -103,10 +103,10 @@ def left_out(parts: Parts) -> list[str]:
 
 
 def with_root(text: str, folder: Path) -> str:
-    """Return the text of a config with another ``trainer.default_root_dir``; all else, comments included, stays.
+    r"""Return the text of a config with another ``trainer.default_root_dir``; all else, comments included, stays.
 
     Examples:
-        >>> print(with_root("trainer:\\n  max_epochs: 3  # rounds\\n", Path("/srv/run")), end="")
+        >>> print(with_root("trainer:\n  max_epochs: 3  # rounds\n", Path("/srv/run")), end="")
         trainer:
           default_root_dir: "/srv/run"
           max_epochs: 3  # rounds
@@ -138,8 +138,8 @@ def _refuse_configs(settings: Sequence[str]) -> None:
         value = one.rpartition("=")[2]
         if value in ("--config", "-c") or value.endswith((".yaml", ".yml")):
             raise ValueError(
-                f"{one} names a further config, and the app's config has to be whole: put all into one file, with fedlight fit "
-                "... --print_config"
+                f"{one} names a further config, and the app's config has to be whole: put all into one file, with "
+                "fedlight fit ... --print_config"
             )
 
 
@@ -161,14 +161,14 @@ def _configs_in(values: Any) -> Iterator[str]:
 def _relative_paths(values: Any) -> Iterator[str]:
     """Yield the strings of a config that are relative paths of what is there."""
     for one in _strings({key: value for key, value in values.items() if key != "trainer"}):
-        if len(one) < 300 and "\n" not in one and ("/" in one or "." in one) and not Path(one).is_absolute():
-            if Path(one).exists():
-                yield one
+        path = len(one) < 300 and "\n" not in one and ("/" in one or "." in one)
+        if path and not Path(one).is_absolute() and Path(one).exists():
+            yield one
 
 
 def _said_of(paths: Sequence[str]) -> list[str]:
     return [
-        f"relative path {path}: each process looks for it below the folder in which its SuperLink or SuperNode was started; make "
-        "it absolute, or give each node its own in --node-config"
+        f"relative path {path}: each process looks for it below the folder in which its SuperLink or SuperNode was started; "
+        "make it absolute, or give each node its own in --node-config"
         for path in paths
     ]

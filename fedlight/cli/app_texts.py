@@ -20,7 +20,7 @@ name = "$name"
 version = "1.0.0"
 description = "$config of fedlight on real devices"
 license = "Apache-2.0"
-# fedlight[flower] is installed on all machines beforehand, in one version: both ends compare theirs. So nothing is fetched here.
+# fedlight[flower] is installed on all machines beforehand, in one version, so nothing is fetched at a start.
 dependencies = []
 
 [tool.flwr.app]
@@ -47,8 +47,8 @@ def pyproject(name: str, config: str, settings: Sequence[str]) -> str:
 README = Template("""\
 # $name
 
-`$config` of fedlight, as a [Flower](https://flower.ai) app. The file is that of the emulator, but for `trainer.default_root_dir`.
-On every machine, in one version: `pip install "fedlight[flower]"`.
+`$config` of fedlight, as a [Flower](https://flower.ai) app. The file is that of the emulator, but for
+`trainer.default_root_dir`. On every machine, in one version: `pip install "fedlight[flower]"`.
 $notes
 ## Simulation
 
@@ -60,8 +60,8 @@ flwr run . --stream --federation-config 'num-supernodes=2'
 ```
 
 `flwr run` starts a local SuperLink if there is none and leaves it running; `client-resources-num-cpus` and
-`client-resources-num-gpus` are further settings of `--federation-config`. `flwr log RUN_ID --show` prints the log of a run, `flwr list`
-all runs, `flwr stop RUN_ID` ends one.
+`client-resources-num-gpus` are further settings of `--federation-config`. `flwr log RUN_ID --show` prints the log of
+a run, `flwr list` all runs, `flwr stop RUN_ID` ends one.
 
 ## SuperLink and SuperNodes
 
@@ -69,8 +69,10 @@ Without TLS, for a first try on one machine; each command in a terminal of its o
 
 ```bash
 flower-superlink --insecure --database "$folder/superlink.db" --disable-runtime-dependency-installation
-flower-supernode --insecure --superlink 127.0.0.1:8000 --port 9094 --node-config 'folder="$folder/nodes/a" partition-id=0 num-partitions=2'
-flower-supernode --insecure --superlink 127.0.0.1:8000 --port 9095 --node-config 'folder="$folder/nodes/b" partition-id=1 num-partitions=2'
+flower-supernode --insecure --superlink 127.0.0.1:8000 --port 9094 \\
+  --node-config 'folder="$folder/nodes/a" partition-id=0 num-partitions=2'
+flower-supernode --insecure --superlink 127.0.0.1:8000 --port 9095 \\
+  --node-config 'folder="$folder/nodes/b" partition-id=1 num-partitions=2'
 ```
 
 `~/.flwr/config.toml` names the SuperLink, and `flwr run` takes its name:
@@ -87,14 +89,16 @@ flwr run . here --stream
 
 ## TLS
 
-A certificate authority of your own, and a certificate for the SuperLink; for other machines add their names to `subjectAltName`:
+A certificate authority of your own, and a certificate for the SuperLink; for other machines add their names to
+`subjectAltName`:
 
 ```bash
 mkdir -p certificates && cd certificates
 openssl req -x509 -newkey rsa:4096 -sha256 -days 365 -nodes -keyout ca.key -out ca.crt -subj "/CN=$name"
 openssl req -newkey rsa:4096 -sha256 -nodes -keyout server.key -out server.csr -subj "/CN=localhost"
 printf "subjectAltName=DNS:localhost,IP:127.0.0.1" > server.ext
-openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 365 -sha256 -extfile server.ext -out server.pem
+openssl x509 -req -sha256 -days 365 -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial \\
+  -extfile server.ext -out server.pem
 cd ..
 flower-superlink --database "$folder/superlink.db" --disable-runtime-dependency-installation \\
   --ssl-ca-certfile certificates/ca.crt --ssl-certfile certificates/server.pem --ssl-keyfile certificates/server.key
@@ -112,7 +116,8 @@ root-certificates = "$folder/certificates/ca.crt"    # an absolute path
 
 ## Node authentication
 
-The SuperLink admits registered keys alone; it needs TLS. A key for each node, registered by whoever runs the SuperLink:
+The SuperLink admits registered keys alone; it needs TLS. A key for each node, registered by whoever runs the
+SuperLink:
 
 ```bash
 mkdir -p keys && ssh-keygen -t ecdsa -b 384 -N "" -f keys/a
@@ -127,24 +132,26 @@ flower-supernode --superlink 127.0.0.1:8000 --root-certificates certificates/ca.
 
 `--node-config` takes, in one text, divided by spaces:
 
-* `folder="/var/lib/fedlight/a"`: where the node keeps what its clients remember. Give an absolute path, and the same one after a
-  restart. Without it, this is `fedlight/node-ID` below Flower's own folder (`~/.flwr` or `FLWR_HOME`); the ID is another one after a
-  restart, unless the node has a registered key.
+* `folder="/var/lib/fedlight/a"`: where the node keeps what its clients remember. Give an absolute path, and the same
+  one after a restart. Without it, this is `fedlight/node-ID` below Flower's own folder (`~/.flwr` or `FLWR_HOME`);
+  the ID is another one after a restart, unless the node has a registered key.
 * any setting of the config, with its dots: `data.init_args.source="/data/votes.jsonl"`, `trainer.accelerator="cuda"`
 * `clients="alice,bob"`: which of the clients in its rows the node serves; all without it
 * `partition-id=0 num-partitions=2`: every second one of these; for tries in which all nodes have the same rows
 
-Before it joins, `fedlight client check --config $config --data.init_args.source=/data/votes.jsonl` says whether it can take part.
+Before it joins, `fedlight client check --config $config --data.init_args.source=/data/votes.jsonl` says whether it
+can take part.
 
 ## Where the run is, and after a stop
 
-The server writes to `$folder/runs`; on another machine, set `trainer.default_root_dir` in `$config`. Flower runs the app from a
-copy in its own folder, and relative paths begin where the SuperLink or SuperNode was started.
+The server writes to `$folder/runs`; on another machine, set `trainer.default_root_dir` in `$config`. Flower runs the
+app from a copy in its own folder, and relative paths begin where the SuperLink or SuperNode was started.
 
-A run begins when $clients clients are there (`min-clients`; `federated.clients_per_round` for 0). After a stop of any kind, start
-what is gone again and give `flwr run .` once more: it goes on from the newest checkpoint in that folder, with the same result as
-without the stop. A node has to have the `folder` that it had. For a new run, take another `trainer.default_root_dir`. With
-`deadline-seconds` a round goes on without the clients that have not answered; `visits.csv` names them and the reason.
+A run begins when $clients clients are there (`min-clients`; `federated.clients_per_round` for 0). After a stop of any
+kind, start what is gone again and give `flwr run .` once more: it goes on from the newest checkpoint in that folder,
+with the same result as without the stop. A node has to have the `folder` that it had. For a new run, take another
+`trainer.default_root_dir`. With `deadline-seconds` a round goes on without the clients that have not answered;
+`visits.csv` names them and the reason.
 """)
 
 

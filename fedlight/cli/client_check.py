@@ -145,7 +145,8 @@ def _rows(data: Any) -> str:
         )
     report = getattr(data, "report", None)
     long = "" if report is None else f"; {count_noun(report.too_long, 'example')} too long and left out"
-    return f"{count_noun(len(sizes), 'client')} with {sizes.min():,} to {sizes.max():,} examples, {sizes.sum():,} in all{long}"
+    spread = f"{sizes.min():,} to {sizes.max():,} examples, {sizes.sum():,} in all"
+    return f"{count_noun(len(sizes), 'client')} with {spread}{long}"
 
 
 def _weights(model: Any) -> str:

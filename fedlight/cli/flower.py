@@ -11,8 +11,9 @@ ABOUT = """Write the folder of a Flower app that runs a config of fedlight on re
   fedlight flower init --config selector.yaml my_app
   cd my_app && flwr run . --stream
 
-Further keys of the config, as for `fedlight fit`, go into the app's setting `set`. The folder's README.md has the commands of a
-simulation, of a SuperLink and its SuperNodes, of TLS and of node authentication. What a deployment does not have is refused."""
+Further keys of the config, as for `fedlight fit`, go into the app's setting `set`. The folder's README.md has the commands
+of a simulation, of a SuperLink and its SuperNodes, of TLS and of node authentication. What a deployment does not have is
+refused."""
 
 
 def main(argv: Sequence[str]) -> None:

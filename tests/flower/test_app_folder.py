@@ -1,4 +1,4 @@
-"""``fedlight flower init`` writes the folder of an app with the config of the emulator; what cannot be deployed is refused."""
+"""``fedlight flower init``: the folder of an app, with the config of the emulator; what cannot be deployed is refused."""
 
 import importlib.util
 import io
@@ -69,7 +69,7 @@ def test_the_readme_names_the_apps_own_folder_and_settings(app):
 
 
 @needs_flwr
-@pytest.mark.filterwarnings("ignore:'click.utils:DeprecationWarning")  # typer, at its import
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Click, by typer's import
 def test_flower_builds_the_app_without_runs_and_keys(app):
     from flwr.cli.build import build_fab_from_disk
     from flwr.cli.config_utils import load_and_validate
