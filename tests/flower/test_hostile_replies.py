@@ -401,19 +401,19 @@ def test_a_node_that_joins_with_broken_answers_does_not_take_part(tmp_path):
 
 
 def test_a_server_starts_with_no_node_that_has_another_base(tmp_path):
-    real = make_node("fedavg", tmp_path / "node")
-    homes = {1: FakeNode("fedavg", OTHERS, real), 2: FakeNode("fedavg", [HOSTILE], real)}
+    real = make_node("one_client", tmp_path / "node")
+    homes = {1: FakeNode("one_client", OTHERS, real), 2: FakeNode("fedavg", [HOSTILE], real)}
 
     def changed(message):
         other = message.node == 2 and message.asked.header["action"] == "join"
         return with_header("base", "other", message) if other else message.answer
 
     there = Here(homes, changed)
-    _, loop = deploy("fedavg", tmp_path / "server", there, 1)
+    _, loop = deploy("one_client", tmp_path / "server", there, 1)
     assert sorted(loop.clients) == OTHERS
     there = Here({2: homes[2]}, changed)
     with pytest.raises(ValueError, match="no node can take part: node 2: it has another base"):
-        deploy("fedavg", tmp_path / "other", there, 1, min_clients=1)
+        deploy("one_client", tmp_path / "other", there, 1, min_clients=1)
 
 
 def _join():
