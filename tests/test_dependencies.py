@@ -21,7 +21,14 @@ IMPORT_NAMES = {
     "scikit-learn": "sklearn",
     "sentence-transformers": "sentence_transformers",
 }
-EXTRAS = ("privacy", "hnsw", "harness", "chat", "flower", "vllm")  # what the package imports only where it is asked for
+EXTRAS = (
+    "privacy",
+    "hnsw",
+    "harness",
+    "chat",
+    "flower",
+    "vllm",
+)  # what the package imports only where it is asked for
 NOT_IN_DEV = (
     "hnsw",
     "harness",

@@ -170,7 +170,18 @@ def test_inline_commands_name_what_exists(command):
         assert conf_path(f"recipes/{words[2]}.yaml").is_file()
     configs = [word for word in words if word.endswith(".yaml") and word != "mine.yaml"]
     assert all(conf_path(config).is_file() for config in configs)
-    assert words[1] in ("client", "device", "fit", "flower", "plan", "predict", "report", "run", "test", "validate")
+    assert words[1] in (
+        "client",
+        "device",
+        "fit",
+        "flower",
+        "plan",
+        "predict",
+        "report",
+        "run",
+        "test",
+        "validate",
+    )
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -1,4 +1,4 @@
-"""FedBis under Flower itself: a SuperLink and two SuperNodes as processes on loopback, with TLS, end as the emulator does."""
+"""FedBis under Flower itself: a SuperLink and two SuperNodes as processes on loopback, with TLS."""
 
 import csv
 import os
@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 BIN = Path(sys.executable).parent
 SECONDS = 420
 ARGS = [
-    *("--config", "selector.yaml", "--trainer.accelerator", "cpu", "--trainer.max_epochs", "2"),
-    *("--data.source", "toy:votes?num_clients=6&votes_per_client=10", "--federated.clients_per_round", "3", "--federated.local_steps", "2"),
+    *("--config=selector.yaml", "--trainer.accelerator=cpu", "--trainer.max_epochs=2"),
+    *("--data.source=toy:votes?num_clients=6&votes_per_client=10",),
+    *("--federated.clients_per_round=3", "--federated.local_steps=2"),
 ]
 
 
@@ -32,9 +34,26 @@ def certificates(folder):
     (folder / "names").write_text(
         "subjectAltName=DNS:localhost,IP:127.0.0.1\nbasicConstraints=CA:FALSE\nextendedKeyUsage=serverAuth\n"
     )
-    authority = ["-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign,cRLSign"]
+    authority = [
+        "-addext",
+        "basicConstraints=critical,CA:TRUE",
+        "-addext",
+        "keyUsage=critical,keyCertSign,cRLSign",
+    ]
     for command in (
-        ["req", "-x509", *NEW_KEY, "ca.key", "-out", "ca.crt", "-days", "2", "-subj", "/CN=authority", *authority],
+        [
+            "req",
+            "-x509",
+            *NEW_KEY,
+            "ca.key",
+            "-out",
+            "ca.crt",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=authority",
+            *authority,
+        ],
         ["req", *NEW_KEY, "server.key", "-out", "server.csr", "-subj", "/CN=localhost"],
         [
             *("x509", "-req", "-in", "server.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial"),
@@ -52,7 +71,11 @@ def started(tmp_path):
     """Function that starts a process of Flower, which ends with the test, with all of its children."""
     environment = {
         **os.environ,
-        **{"FLWR_HOME": str(tmp_path / "home"), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"},
+        **{
+            "FLWR_HOME": str(tmp_path / "home"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        },
         **{"OMP_NUM_THREADS": "1", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"},
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
     }
@@ -71,10 +94,8 @@ def started(tmp_path):
 
     yield start
     for one in running:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(one.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         one.wait()
 
 
@@ -90,18 +111,19 @@ def trained(folder):
 
 def visits(folder):
     with (folder / "visits.csv").open() as file:
-        return [{name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(file)]
+        return [
+            {name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(file)
+        ]
 
 
 def test_a_superlink_and_two_supernodes_over_tls_end_with_the_emulators_bits_and_bytes(tmp_path, started):
     from fedlight.lightning_cli.cli import lightning_cli
 
-    lightning_cli(["fit", *ARGS, "--trainer.default_root_dir", str(tmp_path / "emulated")])
+    lightning_cli(["fit", *ARGS, f"--trainer.default_root_dir={tmp_path / 'emulated'}"])
 
     certificates(tmp_path)
     app, port = tmp_path / "app", free_port()
-    initialised = ["flower", "init", *ARGS, "--trainer.default_root_dir", tmp_path / "deployed", app]
-    started("fedlight", *initialised, wait=True)
+    started("fedlight", "flower", "init", ARGS[0], app, *ARGS[1:], wait=True)
     home = tmp_path / "home"
     home.mkdir()
     (home / "config.toml").write_text(
@@ -113,20 +135,22 @@ def test_a_superlink_and_two_supernodes_over_tls_end_with_the_emulators_bits_and
     for number in range(2):
         node = f'partition-id={number} num-partitions=2 folder="{tmp_path / f"node{number}"}"'
         there = [f"--superlink=127.0.0.1:{port}", f"--root-certificates={tmp_path / 'ca.crt'}"]
-        started("flower-supernode", *there, "--host=127.0.0.1", f"--port={free_port()}", f"--node-config={node}")
+        started(
+            "flower-supernode", *there, "--host=127.0.0.1", f"--port={free_port()}", f"--node-config={node}"
+        )
     wait_for_port(port)
     started("flwr", "run", app, "tls", wait=True)
 
     end = time.monotonic() + SECONDS
-    while not (tmp_path / "deployed/checkpoints/epoch=1.ckpt").exists():
+    while not (app / "runs/checkpoints/epoch=1.ckpt").exists():
         assert time.monotonic() < end, said(tmp_path)
         time.sleep(1)
     time.sleep(3)  # the rows of the last round are written behind its checkpoint
 
-    emulated, deployed = trained(tmp_path / "emulated"), trained(tmp_path / "deployed")
+    emulated, deployed = trained(tmp_path / "emulated"), trained(app / "runs")
     assert len(emulated) > 10
     assert all(torch.equal(emulated[name], deployed[name]) for name in emulated)
-    rows = visits(tmp_path / "deployed")
+    rows = visits(app / "runs")
     assert len(rows) == 6
     assert rows == visits(tmp_path / "emulated")
     assert {*rows[0]} >= {"bytes_down", "bytes_up", "loss"}
