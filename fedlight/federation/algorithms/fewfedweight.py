@@ -64,9 +64,10 @@ class FewFedWeight(FedMIT):
                 "federated.algorithm.weighting=normalized"
             )
         client = visiting.client
-        return Update(
-            client.id, movement, client.share * math.exp(-max(-MOST_LOSS, min(work.mean_loss, MOST_LOSS)))
-        )
+        loss = max(
+            min(work.mean_loss, MOST_LOSS), -MOST_LOSS
+        )  # in this order NaN stays NaN, which is refused
+        return Update(client.id, movement, client.share * math.exp(-loss))
 
     def aggregation(self, num_clients: int) -> Aggregation:
         return WeightedSum("weight") if self.by_performance else super().aggregation(num_clients)
