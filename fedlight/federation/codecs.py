@@ -183,7 +183,8 @@ class TopK(Codec):
         sent = zip(values.split(kept), side["positions"].split(kept), strict=True)
         for part, (some, where) in zip(decoded.split(list(sizes)), sent, strict=True):
             # They come from a client, and an index below 0 would count from the end.
-            if where[0] < 0 or where[-1] >= len(part) or (where[1:] <= where[:-1]).any():
+            beyond = len(where) > 0 and (where[0] < 0 or where[-1] >= len(part))
+            if beyond or (where[1:] <= where[:-1]).any():
                 raise ValueError("positions of a payload are no places of a tensor in their order")
             part[where.long()] = some
         return decoded
