@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test oldcpu check docs coverage bench reproduce figures
+.PHONY: help setup demo test superlink oldcpu check docs coverage bench reproduce figures
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
@@ -19,6 +19,10 @@ demo: $(VENV)/.run  ## FedBis on the embedded world: progress, one table, a page
 
 test: $(VENV)/.dev  ## the whole test suite, two processes, no network
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+superlink: export FEDLIGHT_SUPERLINK = 1
+superlink: $(VENV)/.dev  ## FedBis under a real SuperLink and two SuperNodes with TLS, ten processes (a minute)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/flower/test_superlink.py
 
 # torch, oneDNN and MKL are told to leave instructions unused that this processor may have; on others nothing changes.
 oldcpu: export ATEN_CPU_CAPABILITY = avx2
@@ -60,4 +64,6 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) --editable '.[dev]'
 	@$(INSTALL) --editable '.[hnsw]' >$(VENV)/hnswlib.log 2>&1 \
 		|| echo "hnswlib could not be compiled (see $(VENV)/hnswlib.log): its tests are skipped, searches are exact. With a C++ compiler, make again: touch pyproject.toml && make setup"
+	@$(INSTALL) --editable '.[flower]' >$(VENV)/flower.log 2>&1 \
+		|| echo "Flower could not be installed (see $(VENV)/flower.log): the tests of its records and apps are skipped"
 	@touch $(VENV)/.run $@

@@ -33,7 +33,8 @@ NOT_IN_DEV = (
     "hnsw",
     "harness",
     "vllm",
-)  # one is compiled, the others are large: their tests are skipped without them
+    "flower",
+)  # one is compiled, the others are large or pin much: their tests are skipped without them
 OWN_PINS = {"vllm"}  # it pins another torch than the tested set, so that it cannot be part of it
 TOOLS = {
     "mypy",

@@ -14,6 +14,9 @@ import pytest
 import torch
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
+pytestmark = pytest.mark.skipif(
+    "FEDLIGHT_SUPERLINK" not in os.environ, reason="a minute of ten processes: make superlink"
+)
 BIN = Path(sys.executable).parent
 SECONDS = 420
 ARGS = [
