@@ -2,13 +2,16 @@
 VENV ?= .venv
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# The tested set; .github/lowest.py prints another, /dev/null is none.
+CONSTRAINTS ?= constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
+TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test superlink oldcpu check docs coverage bench reproduce figures
+.PHONY: help setup demo test test-all superlink oldcpu check docs coverage bench reproduce figures
 
 help:  ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 10
 
 setup: $(VENV)/.dev  ## make .venv with fedlight (editable) and the developer tools
 
@@ -17,8 +20,11 @@ demo: $(VENV)/.run  ## FedBis on the embedded world: progress, one table, a page
 	$(BIN)/fedlight report runs/demo
 	@echo "open it in a browser: $(BIN)/fedlight report runs/demo --open"
 
-test: $(VENV)/.dev  ## the whole test suite, two processes, no network
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+test: $(VENV)/.dev  ## the tests but for the slow ones, two processes, no network; it says how long it took
+	$(TESTS) -m "not slow"
+
+test-all: $(VENV)/.dev  ## the slow ones too: whole recipes, real processes, stops at random moments
+	$(TESTS)
 
 superlink: export FEDLIGHT_SUPERLINK = 1
 superlink: $(VENV)/.dev  ## FedBis under a real SuperLink and two SuperNodes with TLS, ten processes (a minute)
@@ -28,7 +34,7 @@ superlink: $(VENV)/.dev  ## FedBis under a real SuperLink and two SuperNodes wit
 oldcpu: export ATEN_CPU_CAPABILITY = avx2
 oldcpu: export ONEDNN_MAX_CPU_ISA = AVX2
 oldcpu: export MKL_ENABLE_INSTRUCTIONS = AVX2
-oldcpu: test  ## the same as on a processor without AVX-512 and instructions for bf16
+oldcpu: test-all  ## the same as on a processor without AVX-512 and instructions for bf16
 
 check: $(VENV)/.dev docs  ## lint, formatting and types; builds the documentation
 	$(BIN)/ruff check .
@@ -39,7 +45,7 @@ docs: $(VENV)/.dev  ## the documentation, build/site/index.html; warnings are er
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 coverage: $(VENV)/.dev  ## the test suite once more, with the lines that it does not reach
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --cov
+	$(TESTS) --cov
 
 bench: $(VENV)/.dev  ## the measurements of benchmarks/ that need no data (hours)
 	@set -e; for name in loop_overhead device_overhead wire number_types selector_cost many_clients fedbis_toy selection retrieval; do echo "== $$name"; $(BIN)/python "benchmarks/$$name.py"; done

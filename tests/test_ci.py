@@ -29,6 +29,6 @@ def test_tests_on_real_data_run_where_it_is(tmp_path, is_there):
     )
     value = str(shared) if is_there else "unset"
     assert done.stderr.splitlines() == [
-        f"{programs}/make {target} {value}" for target in ("check", "test", "figures")
+        f"{programs}/make {target} {value}" for target in ("check", "test-all", "figures")
     ]
     assert ("so tests on real data are skipped" in done.stdout) is not is_there
