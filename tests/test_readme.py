@@ -56,7 +56,7 @@ def test_commands_name_what_exists(command, capsys, monkeypatch):
     )
     monkeypatch.setattr("webbrowser.open", lambda url: True)
     if program == "make":
-        targets = re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert set(arguments) <= set(targets)
     elif program == "python":
         assert (ROOT / arguments[0]).is_file()
@@ -143,4 +143,4 @@ def test_every_make_target_of_the_readme_has_help():
     text = (ROOT / "Makefile").read_text()
     phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
     assert phony
-    assert set(phony[1].split()) == set(re.findall(r"^([a-z]+):.*## ", text, re.MULTILINE))
+    assert set(phony[1].split()) == set(re.findall(r"^([a-z-]+):.*## ", text, re.MULTILINE))

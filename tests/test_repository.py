@@ -34,7 +34,9 @@ def test_a_workflow_makes_targets_that_exist_and_says_what_it_may(name):
         else:
             assert not line.startswith("make"), line
     assert workflow["permissions"]["contents"] in {"read", "write"}
-    assert all("timeout-minutes" in job for job in workflow["jobs"].values() if any("run" in s for s in job["steps"]))
+    assert all(
+        "timeout-minutes" in job for job in workflow["jobs"].values() if any("run" in s for s in job["steps"])
+    )
 
 
 def test_what_is_published_is_so_without_a_stored_password():
@@ -53,10 +55,14 @@ def test_tested_pythons_are_those_that_the_package_names():
 
 
 def test_lowest_constraints_are_the_lower_bounds():
-    run = subprocess.run([sys.executable, ROOT / ".github/lowest.py"], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, ROOT / ".github/lowest.py"], capture_output=True, text=True, check=True
+    )
     lines = run.stdout.splitlines()
     assert all(re.fullmatch(r"[\w-]+==[\d.]+", line) for line in lines)
-    bounds = {re.sub(r"\[.*\]", "", requirement).replace(">=", "==") for requirement in PROJECT["dependencies"]}
+    bounds = {
+        re.sub(r"\[.*\]", "", requirement).replace(">=", "==") for requirement in PROJECT["dependencies"]
+    }
     assert bounds <= set(lines)
 
 
