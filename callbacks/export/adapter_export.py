@@ -1,13 +1,28 @@
-"""Trained adapter as a PEFT folder, written after training; ``PeftModel.from_pretrained`` loads it."""
+"""Trained adapter as a PEFT folder with a model card, written after training; ``PeftModel.from_pretrained`` loads it."""
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
 
-from fedlight.support.files import full_disk_named, sync
+from fedlight.callbacks.export.card_facts import (
+    CardFacts,
+    command_line,
+    papers_of,
+    privacy_of,
+    public_name,
+    scores_of,
+    settings_of,
+    traffic_of,
+)
+from fedlight.callbacks.export.model_card import adapter_use, write_card
+from fedlight.callbacks.logs.trainer import find_callback
+from fedlight.callbacks.logs.visit_log import VisitLog
+from fedlight.support.files import full_disk_named, read_json, sync
+from fedlight.support.hub import find_licence
 
 
 @runtime_checkable
@@ -18,8 +33,30 @@ class SavesAdapter(Protocol):
         """Write ``adapter_config.json`` and the adapter's weights into ``folder``."""
 
 
+@runtime_checkable
+class TrainsClients(Protocol):
+    """Federated loop: its algorithm, clients and settings, and the rounds with a finished server step."""
+
+    algorithm: Any
+    clients: Mapping[str, Any]
+    clients_per_round: int
+    local_steps: int | None
+    rounds_done: int
+
+
+@runtime_checkable
+class ReadsRows(Protocol):
+    """Datamodule that reads the training rows of ``train_rows``, a source and its split."""
+
+    train_rows: tuple[Any, str]
+    batch_size: int
+
+
 class AdapterExport(L.Callback):
     """Lightning callback that writes the adapter at the end of ``fit``; a killed run leaves the whole folder or none.
+
+    The folder's ``README.md`` is a model card: method, counts of the data, rounds, cost, privacy and the last scores,
+    without a row, a client's id or a path. ``fedlight export`` makes other formats of it.
 
     Args:
         folder: the adapter's folder; an existing one is replaced.
@@ -48,12 +85,13 @@ class AdapterExport(L.Callback):
         new.mkdir(parents=True)
         with full_disk_named(new):
             pl_module.save_adapter(new)
+            _write_card(trainer, pl_module, new)
             for path in (*new.rglob("*"), new):
                 sync(path)
-        _replace_folder(new, self.folder)
+        replace_folder(new, self.folder)
 
 
-def _replace_folder(new: Path, folder: Path) -> None:
+def replace_folder(new: Path, folder: Path) -> None:
     """Move ``new`` to ``folder``; ``os.replace`` cannot replace a folder that is not empty."""
     old = folder.with_name(folder.name + ".old")
     shutil.rmtree(old, ignore_errors=True)
@@ -62,3 +100,54 @@ def _replace_folder(new: Path, folder: Path) -> None:
     os.replace(new, folder)
     sync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_card(trainer: L.Trainer, module: L.LightningModule, folder: Path) -> None:
+    """Write the card of a run that has just ended."""
+    facts = _facts(trainer, module)
+    names = sorted(file.parent.name for file in folder.glob("*/adapter_config.json")) or ["default"]
+    task = getattr(module, "task", "CAUSAL_LM")
+    what = "LoRA adapter" if len(names) == 1 else f"{len(names)} LoRA adapters"
+    use = adapter_use(facts.base, task, names, getattr(module, "num_labels", None) or 1)
+    write_card(facts, folder, what=what, use=use, task=task)
+
+
+def _facts(trainer: L.Trainer, module: L.LightningModule) -> CardFacts:
+    loop: TrainsClients | None = find_callback(trainer, TrainsClients)
+    visits: VisitLog | None = find_callback(trainer, VisitLog)
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    of_data = {"batch_size": data.batch_size} if isinstance(data, ReadsRows) else {}
+    of_module, of_loop = dict(module.hparams), {}
+    if loop is not None:
+        of_loop = {"clients_per_round": loop.clients_per_round, "local_steps": loop.local_steps}
+    last = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    clients = {} if loop is None else loop.clients
+    record = _record(Path(trainer.default_root_dir))
+    model = str(of_module.get("model", ""))
+    return CardFacts(
+        module=type(module).__name__,
+        base=public_name(model) or type(module).__name__,
+        algorithm="" if loop is None else type(loop.algorithm).__name__,
+        papers=papers_of([type(module), *([type(loop.algorithm)] if loop is not None else [])]),
+        base_form=str(of_module.get("base", "plain")),
+        licence=find_licence(model) if model else "unknown",
+        source=public_name(data.train_rows[0]) if isinstance(data, ReadsRows) else "",
+        clients=len(clients),
+        examples=sum(client.num_examples for client in clients.values()),
+        rounds=trainer.current_epoch if loop is None else loop.rounds_done,
+        **traffic_of(visits.visit_rows() if visits is not None else []),
+        privacy=privacy_of(last),
+        scores=scores_of(last),
+        settings=settings_of(of_module, of_loop, of_data),
+        command=command_line(record),
+        versions=record.get("versions", {}),
+    )
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    """Return the entry of the command under way in ``run.json``; empty in a script."""
+    try:
+        last = read_json(folder / "run.json", "")["commands"][-1]
+        return dict(last) if last["state"] == "running" else {}
+    except (FileNotFoundError, ValueError, LookupError, TypeError):
+        return {}

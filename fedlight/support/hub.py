@@ -18,6 +18,9 @@ SECONDS = 8
 """Time limit of the hub's first answer, longer than a slow network needs."""
 EMBEDDED = {"toy": Path(__file__).parents[1] / "toy/model"}
 """Models that come with fedlight: name -> folder."""
+OWN_LICENCE = "apache-2.0"
+"""Licence of fedlight, and of the models that come with it."""
+UNKNOWN = "unknown"
 NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -126,6 +129,31 @@ def silence_transformers() -> Iterator[None]:
         messages.set_verbosity(level)
         if has_bars:
             messages.enable_progress_bar()
+
+
+def find_licence(model: str, ask: bool = False) -> str:
+    """Return the licence in a model's card, ``unknown`` where there is none.
+
+    Args:
+        model: hub name, folder, or ``"toy"``.
+        ask: ask the hub where the card is neither in the folder nor in the cache; no answer counts as none.
+    """
+    from huggingface_hub import HfApi, ModelCard, constants, try_to_load_from_cache
+
+    if model in EMBEDDED:
+        return OWN_LICENCE
+    card, folder = Path(model).expanduser() / "README.md", Path(model).expanduser().is_dir()
+    try:
+        if not folder and (cached := try_to_load_from_cache(model, "README.md")) and isinstance(cached, str):
+            card = Path(cached)
+        if card.is_file():
+            return str(ModelCard.load(card, ignore_metadata_errors=True).data.license or UNKNOWN)
+        if ask and not folder and not constants.HF_HUB_OFFLINE:
+            data = HfApi().model_info(model, timeout=SECONDS).card_data
+            return str((data and data.license) or UNKNOWN)
+    except Exception:  # a damaged card, no such name, no network: nothing says the licence
+        pass
+    return UNKNOWN
 
 
 def find_model(model: str) -> str:

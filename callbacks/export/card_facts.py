@@ -1,0 +1,208 @@
+"""What a model card says of a run, from what its logs hold: counts, means and settings, never a row, an id or a path."""
+
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+from fedlight.support.hub import EMBEDDED, NAME
+
+SCORE = re.compile(r"(val|test|score|group_mean|win_rate)(/|$)|win_rate_")
+"""Metrics of the finished model; those of training batches say little of it."""
+ENDS = ("_low", "_high")
+PAPER = re.compile(r"https://(?:arxiv\.org/abs|aclanthology\.org|openreview\.net|doi\.org)/[\w./?=-]*[\w]")
+FILES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".gz", ".zip", ".txt", ".yaml")
+
+
+class Score(NamedTuple):
+    """Value of a metric, with the ends of its interval where the run has them."""
+
+    name: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+class Privacy(NamedTuple):
+    """Guarantee of differential privacy of clients."""
+
+    towards: str
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """All that a card says of a run; what is not known is empty, None or 0.
+
+    Attributes:
+        module: name of the Lightning module's class.
+        algorithm: name of the federated algorithm's class; empty for pooled training.
+        papers: name of a class -> address of the paper that its file names.
+        base: hub name, folder's name or ``toy`` of the base model.
+        base_form: ``plain``, ``int8`` or ``nf4``: the number form on which was trained.
+        licence: identifier of the base's licence, or ``unknown``.
+        source: name of the data, without folders.
+        clients: number of clients.
+        examples: number of training examples of all clients; a vote that is shown in both orders is two.
+        rounds: number of rounds that were trained; epochs where nothing is federated.
+        bytes_down: bytes sent to clients, in all rounds.
+        bytes_up: bytes sent by clients, in all rounds.
+        simulated_seconds: time on the virtual clock of emulated devices; None without them.
+        privacy: guarantees; none where the list is empty.
+        scores: last values of the metrics of the global model.
+        settings: name -> value of what decides the training.
+        command: command line without folders.
+        versions: package -> version.
+    """
+
+    module: str
+    base: str
+    algorithm: str = ""
+    papers: Mapping[str, str] = field(default_factory=dict)
+    base_form: str = "plain"
+    licence: str = "unknown"
+    source: str = ""
+    clients: int = 0
+    examples: int = 0
+    rounds: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    simulated_seconds: float | None = None
+    privacy: Sequence[Privacy] = ()
+    scores: Sequence[Score] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def public_name(text: Any) -> str:
+    """Return the name of a model or data set without folders; a hub name and an embedded one stay as they are.
+
+    Examples:
+        >>> public_name("/home/me/votes.jsonl"), public_name("owner/name"), public_name("toy:votes?opposition=1")
+        ('votes.jsonl', 'owner/name', 'toy:votes?opposition=1')
+        >>> public_name(["data/a.csv", "data/b.csv"]), public_name(None)
+        ('a.csv, b.csv', '')
+    """
+    if isinstance(text, (list, tuple)):
+        return ", ".join(public_name(each) for each in text)
+    if not isinstance(text, (str, PurePath)):
+        return ""
+    text = str(text)
+    if text.partition(":")[0] in EMBEDDED and "/" not in text:
+        return text
+    if NAME.fullmatch(text) and not text.endswith(FILES):
+        return text
+    return text.replace("\\", "/").rstrip("/").rpartition("/")[2]
+
+
+def scores_of(last: Mapping[str, float]) -> list[Score]:
+    """Return the scores among the last values of all metrics, with their intervals, sorted by name.
+
+    Examples:
+        >>> scores_of({"val/accuracy": 0.7, "val/accuracy_low": 0.6, "val/accuracy_high": 0.8, "train/loss": 1.0})
+        [Score(name='val/accuracy', value=0.7, low=0.6, high=0.8)]
+    """
+    names = [name for name in last if SCORE.match(name)]
+    kept = [name for name in names if not _is_end(name, last)]
+    return [
+        Score(name, float(last[name]), *(_number(last.get(name + end)) for end in ENDS))
+        for name in sorted(kept)
+        if last[name] == last[name]
+    ]
+
+
+def privacy_of(last: Mapping[str, float]) -> list[Privacy]:
+    """Return the guarantees among the last values of all metrics.
+
+    Examples:
+        >>> privacy_of({"fed/epsilon": 3.5, "fed/delta": 1e-5})
+        [Privacy(towards='observers of the models', epsilon=3.5, delta=1e-05)]
+    """
+    ends = {"": "observers of the models", "_local": "the server"}
+    return [
+        Privacy(towards, float(last[f"fed/epsilon{end}"]), float(last[f"fed/delta{end}"]))
+        for end, towards in ends.items()
+        if f"fed/epsilon{end}" in last and f"fed/delta{end}" in last
+    ]
+
+
+def traffic_of(visits: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return bytes and simulated seconds of the rows of ``visits.csv``, as arguments of `CardFacts`.
+
+    Examples:
+        >>> traffic_of([{"bytes_down": "8", "bytes_up": "4", "round_end_seconds": ""}, {"bytes_down": "8"}])
+        {'bytes_down': 16, 'bytes_up': 4, 'simulated_seconds': None}
+    """
+    rows = list(visits)
+    found: dict[str, Any] = {
+        name: sum(int(_number(row.get(name)) or 0) for row in rows) for name in ("bytes_down", "bytes_up")
+    }
+    ends = [end for row in rows if (end := _number(row.get("round_end_seconds"))) is not None]
+    return found | {"simulated_seconds": max(ends, default=None)}
+
+
+def papers_of(classes: Iterable[type]) -> dict[str, str]:
+    """Return class name -> the first paper that the head of its file names; classes without one are left out.
+
+    Examples:
+        >>> from fedlight.federation.algorithms.fedavg import FedAvg
+        >>> papers_of([FedAvg, int])
+        {'FedAvg': 'https://arxiv.org/abs/1602.05629'}
+    """
+    heads = {each.__name__: getattr(sys.modules.get(each.__module__), "__doc__", None) for each in classes}
+    found = {name: PAPER.search(head or "") for name, head in heads.items()}
+    return {name: match[0] for name, match in found.items() if match}
+
+
+def _is_end(name: str, last: Mapping[str, float]) -> bool:
+    """Tell whether a metric is an end of another one's interval."""
+    return any(name.endswith(end) and name.removesuffix(end) in last for end in ENDS)
+
+
+def _number(value: Any) -> float | None:
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        return None
+    return found if found == found else None
+
+
+def settings_of(
+    model: Mapping[str, Any], federated: Mapping[str, Any], data: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what decides the training, in the words of a card, from the settings of module, loop and datamodule.
+
+    Examples:
+        >>> settings_of({"lr": 0.1, "lora_rank": 8, "lora_alpha": 16}, {"local_steps": 5}, {})
+        {'local steps': 5, 'learning rate': 0.1, 'LoRA': 'rank 8, alpha 16'}
+    """
+    lora = (
+        f"rank {model['lora_rank']}, alpha {model.get('lora_alpha', 0):g}" if "lora_rank" in model else None
+    )
+    found = {
+        "clients a round": federated.get("clients_per_round"),
+        "local steps": federated.get("local_steps"),
+        "batch size": data.get("batch_size"),
+        "learning rate": model.get("lr"),
+        "optimizer": model.get("optimizer"),
+        "LoRA": lora,
+        "seed": model.get("seed"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def command_line(entry: Mapping[str, Any]) -> str:
+    """Return the command of an entry of ``run.json``, whose configs have no folders.
+
+    Examples:
+        >>> command_line({"command": "fit", "configs": ["fedbis.yaml"]})
+        'fedlight fit --config fedbis.yaml'
+    """
+    if not entry.get("command"):
+        return ""
+    names = [public_name(name) for name in entry.get("configs") or []]
+    return " ".join(["fedlight", str(entry["command"]), *(f"--config {name}" for name in names)])

@@ -1,0 +1,172 @@
+"""Model card: what a trained model is, from which data, at which cost and with which privacy, and how to load it.
+
+M. Mitchell et al., "Model Cards for Model Reporting", FAT* 2019, https://arxiv.org/abs/1810.03993. The head of the file is
+the metadata of the Hugging Face hub.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedlight.callbacks.export.card_facts import CardFacts
+from fedlight.support.files import write_whole
+from fedlight.support.hub import EMBEDDED
+from fedlight.support.words import count_noun, in_largest_unit, three_digits
+
+README = "README.md"
+UNITS = ("bytes", "kB", "MB", "GB", "TB")
+
+
+def write_card(
+    facts: CardFacts,
+    folder: Path,
+    *,
+    what: str,
+    use: str,
+    library: str = "peft",
+    task: str = "CAUSAL_LM",
+    notes: Sequence[str] = (),
+) -> None:
+    """Write ``README.md``, which replaces any that lies there.
+
+    Args:
+        facts: of the run.
+        folder: of the model.
+        what: kind of the files, such as ``LoRA adapter``.
+        use: how they are loaded, in Markdown.
+        library: the hub's name of the library that loads them.
+        task: PEFT's name of the kind of model.
+        notes: what else a reader should know, a sentence each.
+    """
+    from huggingface_hub import ModelCard, ModelCardData
+
+    on_hub = "/" in facts.base
+    data = ModelCardData(
+        base_model=facts.base if on_hub else None,
+        library_name=library,
+        license=facts.licence,
+        pipeline_tag="text-generation" if task == "CAUSAL_LM" else "text-classification",
+        tags=["federated-learning", "fedlight", *(["lora"] if library == "peft" else [])],
+    )
+    content = f"---\n{data.to_yaml()}\n---\n\n{card_text(facts, what, use, notes)}"
+    write_whole(folder / README, str(ModelCard(content, ignore_metadata_errors=True)))
+
+
+def card_text(facts: CardFacts, what: str, use: str, notes: Sequence[str] = ()) -> str:
+    """Return the card without its metadata.
+
+    Examples:
+        >>> print(card_text(CardFacts("SFTModule", "owner/name", "FedAvg", clients=3), "LoRA adapter", "Load it."))
+        # name, tuned by FedAvg
+        <BLANKLINE>
+        LoRA adapter of owner/name, tuned by SFTModule with FedAvg on the data of 3 clients...
+    """
+    title = f"# {facts.base.rpartition('/')[2]}, tuned by {facts.algorithm or facts.module}"
+    how = f"{facts.module} with {facts.algorithm}" if facts.algorithm else facts.module
+    of = f" on the data of {count_noun(facts.clients, 'client')}" if facts.clients else ""
+    head = f"{what} of {facts.base}, tuned by {how}{of}."
+    parts = [title, head, "## Use", use, "## Training", _table(["", ""], _training(facts))]
+    if facts.scores:
+        scores = [[name, _short(value), _interval(low, high)] for name, value, low, high in facts.scores]
+        parts += ["## Scores", _table(["metric", "last value", "interval"], scores)]
+    notes = [
+        "A language model can repeat what it was trained on, also where clients send no rows.",
+        *notes,
+    ]
+    parts += ["## Notes", "\n".join(f"* {note}" for note in notes)]
+    return "\n\n".join(parts) + "\n"
+
+
+def adapter_use(base: str, task: str, names: Sequence[str] = ("default",), labels: int = 1) -> str:
+    """Return how an adapter is loaded by PEFT, in Markdown.
+
+    Args:
+        base: name of the base model.
+        task: PEFT's name of the kind of model.
+        names: folders of several adapters; a single name for an adapter in the folder itself.
+        labels: outputs of a classification head.
+
+    Examples:
+        >>> adapter_use("owner/name", "CAUSAL_LM").splitlines()[-2]
+        'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), "FOLDER")'
+    """
+    kind, options = "AutoModelForCausalLM", ""
+    if task != "CAUSAL_LM":
+        kind, options = "AutoModelForSequenceClassification", f", num_labels={labels}"
+    first = "FOLDER" if len(names) == 1 else f"FOLDER/{names[0]}"
+    named = "" if len(names) == 1 else f', adapter_name="{names[0]}"'
+    lines = [
+        "from peft import PeftModel",
+        f"from transformers import {kind}, AutoTokenizer",
+        "",
+        f'base = "{base}"  # or a folder with this model',
+        "tokenizer = AutoTokenizer.from_pretrained(base)",
+        f'model = PeftModel.from_pretrained({kind}.from_pretrained(base{options}), "{first}"{named})',
+    ]
+    lines += [f'model.load_adapter("FOLDER/{name}", adapter_name="{name}")' for name in names[1:]]
+    return "\n".join(["```python", *lines, "```"])
+
+
+def _training(facts: CardFacts) -> list[list[str]]:
+    papers = facts.papers
+    cited = {
+        name: f"{name} ({papers[name]})" if name in papers else name
+        for name in (facts.module, facts.algorithm)
+    }
+    trained_on = "" if facts.base_form == "plain" else f", trained on its {facts.base_form} form"
+    embedded = " (the model embedded in fedlight)" if facts.base in EMBEDDED else ""
+    counts = [
+        words
+        for number, words in (
+            (facts.clients, count_noun(facts.clients, "client")),
+            (facts.examples, count_noun(facts.examples, "training example")),
+        )
+        if number
+    ]
+    lines = {
+        "method": cited[facts.module],
+        "federated algorithm": cited[facts.algorithm] if facts.algorithm else "none: trained on pooled data",
+        "base model": f"{facts.base}{embedded}{trained_on}",
+        "licence of the base": facts.licence,
+        "data": "; ".join(filter(None, [facts.source, ", ".join(counts)])),
+        "rounds" if facts.algorithm else "epochs": f"{facts.rounds:,}",
+        "sent to clients": _size(facts.bytes_down) if facts.bytes_down else "",
+        "sent by clients": _size(facts.bytes_up) if facts.bytes_up else "",
+        "simulated time on devices": in_largest_unit(facts.simulated_seconds)
+        if facts.simulated_seconds
+        else "",
+        "differential privacy": "; ".join(
+            f"epsilon {_short(epsilon)} at delta {delta:g} towards {towards}"
+            for towards, epsilon, delta in facts.privacy
+        )
+        or "none",
+        **{name: str(value) for name, value in facts.settings.items() if value is not None},
+        "command": f"`{facts.command}`" if facts.command else "",
+        "versions": ", ".join(f"{name} {number}" for name, number in facts.versions.items()),
+    }
+    return [[name, value] for name, value in lines.items() if value]
+
+
+def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [header, ["---"] * len(header), *lines]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f"{_short(low)} to {_short(high)}"
+
+
+def _short(value: float) -> str:
+    return three_digits(value)
+
+
+def _size(number: int) -> str:
+    """Return bytes in words.
+
+    Examples:
+        >>> _size(999), _size(2_100_000)
+        ('999 bytes', '2.1 MB')
+    """
+    size, unit = float(number), 0
+    while size >= 1000 and unit < len(UNITS) - 1:
+        size, unit = size / 1000, unit + 1
+    return f"{size:.{1 if unit else 0}f} {UNITS[unit]}"
