@@ -3,6 +3,7 @@
 import pytest
 
 from fedlight.report.figures.headline import draw_results, headline
+from fedlight.report.figures.style import looks
 from fedlight.report.sections.curves import in_words
 from fedlight.report.tables import capitalized
 
@@ -20,10 +21,14 @@ def test_a_score_the_last_and_what_most_methods_have_are_drawn():
 
 
 def test_one_panel_needs_no_figure_for_phones():
-    one, two = (draw_results(ROWS, ["a", "b", "c"], METRICS[:n], "Results", "x") for n in (1, 2))
+    one, two = (
+        draw_results(ROWS, ["a", "b", "c"], METRICS[:n], "Results", "x", looks("abc")) for n in (1, 2)
+    )
     assert one.narrow is None
     assert len(two.narrow.axes) == 2
-    assert len(draw_results(ROWS, ["a", "b", "c"], METRICS[:3], "Results", "x").narrow.axes) == 3
+    assert (
+        len(draw_results(ROWS, ["a", "b", "c"], METRICS[:3], "Results", "x", looks("abc")).narrow.axes) == 3
+    )
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def draw_participation_by_device(table: Mapping[str, tuple[list[str], np.ndarray
     figure, panels = _stacked([len(names) for names, _ in table.values()])
     for axes, (run, (names, counts)) in zip(panels, table.items(), strict=True):
         _bars(axes, [name.replace("_", " ") for name in names], counts, SHADES)
-        _title(axes, run, len(table))
+        _title(axes, run)
     panels[-1].set_xlabel("clients that were asked, all rounds together")
     _legend_of_outcomes(figure, sum(counts.sum(axis=1) for _, counts in table.values()))
     return figure
@@ -53,7 +53,7 @@ def draw_participation_by_round(table: Mapping[str, np.ndarray]) -> Figure:
             below = below + line
         axes.set_ylabel("clients")
         axes.set_xlim(0, counts.shape[1])
-        _title(axes, run, len(table))
+        _title(axes, run)
     panels[-1].set_xlabel("communication round")
     _legend_of_outcomes(figure, sum(counts.sum(axis=1) for counts in table.values()))
     return figure
@@ -82,7 +82,7 @@ def draw_memory(table: Mapping[str, Sequence[Peak]]) -> Figure:
         for place, peak in enumerate(own):
             low, high = place - 0.44, place + 0.44
             axes.plot([peak.budget / scale] * 2, [low, high], color="0.15", linewidth=2.2)
-        _title(axes, run, len(table))
+        _title(axes, run)
     panels[-1].set_xlabel(f"{unit} at the peak; mark: the device's budget")
     add_legend(figure, [Patch(color=color, label=part) for color, part in zip(COLORS, PARTS, strict=False)])
     return figure
@@ -134,9 +134,8 @@ def _bars(axes: Axes, names: Sequence[str], values: np.ndarray, shades: Sequence
     axes.tick_params(axis="y", length=0, labelsize=9)
 
 
-def _title(axes: Axes, run: str, panels: int) -> None:
-    if panels > 1:
-        axes.set_title(run, fontsize="medium", loc="left")
+def _title(axes: Axes, run: str) -> None:
+    axes.set_title(run, fontsize="medium", loc="left")
 
 
 def _legend_of_outcomes(figure: Figure, totals: np.ndarray) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedlight.report.figures.style import COLORS, HALF_A_PAGE, STYLE
+from fedlight.report.figures.style import HALF_A_PAGE, STYLE, Looks
 from fedlight.report.parts import Chart
 from fedlight.report.tables import deviation, number, shortened
 
@@ -70,7 +70,9 @@ def _goes_with(rows: Rows, metric: str, other: str) -> bool:
 
 
 @matplotlib.rc_context(STYLE)
-def draw_results(rows: Rows, methods: Sequence[str], metrics: Sequence[str], title: str, name: str) -> Chart:
+def draw_results(
+    rows: Rows, methods: Sequence[str], metrics: Sequence[str], title: str, name: str, styles: Looks
+) -> Chart:
     """Draw a panel for each metric: mean of each method, bar of one standard deviation, dot for each seed."""
     shown = methods[:MOST_METHODS]
     values: dict[str, dict[str, list[float]]] = {metric: {} for metric in metrics}
@@ -91,7 +93,7 @@ def draw_results(rows: Rows, methods: Sequence[str], metrics: Sequence[str], tit
         if method in own
     ]
     in_words = "; ".join(f"{r['method']}, {r['metric']}: {r['mean']:.3g}" for r in records)
-    caption = "Blue: the mean over seeds, with one standard deviation; grey: each seed."
+    caption = "Large: the mean over seeds, with one standard deviation; small and grey: each seed."
     if all(record["seeds"] == 1 for record in records):
         caption = ""
     if len(shown) < len(methods):
@@ -101,13 +103,15 @@ def draw_results(rows: Rows, methods: Sequence[str], metrics: Sequence[str], tit
         f"{title} at a glance",
         caption.strip(),
         f"{title}. {in_words}",
-        _panels(values, shown, 2 * HALF_A_PAGE[0], 0.32, len(metrics)),
+        _panels(values, shown, 2 * HALF_A_PAGE[0], 0.32, len(metrics), styles),
         records,
-        _panels(values, shown, NARROW, 0.26, min(2, len(metrics))) if len(metrics) > 1 else None,
+        _panels(values, shown, NARROW, 0.26, min(2, len(metrics)), styles) if len(metrics) > 1 else None,
     )
 
 
-def _panels(values: Values, methods: Sequence[str], wide: float, line: float, columns: int) -> Figure:
+def _panels(
+    values: Values, methods: Sequence[str], wide: float, line: float, columns: int, styles: Looks
+) -> Figure:
     """Draw the panels in a grid with so many columns."""
     deep = -(-len(values) // columns)
     figure = Figure(figsize=(wide, deep * (1.1 + line * len(methods))))
@@ -116,7 +120,7 @@ def _panels(values: Values, methods: Sequence[str], wide: float, line: float, co
     for axes in panels.flat[len(values) :]:
         axes.remove()
     for axes, (metric, own) in zip(panels.flat, values.items(), strict=False):
-        _panel(axes, metric, [own.get(method, []) for method in methods])
+        _panel(axes, metric, [(own.get(method, []), styles[method]["color"]) for method in methods])
     longest = 2 * LONGEST if wide > NARROW else LONGEST  # else names leave no room for the panels
     names = [shortened(name, longest) for name in methods]
     panels[0, 0].set_yticks(range(len(methods)), names)
@@ -124,14 +128,14 @@ def _panels(values: Values, methods: Sequence[str], wide: float, line: float, co
     return figure
 
 
-def _panel(axes: Axes, metric: str, of_methods: Sequence[Sequence[float]]) -> None:
-    for place, values in enumerate(of_methods):
+def _panel(axes: Axes, metric: str, of_methods: Sequence[tuple[Sequence[float], str]]) -> None:
+    for place, (values, color) in enumerate(of_methods):
         if not values:
             continue
         if len(values) > 1:
             axes.plot(values, np.full(len(values), place), "o", color="0.6", markersize=3.5)
         spread = deviation(values) if len(values) > 1 else None
-        axes.errorbar(mean(values), place, xerr=spread, fmt="o", color=COLORS[0], markersize=6.5, capsize=0)
+        axes.errorbar(mean(values), place, xerr=spread, fmt="o", color=color, markersize=6.5, capsize=0)
     axes.set_title(metric.replace("_", " "), fontsize=10)
     axes.grid(axis="both", color="0.85", linewidth=0.6)
     axes.set_axisbelow(True)

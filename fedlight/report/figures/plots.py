@@ -12,15 +12,16 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, PathPatch
+from matplotlib.path import Path as Outline
 
 from fedlight.evaluation.by_client import worst_share_mean
 from fedlight.report.figures.style import (
     COLORS,
     STYLE,
+    Looks,
     add_legend,
     colors,
     new_figure,
@@ -106,17 +107,20 @@ def clients(files: dict[str, str], output: str) -> dict[str, Any]:
             "mean": mean,
             "worst_tenth": worst_share_mean(accuracies, WORST),
         }
-    return {"file": save(draw_clients(table), output), "table": table}
+    styles: Looks = {
+        label: {"color": color} for label, color in zip(table, colors(len(table), "methods"), strict=True)
+    }
+    return {"file": save(draw_clients(table, styles), output), "table": table}
 
 
 @matplotlib.rc_context(STYLE)
-def draw_clients(table: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Draw the ``table`` of `clients`."""
+def draw_clients(table: Mapping[str, Mapping[str, Any]], styles: Looks) -> Figure:
+    """Draw the ``table`` of `clients` in the methods' colours and dashes."""
     figure, axes = new_figure()
-    for color, (label, values) in zip(colors(len(table), "methods"), table.items(), strict=True):
+    for label, values in table.items():
         ranks = range(1, len(values["accuracy"]) + 1)
         shown = f"{label}: mean {values['mean']:.3f}, worst tenth {values['worst_tenth']:.3f}"
-        axes.plot(ranks, values["accuracy"], color=color, linewidth=2, label=shown)
+        axes.plot(ranks, values["accuracy"], linewidth=2, label=shown, **styles[label])
     most = max(len(values["accuracy"]) for values in table.values())
     axes.axvspan(0.5, math.ceil(round(WORST * most, 9)) + 0.5, color="0.9", zorder=0)
     axes.set_xlim(0.5, most + 0.5)
@@ -165,19 +169,36 @@ def groups_of(rows: Sequence[Mapping[str, str]]) -> dict[str, list[Any]]:
 
 @matplotlib.rc_context(STYLE)
 def draw_groups(table: Mapping[str, Sequence[Any]]) -> Figure:
-    """Draw the ``table`` of `groups`; where a client was not grouped it is white."""
+    """Draw the ``table`` of `groups` in areas, which a page can recolour as no image; blank where nobody was grouped."""
     figure, axes = new_figure()
     image = np.array(table["selector"], dtype=float)  # None becomes NaN
     number, rounds = int(np.nanmax(image)) + 1, table["round"]
-    shades = ListedColormap(colors(number, "selectors"))
-    axes.imshow(image, cmap=shades, vmin=-0.5, vmax=number - 0.5, aspect="auto", interpolation="nearest")
+    shades = colors(number, "selectors")
+    for selector, color in enumerate(shades):
+        area = _cells(image == selector)
+        # Without antialiasing: else a thin line of paper would show between two cells of a colour.
+        axes.add_patch(PathPatch(area, facecolor=color, linewidth=0, antialiased=False))
+    axes.set_xlim(-0.5, len(rounds) - 0.5)
+    axes.set_ylim(len(image) - 0.5, -0.5)
     every = math.ceil(len(rounds) / 12)
     axes.set_xticks(range(0, len(rounds), every), [str(number) for number in rounds[::every]])
     axes.set_xlabel("communication round, counted from 0")
     _mark_known_groups(axes, table["known_group"])
-    patches = [Patch(color=shades(index), label=f"selector {index}") for index in range(number)]
+    patches = [Patch(color=color, label=f"selector {index}") for index, color in enumerate(shades)]
     add_legend(figure, patches, columns=min(number, 4))
     return figure
+
+
+def _cells(where: np.ndarray) -> Outline:
+    """Return the outline of the true cells of ``(rows, columns)``, with neighbours in a row joined."""
+    corners: list[tuple[float, float]] = []
+    for row, own in enumerate(where):
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], own, [False]]).astype(int)))
+        for low, high in edges.reshape(-1, 2) - 0.5:
+            top, bottom = row - 0.5, row + 0.5
+            corners += [(low, top), (high, top), (high, bottom), (low, bottom), (low, top)]
+    codes = [Outline.MOVETO, *[Outline.LINETO] * 3, Outline.CLOSEPOLY]
+    return Outline(np.array(corners).reshape(-1, 2), codes * (len(corners) // len(codes)))
 
 
 def _mark_known_groups(axes: Axes, known: Sequence[str]) -> None:

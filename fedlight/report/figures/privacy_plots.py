@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from fedlight.report.attack_log import GLOBAL, metric_of, read_attacks
 from fedlight.report.figures.labels import Point, name_lines, name_points
 from fedlight.report.figures.privacy_table import PRETRAINED
-from fedlight.report.figures.style import COLORS, STYLE, add_legend, colors, new_figure, save
+from fedlight.report.figures.style import COLORS, STYLE, Looks, add_legend, colors, new_figure, save
 from fedlight.report.tables import deviation, points_of
 from fedlight.support.files import result_of
 
@@ -64,10 +64,14 @@ def trade_off(
 
 @matplotlib.rc_context(STYLE)
 def draw_trade_off(
-    table: Mapping[str, Values], x: str, y: str, paths: Mapping[str, Mapping[str, str]] | None = None
+    table: Mapping[str, Values],
+    x: str,
+    y: str,
+    paths: Mapping[str, Mapping[str, str]] | None = None,
+    styles: Looks | None = None,
 ) -> Figure:
-    """Draw the ``table`` of `trade_off`; crosses are standard deviations over the seeds."""
-    paths = paths or {}
+    """Draw the ``table`` of `trade_off`; crosses are standard deviations over the seeds; ``styles`` has methods' colours."""
+    paths, styles = paths or {}, styles or {}
     figure, axes = new_figure()
     middles = {method: (mean(values["x"]), mean(values["y"])) for method, values in table.items()}
     on_paths = {method: label for points in paths.values() for label, method in points.items()}
@@ -77,7 +81,8 @@ def draw_trade_off(
     for path, corners in zip(paths, lines, strict=True):
         axes.plot(*zip(*corners, strict=True), color=shades[path], linewidth=1.8, zorder=2, label=path)
     for method, values in table.items():
-        color = own.get(method, "0.35" if method == PRETRAINED else COLORS[0])
+        usual = styles[method]["color"] if method in styles else COLORS[0]
+        color = own.get(method, "0.35" if method == PRETRAINED else usual)
         marker = "o" if method in on_paths else "D" if method == PRETRAINED else "s"
         lines += _draw_cross(axes, values, color, marker)
     axes.margins(0.12)

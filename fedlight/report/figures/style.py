@@ -4,7 +4,8 @@ Colours are those of Okabe and Ito, "Color Universal Design", https://jfly.uni-k
 """
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,17 +78,38 @@ def new_chart(height: float = HALF_A_PAGE[1]) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+Looks = dict[str, dict[str, Any]]
+"""Name -> colour and dashes."""
+
+
+def looks(names: Iterable[str]) -> Looks:
     """Return colour and dashes of each name; the same names in the same order look the same on every chart.
 
     Examples:
         >>> looks(["a", "b"])["b"]
         {'color': '#D55E00', 'linestyle': '-'}
     """
-    return {
-        name: {"color": COLORS[place % 6], "linestyle": DASHES[place // 6 % len(DASHES)]}
-        for place, name in enumerate(dict.fromkeys(names))
-    }
+    return looks_by_kind({name: name for name in names})
+
+
+def looks_by_kind(kinds: Mapping[str, str]) -> Looks:
+    """Return colour and dashes of each name, where names of one kind share their colour and differ in their dashes.
+
+    Args:
+        kinds: name -> kind, such as ``first/fedavg`` -> ``fedavg``.
+
+    Examples:
+        >>> looks_by_kind({"first/fedavg": "fedavg", "ditto": "ditto", "second/fedavg": "fedavg"})["second/fedavg"]
+        {'color': '#0072B2', 'linestyle': '--'}
+    """
+    places = {kind: place for place, kind in enumerate(dict.fromkeys(kinds.values()))}
+    taken: Counter[str] = Counter()
+    found: Looks = {}
+    for name, kind in kinds.items():
+        color = COLORS[places[kind] % 6]
+        found[name] = {"color": color, "linestyle": DASHES[taken[color] % len(DASHES)]}
+        taken[color] += 1
+    return found
 
 
 def add_legend(figure: Figure, handles: Sequence[Any], columns: int = 3) -> None:
@@ -96,9 +118,9 @@ def add_legend(figure: Figure, handles: Sequence[Any], columns: int = 3) -> None
 
 
 def key(figure: Figure, axes: Axes) -> None:
-    """Put a legend above the axes where there are several lines, with as many columns as their names leave room for."""
+    """Put a legend above the axes, of a single line as well, with as many columns as the names leave room for."""
     handles, labels = axes.get_legend_handles_labels()
-    if len(handles) < 2:
+    if not handles:
         return
     longest = max(map(len, labels))
     add_legend(figure, handles, columns=max(1, min(3, 66 // (longest + 9), len(labels))))

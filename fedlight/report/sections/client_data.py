@@ -8,7 +8,8 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from fedlight.report.figures.bubbles import Bubbles, bubbles, draw_bubbles
-from fedlight.report.figures.style import STYLE, key, looks, new_chart
+from fedlight.report.figures.style import STYLE, Looks, key, new_chart
+from fedlight.report.method_looks import looks_of, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
 from fedlight.report.tables import number
@@ -46,7 +47,7 @@ def section(runs: Sequence[Run]) -> Section | None:
         if any(label for own in data.counts.values() for label in own)
     ]
     if any(len(set(_sizes(data.counts))) > 1 for data in drawn.values()):
-        parts.append(_size_chart(drawn))
+        parts.append(_size_chart(drawn, method_looks(runs)))
     parts.append(summary(named))
     more = len(found) - len(drawn)
     intro = "Who has how many training rows of what; a vote that is read in both orders is two."
@@ -196,7 +197,7 @@ def _in_words(table: Bubbles) -> str:
     return f"the largest is {rows:,.0f} rows of {table.labels[row]} of client {table.clients[column]}."
 
 
-def _size_chart(data: dict[str, Distribution]) -> Chart:
+def _size_chart(data: dict[str, Distribution], known: Looks) -> Chart:
     sizes = {name: _sizes(each.counts) for name, each in data.items()}
     spread = "; ".join(f"{name}: from {own[-1]:,} to {own[0]:,} rows" for name, own in sizes.items())
     return Chart(
@@ -204,7 +205,7 @@ def _size_chart(data: dict[str, Distribution]) -> Chart:
         "Sizes of clients",
         "Training rows of each client, the largest first.",
         f"Lines that fall from the largest client to the smallest; {spread}.",
-        draw_sizes(sizes),
+        draw_sizes(sizes, looks_of(sizes, known)),
         [
             {"runs": name, "rank": rank, "rows": rows}
             for name, own in sizes.items()
@@ -214,10 +215,10 @@ def _size_chart(data: dict[str, Distribution]) -> Chart:
 
 
 @matplotlib.rc_context(STYLE)
-def draw_sizes(sizes: dict[str, list[int]]) -> Figure:
+def draw_sizes(sizes: dict[str, list[int]], styles: Looks) -> Figure:
     """Draw a line for each distribution; the axis is logarithmic where sizes differ by more than a factor of 30."""
     figure, axes = new_chart(3.0)
-    for name, look in looks(sizes).items():
+    for name, look in styles.items():
         own = sizes[name]
         axes.step(
             range(1, len(own) + 1), own, where="mid", linewidth=1.8, label=name, gid=f"series:{name}", **look

@@ -9,7 +9,8 @@ import numpy as np
 from fedlight.evaluation.by_client import worst_share_mean
 from fedlight.report.figures.lines import MOST_POINTS
 from fedlight.report.figures.plots import WORST, accuracy, draw_clients, final
-from fedlight.report.figures.style import COLORS, STYLE, key, new_chart
+from fedlight.report.figures.style import STYLE, Looks, key, new_chart
+from fedlight.report.method_looks import looks_of, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
 from fedlight.report.tables import number, short, slug
@@ -23,21 +24,24 @@ MEASURES = {"accuracy": "accuracy", "loss": "loss of the visits"}
 
 def section(runs: Sequence[Run]) -> Section | None:
     """Return clients sorted by accuracy for each method, and the spread over the rounds."""
-    last = last_accuracies(runs)
+    last, known = last_accuracies(runs), method_looks(runs)
     parts: list[Part] = []
     if last:
         table = {method: _summed_up(of_seeds) for method, of_seeds in last.items()}
         names = list(table)
         for begin in range(0, len(names), ON_ONE_CHART):
             some = {name: table[name] for name in names[begin : begin + ON_ONE_CHART]}
-            parts.append(_sorted_chart(some, begin // ON_ONE_CHART, len(names) > ON_ONE_CHART))
+            parts.append(_sorted_chart(some, begin // ON_ONE_CHART, len(names) > ON_ONE_CHART, known))
         parts.append(_table(table))
     bands = spread_over_rounds(runs)
+    colors = {run.label: known[run.method]["color"] for run in runs}
     if (
         sum(measure == "loss" for _, measure in bands) > MOST_LOSSES
     ):  # the curves show their means beside each other
         bands = {name: values for name, values in bands.items() if name[1] != "loss"}
-    parts += [_band_chart(*name, values) for name, values in list(bands.items())[:MOST_BANDS]]
+    parts += [
+        _band_chart(*name, values, colors[name[0]]) for name, values in list(bands.items())[:MOST_BANDS]
+    ]
     notes = (
         (f"{MOST_BANDS} of {len(bands)} runs' spreads over the rounds are drawn.",)
         if len(bands) > MOST_BANDS
@@ -70,8 +74,8 @@ def _summed_up(of_seeds: Sequence[Sequence[float]]) -> dict[str, Any]:
     }
 
 
-def _sorted_chart(table: dict[str, dict[str, Any]], place: int, several: bool) -> Chart:
-    figure = draw_clients(table)
+def _sorted_chart(table: dict[str, dict[str, Any]], place: int, several: bool, known: Looks) -> Chart:
+    figure = draw_clients(table, looks_of(table, known))
     rows = [
         {"method": method, "rank": rank, "accuracy": value}
         for method, values in table.items()
@@ -148,18 +152,18 @@ def quantiles(pairs: np.ndarray, most: int = MOST_POINTS) -> dict[str, np.ndarra
 
 
 @matplotlib.rc_context(STYLE)
-def _band_chart(label: str, measure: str, values: dict[str, np.ndarray]) -> Chart:
+def _band_chart(label: str, measure: str, values: dict[str, np.ndarray], color: str) -> Chart:
     figure, axes = new_chart()
     x = values["round"]
     axes.fill_between(
-        x, values["q10"], values["q90"], color=COLORS[0], alpha=0.15, linewidth=0, label="middle 80 %"
+        x, values["q10"], values["q90"], color=color, alpha=0.15, linewidth=0, label="middle 80 %"
     )
     axes.fill_between(
-        x, values["q25"], values["q75"], color=COLORS[0], alpha=0.3, linewidth=0, label="middle half"
+        x, values["q25"], values["q75"], color=color, alpha=0.3, linewidth=0, label="middle half"
     )
-    axes.plot(x, values["q50"], color=COLORS[0], linewidth=1.8, label="median")
+    axes.plot(x, values["q50"], color=color, linewidth=1.8, label="median")
     if measure == "accuracy":
-        axes.plot(x, values["worst"], color=COLORS[1], linewidth=1.5, label="mean of the worst tenth")
+        axes.plot(x, values["worst"], "--", color=color, linewidth=1.5, label="mean of the worst tenth")
     axes.set_xlabel("rounds that are done")
     axes.locator_params(axis="x", integer=True)
     axes.set_ylabel(MEASURES[measure])

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import matplotlib
 
 from fedlight.report.figures.lines import MOST_POINTS, Line, draw_lines, over_seeds, thinned
-from fedlight.report.figures.style import MOST_LINES, STYLE, key, looks, new_chart
+from fedlight.report.figures.style import DASHES, MOST_LINES, STYLE, Looks, key, new_chart
+from fedlight.report.method_looks import looks_of, method_looks
 from fedlight.report.parts import Chart, Section
 from fedlight.report.runs import Run
 from fedlight.report.tables import capitalized, number, slug
@@ -69,7 +70,8 @@ def section(runs: Sequence[Run]) -> Section | None:
         if run.command in ("fit", "") and (found := curves(run)).metrics:
             of_methods.setdefault(run.method, []).append(found)
     axes = list(dict.fromkeys(found.axis for several in of_methods.values() for found in several))
-    charts = [chart for axis in axes for chart in _charts(of_methods, axis)]
+    known = method_looks(runs)
+    charts = [chart for axis in axes for chart in _charts(of_methods, axis, known)]
     if not charts:
         return None
     intro = "Each line is a run; of several seeds the line is the mean and the band reaches from lowest to highest."
@@ -77,7 +79,7 @@ def section(runs: Sequence[Run]) -> Section | None:
     return Section("curves", "Curves", intro if several else "", list(charts))
 
 
-def _charts(of_methods: dict[str, list[Curves]], axis: str) -> list[Chart]:
+def _charts(of_methods: dict[str, list[Curves]], axis: str, known: Looks) -> list[Chart]:
     metrics: dict[str, dict[str, list[Curve]]] = {}
     for method, several in of_methods.items():
         for found in several:
@@ -96,14 +98,20 @@ def _charts(of_methods: dict[str, list[Curves]], axis: str) -> list[Chart]:
             metric: found for metric, found in sorted(metrics.items(), key=_place) if family(metric) == title
         }
         lines_of_family = sum(map(len, of_family.values()))
-        if len(of_family) > 1 and lines_of_family <= TOGETHER and title != "Others":
-            one_method = len({method for found in of_family.values() for method in found}) == 1
+        shown = dict.fromkeys(method for found in of_family.values() for method in found)
+        told_apart = len(of_family) <= len(DASHES) and len({known[m]["color"] for m in shown}) == len(shown)
+        if len(of_family) > 1 and lines_of_family <= TOGETHER and told_apart and title != "Others":
             lines = {
-                in_words(metric) if one_method else f"{method}: {in_words(metric)}": over_seeds(several)
+                f"{method}: {in_words(metric)}": over_seeds(several)
                 for metric, found in of_family.items()
                 for method, several in found.items()
             }
-            charts.append(_chart(title, title, axis, lines))
+            styles = {  # the colour is the method's, dashes are the metric's
+                f"{method}: {in_words(metric)}": {**known[method], "linestyle": dashes}
+                for dashes, (metric, found) in zip(DASHES, of_family.items(), strict=False)
+                for method in found
+            }
+            charts.append(_chart(title, title, axis, lines, styles))
         else:
             charts += [
                 _chart(
@@ -111,6 +119,7 @@ def _charts(of_methods: dict[str, list[Curves]], axis: str) -> list[Chart]:
                     capitalized(in_words(metric)),
                     axis,
                     {method: over_seeds(x) for method, x in found.items()},
+                    looks_of(found, known),
                 )
                 for metric, found in of_family.items()
             ]
@@ -123,10 +132,10 @@ def _place(item: tuple[str, object]) -> int:
 
 
 @matplotlib.rc_context(STYLE)
-def _chart(name: str, title: str, axis: str, lines: Lines) -> Chart:
+def _chart(name: str, title: str, axis: str, lines: Lines, styles: Looks) -> Chart:
     shown = dict(list(lines.items())[:MOST_LINES])
     figure, axes = new_chart()
-    draw_lines(axes, {label: thinned(line) for label, line in shown.items()}, looks(shown))
+    draw_lines(axes, {label: thinned(line) for label, line in shown.items()}, styles)
     axes.set_xlabel(f"{axis}s" if axis == "optimizer step" else f"{axis}s that are done")
     axes.locator_params(axis="x", integer=True)
     key(figure, axes)

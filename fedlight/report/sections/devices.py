@@ -17,7 +17,8 @@ from fedlight.report.figures.devices import (
     outcome_in_words,
 )
 from fedlight.report.figures.lines import Line, bands, over_seeds, rows_of, thinned
-from fedlight.report.figures.style import MOST_LINES, looks
+from fedlight.report.figures.style import MOST_LINES, Looks
+from fedlight.report.method_looks import looks_of, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
 from fedlight.report.visits import OUTCOMES, PARTS, Peak, Visits, peaks, visits_of
@@ -40,8 +41,9 @@ def section(runs: Sequence[Run]) -> Section | None:
         by_method.setdefault(methods[label], []).append(visits)
     fleets = {method: own for method, own in by_method.items() if own[0].device_names}
     parts: list[Part] = [*_fleet_charts({method: own[0] for method, own in fleets.items()})]
-    parts.append(_times_chart(by_method))
-    parts += cost_charts(by_method, fleets)
+    known = method_looks(runs)
+    parts.append(_times_chart(by_method, known))
+    parts += cost_charts(by_method, fleets, known)
     parts.append(_totals(by_method))
     notes = []
     for method, own in list(fleets.items())[:PANELS]:
@@ -151,7 +153,7 @@ def _memory_in_words(memory: Mapping[str, Sequence[Peak]]) -> str:
     return f"{over:,} of {sum(map(len, memory.values())):,} are above their device's budget."
 
 
-def _times_chart(by_method: ByMethod) -> Chart:
+def _times_chart(by_method: ByMethod, known: Looks) -> Chart:
     table = alike({method: over_seeds([_times(own) for own in each]) for method, each in by_method.items()})
     table = dict(list(table.items())[:MOST_LINES])
     return Chart(
@@ -163,7 +165,7 @@ def _times_chart(by_method: ByMethod) -> Chart:
         + " ".join(
             f"{run}: from {own.middle[0]:.0f} rounds to {own.middle[-1]:.0f}." for run, own in table.items()
         ),
-        draw_times_taken_part(table, looks(table)),
+        draw_times_taken_part(table, looks_of(table, known)),
         rows_of(table, "rank", "rounds"),
     )
 
@@ -226,10 +228,12 @@ def _devices(method: str, visits: Visits) -> Table:
     return Table(f"Devices of {method}", header, lines)
 
 
-def cost_charts(by_method: ByMethod, fleets: ByMethod) -> list[Chart]:
+def cost_charts(by_method: ByMethod, fleets: ByMethod, known: Looks) -> list[Chart]:
     """Return charts of bytes both ways and, for runs with a fleet, of simulated time and energy."""
     found = [
-        _cost_chart(f"bytes_{way}", f"Sent {way}, all clients", by_method, _sent(way), 1e6, "megabytes")
+        _cost_chart(
+            f"bytes_{way}", f"Sent {way}, all clients", by_method, _sent(way), 1e6, "megabytes", known
+        )
         for way in ("down", "up")
     ]
     if fleets:
@@ -243,9 +247,12 @@ def cost_charts(by_method: ByMethod, fleets: ByMethod) -> list[Chart]:
                 _round_seconds,
                 scale,
                 unit,
+                known,
             )
         )
-        found.append(_cost_chart("energy", "Energy of all clients", fleets, _joules, 1000, "kilojoules"))
+        found.append(
+            _cost_chart("energy", "Energy of all clients", fleets, _joules, 1000, "kilojoules", known)
+        )
     return found
 
 
@@ -286,7 +293,13 @@ def _joules(visits: Visits) -> np.ndarray:
 
 
 def _cost_chart(
-    name: str, title: str, methods: ByMethod, cost: Callable[[Visits], np.ndarray], scale: float, unit: str
+    name: str,
+    title: str,
+    methods: ByMethod,
+    cost: Callable[[Visits], np.ndarray],
+    scale: float,
+    unit: str,
+    known: Looks,
 ) -> Chart:
     costs = alike({method: [cost(visits) / scale for visits in own] for method, own in methods.items()})
     costs = dict(list(costs.items())[:MOST_LINES])
@@ -307,7 +320,7 @@ def _cost_chart(
             {run: thinned(own, POINTS) for run, own in rounds.items()},
             {run: thinned(own, POINTS) for run, own in totals.items()},
             unit,
-            looks(totals),
+            looks_of(totals, known),
         ),
         [
             {"run": run, "rounds_done": int(place), "in_a_round": float(one), "so_far": float(total)}

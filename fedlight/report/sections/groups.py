@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from fedlight.evaluation.group_agreement import group_metrics
 from fedlight.report.figures.lines import Line, bands, draw_lines, over_seeds, rows_of
 from fedlight.report.figures.plots import draw_groups, groups_of
-from fedlight.report.figures.style import COLORS, STYLE, key, looks, new_chart
+from fedlight.report.figures.style import COLORS, STYLE, Looks, key, new_chart
+from fedlight.report.method_looks import looks_of, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
 from fedlight.report.tables import Rows, capitalized, number, slug
@@ -38,10 +39,9 @@ def section(runs: Sequence[Run]) -> Section | None:
         first.setdefault(methods[label], label)
     drawn = list(first.values())[:MOST]
     parts: list[Part] = [_map(label, tables[label]) for label in drawn]
+    known = method_looks(runs)
     parts += [
-        chart
-        for metric in SAID
-        if (chart := _change_chart(metric, {label: changes[label] for label in tables}, methods)) is not None
+        chart for metric in SAID if (chart := _change_chart(metric, changes, methods, known)) is not None
     ]
     parts.append(_table(tables, changes))
     left = len(tables) - len(drawn)
@@ -106,7 +106,10 @@ def _map(label: str, table: Table_) -> Chart:
 
 
 def _change_chart(
-    metric: str, changes: Mapping[str, Mapping[int, Mapping[str, float]]], methods: Mapping[str, str]
+    metric: str,
+    changes: Mapping[str, Mapping[int, Mapping[str, float]]],
+    methods: Mapping[str, str],
+    known: Looks,
 ) -> Chart | None:
     series: dict[str, list[dict[float, float]]] = {}
     for label, found in changes.items():
@@ -127,16 +130,16 @@ def _change_chart(
         ("Share of all clients, " if is_share else "1: the known groups; 0: as good as chance; ")
         + f"at each grouping.{bands(lines.values())}",
         f"Lines over the rounds. {ends}.",
-        draw_changes(lines, "share of clients" if is_share else SAID[metric]),
+        draw_changes(lines, "share of clients" if is_share else SAID[metric], looks_of(lines, known)),
         rows_of(lines),
     )
 
 
 @matplotlib.rc_context(STYLE)
-def draw_changes(lines: Mapping[str, Line], name: str) -> Figure:
+def draw_changes(lines: Mapping[str, Line], name: str, styles: Looks) -> Figure:
     """Draw a line for each method over the rounds of its groupings."""
     figure, axes = new_chart(3.0)
-    draw_lines(axes, lines, looks(lines))
+    draw_lines(axes, lines, styles)
     axes.set_ylim(min(0.0, *(float(line.low.min()) for line in lines.values())) - 0.02, 1.02)
     axes.set_xlabel("communication round, counted from 0")
     axes.set_ylabel(name)

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from fedlight.report.attack_log import GLOBAL, UPLOADS, Leakage, read_attacks
 from fedlight.report.figures.lines import Line, bands, draw_lines, over_seeds, rows_of
 from fedlight.report.figures.privacy_plots import draw_trade_off
-from fedlight.report.figures.style import HALF_A_PAGE, MOST_LINES, STYLE, looks
+from fedlight.report.figures.style import HALF_A_PAGE, MOST_LINES, STYLE, Looks
 from fedlight.report.figures.style import key as add_key
+from fedlight.report.method_looks import looks_of, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
 from fedlight.report.tables import capitalized, number, slug
@@ -42,7 +43,6 @@ TRADED = (
 )
 """Of the global model, against utility; the first two that differ between methods."""
 
-Styles = Mapping[str, Mapping[str, Any]]
 Found = dict[str, list[Leakage]]
 """Method -> what attacks found in the run of each seed."""
 
@@ -68,14 +68,14 @@ def section(runs: Sequence[Run]) -> Section | None:
                 found[target].setdefault(run.method, []).append(leakage)
     if not any(found.values()) and not notes:
         return None
-    styles = looks(method for of_target in found.values() for method in of_target)
+    styles = looks_of((method for of_target in found.values() for method in of_target), method_looks(runs))
     attacks = [
         (attack, target)
         for target, of_target in found.items()
         for attack in sorted({metric.partition("/")[0] for metric in metrics_of(of_target)})
     ]
     parts: list[Part] = [_chart(attack, target, found[target], styles) for attack, target in attacks]
-    parts += _trade_offs(found[GLOBAL], utilities(runs))
+    parts += _trade_offs(found[GLOBAL], utilities(runs), styles)
     parts += [_table(attack, target, found[target]) for attack, target in attacks]
     intro = "How much of the clients' rows attacks find, by round: less is better. Uploads: a round's mean over clients."
     return Section("leakage", "Leakage of private rows", intro, parts, tuple(notes))
@@ -111,7 +111,7 @@ def series_of(found: Found, metric: str) -> tuple[dict[str, Line], float | None]
     return lines, fmean(levels) if levels else None
 
 
-def _chart(attack: str, target: str, found: Found, styles: Styles) -> Chart:
+def _chart(attack: str, target: str, found: Found, styles: Looks) -> Chart:
     metrics = [metric for metric in metrics_of(found) if metric.startswith(f"{attack}/")]
     series = {metric: series_of(found, metric) for metric in metrics}
     rows: list[dict[str, Any]] = []
@@ -138,7 +138,7 @@ def _chart(attack: str, target: str, found: Found, styles: Styles) -> Chart:
 
 @matplotlib.rc_context(STYLE)
 def draw_leakage_panels(
-    series: Mapping[str, tuple[Mapping[str, Line], float | None]], styles: Styles
+    series: Mapping[str, tuple[Mapping[str, Line], float | None]], styles: Looks
 ) -> Figure:
     """Draw a panel for each metric: lines of the first methods in ``styles``, and the level before training."""
     there = {method for lines, _ in series.values() for method in lines}
@@ -186,7 +186,7 @@ def utilities(runs: Sequence[Run]) -> tuple[str, dict[str, list[float]]]:
     return task, scores[task]
 
 
-def _trade_offs(found: Found, utility: tuple[str, dict[str, list[float]]]) -> list[Chart]:
+def _trade_offs(found: Found, utility: tuple[str, dict[str, list[float]]], styles: Looks) -> list[Chart]:
     task, scores = utility
     charts: list[Chart] = []
     for metric in TRADED:
@@ -208,7 +208,7 @@ def _trade_offs(found: Found, utility: tuple[str, dict[str, list[float]]]) -> li
                 "Better is up and to the left. Crosses: standard deviation over the seeds.",
                 f"A point for each of {len(table):,} methods; {least} leaks least, {fmean(table[least]['x']):.2f}, with a "
                 f"score of {fmean(table[least]['y']):.2f}.",
-                draw_trade_off(table, f"{attack}, {in_words(metric)}", f"score of {task}"),
+                draw_trade_off(table, f"{attack}, {in_words(metric)}", f"score of {task}", styles=styles),
                 [
                     {"run": method, "leakage": x, "utility": y}
                     for method, values in table.items()

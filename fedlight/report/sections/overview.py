@@ -7,6 +7,8 @@ from typing import Any
 
 from fedlight.report import facts
 from fedlight.report.figures.headline import draw_results, headline
+from fedlight.report.figures.style import Looks
+from fedlight.report.method_looks import method_looks, row_looks
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
 from fedlight.report.tables import duration, number, objects, short, slug, spread
@@ -16,7 +18,7 @@ def section(runs: Sequence[Run]) -> Section:
     """Return the results of recipes, then the runs."""
     parts: list[Part] = []
     notes: list[str] = []
-    recipes = list(dict.fromkeys(run.home for run in runs))
+    recipes, known = list(dict.fromkeys(run.home for run in runs)), method_looks(runs)
     for home in recipes:
         found = Run(home, home.name, home.name, home)  # the recipe's own folder, read with the same care
         rows = [
@@ -27,7 +29,9 @@ def section(runs: Sequence[Run]) -> Section:
         notes += [f"{home.name}: {name} {what}" for name, what in found.faults.items()]
         if rows:
             title = "Results" if len(recipes) == 1 else f"Results of {home.name}"
-            parts += [*_pictures(rows, title, slug(home.name)), results_table(rows, title)]
+            of_home = [run for run in runs if run.home == home]
+            styles = row_looks([row["method"] for row in rows], of_home, known)
+            parts += [*_pictures(rows, title, slug(home.name), styles), results_table(rows, title)]
     trained = [run for run in runs if run.command == "fit" or (not run.command and run.metrics())]
     if trained:
         parts.append(runs_table(trained, "What was trained"))
@@ -80,11 +84,11 @@ def _numbers(row: Mapping[str, Any]) -> list[str]:
     return [key for key, value in row.items() if key not in ("method", "seed") and number(value) is not None]
 
 
-def _pictures(rows: Sequence[dict[str, Any]], title: str, name: str) -> list[Chart]:
+def _pictures(rows: Sequence[dict[str, Any]], title: str, name: str, styles: Looks) -> list[Chart]:
     """Draw the most telling metrics of the table; nothing with a single method."""
     methods = list(dict.fromkeys(row["method"] for row in rows))
     chosen = headline(rows, list(dict.fromkeys(key for row in rows for key in _numbers(row))))
-    return [draw_results(rows, methods, chosen, title, name)] if len(methods) > 1 and chosen else []
+    return [draw_results(rows, methods, chosen, title, name, styles)] if len(methods) > 1 and chosen else []
 
 
 def runs_table(runs: Sequence[Run], title: str) -> Table:

@@ -10,7 +10,8 @@ import matplotlib
 import numpy as np
 
 from fedlight.report.figures.lines import Line, bands, draw_lines, thinned
-from fedlight.report.figures.style import MOST_LINES, STYLE, key, looks, new_chart
+from fedlight.report.figures.style import MOST_LINES, STYLE, Looks, key, new_chart
+from fedlight.report.method_looks import looks_of, method_looks
 from fedlight.report.parts import Chart, Section
 from fedlight.report.runs import Run
 from fedlight.report.sections.curves import Curve, curves, family, in_words
@@ -29,7 +30,8 @@ def section(runs: Sequence[Run]) -> Section | None:
     for run in runs:
         for metric, curve in over_time(run).items():
             metrics.setdefault(metric, {}).setdefault(run.method, []).append(curve)
-    charts = [_chart(metric, of_methods) for metric, of_methods in sorted(metrics.items())]
+    known = method_looks(runs)
+    charts = [_chart(metric, of_methods, known) for metric, of_methods in sorted(metrics.items())]
     if not charts:
         return None
     intro = (
@@ -76,13 +78,13 @@ def _at(curve: Mapping[float, float], moments: np.ndarray) -> np.ndarray:
 
 
 @matplotlib.rc_context(STYLE)
-def _chart(metric: str, of_methods: Mapping[str, Sequence[Curve]]) -> Chart:
+def _chart(metric: str, of_methods: Mapping[str, Sequence[Curve]], known: Looks) -> Chart:
     lines = {method: line for method, runs in of_methods.items() if len((line := held(runs)).x)}
     shown = dict(list(lines.items())[:MOST_LINES])
     scale, unit = time_unit(max((float(line.x[-1]) for line in lines.values()), default=1.0))
     figure, axes = new_chart()
     scaled = {name: thinned(line._replace(x=line.x / scale)) for name, line in shown.items()}
-    draw_lines(axes, scaled, looks(shown))
+    draw_lines(axes, scaled, looks_of(shown, known))
     axes.set_xlabel(f"simulated time, {unit}")
     key(figure, axes)
     title = f"{capitalized(in_words(metric))} over simulated time"
