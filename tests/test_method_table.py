@@ -79,8 +79,12 @@ def test_win_rates_of_each_group_and_of_the_worst(tmp_path):
     assert ours["worst_group"] == 1.5 / 4
     assert ours["win_rate_by_group"] == pytest.approx(sum(SHARES[g] * by_group[g] for g in SHARES))
     by_answer = [SHARES["thorough"] + SHARES["warm"], SHARES["thorough"] + SHARES["terse"], 0.5, 0]
-    assert (ours["by_group_low"], ours["by_group_high"]) == pytest.approx(bootstrap_interval(by_answer))
-    assert (raw["worst_group"], raw["by_group_low"], raw["by_group_high"]) == (0.5, 0.5, 0.5)
+    ends = (ours["win_rate_by_group_low"], ours["win_rate_by_group_high"])
+    assert ends == pytest.approx(bootstrap_interval(by_answer))
+    ends = (ours["win_rate_warm_low"], ours["win_rate_warm_high"])
+    assert ends == pytest.approx(bootstrap_interval([1, 0, 0.5, 0]))
+    assert raw["worst_group"] == 0.5
+    assert not any(name.endswith(("_low", "_high")) for name in raw)
 
 
 def test_a_world_of_one_taste_has_one_win_rate(tmp_path):

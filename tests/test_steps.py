@@ -5,6 +5,7 @@ import json
 import pytest
 from tiny_world import make_model, write_rows
 
+from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.recipes import steps
 from fedlight.toy.oracle import Oracle
 
@@ -152,9 +153,16 @@ def test_the_selectors_table(rows, tested):
     """Four prompts: won, lost, won, and one answered alike, which counts half."""
     duel = rows("duel", completions(("x", "y"), ("x", "y"), ("same", "same"), ("u", "v")))
     table = steps.compare_by_selector(tested, duel, rows("votes", votes(1.0, -2.0, 0.5)))
+    low, high = bootstrap_interval([1, 0, 1, 0.5])
     assert table["rows"] == [
         {"method": "raw", "selector_accuracy": 0.5, "win_rate_by_selector": 0.5},
-        {"method": "FedBis", "selector_accuracy": 0.75, "win_rate_by_selector": 2.5 / 4},
+        {
+            "method": "FedBis",
+            "selector_accuracy": 0.75,
+            "win_rate_by_selector": 2.5 / 4,
+            "win_rate_by_selector_low": low,
+            "win_rate_by_selector_high": high,
+        },
     ]
 
 
@@ -189,6 +197,8 @@ def test_the_oracles_table(rows, tmp_path):
         ("FedBis", 0.75),
         ("oracle", 0.5),
     ]
+    # All answers are to one prompt, of which no interval is known.
+    assert not any(name.endswith(("_low", "_high")) for row in table for name in row)
     assert [row["utility"] for row in table] == pytest.approx([(good + bad) / 2, good, (good + bad) / 2])
     assert [row["selector_accuracy"] for row in table[:2]] == [0.5, 0.75]
     assert 0.6 < table[2]["selector_accuracy"] < 1.0

@@ -70,6 +70,25 @@ def bootstrap_interval(
     return Interval(float(low), float(high))
 
 
+def with_interval(
+    name: str, values: Sequence[float] | np.ndarray, prompts: Sequence[Hashable] | None = None
+) -> dict[str, float]:
+    """Return the mean of values as a column of a table, with the ends of its interval, absent where it is not defined.
+
+    Args:
+        name: of the column; the ends are ``NAME_low`` and ``NAME_high``.
+        values: none of them NaN, ``(answers,)``, at least one.
+        prompts: as of `bootstrap_interval`.
+
+    Examples:
+        >>> with_interval("won", [0.5, 0.5]), with_interval("won", [1.0])
+        ({'won': 0.5, 'won_low': 0.5, 'won_high': 0.5}, {'won': 1.0})
+    """
+    ends = bootstrap_interval(values, prompts)
+    row = {name: float(np.mean(values)), f"{name}_low": ends.low, f"{name}_high": ends.high}
+    return {column: value for column, value in row.items() if not math.isnan(value)}
+
+
 def student_interval(values: Sequence[float] | np.ndarray, level: float = 0.95) -> Interval:
     """Return Student's interval of the mean of independent values, one for each seed; NaN with fewer than two.
 

@@ -50,6 +50,16 @@ class WinTieLose(NamedTuple):
     win_rate_high: float
 
 
+def wins(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Return 1 for each prompt on which our answer scores higher, 0.5 for a tie, else 0; arguments of `win_rate`.
+
+    Examples:
+        >>> wins([2.0, 1.0, 0.0], [1.0, 1.0, 1.0])
+        [1.0, 0.5, 0.0]
+    """
+    return [(a > b) + 0.5 * (a == b) for a, b in zip(ours, theirs, strict=True)]
+
+
 def win_rate(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """Return the share of prompts, in [0, 1], on which our answer scores higher; a tie counts one half.
 
@@ -57,7 +67,7 @@ def win_rate(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """
     if not ours or len(ours) != len(theirs):
         raise ValueError(f"win_rate needs the same prompts twice, got {len(ours)} and {len(theirs)} scores")
-    return sum((a > b) + 0.5 * (a == b) for a, b in zip(ours, theirs, strict=True)) / len(ours)
+    return sum(wins(ours, theirs)) / len(ours)
 
 
 def outcomes(ours_first: Sequence[float], ours_second: Sequence[float], in_both: bool = False) -> list[float]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedlight.datamodules.rows.rows import load_rows
-from fedlight.evaluation.bootstrap import bootstrap_interval
+from fedlight.evaluation.bootstrap import with_interval
 from fedlight.judges.rule_judges import OracleJudge
 from fedlight.judges.selector_judge import SelectorJudge
 from fedlight.support.files import result_of
@@ -66,11 +66,11 @@ def methods(
         max_tokens: most tokens of a pair shown to the judge.
         oracle: options of the embedded world, whose oracle compares the answers: by the mean taste of all clients
             (``win_rate``), and by each client's group, averaged over the clients (``win_rate_by_group``).
-        by_group: also the win rate by each of these groups (``win_rate_GROUP``), the lowest of them (``worst_group``), and
-            the 95 % interval of ``win_rate_by_group`` over prompts (``by_group_low``, ``by_group_high``).
+        by_group: also the win rate by each of these groups (``win_rate_GROUP``), and the lowest of them (``worst_group``).
 
     Returns:
-        ``rows`` with ``method``, the columns of ``METRICS``, win rates, and ``sent_mib``: MiB sent down and up in training,
+        ``rows`` with ``method``, the columns of ``METRICS``, win rates, each with the ends of its 95 % interval over prompts
+        in ``NAME_low`` and ``NAME_high`` (none of raw answers against themselves, and of a single prompt), and ``sent_mib``: MiB sent down and up in training,
         including groupings.
     """
     answers = {
@@ -89,9 +89,8 @@ def methods(
     for name, stages in methods.items():
         row: dict[str, Any] = {"method": name, **_metrics(stages)}
         if name in answers:
-            row |= {
-                column: _compared(scores, answers[name], answers["raw"]) for column, scores in judges.items()
-            }
+            for column, scores in judges.items():
+                row |= _compared(column, scores, answers[name], answers["raw"])
             if by_group and oracle is not None:
                 row |= _of_groups(oracle, answers[name], answers["raw"])
         if "train" in stages:
@@ -166,13 +165,18 @@ def _oracles(options: dict[str, Any]) -> dict[str, Scores]:
 def _of_groups(options: dict[str, Any], ours: Rows, raw: Rows) -> dict[str, float]:
     shares = Oracle(**options).shares
     won = np.array([_scored(OracleJudge(**options, group=group).scores, ours, raw) for group in shares])
-    low, high = bootstrap_interval(np.array([*shares.values()]) @ won)
-    means = {f"win_rate_{group}": float(of.mean()) for group, of in zip(shares, won, strict=True)}
-    return {"by_group_low": low, "by_group_high": high, **means, "worst_group": min(means.values())}
+    each = zip(shares, won, strict=True)
+    if ours is raw:
+        columns = {f"win_rate_{group}": float(of.mean()) for group, of in each}
+    else:
+        columns = {k: v for group, of in each for k, v in with_interval(f"win_rate_{group}", of).items()}
+    return columns | {"worst_group": min(columns[f"win_rate_{group}"] for group in shares)}
 
 
-def _compared(scores: Scores, ours: Rows, raw: Rows) -> float:
-    return float(np.mean(_scored(scores, ours, raw)))
+def _compared(column: str, scores: Scores, ours: Rows, raw: Rows) -> dict[str, float]:
+    """Return the win rate with its interval; without one where raw answers are compared with themselves."""
+    scored = _scored(scores, ours, raw)
+    return {column: float(np.mean(scored))} if ours is raw else with_interval(column, scored)
 
 
 def _scored(scores: Scores, ours: Rows, raw: Rows) -> list[float]:

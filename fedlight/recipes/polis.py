@@ -16,7 +16,7 @@ import numpy as np
 
 from fedlight.datamodules.rows.columns import check_columns, text_at
 from fedlight.datamodules.rows.rows import RowsError, load_rows, write_rows
-from fedlight.evaluation.bootstrap import bootstrap_interval
+from fedlight.evaluation.bootstrap import with_interval
 from fedlight.evaluation.by_client import worst_share_mean
 from fedlight.evaluation.group_agreement import adjusted_rand_index
 from fedlight.recipes.method_table import sent_bytes
@@ -297,10 +297,10 @@ def opinion_table(methods: dict[str, dict[str, str]], test: str, against: str = 
     rows = []
     for method, own in values.items():
         folders = methods.get(method, {})
-        row: dict[str, Any] = {"method": method, **_with_interval("own", own)}
+        row: dict[str, Any] = {"method": method, **with_interval("own", own)}
         row["worst_tenth"] = worst_share_mean(own.tolist(), 0.1)
         if method != against:
-            row |= _with_interval("gain", own - values[against])
+            row |= with_interval("gain", own - values[against])
         if known and (groups := _groups(folders)):
             row["groups_ari"] = adjusted_rand_index(groups, known)
         if "train" in folders:
@@ -378,8 +378,3 @@ def _groups(folders: Mapping[str, str]) -> dict[str, str]:
         return {}
     with file.open(newline="", encoding="utf-8") as lines:
         return {row["client"]: row["selector"] for row in csv.DictReader(lines) if row["selector"]}
-
-
-def _with_interval(name: str, values: np.ndarray) -> dict[str, float]:
-    low, high = bootstrap_interval(values)
-    return {name: float(values.mean()), f"{name}_low": low, f"{name}_high": high}

@@ -8,7 +8,8 @@ import numpy as np
 from fedlight.datamodules.preferences.labelling import Orders, agreement, form_pairs, gather, label, majority
 from fedlight.datamodules.rows.rows import load_rows, write_rows
 from fedlight.datamodules.text.encoding import Comparison
-from fedlight.evaluation.win_rate import win_rate
+from fedlight.evaluation.bootstrap import with_interval
+from fedlight.evaluation.win_rate import wins
 from fedlight.support.files import result_of
 from fedlight.toy import rows as toy_rows
 from fedlight.toy.oracle import Oracle
@@ -119,19 +120,24 @@ def compare_by_selector(
         orders: ``orders`` of the votes.
 
     Returns:
-        ``rows``, one per method: ``selector_accuracy`` on held-out votes and ``win_rate_by_selector`` against raw.
+        ``rows``, one per method: ``selector_accuracy`` on held-out votes, ``win_rate_by_selector`` against raw, and the
+        ends of its 95 % interval over prompts, ``win_rate_by_selector_low`` and ``_high``.
     """
     rows = load_rows(duel)
     pairs, _ = form_pairs(rows, duel)
     log_probs = gather(load_rows(votes), len(pairs), orders)
     winners = majority(log_probs)[~np.isnan(log_probs).any(axis=(0, 2))]
     alike = [0.0] * (len(rows) - len(pairs))
-    won = win_rate([*(winners == 0).tolist(), *alike], [*(winners == 1).tolist(), *alike])
+    won = wins([*(winners == 0).tolist(), *alike], [*(winners == 1).tolist(), *alike])
     raw, tuned = tests
     return {
         "rows": [
             {"method": raw, "selector_accuracy": _accuracy(tests[raw]), "win_rate_by_selector": 0.5},
-            {"method": tuned, "selector_accuracy": _accuracy(tests[tuned]), "win_rate_by_selector": won},
+            {
+                "method": tuned,
+                "selector_accuracy": _accuracy(tests[tuned]),
+                **with_interval("win_rate_by_selector", won),
+            },
         ]
     }
 
@@ -148,18 +154,16 @@ def compare_with_oracle(
         opposition: opposition of the embedded world's groups.
 
     Returns:
-        ``rows``, one per method, with ``win_rate_vs_raw`` and mean ``utility``; and one for the oracle, whose accuracy is
+        ``rows``, one per method, with ``win_rate_vs_raw``, the ends of its 95 % interval over prompts and mean ``utility``; and one for the oracle, whose accuracy is
         the highest possible for one taste, given the noise of the votes, and whose labels are the upper bound of the tuning.
     """
     oracle = Oracle(seed, opposition=opposition)
-    utilities = {
-        method: [
-            oracle.utility(row["fields"]["prompt"], text)
-            for row in load_rows(file)
-            for text in row["completions"]
-        ]
-        for method, file in answers.items()
-    }
+    utilities: dict[str, list[float]] = {}
+    prompts: list[str] = []
+    for method, file in answers.items():
+        told = [(row["fields"]["prompt"], text) for row in load_rows(file) for text in row["completions"]]
+        utilities[method] = [oracle.utility(prompt, text) for prompt, text in told]
+        prompts = [prompt for prompt, _ in told]
     known = {row["method"]: row for row in result_of(results)["rows"]}
     known["oracle"] = {
         "method": "oracle",
@@ -169,7 +173,11 @@ def compare_with_oracle(
         "rows": [
             {
                 **known[method],
-                "win_rate_vs_raw": win_rate(scores, utilities["raw"]),
+                **(
+                    {"win_rate_vs_raw": 0.5}
+                    if method == "raw"
+                    else with_interval("win_rate_vs_raw", wins(scores, utilities["raw"]), prompts)
+                ),
                 "utility": float(np.mean(scores)),
             }
             for method, scores in utilities.items()

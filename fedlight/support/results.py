@@ -1,6 +1,7 @@
 """Table of a recipe's results: one line per method, with mean and standard deviation over seeds."""
 
 import io
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import mean, stdev
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WIDTH = 250  # characters, without a terminal
+ENDS = ("_low", "_high")
+"""Of the columns with the ends of an interval, behind the column's own name."""
 
 
 def versions() -> dict[str, str]:
@@ -64,9 +67,39 @@ def markdown(results: dict[str, Any]) -> str:
 def _cells(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return column names, and a line of texts for each method."""
     rows = summary(results["rows"])
-    metrics = list(dict.fromkeys(key for row in rows.values() for key in row))
+    metrics = without_ends(key for row in rows.values() for key in row)
     header = ["method", *(metric.replace("_", " ") for metric in metrics)]
-    return header, [[method, *(row.get(metric, "-") for metric in metrics)] for method, row in rows.items()]
+    lines = []
+    for method, row in rows.items():
+        own = [each for each in results["rows"] if each["method"] == method]
+        lines.append([method, *(row.get(metric, "-") + in_brackets(own, metric) for metric in metrics)])
+    return header, lines
+
+
+def without_ends(columns: Iterable[str]) -> list[str]:
+    """Return columns once, in order, without those that are the ends of another one's interval.
+
+    Examples:
+        >>> without_ends(["won", "won_low", "won_high", "bytes_low"])
+        ['won', 'bytes_low']
+    """
+    names = dict.fromkeys(columns)
+    return [name for name in names if not (name.endswith(ENDS) and name.rpartition("_")[0] in names)]
+
+
+def in_brackets(rows: Sequence[Mapping[str, Any]], metric: str) -> str:
+    """Return the interval of a metric behind a blank, of several rows the means of its ends; empty where none has one.
+
+    Examples:
+        >>> in_brackets([{"won": 0.5, "won_low": 0.25, "won_high": 0.75}, {"won": 0.5}], "won"), in_brackets([], "won")
+        (' [0.250, 0.750]', '')
+    """
+    ends = [[row.get(f"{metric}{end}") for end in ENDS] for row in rows]
+    whole = [each for each in ends if all(isinstance(end, int | float) for end in each)]
+    if not whole:
+        return ""
+    low, high = (mean(end) for end in zip(*whole, strict=True))
+    return f" [{low:.3f}, {high:.3f}]"
 
 
 def rich_text(title: str, header: list[str], lines: list[list[str]]) -> str:

@@ -194,3 +194,33 @@ def test_damaged_results_are_told_and_harm_nothing(tmp_path):
     assert section.notes == (f"{tmp_path.name}: results.json is not whole JSON",)
     (tmp_path / "results.json").write_text('{"rows": [1, {"x": 2}, null]}')
     assert overview.section(read_runs([tmp_path])).notes == ()
+
+
+def test_a_rate_in_the_table_of_results_has_its_interval_in_brackets():
+    rows = [
+        {
+            "method": "m",
+            "seed": seed,
+            "win_rate": 0.5 + seed / 4,
+            "win_rate_low": 0.25,
+            "win_rate_high": 0.875,
+        }
+        for seed in (0, 1)
+    ]
+    table = overview.results_table([*rows, {"method": "raw", "seed": 0, "win_rate": 0.5}], "Results")
+    assert table.header == ["method", "win rate"]
+    assert table.lines == [["m", "0.625 ± 0.177 [0.250, 0.875]"], ["raw", "0.500"]]
+    assert "95 % interval" in table.caption
+
+
+def test_the_ends_of_an_interval_are_a_band_and_no_lines(tmp_path):
+    folder = stage(tmp_path, "dpo") / "metrics" / "version_0"
+    folder.mkdir(parents=True)
+    header = "epoch,step,win_rate/oracle,win_rate_low/oracle,win_rate_high/oracle\n"
+    (folder / "metrics.csv").write_text(header + "".join(f"{n},{n},0.5,0.25,0.75\n" for n in range(3)))
+    (chart,) = curves.section(read_runs([tmp_path])).parts
+    assert [(row["line"], row["mean"], row["low"], row["high"]) for row in chart.rows] == [
+        ("dpo", 0.5, 0.25, 0.75)
+    ] * 3
+    assert len(chart.figure.axes[0].collections) == 1
+    assert "95 % interval" in chart.caption

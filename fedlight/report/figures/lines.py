@@ -23,7 +23,7 @@ def draw_lines(axes: Axes, lines: Mapping[str, Line], styles: Mapping[str, Mappi
     """Draw each line with its band; a short line gets a dot at each point."""
     for name, line in lines.items():
         style = styles[name]
-        if line.seeds > 1:
+        if (line.high > line.low).any():
             axes.fill_between(line.x, line.low, line.high, color=style["color"], alpha=0.15, linewidth=0)
         marker = "o" if len(line.x) <= 12 else ""
         (drawn,) = axes.plot(

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import matplotlib
+import numpy as np
 
 from fedlight.report.figures.lines import MOST_POINTS, Line, draw_lines, over_seeds, thinned
 from fedlight.report.figures.style import DASHES, MOST_LINES, STYLE, Looks, key, new_chart
@@ -86,6 +87,13 @@ def _charts(of_methods: dict[str, list[Curves]], axis: str, known: Looks) -> lis
             for metric, curve in found.metrics.items() if found.axis == axis else ():
                 if family(metric):
                     metrics.setdefault(metric, {}).setdefault(method, []).append(curve)
+    ends = {
+        metric: found for metric in metrics if (found := ends_of(metric)) and set(found) <= metrics.keys()
+    }
+    intervals = {metric: [metrics[end] for end in found] for metric, found in ends.items()}
+    metrics = {
+        name: found for name, found in metrics.items() if not any(name in own for own in ends.values())
+    }
     # Single values stand in tables; beside curves they are points.
     metrics = {
         metric: found
@@ -102,7 +110,7 @@ def _charts(of_methods: dict[str, list[Curves]], axis: str, known: Looks) -> lis
         told_apart = len(of_family) <= len(DASHES) and len({known[m]["color"] for m in shown}) == len(shown)
         if len(of_family) > 1 and lines_of_family <= TOGETHER and told_apart and title != "Others":
             lines = {
-                f"{method}: {in_words(metric)}": over_seeds(several)
+                f"{method}: {in_words(metric)}": _line(method, several, intervals.get(metric))
                 for metric, found in of_family.items()
                 for method, several in found.items()
             }
@@ -118,12 +126,37 @@ def _charts(of_methods: dict[str, list[Curves]], axis: str, known: Looks) -> lis
                     metric,
                     capitalized(in_words(metric)),
                     axis,
-                    {method: over_seeds(x) for method, x in found.items()},
+                    {m: _line(m, several, intervals.get(metric)) for m, several in found.items()},
                     looks_of(found, known),
                 )
                 for metric, found in of_family.items()
             ]
     return charts
+
+
+def ends_of(metric: str) -> tuple[str, str]:
+    """Return the names of the metrics with the ends of a metric's interval, if it has one.
+
+    Examples:
+        >>> ends_of("win_rate/oracle"), ends_of("val/accuracy")
+        (('win_rate_low/oracle', 'win_rate_high/oracle'), ('val/accuracy_low', 'val/accuracy_high'))
+    """
+    rate, slash, judge = metric.partition("/")
+    if rate == "win_rate":
+        return f"{rate}_low{slash}{judge}", f"{rate}_high{slash}{judge}"
+    return f"{metric}_low", f"{metric}_high"
+
+
+def _line(method: str, several: Sequence[Curve], intervals: Sequence[dict[str, list[Curve]]] | None) -> Line:
+    """Return the line of a method: its band is that over the seeds, of a single seed the interval where it has one."""
+    line = over_seeds(several)
+    if intervals is None or len(several) > 1 or not all(method in of_end for of_end in intervals):
+        return line
+    low, high = (
+        np.array([of_end[method][0].get(at, middle) for at, middle in zip(line.x, line.middle, strict=True)])
+        for of_end in intervals
+    )
+    return line._replace(low=low, high=high)
 
 
 def _place(item: tuple[str, object]) -> int:
@@ -140,6 +173,8 @@ def _chart(name: str, title: str, axis: str, lines: Lines, styles: Looks) -> Cha
     axes.locator_params(axis="x", integer=True)
     key(figure, axes)
     notes = []
+    if any(line.seeds == 1 and (line.high > line.low).any() for line in shown.values()):
+        notes.append("Band of a single seed: the 95 % interval.")
     if len(shown) < len(lines):
         notes.append(f"{len(shown)} of {len(lines)} lines are drawn; the CSV has all.")
     if any(len(line.x) > MOST_POINTS for line in shown.values()):

@@ -12,6 +12,7 @@ from fedlight.report.method_looks import method_looks, row_looks
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
 from fedlight.report.tables import duration, number, objects, short, slug, spread
+from fedlight.support.results import in_brackets, without_ends
 
 
 def section(runs: Sequence[Run]) -> Section:
@@ -63,19 +64,20 @@ def results_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
         [['m', '0.500']]
     """
     methods = dict.fromkeys(row["method"] for row in rows)
-    metrics = dict.fromkeys(key for row in rows for key in _numbers(row))
+    metrics = without_ends(key for row in rows for key in _numbers(row))
     seeds = {str(row["seed"]) for row in rows if "seed" in row}
-    lines = [
-        [
-            method,
-            *(
-                spread([row[name] for row in rows if row["method"] == method and name in _numbers(row)])
-                for name in metrics
-            ),
+    lines = []
+    for method in methods:
+        own = [row for row in rows if row["method"] == method]
+        cells = [
+            spread([row[name] for row in own if name in _numbers(row)]) + in_brackets(own, name)
+            for name in metrics
         ]
-        for method in methods
-    ]
+        lines.append([method, *cells])
     caption = f"Mean ± standard deviation over {len(seeds)} seeds." if len(seeds) > 1 else ""
+    if any("[" in cell for line in lines for cell in line[1:]):
+        of = ", the mean of its ends over the seeds" if len(seeds) > 1 else ""
+        caption += f" In brackets: the 95 % interval within a seed{of}."
     return Table(title, ["method", *(metric.replace("_", " ") for metric in metrics)], lines, caption)
 
 
@@ -87,7 +89,7 @@ def _numbers(row: Mapping[str, Any]) -> list[str]:
 def _pictures(rows: Sequence[dict[str, Any]], title: str, name: str, styles: Looks) -> list[Chart]:
     """Draw the most telling metrics of the table; nothing with a single method."""
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    chosen = headline(rows, list(dict.fromkeys(key for row in rows for key in _numbers(row))))
+    chosen = headline(rows, without_ends(key for row in rows for key in _numbers(row)))
     return [draw_results(rows, methods, chosen, title, name, styles)] if len(methods) > 1 and chosen else []
 
 
