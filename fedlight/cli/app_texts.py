@@ -10,7 +10,13 @@ from fedlight.flower.settings import OF_APP
 
 GITIGNORE = "# What Flower does not send to the nodes.\nruns/\nnodes/\nkeys/\ncertificates/\nsuperlink.db*\n"
 
-DEFAULTS: dict[str, str | int] = {"set": "", "min-clients": 0, "deadline-seconds": 0, "wait-seconds": 600}
+DEFAULTS: dict[str, str | int | bool] = {
+    "set": "",
+    "min-clients": 0,
+    "deadline-seconds": 0,
+    "wait-seconds": 600,
+    "secure-aggregation": False,
+}
 
 PYPROJECT = Template("""\
 # A Flower app that runs a config of fedlight; README.md has the commands.

@@ -46,6 +46,9 @@ class Algorithm:
         deployable: whether server and clients may be in processes of their own, which share nothing but what is sent and
             what `tell` returns. Both then call ``start_visit`` and ``finish_visit``: what these keep in the client's memory
             is the client's.
+        sums_alone: whether the server needs nothing of a round but the sum of ``finish_visit``'s updates, all of the same
+            tensors with weights that follow from ``weighting``, so that secure aggregation can hide the single ones. It
+            holds for the very class that sets it, not for those derived from it.
 
     Raises:
         ValueError: another weighting.
@@ -54,6 +57,7 @@ class Algorithm:
     buffers: tuple[str, ...] = ("refuse", "average", "local")
     unlike_ranks: bool = False
     deployable: bool = True
+    sums_alone: bool = False
 
     def __init__(self, weighting: Weighting = "unbiased") -> None:
         if weighting not in ("unbiased", "normalized", "uniform"):

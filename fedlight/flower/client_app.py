@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from fedlight.flower.messages import FORMAT, Parcel, Refused
 from fedlight.flower.node import Node
 from fedlight.flower.records import from_record, to_record
-from fedlight.flower.settings import config_arguments, node_settings
+from fedlight.flower.settings import config_arguments, is_secure, node_settings
 
 app = ClientApp()
 logger = logging.getLogger("fedlight")
@@ -19,9 +19,9 @@ logger = logging.getLogger("fedlight")
 @lru_cache(maxsize=4)
 def _node(of_run: str, of_node: str, node_id: int) -> Node:
     """Return the node of these settings, made once in a process that serves several messages."""
-    args = config_arguments(json.loads(of_run))
+    run = json.loads(of_run)
     own, folder, clients, part = node_settings(json.loads(of_node), node_id)
-    return Node(args, own, folder, clients, part)
+    return Node(config_arguments(run), own, folder, clients, part, is_secure(run))
 
 
 @app.query()

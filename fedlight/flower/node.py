@@ -1,9 +1,10 @@
 """Node: a process that has the rows of some clients and does what the server asks for them."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import lightning as L
 import torch
@@ -14,7 +15,14 @@ from fedlight.flower.loops.node_loop import Answered, NodeLoop, Task, base_diges
 from fedlight.flower.loops.node_memories import NodeMemories, Versions
 from fedlight.flower.messages import FORMAT, Parcel, Refused, value_of
 from fedlight.flower.parts import Parts, kept_by_node, refuse_unsupported, say_left_out
+from fedlight.flower.secure.refusals import refuse_unsummable
+from fedlight.flower.secure.ring import PAYLOAD, UNIT, encode, to_bytes
 from fedlight.support.settings_record import digest
+
+if TYPE_CHECKING:
+    from fedlight.flower.secure.node_side import NodeSecrets
+
+logger = logging.getLogger("fedlight")
 
 QUIET = {
     **{
@@ -39,6 +47,7 @@ class Node:
         folder: folder in which the node keeps what its clients remember and make.
         clients: ids of the clients that it serves; None for all in its rows.
         part: ``(i, n)``: of these, in the order of their ids, every n-th from the i-th on.
+        secure: whether what the clients send is added up and masked; then nothing else of them leaves the node.
 
     Raises:
         ValueError: the config does not fit a deployment.
@@ -51,12 +60,17 @@ class Node:
         folder: str | Path,
         clients: Sequence[str] | None = None,
         part: tuple[int, int] = (0, 1),
+        secure: bool = False,
     ) -> None:
+        self._secure = secure
         self._folder, self._wanted, self._part = Path(folder).absolute(), clients, part
         settings = [f"--{name}={value}" for name, value in own.items()]
         self._parts = Parts([*args, *settings, f"--trainer.default_root_dir={self._folder}"], kept_by_node)
         self._settings = self._parts.settings()
         refuse_unsupported(self._settings)
+        if secure:
+            refuse_unsummable(self._settings)
+            self._settings["product_error"] = False
         # The server learns numbers of examples only where the algorithm weights clients by them.
         self._counts = getattr(self._settings["algorithm"], "weighting", "") != "uniform"
         others = [name for name in self._parts.left_out if name not in dir(L.pytorch.callbacks)]
@@ -71,8 +85,13 @@ class Node:
         head = asked.header
         action, run = value_of(head, "action", str), value_of(head, "run", str)
         answers = {"join": self._join, "prepare": self._prepare, "losses": self._losses, "visit": self._visit}
+        if self._secure:
+            answers = {"join": self._join, "visit": self._masked_visit}
+            answers |= dict.fromkeys(("keys", "shares", "unmask"), self._secure_step)
         if action not in answers:
-            raise Refused(f"the action {action!r:.40} is unknown")
+            raise Refused(
+                f"the action {action!r:.40} is unknown, or not one of this node's secure-aggregation"
+            )
         header, payloads = answers[action](asked)
         given: dict[str, Any] = {name: head[name] for name in ("round", "nonce") if name in head}
         return Parcel({"format": FORMAT, "action": action, "run": run, **given, **header}, payloads)
@@ -137,6 +156,38 @@ class Node:
             )
         return {"visits": visits}, payloads
 
+    def _secure_step(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:
+        secrets, action = self._secrets(asked), asked.header["action"]
+        if action == "keys":
+            return secrets.keys(asked), {}
+        return ({"letters": secrets.shares(asked)} if action == "shares" else secrets.unmask(asked)), {}
+
+    def _masked_visit(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """Make the visits, and return the masked sum of what they send; of each one steps and seconds alone."""
+        secrets = self._secrets(asked)
+        secrets.take_letters(asked)
+        loop, _ = self._run(self._task(asked), value_of(asked.header, "run", str), asked)
+        visits: list[dict[str, Any]] = [
+            {
+                **{"client": row["client"], "label": row["split"], "payload": None, "names": None},
+                **{"diverged": loop.diverged.get(str(row["client"]), ""), "steps": row["steps"]},
+                **{"seconds": row["seconds"], "loss": None, "training": {}},
+            }
+            for row in loop.visit_records
+        ]
+        values, rounded = encode(loop.summed, loop.shapes)
+        if rounded:
+            logger.warning(
+                "%s of %s sums have bits below 2^%s, which are rounded away", rounded, values.shape[1], UNIT
+            )
+        return {"visits": visits}, {PAYLOAD: to_bytes(secrets.mask(asked, values))}
+
+    def _secrets(self, asked: Parcel) -> "NodeSecrets":
+        from fedlight.flower.secure.node_side import NodeSecrets  # it needs the extra flower
+
+        run = value_of(asked.header, "run", str)
+        return NodeSecrets(self._folder / digest(run), run)
+
     def _task(self, asked: Parcel) -> Task:
         """Return what a message of a round asks for."""
         head = asked.header
@@ -182,7 +233,7 @@ class Node:
         kept = {} if asked is None else _versions(asked)
         changes = {"clients_per_round": 1, "over_selection": 1.0, "clients_at_once": 1, "memory": None}
         loop = NodeLoop(**(self._settings | changes))
-        loop.give(task, NodeMemories(folder / "clients", kept))
+        loop.give(task, NodeMemories(folder / "clients", kept), self._secure)
         of_round = {"max_epochs": task.num_rounds, "min_epochs": None, "default_root_dir": str(folder)}
         trainer = self._parts.new_trainer([loop], **QUIET, **of_round)
         done: Any = trainer.fit_loop.epoch_progress.current

@@ -16,6 +16,7 @@ from fedlight.flower.loops.server_loop import ServerLoop
 from fedlight.flower.node import versions
 from fedlight.flower.nodes import Nodes, Transport
 from fedlight.flower.parts import Parts, kept_by_server, refuse_unsupported, say_left_out
+from fedlight.flower.secure.refusals import refuse_unsummable
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
 from fedlight.support.checkpoint_files import check_resumable
@@ -29,6 +30,7 @@ def serve(
     min_clients: int = 0,
     deadline_seconds: float | None = None,
     wait_seconds: float = 600.0,
+    secure: bool = False,
 ) -> tuple[L.Trainer, ServerLoop]:
     """Run a federation whose clients are nodes, from the start or from the newest checkpoint in the run's folder.
 
@@ -38,6 +40,7 @@ def serve(
         min_clients: clients that have to be there for a start; 0: ``federated.clients_per_round``.
         deadline_seconds: wall time after which a round goes on without those that have not answered; None: it waits.
         wait_seconds: longest wait for the clients of a start.
+        secure: secure aggregation, `fedlight.flower.secure`.
 
     Returns:
         The trainer and its loop, with all rounds done.
@@ -49,6 +52,9 @@ def serve(
     parts = Parts(args, kept_by_server)
     settings = parts.settings()
     refuse_unsupported(settings)
+    if secure:
+        refuse_unsummable(settings, parts.callbacks)
+        settings |= {"product_error": False}
     say_left_out(parts.left_out, "server", "which read the clients' rows")
     nodes = Nodes(transport, secrets.token_hex(8), deadline_seconds)
     loop = ServerLoop(**(settings | {"clients_at_once": 1, "memory": None}))
@@ -60,7 +66,7 @@ def serve(
         "groups": getattr(algorithm, "assignment", "") == "known",
     }
     own = versions()
-    loop.connect(nodes, asks, own)
+    loop.connect(nodes, asks, own, secure)
     data = ServerData(nodes, parts.datamodule, loop.prepare)
     if not data.validates:
         rank_zero_info("no validation at the server: it has no rows, and data.val_source names none for it")

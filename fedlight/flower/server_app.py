@@ -10,7 +10,7 @@ from fedlight.flower.messages import Parcel, Refused
 from fedlight.flower.nodes import Failure
 from fedlight.flower.records import from_record, to_record
 from fedlight.flower.server import serve
-from fedlight.flower.settings import config_arguments
+from fedlight.flower.settings import config_arguments, is_secure
 
 app = ServerApp()
 
@@ -61,4 +61,5 @@ def main(grid: Grid, context: Context) -> None:
         min_clients=int(run.get("min-clients", 0)),
         deadline_seconds=float(run.get("deadline-seconds", 0)) or None,
         wait_seconds=float(run.get("wait-seconds", 600)),
+        secure=is_secure(run),
     )

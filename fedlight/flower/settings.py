@@ -15,6 +15,7 @@ OF_APP = {
     "min-clients": "clients that have to be there for a start; 0: federated.clients_per_round",
     "deadline-seconds": "wall time after which a round goes on without those that have not answered; 0: it waits",
     "wait-seconds": "longest wait for the clients of a start",
+    "secure-aggregation": "whether the server learns the sum of the nodes' updates alone; three nodes at least",
 }
 """Name of a setting of the app -> its meaning."""
 OF_NODE = ("folder", "clients", "partition-id", "num-partitions")
@@ -31,6 +32,18 @@ def config_arguments(run: Mapping[str, Any]) -> list[str]:
     if not run.get("config"):
         raise ValueError("[tool.flwr.app.config] has no config: set config to the YAML of the run")
     return ["--config", file_of_app(str(run["config"])), *shlex.split(str(run.get("set", "")))]
+
+
+def is_secure(run: Mapping[str, Any]) -> bool:
+    """Return whether the settings of an app ask for secure aggregation.
+
+    Raises:
+        ValueError: the setting is neither true nor false.
+    """
+    value = run.get("secure-aggregation", False)
+    if not isinstance(value, bool):
+        raise ValueError(f"[tool.flwr.app.config] has secure-aggregation={value!r}: set it to true or false")
+    return value
 
 
 def file_of_app(name: str) -> str:

@@ -30,7 +30,8 @@ REFUSED = {
 EMULATED_DEVICES = ("fleet", "buffered")
 MORE_OF_THE_SAME = ("backwards", "adapters", "one_client", "private_mean", "trimmed_mean")
 FOR_HOSTILE_REPLIES = ("everybody", "everybody_coded")
-OTHERS = (*REFUSED, *EMULATED_DEVICES, *MORE_OF_THE_SAME, *FOR_HOSTILE_REPLIES)
+FOR_SECURE_SUMS = ("all_fedprox", "all_uniform", "all_noised")
+OTHERS = (*REFUSED, *EMULATED_DEVICES, *MORE_OF_THE_SAME, *FOR_HOSTILE_REPLIES, *FOR_SECURE_SUMS)
 EQUAL = [name for name in ALL_KINDS if name not in OTHERS]
 UNIFORM = ("uniform", "uniform_fewfedpit", "hetlora_alike", "hetlora_pruning")
 """Kinds in which all clients count alike, so that the server does not learn how many examples they have."""

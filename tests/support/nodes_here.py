@@ -23,6 +23,7 @@ from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedmit import FedMIT
+from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.fedrep import FedRep
 from fedlight.federation.algorithms.fewfedpit import FewFedPIT
 from fedlight.federation.algorithms.fewfedweight import FewFedWeight
@@ -35,6 +36,7 @@ from fedlight.federation.channel import Wire
 from fedlight.federation.client import Client
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.forward.zeroth_order import ZerothOrder
+from fedlight.federation.privacy import ClipAndNoise
 from fedlight.federation.server import FedAdam
 from fedlight.flower import node as of_node
 from fedlight.flower import server as of_server
@@ -97,6 +99,9 @@ MORE_KINDS = {
         {"clients_per_round": 10, "channel": Wire(up=[TopK(0.3), Quantize("fp16")])}
     ),
     "paced": lambda root: Kind(model=Paced),
+    "all_fedprox": lambda root: Kind({"algorithm": FedProx(0.5, "normalized"), "clients_per_round": 10}),
+    "all_uniform": lambda root: Kind({"algorithm": FedAvg("uniform"), "clients_per_round": 10}),
+    "all_noised": lambda root: Kind({"channel": Wire(up=ClipAndNoise(0.5, 0.1)), "clients_per_round": 10}),
 }
 ALL_KINDS = KINDS | MORE_KINDS
 
@@ -184,10 +189,10 @@ class Here:
         return [one for one in self.messages if one.asked.header["action"] == action]
 
 
-def make_node(name, folder, part=(0, 1), clients=None):
+def make_node(name, folder, part=(0, 1), clients=None, secure=False):
     """Return a node of a kind of run."""
     with mock.patch.object(of_node, "Parts", MadeParts):
-        return Node([f"--kind={name}"], {}, folder, clients, part)
+        return Node([f"--kind={name}"], {}, folder, clients, part, secure)
 
 
 def two_nodes(name, folder):

@@ -93,11 +93,13 @@ class NodeRun(Run):
 
 
 class NodeExchange(Exchange):
-    """Messages of a node's clients; ``replies``: client and visit's label -> its reply."""
+    """Messages of a node's clients; ``replies``: client and visit's label -> its reply, none where they are ``summed``."""
 
-    def __init__(self, task: Task, payloads: Mapping[tuple[str, str], Payloads], *given: Any) -> None:
+    def __init__(
+        self, task: Task, payloads: Mapping[tuple[str, str], Payloads], summed: bool, *given: Any
+    ) -> None:
         super().__init__(*given)
-        self._task, self._payloads = task, payloads
+        self._task, self._payloads, self._summed = task, payloads, summed
         self.replies: dict[tuple[str, str], Reply] = {}
 
     def down(self, visit: Visit, client: Client, before: Visiting | None) -> tuple[Visiting, int]:
@@ -125,7 +127,9 @@ class NodeExchange(Exchange):
         movement = self.channel.read_up(message, received, shapes)
         refuse_not_finite(movement, "the movement of")
         # The server does the same with its own copy; what it keeps with the client is kept here.
-        self.algorithm.finish_visit(visiting, pad_like(movement, whole, rank), work)
+        update = self.algorithm.finish_visit(visiting, pad_like(movement, whole, rank), work)
+        if self._summed and update is not None:
+            return replace(update, movement=dict(sorted(update.movement.items()))), 0
         key = visit.client_id, visit.label
         all_due = reply.keys() == self._payloads[key].up.keys()
         self.replies[key] = Reply(write_payload(message), None if all_due else sorted(reply))
@@ -151,13 +155,17 @@ class NodeLoop(FederatedLoop):
         losses: client -> losses under each adapter that was asked for.
         sums: client -> sums and counts of its training metrics, for each visit.
         diverged: client -> why its work of the round is left out.
+        summed: with secure aggregation, the weighted sum over the node's clients, as `WeightedSum.partial` gives it.
+        shapes: of its tensors, by name.
     """
 
     planner_type, run_type = NodePlanner, NodeRun
 
-    def give(self, task: Task, memory: Any) -> None:
-        """Take the task, and the store of the clients' memories."""
-        self.task, self.memory = task, memory
+    def give(self, task: Task, memory: Any, secure: bool = False) -> None:
+        """Take the task, and the store of the clients' memories; ``secure``: whether what they send is summed here."""
+        self.task, self.memory, self._secure = task, memory, secure
+        self.summed: dict[str, list[Any]] = {"sums": [], "divisors": []}
+        self.shapes: dict[str, tuple[int, ...]] = {}
         self.rounds_done = task.round_idx
         self.replies: dict[tuple[str, str], Reply] = {}
         self.losses: dict[str, list[np.ndarray]] = {}
@@ -219,7 +227,8 @@ class NodeLoop(FederatedLoop):
             due = predict_payloads(self.algorithm, visits, own, state)
             payloads |= {(one.client_id, one.label): each for one, each in zip(visits, due, strict=True)}
         given = self.algorithm, self.channel, self.seed, self.rounds_done, state
-        exchange = NodeExchange(self.task, payloads, *given, 0, Synchronous(1))
+        self.shapes = {name: tuple(value.shape) for name, value in sorted(state.items())}
+        exchange = NodeExchange(self.task, payloads, self._secure, *given, 0, Synchronous(1))
         self.replies = exchange.replies
         return exchange
 
@@ -227,6 +236,9 @@ class NodeLoop(FederatedLoop):
         """Keep what the visits have left; the server's step is taken elsewhere."""
         self.sums = under_way.training.partial()
         self.diverged = dict(under_way.contributions.diverged)
+        for piece in under_way.contributions.pieces() if self._secure else ():
+            for name, found in piece["updates"].items():
+                self.summed[name] += found
         write(under_way.opened, self._parameters)
         self.buffers.finish_round()
         self._optimizers.forget(trainer.optimizers)

@@ -75,7 +75,7 @@ def check_reply(answer: Parcel, asked: Mapping[str, Sequence[str]]) -> None:
         raise Refused("its payloads are not one for each visit that names one")
 
 
-def read_reply(answer: Parcel, sent: Sent, channel: Channel, state: State) -> Arrived:
+def read_reply(answer: Parcel, sent: Sent, channel: Channel, state: State, masked: bool = False) -> Arrived:
     """Return a client's work of the round.
 
     Args:
@@ -83,6 +83,7 @@ def read_reply(answer: Parcel, sent: Sent, channel: Channel, state: State) -> Ar
         sent: what the client was asked for.
         channel: way on which it came.
         state: the server's parameters.
+        masked: whether its node has sent the sum of its clients, so that there is no movement of this one.
 
     Raises:
         Refused: something is not what was due.
@@ -100,7 +101,7 @@ def read_reply(answer: Parcel, sent: Sent, channel: Channel, state: State) -> Ar
             raise Refused(f"client {name} has made {steps} steps in {seconds} s")
         found.works.append(Work(steps, 0.0, loss, float(seconds)))
         found.metrics.append(_metrics(entry))
-        if found.diverged:
+        if found.diverged or masked:
             continue
         label = entry.get("payload")
         data = b"" if label is None else answer.payloads.get(label) if isinstance(label, str) else None

@@ -23,7 +23,7 @@ from fedlight.callbacks.loop.plan import RoundPlanner, RoundSchedule
 from fedlight.callbacks.loop.run import Run, visit_row
 from fedlight.callbacks.loop.visits.visit import OpenRound
 from fedlight.federation.algorithm import predict_payloads
-from fedlight.federation.client import OWN_STATE, Client, Visit, build_clients
+from fedlight.federation.client import OWN_STATE, Client, Visit, Work, build_clients
 from fedlight.federation.client_state import Memory
 from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of
 from fedlight.federation.protocols import FederatedData, LossesOn
@@ -101,9 +101,14 @@ class ServerLoop(FederatedLoop):
 
     planner_type, run_type = ServerPlanner, ServerRun
 
-    def connect(self, nodes: Nodes, asks: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Take the nodes; ``asks`` and ``own`` are those of `Nodes.welcome`, for nodes that join later."""
-        self.nodes, self._asks, self._own = nodes, asks, own
+    def connect(
+        self, nodes: Nodes, asks: Mapping[str, Any], own: Mapping[str, Any], secure: bool = False
+    ) -> None:
+        """Take the nodes; ``asks`` and ``own`` are those of `Nodes.welcome`, for nodes that join later.
+
+        With ``secure`` the nodes mask what they send, and the server learns the sum alone.
+        """
+        self.nodes, self._asks, self._own, self._secure = nodes, asks, own, secure
         self.last: dict[str, int] = {}
         self.outlines: dict[str, Memory] = {}
         self._saved: dict[str, int] = {}
@@ -242,14 +247,14 @@ class ServerLoop(FederatedLoop):
     def _finish_round(self, trainer: L.Trainer, module: L.LightningModule, under_way: OpenRound) -> None:
         """Have nodes make the visits of the round; then the server steps."""
         sent, parcels = self._send(under_way)
-        answers = self.nodes.ask("visit", parcels)
-        found: dict[str, Arrived | str] = {}
-        for node, parcel in parcels.items():
-            found |= self._read(answers[node], {name: sent[name] for name in parcel.header["shares"]})
+        if self._secure:
+            found = self._visit_masked(under_way, sent, parcels)
+        else:
+            answers, found = self.nodes.ask("visit", parcels), {}
+            for node, parcel in parcels.items():
+                found |= self._read(answers[node], {name: sent[name] for name in parcel.header["shares"]})
         took_part = []
-        for (
-            name
-        ) in self._rounds.everything.clients:  # in the order in which the emulator would have visited them
+        for name in self._rounds.everything.clients:  # as the emulator would have visited them
             arrived = found.get(name, ABSENT)
             if isinstance(arrived, str):
                 down = sum(sent[name].bytes_down) if name in sent else 0
@@ -268,6 +273,58 @@ class ServerLoop(FederatedLoop):
             }
         )
         super()._finish_round(trainer, module, under_way)
+
+    def _visit_masked(
+        self, under_way: OpenRound, sent: Mapping[str, Sent], parcels: Mapping[int, Parcel]
+    ) -> dict[str, Arrived | str]:
+        """Have nodes make the visits and mask what they send; add their sum to the round.
+
+        Who is in the sum, or why not, is returned. A node is in it with all of its clients or with none.
+        """
+        from fedlight.flower.secure import server_side  # it needs the extra flower
+
+        round_of = server_side.SecureRound(self.nodes, self.rounds_done)
+        homes = {
+            node: {name: sent[name] for name in parcel.header["shares"]} for node, parcel in parcels.items()
+        }
+        shapes = server_side.shapes_of([one.due[0].up for one in sent.values()]) if sent else {}
+        before = replace(self.nodes.traffic)
+        opened = round_of.open(parcels)
+        arrived: dict[str, Arrived] = {}
+        for node, answer in self.nodes.ask("visit", opened).items():
+            take = partial(server_side.read_masked, sent=homes[node], shapes=shapes, channel=self.channel)
+            try:
+                own, masked = self.nodes.read(answer, take)
+            except Refused as error:
+                round_of.why[node] = str(error)
+                continue
+            arrived |= own
+            round_of.add(node, masked)
+        reason = "too few nodes are left for a secure sum"
+        try:
+            if arrived:
+                weights = [self._weight(sent[name]) for name, one in arrived.items() if not one.diverged]
+                total = server_side.decoded(round_of.total(), shapes, weights)
+                under_way.contributions.merge([{"updates": total, "diverged": {}}])
+        except Refused as error:
+            self.nodes.count_refused(str(error))
+            logger.warning("round %s: %s", self.rounds_done + 1, error)
+            arrived, reason = {}, str(error)
+        visits = sum(parcel.num_bytes for parcel in opened.values())
+        self._run.log({"secure_bytes_down": float(self.nodes.traffic.down - before.down - visits)})
+        self._run.log({"secure_bytes_up": float(self.nodes.traffic.up - before.up)})
+        why = {
+            name: f"{DROPPED}: {round_of.why.get(node, reason)}"
+            for node, own in homes.items()
+            for name in own
+        }
+        return {**why, **arrived}
+
+    def _weight(self, sent: Sent) -> float:
+        """Return what a client's update weighs, which follows from what the server knows."""
+        update = self.algorithm.finish_visit(sent.visitings[-1], {}, Work(0, 0.0, None, 0.0))
+        uniform = getattr(self.aggregation or self.algorithm.aggregation(1), "divide_by", "") != "weight"
+        return 1.0 if update is None or uniform else update.weight
 
     def _send(self, under_way: OpenRound) -> tuple[dict[str, Sent], dict[int, Parcel]]:
         """Return what is under way for each client, and the message for each node."""
@@ -347,8 +404,9 @@ class ServerLoop(FederatedLoop):
         for place, visiting in enumerate(sent.visitings):
             work, reason, up = arrived.works[place], "", 0
             examples = self._run.num_examples(visiting.visit)
-            if not arrived.diverged:
+            if arrived.bytes_up:
                 up = arrived.bytes_up[place]
+            if arrived.movements and not arrived.diverged:
                 trained = visiting.start | _unknown(sent.due[place].memory)
                 try:
                     update = under_way.exchange.arrived(visiting, arrived.movements[place], trained, work)

@@ -1,0 +1,113 @@
+"""Cryptographic parts of secure aggregation, all of them those of well-kept libraries.
+
+Keys are agreed on by X25519 and HKDF with SHA-256, masks are streams of ChaCha20, shares are sealed by ChaCha20-Poly1305
+(package cryptography), and secrets are shared by Shamir's scheme (pycryptodome, through Flower). A key is used once: for one
+pair of nodes in one round and for one purpose.
+"""
+
+import hashlib
+import os
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
+
+from fedlight.flower.messages import Refused
+from fedlight.flower.secure.ring import BYTES, Ring, from_bytes
+
+KEY_BYTES = 32
+"""Of a private or public key, and of a seed."""
+SHARE_BYTES = 52
+"""Of a share of a secret of 32 bytes: the number of its holder and three blocks of 16."""
+NONCE_BYTES, TAG_BYTES = 12, 16
+LETTER_BYTES = NONCE_BYTES + 2 * SHARE_BYTES + TAG_BYTES
+"""Of a sealed letter with two shares."""
+
+
+def new_secret() -> bytes:
+    """Return a private key or a seed, from the system's random numbers: nobody must be able to draw it again."""
+    return os.urandom(KEY_BYTES)
+
+
+def public_key(private: bytes) -> bytes:
+    """Return the public key of a private one."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def commitment(secret: bytes) -> bytes:
+    """Return by what others can tell a secret of 32 random bytes once they have it (SHA-256)."""
+    return hashlib.sha256(secret).digest()
+
+
+def agreed_key(private: bytes, public: bytes, purpose: str) -> bytes:
+    """Return the key of 32 bytes on which two holders of a private key agree, each by the other's public one.
+
+    Raises:
+        Refused: the public key is none.
+    """
+    try:
+        shared = X25519PrivateKey.from_private_bytes(private).exchange(
+            X25519PublicKey.from_public_bytes(public)
+        )
+    except ValueError as error:
+        raise Refused("a public key of a node is none") from error
+    return HKDF(SHA256(), KEY_BYTES, salt=None, info=f"fedlight {purpose}".encode()).derive(shared)
+
+
+def stream(key: bytes, elements: int) -> Ring:
+    """Return so many elements of the ring that look uniform to who has not the key."""
+    cipher = Cipher(
+        algorithms.ChaCha20(key, bytes(16)), mode=None
+    )  # a key has one stream, so the nonce may be fixed
+    return from_bytes(cipher.encryptor().update(bytes(elements * BYTES)))
+
+
+def seal(key: bytes, data: bytes, about: str) -> bytes:
+    """Return data that only holders of the key can read, bound to what it is ``about``."""
+    nonce = os.urandom(NONCE_BYTES)
+    return nonce + ChaCha20Poly1305(key).encrypt(nonce, data, about.encode())
+
+
+def unseal(key: bytes, letter: bytes, about: str) -> bytes:
+    """Return what `seal` was given.
+
+    Raises:
+        Refused: the letter is damaged, of another key, or about something else.
+    """
+    try:
+        return ChaCha20Poly1305(key).decrypt(letter[:NONCE_BYTES], letter[NONCE_BYTES:], about.encode())
+    except InvalidTag as error:
+        raise Refused("a letter between nodes is damaged, or not the one of this round") from error
+
+
+def split(secret: bytes, threshold: int, number: int) -> list[bytes]:
+    """Return shares of a secret for ``number`` holders; any ``threshold`` of them give it back, fewer tell nothing."""
+    return create_shares(secret, threshold, number)
+
+
+def join(shares: list[bytes]) -> bytes:
+    """Return the secret behind shares, or other bytes if they are wrong or too few.
+
+    Raises:
+        Refused: they cannot belong together.
+    """
+    try:
+        return combine_shares(shares)
+    except (ValueError, IndexError, ZeroDivisionError) as error:
+        raise Refused("shares of nodes do not belong together") from error
+
+
+def threshold_of(nodes: int) -> int:
+    """Return how many of the nodes have to stay for a sum: more than half, and two thirds where that is more.
+
+    More than half, so that no two parts of the nodes can be asked for shares that together unmask one of them.
+
+    Examples:
+        >>> [threshold_of(number) for number in (3, 4, 5, 6, 9, 10, 100)]
+        [2, 3, 3, 4, 6, 6, 66]
+    """
+    return max(nodes // 2 + 1, 2 * nodes // 3)

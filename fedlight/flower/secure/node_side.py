@@ -1,0 +1,194 @@
+"""Node's part of secure aggregation: its secrets of a round, and what it checks before it uses them.
+
+Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017,
+https://doi.org/10.1145/3133956.3133982, figure 4 for a server that follows the protocol but would like to know. Its users
+are the nodes here: a node adds up what its own clients send, and masks the sum. Steps, each a message of the server:
+
+    keys     each node makes a key for masks, one for letters and a seed, and tells the public keys
+    shares   each node splits its mask key and its seed among all, in sealed letters that the server passes on
+    visit    y_u = x_u + stream(seed_u) + sum over v > u of stream(k_uv) - sum over v < u of stream(k_uv)   mod 2^192
+    unmask   of each node that has answered the others give shares of the seed, of each that has not shares of the mask key
+
+A node gives never both of one node. Secrets lie in a file of the node between the messages, which Flower may have answered
+by different processes, and are removed before they are used for the last time.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedlight.flower.messages import Parcel, Refused, value_of
+from fedlight.flower.secure import masks
+from fedlight.flower.secure.ring import Ring, add, negative
+from fedlight.support.files import full_disk_named, write_whole
+
+LEAST_NODES = 3
+"""Of two nodes, each would learn the other's sum from the total."""
+MOST_NODES = 10_000
+
+
+def hex_of(header: Mapping[str, Any], key: str, size: int) -> bytes:
+    """Return the bytes behind a text of hexadecimal digits; raise Refused for other texts and lengths."""
+    text = value_of(header, key, str)
+    try:
+        found = bytes.fromhex(text) if len(text) == 2 * size else b""
+    except ValueError:
+        found = b""
+    if len(found) != size:
+        raise Refused(f"{key:.40} in the header is no text of {2 * size} hexadecimal digits")
+    return found
+
+
+class NodeSecrets:
+    """Secrets of a node for one round of one run.
+
+    Args:
+        folder: folder of the run at the node.
+        run: name of the run.
+    """
+
+    def __init__(self, folder: Path, run: str) -> None:
+        self._file, self._run = folder / "secure.json", run
+
+    def keys(self, asked: Parcel) -> dict[str, str]:
+        """Return the public keys of a round, and a commitment to its seed; what was kept of earlier rounds is forgotten."""
+        secrets = {name: masks.new_secret() for name in ("mask", "letter", "seed")}
+        kept = {name: value.hex() for name, value in secrets.items()}
+        self._write({"step": "keys", "round": value_of(asked.header, "round", int), **kept})
+        return {
+            "mask": masks.public_key(secrets["mask"]).hex(),
+            "letter": masks.public_key(secrets["letter"]).hex(),
+            "seed": masks.commitment(secrets["seed"]).hex(),
+        }
+
+    def shares(self, asked: Parcel) -> dict[str, str]:
+        """Return for each other node a letter with shares of this one's secrets.
+
+        Raises:
+            Refused: there are too few nodes, keys are used twice, or this node's are not among them.
+        """
+        kept = self._read(asked, "keys")
+        nodes = value_of(asked.header, "nodes", dict)
+        if not LEAST_NODES <= len(nodes) <= MOST_NODES or {*nodes} != {str(n + 1) for n in range(len(nodes))}:
+            raise Refused(f"a secure sum of {len(nodes)} nodes is not safe: it takes {LEAST_NODES} at least")
+        public: dict[str, dict[str, str]] = {}
+        for name, one in nodes.items():
+            if not isinstance(one, dict):
+                raise Refused("the keys of a node are missing")
+            public[name] = {
+                key: hex_of(one, key, masks.KEY_BYTES).hex() for key in ("mask", "letter", "seed")
+            }
+        for key in ("mask", "letter", "seed"):
+            if len({one[key] for one in public.values()}) != len(public):
+                raise Refused("two nodes have the same key")
+        own = [name for name, one in public.items() if one == self._public(kept)]
+        if not own:
+            raise Refused("the keys that this node has made are not among those of the round")
+        threshold = masks.threshold_of(len(public))
+        of_seed, of_mask = (
+            masks.split(bytes.fromhex(kept[key]), threshold, len(public)) for key in ("seed", "mask")
+        )
+        letters: dict[str, str] = {}
+        mine: dict[str, list[str]] = {}
+        for place, (seed, mask_key) in enumerate(zip(of_seed, of_mask, strict=True)):
+            name = str(place + 1)
+            if name == own[0]:
+                mine = {name: [seed.hex(), mask_key.hex()]}
+                continue
+            letter_key = self._letter_key(kept, public[name]["letter"])
+            letters[name] = masks.seal(letter_key, seed + mask_key, self._about(kept, own[0], name)).hex()
+        self._write({**kept, "step": "shares", "own": own[0], "public": public, "held": mine})
+        return letters
+
+    def take_letters(self, asked: Parcel) -> None:
+        """Open the letters of the nodes with which this one is masked, before it trains.
+
+        Raises:
+            Refused: a letter cannot be read, or too few nodes have written.
+        """
+        kept = self._read(asked, "shares")
+        letters, own = value_of(asked.header, "letters", dict), kept["own"]
+        held = dict(kept["held"])
+        for name in letters:
+            if name not in kept["public"] or name == own:
+                raise Refused(f"a letter of node {name!r:.40}, which is not one of the round")
+            key = self._letter_key(kept, kept["public"][name]["letter"])
+            data = masks.unseal(key, hex_of(letters, name, masks.LETTER_BYTES), self._about(kept, name, own))
+            held[name] = [data[: masks.SHARE_BYTES].hex(), data[masks.SHARE_BYTES :].hex()]
+        if len(held) < max(LEAST_NODES, masks.threshold_of(len(kept["public"]))):
+            raise Refused(f"{len(held)} of {len(kept['public'])} nodes are left, too few for a secure sum")
+        self._write({**kept, "step": "letters", "held": held})
+
+    def mask(self, asked: Parcel, values: Ring) -> Ring:
+        """Return the sum of a node's clients as the server gets it."""
+        kept = self._read(asked, "letters")
+        total, elements = values.copy(), values.shape[1]
+        add(total, masks.stream(bytes.fromhex(kept["seed"]), elements))
+        for name in kept["held"]:
+            if name != kept["own"]:
+                key = pair_key(bytes.fromhex(kept["mask"]), kept["public"][name]["mask"])
+                add(total, pair_mask(key, int(kept["own"]), int(name), elements))
+        self._write({**kept, "step": "masked"})
+        return total
+
+    def unmask(self, asked: Parcel) -> dict[str, dict[str, str]]:
+        """Return shares of the seeds of nodes that have answered, and of the mask keys of those that have not.
+
+        Once only: the secrets are forgotten before.
+
+        Raises:
+            Refused: a node is on both lists or on none, or too few have answered.
+        """
+        kept = self._read(asked, "masked")
+        alive, gone = (value_of(asked.header, key, list) for key in ("alive", "gone"))
+        listed = [*alive, *gone]
+        texts = all(isinstance(name, str) for name in listed)
+        if not texts or sorted(listed) != sorted(kept["held"]) or kept["own"] not in alive:
+            raise Refused("the nodes of an unmasking are not those of the round, each once")
+        if len(alive) < masks.threshold_of(len(kept["public"])):
+            raise Refused(
+                f"{len(alive)} of {len(kept['public'])} nodes have answered, too few to unmask a sum"
+            )
+        self._file.unlink()
+        return {
+            "seeds": {name: kept["held"][name][0] for name in alive},
+            "masks": {name: kept["held"][name][1] for name in gone},
+        }
+
+    def _public(self, kept: Mapping[str, Any]) -> dict[str, str]:
+        found = {key: masks.public_key(bytes.fromhex(kept[key])).hex() for key in ("mask", "letter")}
+        return found | {"seed": masks.commitment(bytes.fromhex(kept["seed"])).hex()}
+
+    def _letter_key(self, kept: Mapping[str, Any], public: str) -> bytes:
+        return masks.agreed_key(bytes.fromhex(kept["letter"]), bytes.fromhex(public), "letters")
+
+    def _about(self, kept: Mapping[str, Any], sender: str, receiver: str) -> str:
+        return json.dumps([self._run, kept["round"], sender, receiver])
+
+    def _read(self, asked: Parcel, step: str) -> dict[str, Any]:
+        """Return the secrets, if they are those of the round and the step before has been done."""
+        try:
+            kept: dict[str, Any] = json.loads(self._file.read_text())
+        except (OSError, ValueError) as error:
+            raise Refused("this node has no secrets of the round: it was not asked for its keys") from error
+        if kept["round"] != value_of(asked.header, "round", int) or kept["step"] != step:
+            raise Refused("the message is not of the step of secure aggregation that is due")
+        return kept
+
+    def _write(self, kept: Mapping[str, Any]) -> None:
+        with full_disk_named(self._file):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._file.parent.chmod(0o700)
+            write_whole(self._file, json.dumps(kept))
+
+
+def pair_key(private: bytes, public: str) -> bytes:
+    """Return the key of the mask between two nodes."""
+    return masks.agreed_key(private, bytes.fromhex(public), "masks")
+
+
+def pair_mask(key: bytes, own: int, other: int, elements: int) -> Ring:
+    """Return what node ``own`` adds for ``other``, the negative of what that one adds."""
+    found = masks.stream(key, elements)
+    return found if own < other else negative(found)

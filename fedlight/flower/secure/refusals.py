@@ -1,0 +1,54 @@
+"""What goes with secure aggregation: that of which it is known that the server needs no more than a sum."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedlight.callbacks.loop.visits.visit import TakesUpload
+from fedlight.federation.aggregation import WeightedSum
+from fedlight.federation.channel import Identity, Wire
+from fedlight.federation.privacy import ClipAndNoise
+
+
+def refuse_unsummable(settings: dict[str, Any], callbacks: Sequence[Any] = ()) -> None:
+    """Raise ValueError for settings of the loop, or callbacks of the server, that need single uploads.
+
+    Args:
+        settings: settings of the loop, by the names of its constructor.
+        callbacks: callbacks of the server's trainer.
+    """
+    algorithm, aggregation, channel = (settings[name] for name in ("algorithm", "aggregation", "channel"))
+    codecs = getattr(channel, "up_codecs", [])
+    names = ", ".join(type(one).__name__ for one in codecs)
+    takers = [type(one).__name__ for one in callbacks if isinstance(one, TakesUpload)]
+    refused = (
+        (
+            f"algorithm={type(algorithm).__name__}",
+            vars(type(algorithm)).get("sums_alone") is not True,
+            "its server needs more than one sum over all clients of a round, or is not known not to: take FedAvg or FedProx",
+        ),
+        (
+            f"aggregation={type(aggregation).__name__}",
+            type(aggregation) not in (type(None), WeightedSum),
+            "it looks at single updates: leave it out; instead of PrivateMean, clients can clip and add noise themselves, "
+            "with channel.up=ClipAndNoise",
+        ),
+        (
+            f"channel.up={names}" if names else f"channel={type(channel).__name__}",
+            type(channel) not in (Identity, Wire) or any(type(one) is not ClipAndNoise for one in codecs),
+            "a masked sum is sent whole, so codecs save nothing and lose precision: leave channel.up out",
+        ),
+        (
+            "product_error=true",
+            settings["product_error"] is True,
+            "it compares single updates: set it to false",
+        ),
+        ("train=forward", settings["train"] != "backprop", "it sends numbers of directions: set backprop"),
+    )
+    for name, is_set, why in refused:
+        if is_set:
+            raise ValueError(f"federated.{name} does not work with secure-aggregation: {why}")
+    if takers:
+        raise ValueError(
+            f"{takers[0]} among trainer.callbacks looks at single uploads, which secure-aggregation hides from the server: "
+            "leave it out, or run it in the emulator"
+        )

@@ -1,0 +1,228 @@
+"""Server's part of secure aggregation: it passes letters on, adds up masked sums, and takes the masks off the total.
+
+The steps are those of `fedlight.flower.secure.node_side`. Nodes may be lost between any two steps, as long as
+`masks.threshold_of` those that have given keys stay.
+"""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from fedlight.federation.channel import Channel
+from fedlight.federation.state import State
+from fedlight.flower.loops.replies import Arrived, Sent, check_reply, read_reply
+from fedlight.flower.messages import Parcel, Refused, value_of
+from fedlight.flower.nodes import Nodes
+from fedlight.flower.secure import masks, ring
+from fedlight.flower.secure.node_side import LEAST_NODES, hex_of, pair_key, pair_mask
+from fedlight.support.words import count_noun
+
+logger = logging.getLogger("fedlight")
+
+
+def shapes_of(due: Sequence[State]) -> dict[str, tuple[int, ...]]:
+    """Return names, sorted, and shapes of what each client of a round sends.
+
+    Raises:
+        ValueError: not all of them send the same, so that some sums would be of few clients.
+    """
+    found = [{name: tuple(one[name].shape) for name in sorted(one)} for one in due]
+    if any(one != found[0] for one in found):
+        raise ValueError("secure-aggregation: the clients of a round send unlike tensors; set it to false")
+    return found[0]
+
+
+def read_masked(
+    answer: Parcel, sent: Mapping[str, Sent], shapes: Mapping[str, Sequence[int]], channel: Channel
+) -> tuple[dict[str, Arrived], ring.Ring]:
+    """Return the work of a node's clients without movements, and their masked sum.
+
+    The bytes of the sum stand at the node's first client.
+
+    Raises:
+        Refused: something is not what was due.
+    """
+    elements = 1 + sum(math.prod(shape) for shape in shapes.values())
+    data = answer.payloads.get(ring.PAYLOAD)
+    if data is None or len(answer.payloads) != 1 or len(data) != elements * ring.BYTES:
+        raise Refused(f"its masked sum is not {elements:,} elements of {ring.BYTES} bytes")
+    visits = Parcel(answer.header)
+    check_reply(visits, {name: [one.visit.label for one in each.visitings] for name, each in sent.items()})
+    found = {name: read_reply(visits, each, channel, {}, masked=True) for name, each in sent.items()}
+    for place, one in enumerate(found.values()):
+        one.bytes_up = [0] * len(one.works)
+        one.bytes_up[-1] = 0 if place else len(data)
+    return found, ring.from_bytes(data)
+
+
+class SecureRound:
+    """One round of secure aggregation.
+
+    Args:
+        nodes: the nodes.
+        round_idx: the round.
+
+    Attributes:
+        why: node -> why it gives nothing to the round.
+    """
+
+    def __init__(self, nodes: Nodes, round_idx: int) -> None:
+        self._nodes, self._round = nodes, round_idx
+        self.why: dict[int, str] = {}
+        self._names: dict[int, str] = {}
+        self._public: dict[str, dict[str, bytes]] = {}
+        self._letters: dict[str, dict[str, str]] = {}
+        self._masked: dict[int, ring.Ring] = {}
+
+    def open(self, parcels: Mapping[int, Parcel]) -> dict[int, Parcel]:
+        """Have the nodes exchange keys and shares; return the messages of the visits of those that stay, with letters.
+
+        None of them stays where they are too few.
+        """
+        keys = self._ask("keys", {node: {} for node in parcels}, lambda node, answer: _public(answer.header))
+        if len(keys) < LEAST_NODES:
+            return self._too_few(parcels, len(keys), LEAST_NODES)
+        self._names = {node: str(place + 1) for place, node in enumerate(sorted(keys))}
+        self._public = {self._names[node]: own for node, own in keys.items()}
+        listed = {
+            name: {key: value.hex() for key, value in own.items()} for name, own in self._public.items()
+        }
+        written = self._ask("shares", {node: {"nodes": listed} for node in keys}, self._letters_of)
+        least = max(LEAST_NODES, masks.threshold_of(len(keys)))
+        if len(written) < least:
+            return self._too_few(parcels, len(written), least)
+        self._letters = {self._names[node]: letters for node, letters in written.items()}
+        found = {}
+        for node in written:
+            to = self._names[node]
+            letters = {name: own[to] for name, own in self._letters.items() if name != to}
+            found[node] = Parcel({**parcels[node].header, "letters": letters}, parcels[node].payloads)
+        return found
+
+    def add(self, node: int, masked: ring.Ring) -> None:
+        """Take the masked sum of a node."""
+        self._masked[node] = masked
+
+    def total(self) -> ring.Ring:
+        """Return the sum of all nodes that have sent one, without masks.
+
+        Raises:
+            Refused: too few nodes have, or their shares do not open the masks.
+        """
+        threshold = masks.threshold_of(len(self._public))
+        names = {self._names[node]: node for node in self._masked}
+        gone = [name for name in self._letters if name not in names]
+        self._refuse_too_few("have sent a sum", len(names), threshold)
+        lists = {"alive": [*names], "gone": gone}
+        take = partial(self._shares_of, alive=[*names], gone=gone)
+        answers = self._ask("unmask", dict.fromkeys(self._masked, lists), take)
+        self._refuse_too_few("have helped to unmask the sum", len(answers), threshold)
+        elements = next(iter(self._masked.values())).shape[1]
+        total = ring.zeros(elements)
+        for masked in self._masked.values():
+            ring.add(total, masked)
+        for name in names:
+            shares = [own["seeds"][name] for own in answers.values()]
+            seed = _joined(shares, threshold, masks.commitment, self._public[name]["seed"])
+            ring.add(total, ring.negative(masks.stream(seed, elements)))
+        for name in gone:
+            shares = [own["masks"][name] for own in answers.values()]
+            private = _joined(shares, threshold, masks.public_key, self._public[name]["mask"])
+            for other in names:  # the mask of the lost node is what is missing in the total
+                key = pair_key(private, self._public[other]["mask"].hex())
+                ring.add(total, pair_mask(key, int(name), int(other), elements))
+        return total
+
+    def _ask(self, action: str, fields: Mapping[int, dict[str, Any]], take: Any) -> dict[int, Any]:
+        """Ask nodes for a step; return what ``take`` finds in their answers, and say why of the others."""
+        parcels = {node: Parcel({"round": self._round, **own}) for node, own in fields.items()}
+        found = {}
+        for node, answer in self._nodes.ask(action, parcels, self._nodes.join_seconds).items():
+            try:
+                found[node] = self._nodes.read(answer, partial(take, node))
+            except Refused as error:
+                self.why[node] = str(error)
+        return found
+
+    def _letters_of(self, node: int, answer: Parcel) -> dict[str, str]:
+        own, given = self._names[node], value_of(answer.header, "letters", dict)
+        if given.keys() != self._public.keys() - {own}:
+            raise Refused("its letters are not one to each other node")
+        return {name: hex_of(given, name, masks.LETTER_BYTES).hex() for name in given}
+
+    def _shares_of(
+        self, node: int, answer: Parcel, alive: Sequence[str], gone: Sequence[str]
+    ) -> dict[str, dict[str, bytes]]:
+        found = {}
+        for key, due in (("seeds", alive), ("masks", gone)):
+            given = value_of(answer.header, key, dict)
+            if given.keys() != {*due}:
+                raise Refused("its shares are not one of each node")
+            found[key] = {name: hex_of(given, name, masks.SHARE_BYTES) for name in due}
+            holder = int(self._names[node]).to_bytes(4, "little")
+            if any(share[:4] != holder for share in found[key].values()):
+                raise Refused("its shares are not its own")
+        return found
+
+    def _too_few(self, parcels: Mapping[int, Parcel], number: int, least: int) -> dict[int, Parcel]:
+        try:
+            self._refuse_too_few("are there", number, least)
+        except Refused as error:
+            self.why = {node: self.why.get(node, str(error)) for node in parcels}
+            logger.warning("round %s: %s", self._round + 1, error)
+        return {}
+
+    def _refuse_too_few(self, what: str, number: int, least: int) -> None:
+        if number < least:
+            raise Refused(f"{count_noun(number, 'node')} {what}, and a secure sum takes {least}")
+
+
+def decoded(
+    total: ring.Ring, shapes: Mapping[str, Sequence[int]], weights: Sequence[float]
+) -> dict[str, Any]:
+    """Return the total as the partial of a `WeightedSum`, once its own sum of weights shows that the masks are off.
+
+    Args:
+        total: of all nodes.
+        shapes: of what each client has sent.
+        weights: of the clients that are in the sum.
+
+    Raises:
+        Refused: the sum of weights is another one, or a value is too large for so many clients.
+    """
+    partial_sum = ring.decode(total, shapes)
+    expected = sum(map(Fraction, weights), Fraction())
+    if sum((Fraction(*ratio) for _, ratio in partial_sum["divisors"]), Fraction()) != expected:
+        raise Refused(
+            "the sum of the nodes is not that of the clients that have taken part: a node has sent another one"
+        )
+    most = ring.MOST_OF_LAST * max(1, len(weights))
+    if np.abs(total[-1].view(np.int64) >> 16).max() > most:
+        raise Refused("the sum of the nodes holds values that are no weights of a model")
+    return partial_sum
+
+
+def _public(header: Mapping[str, Any]) -> dict[str, bytes]:
+    return {key: hex_of(header, key, masks.KEY_BYTES) for key in ("mask", "letter", "seed")}
+
+
+def _joined(shares: Sequence[bytes], threshold: int, to_known: Any, known: bytes) -> bytes:
+    """Return the secret behind shares, of which some may be wrong: what it must give is known.
+
+    Raises:
+        Refused: it cannot be found.
+    """
+    for first in range(len(shares)):
+        some = [*islice([*shares, *shares], first, first + threshold)]
+        try:
+            if to_known(found := masks.join(some)) == known:
+                return found
+        except (Refused, ValueError):  # of another length, as wrong shares may give
+            continue
+    raise Refused("the shares of the nodes do not open the sum: a node has sent wrong ones")

@@ -1,0 +1,442 @@
+"""Secure aggregation: the sum of an unmasked run, bit for bit, of uploads that look uniform one by one."""
+
+from copy import deepcopy
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from nodes_here import Here, MadeParts, deploy, emulate, left_by, make_node, visits_of
+from scipy.stats import chisquare
+from shared_runs import digest
+
+from fedlight.federation.aggregation import CoordinateMedian, WeightedSum
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.channel import Wire
+from fedlight.federation.client import Update
+from fedlight.federation.codecs import Quantize
+from fedlight.federation.privacy import ClipAndNoise
+from fedlight.flower.messages import Parcel, Refused
+from fedlight.flower.nodes import Failure
+from fedlight.flower.secure import ring
+from fedlight.flower.secure.refusals import refuse_unsummable
+
+pytest.importorskip("flwr", reason="needs fedlight[flower]")
+from fedlight.flower.secure import masks
+from fedlight.flower.secure.node_side import NodeSecrets
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of a few batches
+
+KINDS = ["everybody", "all_fedprox", "all_uniform", "all_noised"]
+
+
+def nodes(name, folder, number=3, secure=True):
+    """Return nodes that share the clients."""
+    return {
+        n: make_node(name, folder / f"node{n}", (n - 1, number), secure=secure) for n in range(1, number + 1)
+    }
+
+
+def secure_run(name, folder, change=lambda message: message.answer, number=3, rounds=None):
+    there = Here(nodes(name, folder, number), change)
+    return *deploy(name, folder / "server", there, rounds, secure=True), there
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_masked_run_ends_with_the_emulators_bits(tmp_path, name):
+    emulated = emulate(name, tmp_path / "emulated")
+    module, loop, there = secure_run(name, tmp_path)
+    assert left_by(module, loop) == left_by(*emulated)
+    assert not loop.nodes.refused
+    rows, expected = visits_of(tmp_path / "server"), visits_of(tmp_path / "emulated")
+    for key in ("client", "round", "steps", "bytes_down", "dropped", "reason"):
+        assert [row.get(key) for row in rows] == [row.get(key) for row in expected]
+    masked = {one.node: len(one.answer.payloads["masked"]) for one in there.of("visit")}
+    per_round = [
+        sum(int(row["bytes_up"]) for row in rows if row["round"] == r) for r in {x["round"] for x in rows}
+    ]
+    assert {*per_round} == {sum(masked.values())}
+
+
+def test_what_leaves_a_node_is_its_keys_letters_and_one_masked_sum(tmp_path):
+    _, _, there = secure_run("everybody", tmp_path)
+    allowed = {"format", "action", "run", "nonce", "round"}
+    for one in there.of("visit"):
+        assert one.answer.header.keys() == allowed | {"visits"}
+        for visit in one.answer.header["visits"]:
+            assert (visit["loss"], visit["training"], visit["payload"]) == (None, {}, None)
+        assert [*one.answer.payloads] == ["masked"]
+    assert {key for one in there.of("keys") for key in one.answer.header} == allowed | {
+        "mask",
+        "letter",
+        "seed",
+    }
+    assert {key for one in there.of("shares") for key in one.answer.header} == allowed | {"letters"}
+    assert {key for one in there.of("unmask") for key in one.answer.header} == allowed | {"seeds", "masks"}
+
+
+def p_value(data):
+    """Return the chance of such counts of bytes if all values of a byte were equally likely."""
+    return chisquare(np.bincount(np.frombuffer(data, dtype=np.uint8), minlength=256)).pvalue
+
+
+def test_a_single_upload_looks_uniform_and_without_its_mask_does_not(tmp_path):
+    update = {"w": torch.randn(4000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)}
+    own = WeightedSum("weight")
+    own.add(Update("a", update, 0.5))
+    plain, rounded = ring.encode(own.partial(), {"w": (4000,)})
+    assert not rounded
+    there = three(tmp_path)
+    masked = there[0].mask(Parcel({"round": 1}), plain)
+    again = there[1].mask(Parcel({"round": 1}), plain)
+    assert p_value(ring.to_bytes(plain)) < 1e-9
+    for bits in (masked, again, masked - again, masked ^ again, masked - plain):
+        assert p_value(ring.to_bytes(bits)) > 1e-6
+    both = masked.copy()
+    ring.add(
+        both, again
+    )  # the masks that two nodes share are off, those with the third and their own are not
+    assert p_value(ring.to_bytes(both)) > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("action", "drops"), [("keys", True), ("shares", True), ("visit", True), ("unmask", False)]
+)
+def test_a_node_that_is_lost_at_any_step_is_left_out_and_the_rest_is_the_unmasked_sum(
+    tmp_path, action, drops
+):
+    def lose(asked_for):
+        def change(message):
+            head = message.asked.header
+            gone = (head["action"], head.get("round"), message.node) == (asked_for, 1, 2)
+            return Failure("lost") if gone else message.answer
+
+        return change
+
+    module, loop, _ = secure_run("all_fedprox", tmp_path, lose(action), number=5)
+    unmasked = Here(
+        nodes("all_fedprox", tmp_path / "plain", 5, secure=False), lose("visit" if drops else "none")
+    )
+    plain = deploy("all_fedprox", tmp_path / "plain" / "server", unmasked)
+    assert left_by(module, loop) == left_by(*plain)
+    assert loop.nodes.refused == {"lost": 1}
+    lost = [row["client"] for row in visits_of(tmp_path / "server") if row["reason"].startswith("dropped")]
+    assert lost == [
+        row["client"] for row in visits_of(tmp_path / "plain/server") if row["reason"].startswith("dropped")
+    ]
+    assert len(lost) == (2 if drops else 0)
+
+
+def test_three_of_ten_nodes_may_be_lost(tmp_path):
+    def change(message):
+        gone = message.asked.header["action"] == "visit" and message.node in (2, 5, 7)
+        return Failure("lost") if gone else message.answer
+
+    module, loop, _ = secure_run("everybody", tmp_path, change, number=10)
+    unmasked = Here(nodes("everybody", tmp_path / "plain", 10, secure=False), change)
+    assert left_by(module, loop) == left_by(*deploy("everybody", tmp_path / "plain" / "server", unmasked))
+
+
+@pytest.mark.parametrize("action", ["keys", "shares", "visit", "unmask"])
+def test_with_too_few_nodes_a_round_leaves_the_model_alone_and_says_why(tmp_path, action):
+    def change(message):
+        return (
+            Failure("lost")
+            if message.asked.header["action"] == action and message.node > 1
+            else message.answer
+        )
+
+    module, loop, _ = secure_run("everybody", tmp_path, change, rounds=1)
+    assert weights_of(module) == weights_of(untrained(tmp_path))
+    assert loop.rounds_done == 1
+    rows = visits_of(tmp_path / "server")
+    assert len(rows) == 10
+    assert all(row["reason"].startswith("dropped: ") for row in rows)
+
+
+def changed(key, value, action, node=2):
+    """Return a change of one field of the answers of a node."""
+
+    def change(message):
+        if (message.asked.header["action"], message.node) != (action, node):
+            return message.answer
+        answer = deepcopy(message.answer)
+        answer.header[key] = value(answer.header[key]) if callable(value) else value
+        return answer
+
+    return change
+
+
+def payload_changed(value, node=2):
+    def change(message):
+        if message.asked.header["action"] != "visit" or message.node != node:
+            return message.answer
+        return Parcel(message.answer.header, value(message.answer.payloads))
+
+    return change
+
+
+def first_share(text):
+    return lambda own: {name: text if name == "1" else share for name, share in own.items()}
+
+
+HOSTILE = {
+    "no_key": changed("mask", "", "keys"),
+    "short_key": changed("mask", "ab" * 31, "keys"),
+    "key_of_a_low_order": changed("mask", "00" * 32, "keys"),
+    "key_no_text": changed("letter", 7, "keys"),
+    "letters_to_nobody": changed("letters", {}, "shares"),
+    "letters_to_a_stranger": changed("letters", lambda own: own | {"9": own["1"]}, "shares"),
+    "letter_too_short": changed("letters", first_share("00"), "shares"),
+    "letter_no_hex": changed("letters", first_share("zz" * masks.LETTER_BYTES), "shares"),
+    "letter_damaged": changed("letters", first_share("00" * masks.LETTER_BYTES), "shares"),
+    "no_sum": payload_changed(lambda own: {}),
+    "two_sums": payload_changed(lambda own: own | {"more": b"1"}),
+    "sum_cut": payload_changed(lambda own: {"masked": own["masked"][:-1]}),
+    "sum_too_long": payload_changed(lambda own: {"masked": own["masked"] * 2}),
+    "sum_of_zeros": payload_changed(lambda own: {"masked": bytes(len(own["masked"]))}),
+    "sum_of_other_weights": payload_changed(lambda own: {"masked": own["masked"][:-1] + b"\x00"}),
+    "visits_missing": changed("visits", [], "visit"),
+    "visit_of_a_stranger": changed("visits", lambda own: [*own, own[0] | {"client": "x"}], "visit"),
+    "steps_negative": changed("visits", lambda own: [one | {"steps": -1} for one in own], "visit"),
+    "seconds_nan": changed("visits", lambda own: [one | {"seconds": float("nan")} for one in own], "visit"),
+    "shares_missing": changed("seeds", {}, "unmask"),
+    "share_of_another": changed("seeds", first_share("09" + "00" * 51), "unmask"),
+    "shares_wrong": changed("seeds", lambda own: {n: one[:-2] + "00" for n, one in own.items()}, "unmask"),
+    "shares_no_text": changed("seeds", lambda own: dict.fromkeys(own, 3), "unmask"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_broken_message_never_changes_what_the_others_have_sent(tmp_path, name, one_round):
+    """The model is that of the round without the node, or without its lie, or that before the round."""
+    module, loop, _ = secure_run("everybody", tmp_path, HOSTILE[name], number=4, rounds=1)
+    assert loop.nodes.refused or name == "shares_wrong"  # others have enough right ones
+    left = "before" if weights_of(module) == weights_of(untrained(tmp_path)) else weights_of(module)
+    assert left in ("before", *one_round)
+    assert (left == "before") == (name in ("sum_of_zeros", "sum_of_other_weights"))
+
+
+@pytest.fixture(scope="module")
+def one_round(tmp_path_factory):
+    """Weights after an unmasked round of four nodes, and after one without each of the first two of them."""
+    found = []
+    for lost in (0, 1, 2):
+
+        def change(message, lost=lost):
+            gone = message.asked.header["action"] == "visit" and message.node == lost
+            return Failure("lost") if gone else message.answer
+
+        folder = tmp_path_factory.mktemp("plain")
+        plain = Here(nodes("everybody", folder, 4, secure=False), change)
+        found.append(weights_of(deploy("everybody", folder / "server", plain, 1)[0]))
+    assert len({*found}) == 3
+    return found
+
+
+def weights_of(module):
+    return digest(dict(module.state_dict()))
+
+
+def untrained(folder):
+    return MadeParts(
+        ["--kind=everybody", f"--trainer.default_root_dir={folder}"], lambda callback: True
+    ).model
+
+
+# A node
+
+
+def three(tmp_path, run="r", round_idx=1, until="visit"):
+    """Return three nodes that have made their masks."""
+    there = [NodeSecrets(tmp_path / f"n{n}", run) for n in range(3)]
+    asked = Parcel({"round": round_idx})
+    listed = {str(n + 1): one.keys(asked) for n, one in enumerate(there)}
+    if until == "keys":
+        return there, listed
+    letters = [one.shares(Parcel({"round": round_idx, "nodes": listed})) for one in there]
+    for n, one in enumerate(there):
+        own = {str(m + 1): letters[m][str(n + 1)] for m in range(3) if m != n}
+        if until == "shares":
+            return there, own
+        one.take_letters(Parcel({"round": round_idx, "letters": own}))
+    return there
+
+
+def test_the_masks_of_all_nodes_and_their_seeds_leave_the_sum(tmp_path):
+    there = three(tmp_path)
+    values = ring.from_bytes(np.random.default_rng(0).bytes(ring.BYTES * 50))
+    total = ring.zeros(50)
+    seeds = [bytes.fromhex(one._read(Parcel({"round": 1}), "letters")["seed"]) for one in there]
+    for one in there:
+        ring.add(total, one.mask(Parcel({"round": 1}), values))
+    for seed in seeds:
+        ring.add(total, ring.negative(masks.stream(seed, 50)))
+    expected = [(3 * one) % 2**192 for one in ring.as_integers(values)]
+    assert [one % 2**192 for one in ring.as_integers(total)] == expected
+
+
+def refused_by_shares(listed):
+    one, two, three_ = (dict(listed[n]) for n in "123")
+    yield "two nodes", {"1": one, "2": two}
+    yield "other numbers", {"1": one, "2": two, "7": three_}
+    yield "a key twice", {"1": one, "2": two, "3": two}
+    yield "a mask key twice", {"1": one, "2": two | {"mask": one["mask"]}, "3": three_}
+    yield "own keys missing", {"1": three_ | {"mask": "11" * 32}, "2": two, "3": three_}
+    yield "a key that is none", {"1": one, "2": two, "3": three_ | {"letter": "x"}}
+    yield "no keys", {"1": one, "2": two, "3": 5}
+    yield "a list", [one, two, three_]
+
+
+def test_a_node_refuses_lists_of_keys_that_would_not_hide_it(tmp_path):
+    there, listed = three(tmp_path, until="keys")
+    for name, given in refused_by_shares(listed):
+        with pytest.raises(Refused):
+            there[0].shares(Parcel({"round": 1, "nodes": given}))
+            pytest.fail(name)
+    with pytest.raises(Refused, match="step"):
+        there[0].shares(Parcel({"round": 2, "nodes": listed}))
+    assert there[0].shares(Parcel({"round": 1, "nodes": listed}))
+
+
+def test_a_node_trains_only_with_letters_of_enough_nodes_of_the_round(tmp_path):
+    there, own = three(tmp_path, until="shares")
+    first = next(iter(own))
+    for given in ({}, {first: own[first]}, own | {"9": own[first]}, dict.fromkeys(own, own[first]), [1]):
+        with pytest.raises(Refused):
+            there[0].take_letters(Parcel({"round": 1, "letters": given}))
+    with pytest.raises(Refused, match="step"):
+        there[0].mask(Parcel({"round": 1}), ring.zeros(3))
+    there[0].take_letters(Parcel({"round": 1, "letters": own}))
+
+
+@pytest.mark.parametrize(
+    ("alive", "gone"),
+    [
+        (["1", "2", "3"], ["3"]),
+        (["1", "2"], []),
+        (["1"], ["2", "3"]),
+        (["2", "3"], ["1"]),
+        (["1", "2", "3", "3"], []),
+        ([1, 2, 3], []),
+        ([], []),
+        ([["1"]], []),
+        (["1", "2", "4"], []),
+    ],
+)
+def test_a_node_never_gives_both_shares_of_a_node_nor_unmasks_a_sum_of_too_few(tmp_path, alive, gone):
+    one = three(tmp_path)[0]
+    one.mask(Parcel({"round": 1}), ring.zeros(3))
+    with pytest.raises(Refused):
+        one.unmask(Parcel({"round": 1, "alive": alive, "gone": gone}))
+
+
+def test_a_node_unmasks_once(tmp_path):
+    one = three(tmp_path)[0]
+    with pytest.raises(Refused, match="step"):
+        one.unmask(Parcel({"round": 1, "alive": ["1", "2", "3"], "gone": []}))
+    one.mask(Parcel({"round": 1}), ring.zeros(3))
+    found = one.unmask(Parcel({"round": 1, "alive": ["1", "2"], "gone": ["3"]}))
+    assert (found["seeds"].keys(), found["masks"].keys()) == ({"1", "2"}, {"3"})
+    with pytest.raises(Refused, match="no secrets"):
+        one.unmask(Parcel({"round": 1, "alive": ["1", "3"], "gone": ["2"]}))
+    assert not [*(tmp_path / "n0").iterdir()]
+
+
+def test_a_node_set_to_secure_aggregation_sends_nothing_unmasked(tmp_path):
+    there = Here(nodes("everybody", tmp_path))
+    _, loop = deploy("everybody", tmp_path / "server", there, 1)  # the server is not set to it
+    assert all("secure-aggregation" in reason or "no secrets" in reason for reason in loop.nodes.refused)
+    assert all(isinstance(one.answer, Failure) for one in there.of("visit"))
+
+
+# What goes with it
+
+
+def settings(**changes):
+    own = {
+        "algorithm": FedAvg(),
+        "aggregation": None,
+        "channel": Wire(),
+        "product_error": "auto",
+        "train": "backprop",
+    }
+    return own | changes
+
+
+class Derived(FedAvg):
+    """An algorithm that is not known to need a sum alone."""
+
+
+REFUSED = {
+    "Scaffold": settings(algorithm=Scaffold()),
+    "Derived": settings(algorithm=Derived()),
+    "CoordinateMedian": settings(aggregation=CoordinateMedian()),
+    "channel.up=Quantize": settings(channel=Wire(up=Quantize("int8"))),
+    "product_error": settings(product_error=True),
+    "train=forward": settings(train="forward"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_needs_single_uploads_is_refused_with_its_reason(name):
+    with pytest.raises(ValueError, match=f"{name}.* does not work with secure-aggregation: .*: ") as error:
+        refuse_unsummable(REFUSED[name])
+    assert len(str(error.value)) < 300
+
+
+def test_a_callback_that_looks_at_uploads_is_refused():
+    with pytest.raises(ValueError, match="single uploads"):
+        refuse_unsummable(settings(), [SimpleNamespace(on_upload=lambda upload: None)])
+
+
+def test_what_a_sum_is_enough_for_is_not_refused():
+    refuse_unsummable(settings())
+    refuse_unsummable(settings(channel=Wire(up=ClipAndNoise(1.0, 1.0), down=Quantize("int8"))))
+
+
+# The ring
+
+
+@pytest.mark.parametrize("divide_by", ["weight", "count", "one"])
+def test_sums_in_the_ring_are_the_exact_sums(divide_by):
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"a": (3, 5), "b": (ring.BLOCK + 7,), "c": ()}
+    powers = {n: 10.0 ** torch.randint(-12, 3, s, generator=generator) for n, s in shapes.items()}
+    updates = [
+        Update(
+            str(i),
+            {n: (torch.randn(s, generator=generator) * powers[n]).double() for n, s in shapes.items()},
+            0.1 + i,
+        )
+        for i in range(5)
+    ]
+    whole, masked, total = WeightedSum(divide_by), WeightedSum(divide_by), None
+    for own in (updates[:2], updates[2:3], updates[3:]):
+        part = WeightedSum(divide_by)
+        for one in own:
+            whole.add(one)
+            part.add(one)
+        values, rounded = ring.encode(part.partial(), shapes)
+        assert rounded == 0
+        total = values if total is None else total
+        ring.add(total, values) if total is not values else None
+    masked.merge(ring.decode(ring.from_bytes(ring.to_bytes(total)), shapes))
+    expected = whole.result()
+    assert all(torch.equal(value, expected[name]) for name, value in masked.result().items())
+
+
+def test_bits_below_the_unit_are_counted():
+    own = WeightedSum("count")
+    own.add(Update("a", {"w": torch.tensor([2.0**-147, 2.0**-146, -(2.0**-160)], dtype=torch.float64)}, 1.0))
+    values, rounded = ring.encode(own.partial(), {"w": (3,)})
+    assert (ring.as_integers(values)[:3], rounded) == ([0, 1, 0], 2)
+
+
+@pytest.mark.parametrize("value", [2.0**32, -(2.0**60), 1e300, float("nan"), float("inf")])
+def test_what_does_not_fit_into_the_ring_is_refused(value):
+    own = WeightedSum("count")
+    own.add(Update("a", {"w": torch.tensor([value], dtype=torch.float64)}, 1.0))
+    with pytest.raises(ValueError, match=r"too large|not finite"):
+        ring.encode(own.partial(), {"w": (1,)})
