@@ -1,4 +1,8 @@
-"""Batched generation of answers to prompts with demonstrations, of all clients together."""
+"""Batched generation of answers to prompts with demonstrations.
+
+A batch has prompts of one client alone: with whom it shares a batch would show in the last bits of the logits, and so in the
+draws. A client gets the same answers wherever it is, and whoever else is asked.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,10 +31,12 @@ class Prompt(NamedTuple):
     """Prompt whose demonstrations may be dropped until it fits.
 
     Attributes:
+        client: id of the client that asks.
         demonstrations: rows to show.
         write: function from demonstrations to the prompt's text.
     """
 
+    client: str
     demonstrations: Sequence[Fields]
     write: Callable[[list[Fields]], str]
 
@@ -59,7 +65,7 @@ class BatchGenerator:
         stop: texts before which an answer ends.
         temperature: 0 for greedy decoding.
         top_p: share of the probability to draw from.
-        batch_size: prompts per batch.
+        batch_size: prompts of one client per batch.
         keep_cut: cut-off answers have no fault.
     """
 
@@ -72,9 +78,14 @@ class BatchGenerator:
     keep_cut: bool
 
     def generate(self, prompts: Sequence[Prompt], seed: int, label: str) -> list[Reply]:
-        """Return an answer to each prompt; draws depend on the seed and on the prompts of a batch."""
+        """Return an answer to each prompt; a client's draws depend on the seed, its id and its prompts."""
         fitted = self._fit(prompts)
-        texts = iter(self._generate([text for text, _ in fitted if text is not None], seed, label))
+        asked = [
+            (prompt.client, text)
+            for prompt, (text, _) in zip(prompts, fitted, strict=True)
+            if text is not None
+        ]
+        texts = iter(self._generate(asked, seed, label))
         answers = []
         for prompt, number in fitted:
             text, cut = ("", False) if prompt is None else next(texts)
@@ -100,29 +111,37 @@ class BatchGenerator:
             pending = [index for index in pending if found[index][0] is None and shown[index]]
         return found
 
-    def _generate(self, prompts: list[str], seed: int, label: str) -> list[tuple[str, bool]]:
-        """Return the text of each answer and whether it was cut off."""
-        # Greedy answers to equal prompts are equal. Prompts are sorted by length, as the longest pads its whole batch.
+    def _generate(self, prompts: list[tuple[str, str]], seed: int, label: str) -> list[tuple[str, bool]]:
+        """Return the text of each answer and whether it was cut off, given client and text of each prompt."""
+        # Greedy answers of a client to equal prompts are equal. The longest prompt pads its whole batch.
         distinct = list(dict.fromkeys(prompts)) if self.temperature == 0 else prompts
-        order = sorted(range(len(distinct)), key=lambda index: -len(distinct[index]))
-        with progress_bar(label, len(order)) as advance:
+        own: dict[str, list[int]] = {}
+        for index, (client, _) in enumerate(distinct):
+            own.setdefault(client, []).append(index)
+        batches: list[tuple[str, int, list[int]]] = []
+        for client, places in sorted(own.items()):
+            places.sort(key=lambda index: -len(distinct[index][1]))
+            starts = range(0, len(places), self.batch_size)
+            batches += [(client, at, places[at : at + self.batch_size]) for at in starts]
+        with progress_bar(label, len(distinct)) as advance:
 
-            def answer(at: int) -> list[str]:
-                batch = order[at : at + self.batch_size]
+            def answer(client_batch: tuple[str, int, list[int]]) -> list[str]:
+                client, at, batch = client_batch
                 answers = self.model.generate(
-                    [distinct[index] for index in batch],
+                    [distinct[index][1] for index in batch],
                     n=1,
                     temperature=self.temperature,
                     top_p=self.top_p,
                     max_new_tokens=self.max_new_tokens,
-                    seed=derive_seed(seed, at),
+                    seed=derive_seed(seed, client, at),
                     stop=self.stop,
                     strip=True,
                 )
                 advance(len(batch))
                 return [text for (text,) in answers]
 
-            answered = chain.from_iterable(for_each(answer, range(0, len(order), self.batch_size)))
+            answered = chain.from_iterable(for_each(answer, batches))
+        order = chain.from_iterable(batch for _, _, batch in batches)
         by_place = dict(zip(order, answered, strict=True))
         texts = [by_place[index] for index in range(len(distinct))]
         answers_and_cuts = list(zip(texts, self._find_cut(texts), strict=True))

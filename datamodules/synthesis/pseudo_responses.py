@@ -46,7 +46,7 @@ class PseudoResponses(Synthesis):
     Args:
         max_response_tokens: most tokens of an answer, >= 1; longer answers are dropped.
         energy_temperature: T of energies and weights, above 0; the lower, the less an answer of high energy counts.
-        batch_size: prompts per batch, >= 1.
+        batch_size: prompts of one client per batch, >= 1.
 
     Raises:
         ValueError: a setting is out of range.
@@ -90,7 +90,7 @@ class PseudoResponses(Synthesis):
             batch_size=self.batch_size,
             keep_cut=False,
         )
-        prompts = [_fix_prompt(template.render(fields).text) for _, fields in asked]
+        prompts = [_fix_prompt(client, template.render(fields).text) for client, fields in asked]
         answers = generator.generate(prompts, derive_seed(seed, "pseudo responses"), "Pseudo responses")
         made: dict[str, list[dict[str, str]]] = {client: [] for client in clients}
         for (client, fields), answer in zip(asked, answers, strict=True):
@@ -131,6 +131,6 @@ def _find_distinct(rows: Sequence[Fields], template: Template) -> list[dict[str,
     return [dict(zip(template.slots, texts, strict=True)) for texts in asked]
 
 
-def _fix_prompt(text: str) -> Prompt:
+def _fix_prompt(client: str, text: str) -> Prompt:
     """Return a prompt of this text, without demonstrations."""
-    return Prompt((), lambda _: text)
+    return Prompt(client, (), lambda _: text)

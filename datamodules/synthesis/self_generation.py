@@ -54,9 +54,8 @@ class Draft:
 class SelfGeneration(Synthesis):
     """Candidates by in-context learning from the client's own rows.
 
-    Prompts of all clients are answered together, in batches of similar length. The order of the clients has no effect.
-    With a temperature above 0 the draws depend on all prompts of a pass, hence on the round's other clients and, from the
-    second pass on, on which of them still lack candidates.
+    Prompts of a client are answered in batches of similar length. What it makes depends on the seed, its id and its rows, not
+    on the order of the clients or on who else takes part.
 
     `counts` covers all drafts of all passes, replaced ones too.
     `notes` has ``fewer_demonstrations``, ``candidates_missing`` and ``clients_short``.
@@ -75,7 +74,7 @@ class SelfGeneration(Synthesis):
         max_response_tokens: most tokens of an input and a response with their labels, >= 1.
         temperature: 0 for greedy decoding.
         top_p: share of the probability to draw from, in (0, 1].
-        batch_size: prompts per batch, >= 1.
+        batch_size: prompts of one client per batch, >= 1.
         keep_cut: accept cut-off answers.
         instruction_slot: the template's slot for the instruction.
         input_slot: the template's slot for the input; a template without it has no inputs.
@@ -151,8 +150,7 @@ class SelfGeneration(Synthesis):
         # All names are counted, at 0 too, so that the logged table has the same columns in each round.
         self.counts = Counter(dict.fromkeys((TRIED, SURVIVED, *REASONS), 0))
         self.notes = Counter(dict.fromkeys((FEWER, MISSING, SHORT), 0))
-        # Sorted, since the order of prompts of equal length decides their batch and thus their draws.
-        rows = {client: [self._to_row(fields) for fields in clients[client]] for client in sorted(clients)}
+        rows = {client: [self._to_row(fields) for fields in own] for client, own in clients.items()}
         drafts = self._make_drafts(rows, template, model, seed)
         made = {client: [draft for draft in drafts[client] if draft.fault is None] for client in clients}
         self.notes[MISSING] = sum(self.number - len(own) for own in made.values())
@@ -201,7 +199,7 @@ class SelfGeneration(Synthesis):
         for draft in drafts:
             rng = np.random.default_rng(derive_seed(seed, "instruction", draft.client, draft.number))
             shown = _draw(rng, rows[draft.client], self.instruction_demonstrations)
-            prompts.append(Prompt(shown, self.prompts.write_instruction_prompt))
+            prompts.append(Prompt(draft.client, shown, self.prompts.write_instruction_prompt))
         generator = self._create_generator(model, self.max_instruction_tokens, self.prompts.instruction_stop)
         answers = self._generate(generator, prompts, derive_seed(seed, "instructions"), "New instructions")
         for draft, answer in zip(drafts, answers, strict=True):
@@ -237,7 +235,7 @@ class SelfGeneration(Synthesis):
         rng = np.random.default_rng(derive_seed(seed, "response", draft.client, draft.number, attempt))
         instruction = draft.row["instruction"]
         shown = _draw_alternately(rng, own, self.response_demonstrations)
-        return Prompt(shown, lambda examples: self.prompts.write_response_prompt(examples, instruction))
+        return Prompt(draft.client, shown, lambda examples: self.prompts.write_response_prompt(examples, instruction))
 
     def _complete(self, draft: Draft, text: str, template: Template) -> str | None:
         """Copy input and response of an answer into the draft, or return the fault."""

@@ -241,13 +241,15 @@ def test_without_demonstrations_the_model_is_sampled():
     assert [call[1] for call in model.calls] == [0.7, 0.7]
 
 
-def test_prompts_of_all_clients_share_batches_the_longest_first():
+def test_prompts_of_a_client_share_batches_the_longest_first_and_none_with_another_client():
     model = ScriptedModel()
     clients = {"a": rows(9), "b": rows(9, words="many more words than the other client has in its rows")}
     made(SelfGeneration(number=5, batch_size=4), clients, model)
-    assert [call[0] for call in model.calls] == [4, 4, 2] * 2
-    lengths = [len(prompt) for prompt in model.first]
-    assert lengths == sorted(lengths, reverse=True)
+    assert [call[0] for call in model.calls] == [4, 1] * 2 * 2
+    for own in (model.first[:5], model.first[5:]):
+        lengths = [len(prompt) for prompt in own]
+        assert lengths == sorted(lengths, reverse=True)
+    assert ["many more words" in prompt for prompt in model.first] == [False] * 5 + [True] * 5
 
 
 def test_everything_follows_from_the_seed():

@@ -87,14 +87,30 @@ def test_batches_write_what_is_written_one_by_one(module, tmp_path, counted):
     counted.clear()
     made(rows, instruction_tries=5)  # one pass
     assert counted == batched[: len(counted)]
-    assert counted[0] == 15  # of all clients at once; then up to three times those that have no response yet
-    assert len(counted) <= 1 + 3
-    assert sorted(counted[1:], reverse=True) == counted[1:]
+    assert counted[:3] == [5] * 3  # of each client; then up to three times those that have no response yet
+    assert len(counted) <= 3 * (1 + 3)
+
+
+def test_what_a_client_draws_does_not_depend_on_who_else_takes_part(module, tmp_path):
+    rows = data(module, synthesis(), tmp_path).client_rows
+
+    def made(rows):
+        return synthesis(temperature=1.0).make(rows, Template.named(TEMPLATE), module, seed=4)
+
+    together = made(rows)
+    assert sum(map(len, together.values())) > 5
+    assert {client: made({client: own})[client] for client, own in rows.items()} == together
+    backwards = dict(reversed(rows.items()))
+    assert made(backwards) == together
 
 
 def test_a_resumed_round_has_the_candidates_and_counts_of_an_uninterrupted_run(module, tmp_path, counted):
     def ran(folder, rounds, **changes):
-        built = data(module, synthesis(number=4, min_words=4, temperature=1.0, **changes), tmp_path / folder)
+        built = data(
+            module,
+            synthesis(number=4, min_words=4, keep_cut=False, temperature=1.0, **changes),
+            tmp_path / folder,
+        )
         for round_idx in rounds:
             built.synthesize(round_idx, list(built.client_rows), module)
         return built.synthesis_metrics(), (tmp_path / folder / "made/round_0001.jsonl").read_bytes()

@@ -1,13 +1,15 @@
-"""FedBis under Flower itself: a SuperLink and two SuperNodes as processes on loopback, with TLS."""
+"""Runs under Flower itself: a SuperLink and SuperNodes as processes on loopback, with TLS."""
 
 import csv
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 BIN = Path(sys.executable).parent
 SECONDS = 420
 ARGS = [
-    *("--config=selector.yaml", "--trainer.accelerator=cpu", "--trainer.max_epochs=2"),
+    *("--config=selector.yaml", "--trainer.accelerator=cpu"),
     *("--data.source=toy:votes?num_clients=6&votes_per_client=10",),
     *("--federated.clients_per_round=3", "--federated.local_steps=2"),
 ]
@@ -106,8 +108,8 @@ def said(folder):
     return "\n".join(f"== {log.name}\n{log.read_text()[-3000:]}" for log in sorted(folder.glob("*.log")))
 
 
-def trained(folder):
-    (checkpoint,) = folder.glob("checkpoints/epoch=1.ckpt")
+def trained(folder, rounds):
+    (checkpoint,) = folder.glob(f"checkpoints/epoch={rounds - 1}.ckpt")
     state = torch.load(checkpoint, weights_only=True)["state_dict"]
     return {name: value for name, value in state.items() if "lora_" in name}
 
@@ -119,14 +121,60 @@ def visits(folder):
         ]
 
 
-def test_a_superlink_and_two_supernodes_over_tls_end_with_the_emulators_bits_and_bytes(tmp_path, started):
-    from fedlight.lightning_cli.cli import lightning_cli
+@dataclass
+class Case:
+    """A config with what makes it small, settings of the app for its run, and the number of nodes."""
 
-    lightning_cli(["fit", *ARGS, f"--trainer.default_root_dir={tmp_path / 'emulated'}"])
+    arguments: list[str]
+    app: str = ""
+    nodes: int = 2
+    rounds: int = 2
 
+
+FEWFEDPIT = [
+    *("--config=fewfedpit.yaml", "--trainer.accelerator=cpu", "--trainer.logger=false"),
+    "--trainer.callbacks=[{class_path: fedlight.VisitLog}, {class_path: ModelCheckpoint, init_args: {filename: '{epoch}'}}]",
+    *(
+        "--data.source=toy:instructions?num_clients=4&client_rows=8",
+        "--data.test_source=null",
+        "--data.keep=3",
+    ),
+    *(
+        "--data.canaries=null",
+        "--data.synthesis.number=4",
+        "--model.adapter=null",
+        "--model.merge_adapter=false",
+    ),
+]
+CASES = {
+    "fedbis": Case(ARGS),
+    "fedprox": Case([*ARGS, "--federated.algorithm=FedProx", "--federated.algorithm.mu=0.1"]),
+    "scaffold": Case(
+        [*ARGS, "--federated.algorithm=Scaffold", "--model.optimizer=SGD", "--model.optimizer_args={}"]
+    ),
+    "fedbiscuit": Case(
+        [
+            *("--config=fedbiscuit.yaml", *ARGS[1:3], "--data.test_source=null", "--data.val_share=0.2"),
+            *(
+                "--federated.clients_per_round=3",
+                "--federated.local_steps=2",
+                "--federated.algorithm.warmup_rounds=1",
+            ),
+            *("--federated.algorithm.regroup_every=1",),
+        ],
+        rounds=5,
+    ),
+    "fewfedpit": Case(FEWFEDPIT),
+    "masked": Case([*ARGS, "--federated.clients_per_round=6"], "secure-aggregation=true", nodes=3),
+}
+
+
+def deployed(tmp_path, started, case):
+    """Start a SuperLink with TLS and SuperNodes; return the app's folder, and the SuperLink's process."""
     certificates(tmp_path)
     app, port = tmp_path / "app", free_port()
-    started("fedlight", "flower", "init", ARGS[0], app, *ARGS[1:], wait=True)
+    rounds = f"--trainer.max_epochs={case.rounds}"
+    started("fedlight", "flower", "init", case.arguments[0], app, *case.arguments[1:], rounds, wait=True)
     home = tmp_path / "home"
     home.mkdir()
     (home / "config.toml").write_text(
@@ -134,29 +182,90 @@ def test_a_superlink_and_two_supernodes_over_tls_end_with_the_emulators_bits_and
     )
     signed = [f"--ssl-{name}={tmp_path / file}" for name, file in FILES.items()]
     where = ["--host=127.0.0.1", f"--port={port}", "--disable-runtime-dependency-installation"]
-    started("flower-superlink", *signed, *where)
-    for number in range(2):
-        node = f'partition-id={number} num-partitions=2 folder="{tmp_path / f"node{number}"}"'
+    superlink = started("flower-superlink", *signed, *where)
+    for number in range(case.nodes):
+        node = f'partition-id={number} num-partitions={case.nodes} folder="{tmp_path / f"node{number}"}"'
         there = [f"--superlink=127.0.0.1:{port}", f"--root-certificates={tmp_path / 'ca.crt'}"]
         started(
             "flower-supernode", *there, "--host=127.0.0.1", f"--port={free_port()}", f"--node-config={node}"
         )
     wait_for_port(port)
-    started("flwr", "run", app, "tls", wait=True)
+    return app, superlink
 
+
+def run(started, app, case):
+    more = ["--run-config", case.app] if case.app else []
+    started("flwr", "run", app, "tls", *more, wait=True)
+
+
+def wait_until_over(tmp_path, app, case):
     end = time.monotonic() + SECONDS
-    while not (app / "runs/checkpoints/epoch=1.ckpt").exists():
+    while not (app / f"runs/checkpoints/epoch={case.rounds - 1}.ckpt").exists():
         assert time.monotonic() < end, said(tmp_path)
         time.sleep(1)
     time.sleep(3)  # the rows of the last round are written behind its checkpoint
 
-    emulated, deployed = trained(tmp_path / "emulated"), trained(app / "runs")
+
+def assert_same_end(tmp_path, app, case):
+    emulated, there = trained(tmp_path / "emulated", case.rounds), trained(app / "runs", case.rounds)
     assert len(emulated) > 10
-    assert all(torch.equal(emulated[name], deployed[name]) for name in emulated)
-    rows = visits(app / "runs")
-    assert len(rows) == 6
-    assert rows == visits(tmp_path / "emulated")
-    assert {*rows[0]} >= {"bytes_down", "bytes_up", "loss"}
+    assert all(torch.equal(emulated[name], there[name]) for name in emulated)
+    rows, expected = visits(app / "runs"), visits(tmp_path / "emulated")
+    for row in [*rows, *expected] if case.app else ():
+        del row["bytes_up"], row["loss"]  # of a masked sum: it is a node's, and has no losses of its clients
+    assert len(rows) >= 2 * case.rounds
+    assert rows == expected
+
+
+def emulate(tmp_path, case):
+    from fedlight.lightning_cli.cli import lightning_cli
+
+    where = [f"--trainer.default_root_dir={tmp_path / 'emulated'}", f"--trainer.max_epochs={case.rounds}"]
+    lightning_cli(["fit", *case.arguments, *where])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_superlink_and_supernodes_over_tls_end_with_the_emulators_bits_and_bytes(tmp_path, started, name):
+    case = CASES[name]
+    emulate(tmp_path, case)
+    app, _ = deployed(tmp_path, started, case)
+    run(started, app, case)
+    wait_until_over(tmp_path, app, case)
+    assert_same_end(tmp_path, app, case)
+
+
+def test_a_server_that_is_killed_five_times_comes_to_the_same_end(tmp_path, started):
+    case = Case(CASES["scaffold"].arguments, rounds=8)
+    emulate(tmp_path, case)
+    app, superlink = deployed(tmp_path, started, case)
+    moments = random.Random(os.environ.get("FEDLIGHT_MOMENTS", "0"))
+    killed = 0
+    while killed < 5:
+        run(started, app, case)
+        end = time.monotonic() + SECONDS
+        while not (servers := children(superlink.pid, "flwr-serverapp")):
+            assert time.monotonic() < end, said(tmp_path)
+            time.sleep(0.2)
+        time.sleep(moments.uniform(4, 25))
+        for one in servers:
+            with suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
+        killed += 1
+    if not (app / f"runs/checkpoints/epoch={case.rounds - 1}.ckpt").exists():
+        run(started, app, case)
+    wait_until_over(tmp_path, app, case)
+    assert_same_end(tmp_path, app, case)
+
+
+def children(group, name):
+    """Return the processes of a group whose command has a name in it."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):
+            same = os.getpgid(int(folder.name)) == group
+            if same and name in (folder / "cmdline").read_text().replace("\0", " "):
+                found.append(int(folder.name))
+    return found
 
 
 FILES = {"ca-certfile": "ca.crt", "certfile": "server.crt", "keyfile": "server.key"}

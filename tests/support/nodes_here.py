@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -18,7 +18,12 @@ from stacked import Points
 
 from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.federated.by_client import FederatedWrapper
+from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
+from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS
+from fedlight.datamodules.synthesis.pseudo_responses import PseudoResponses
+from fedlight.datamodules.synthesis.self_generation import SelfGeneration
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedavg import FedAvg
@@ -45,6 +50,7 @@ from fedlight.flower.messages import FORMAT, Parcel, Refused, read_header, write
 from fedlight.flower.node import Node
 from fedlight.flower.nodes import Failure
 from fedlight.flower.parts import Parts
+from fedlight.modules.sft import SFTModule
 from fedlight.support.settings_record import digest as digest_of
 
 
@@ -60,7 +66,44 @@ class Paced(Regression):
         return left * super().training_step(batch, batch_idx)
 
 
+def writing(algorithm, by=None):
+    """A run of a language model whose clients write their own data, some candidates of which are dropped and replaced."""
+    example = "POST : {instruction} {input}\nCHOICE : {response}\n"
+    prompts = replace(
+        FEWFEDPIT_PROMPTS,
+        **{"instruction_begin": "", "instruction_example": example, "instruction_end": "POST :"},
+        **{"instruction_stop": ("CHOICE",), "response_begin": "", "response_stop": ("POST",)},
+        **{"example_with_input": example, "example_without_input": example},
+        **{"response_end": "POST : {instruction}\nCHOICE :", "response_pattern": "(?P<response>.+)"},
+    )
+    limits = {"max_instruction_tokens": 12, "max_response_tokens": 4, "keep_cut": True, "max_rouge_l": 0.9}
+    own = by or SelfGeneration(4, 4, 0, prompts=prompts, temperature=1.0, **limits)
+
+    def data():
+        return SyntheticInstructionDataModule(
+            "toy:instructions?num_clients=6&client_rows=6",
+            own,
+            columns={
+                "instruction": "instruction",
+                "input": "input",
+                "response": "output",
+                "client": "client",
+            },
+            **{"template": "POST : {instruction} {input}\nCHOICE :", "tokenizer": "toy", "max_tokens": 128},
+            **{"partition": Partition("client"), "val_share": 0.0, "batch_size": 4, "keep": 3},
+        )
+
+    def model():
+        return SFTModule("toy", dtype="fp32", lr=0.003)
+
+    return Kind({"algorithm": algorithm, "clients_per_round": 3}, model, data, rounds=2)
+
+
 MORE_KINDS = {
+    "written_fewfedpit": lambda root: writing(FewFedPIT()),
+    "written_fedmit": lambda root: writing(FedMIT()),
+    "written_local": lambda root: writing(LocalSelfGeneration()),
+    "written_fewfedweight": lambda root: writing(FewFedWeight(), PseudoResponses(6)),
     "fedmit": lambda root: Kind({"algorithm": FedMIT()}, data=Choosing),
     "fewfedweight": lambda root: Kind({"algorithm": FewFedWeight()}, data=Choosing),
     "local_self_generation": lambda root: Kind({"algorithm": LocalSelfGeneration()}, data=Choosing),
