@@ -54,8 +54,8 @@ class Draft:
 class SelfGeneration(Synthesis):
     """Candidates by in-context learning from the client's own rows.
 
-    Prompts of a client are answered in batches of similar length. What it makes depends on the seed, its id and its rows, not
-    on the order of the clients or on who else takes part.
+    Prompts of a client are answered in batches of similar length. What it makes depends on the seed, its id and its rows,
+    not on the order of the clients or on who else takes part.
 
     `counts` covers all drafts of all passes, replaced ones too.
     `notes` has ``fewer_demonstrations``, ``candidates_missing`` and ``clients_short``.
@@ -235,7 +235,9 @@ class SelfGeneration(Synthesis):
         rng = np.random.default_rng(derive_seed(seed, "response", draft.client, draft.number, attempt))
         instruction = draft.row["instruction"]
         shown = _draw_alternately(rng, own, self.response_demonstrations)
-        return Prompt(draft.client, shown, lambda examples: self.prompts.write_response_prompt(examples, instruction))
+        return Prompt(
+            draft.client, shown, lambda examples: self.prompts.write_response_prompt(examples, instruction)
+        )
 
     def _complete(self, draft: Draft, text: str, template: Template) -> str | None:
         """Copy input and response of an answer into the draft, or return the fault."""
