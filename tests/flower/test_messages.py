@@ -1,6 +1,8 @@
 """Messages: what is written is read back bit by bit, and payloads have the layout that was due."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from fedlight.flower.messages import (
 from fedlight.flower.nodes import shown
 
 ROOM = Path(fedlight.flower.__file__).parent
-NEED_FLOWER = {"records.py", "client_app.py", "server_app.py"}
+NEED_FLOWER = {"records.py", "client_app.py", "server_app.py", "masks.py"}
 
 
 def test_a_header_comes_back_with_the_same_bits():
@@ -94,7 +96,7 @@ def imports_of(path):
     return {name.split(".")[0] for name in names}
 
 
-def test_flower_itself_is_imported_in_three_files_alone():
+def test_flower_itself_is_imported_in_four_files_alone():
     found = {path.name for path in ROOM.rglob("*.py") if "flwr" in imports_of(path)}
     assert found == NEED_FLOWER
 
@@ -103,6 +105,13 @@ def test_the_other_files_do_not_reach_flower_through_these():
     needing = {f"fedlight.flower.{name.removesuffix('.py')}" for name in NEED_FLOWER}
     for path in [one for one in ROOM.rglob("*.py") if one.name not in NEED_FLOWER]:
         assert not [name for name in needing if name in path.read_text()], path
+
+
+def test_server_and_node_are_there_without_flower_until_sums_are_masked():
+    program = (
+        "import sys; sys.modules |= {'flwr': None, 'cryptography': None}; import fedlight.flower.server, fedlight.flower.node"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
 @pytest.mark.parametrize("size", [0, 1, 5000])
