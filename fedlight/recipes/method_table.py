@@ -70,8 +70,8 @@ def methods(
 
     Returns:
         ``rows`` with ``method``, the columns of ``METRICS``, win rates, each with the ends of its 95 % interval over prompts
-        in ``NAME_low`` and ``NAME_high`` (none of raw answers against themselves, and of a single prompt), and ``sent_mib``: MiB sent down and up in training,
-        including groupings.
+        in ``NAME_low`` and ``NAME_high`` (none of raw answers against themselves, and of a single prompt), and ``sent_mib``:
+        MiB sent down and up in training, including groupings.
     """
     answers = {
         name: load_rows(str(Path(stages["answers"]) / "completions.jsonl"))

@@ -108,9 +108,8 @@ def test_the_other_files_do_not_reach_flower_through_these():
 
 
 def test_server_and_node_are_there_without_flower_until_sums_are_masked():
-    program = (
-        "import sys; sys.modules |= {'flwr': None, 'cryptography': None}; import fedlight.flower.server, fedlight.flower.node"
-    )
+    missing = "import sys; sys.modules |= {'flwr': None, 'cryptography': None}; "
+    program = missing + "import fedlight.flower.server, fedlight.flower.node"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 

@@ -83,8 +83,8 @@ def section(runs: Sequence[Run]) -> Section | None:
 def _charts(of_methods: dict[str, list[Curves]], axis: str, known: Looks) -> list[Chart]:
     metrics: dict[str, dict[str, list[Curve]]] = {}
     for method, several in of_methods.items():
-        for found in several:
-            for metric, curve in found.metrics.items() if found.axis == axis else ():
+        for each in several:
+            for metric, curve in each.metrics.items() if each.axis == axis else ():
                 if family(metric):
                     metrics.setdefault(metric, {}).setdefault(method, []).append(curve)
     ends = {
