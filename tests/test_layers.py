@@ -26,7 +26,7 @@ OTHERS = sorted(
 FLOORS = (
     {"cli"},
     {"preflight"},
-    {"plan"},
+    {"plan", "first_config"},
     {"report"},
     {"recipes"},
     {"judges"},

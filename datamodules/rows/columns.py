@@ -51,7 +51,7 @@ def check_columns(rows: Rows, columns: Columns, source: str, setting: str = "col
         try:
             value_at(rows[0], path)
         except (KeyError, IndexError, TypeError, ValueError):
-            existing = ", ".join(_paths(rows[0]))
+            existing = ", ".join(list_paths(rows[0]))
             raise RowsError(
                 f"{source}: no column {path!r} (mapped to {name!r}). The columns are: {existing}. Set "
                 f"{setting}.{name} to one of them."
@@ -78,12 +78,12 @@ def replace_surrogates(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _paths(row: Mapping[str, Any]) -> list[str]:
+def list_paths(row: Mapping[str, Any]) -> list[str]:
     """Return the names of existing columns, nested ones with dots."""
     paths: list[str] = []
     for name, value in row.items():
         paths += (
-            [f"{name}.{inner}" for inner in _paths(value)]
+            [f"{name}.{inner}" for inner in list_paths(value)]
             if isinstance(value, Mapping) and value
             else [str(name)]
         )

@@ -11,6 +11,7 @@ Federated fine-tuning of language models inside PyTorch Lightning.
 
   fit, validate, test, predict   train or use one module: fedlight fit --config FILE [--KEY VALUE ...]
                                  keys: fedlight fit --help; a complete file: add --print_config
+  init DATA                      a config for your own data, with what was guessed and why: fedlight init --help
   run NAME                       a recipe from first stage to results: fedlight run demo
                                  all recipes: fedlight run --help; only check everything: --dry-run; small: --twin
   plan                           which devices could take part, from a config alone: fedlight plan --help
@@ -24,7 +25,19 @@ Federated fine-tuning of language models inside PyTorch Lightning.
 A second call of the same run skips what is done and resumes what was stopped."""
 
 
-COMMANDS = ("fit", "validate", "test", "predict", "run", "plan", "device", "flower", "client", "report")
+COMMANDS = (
+    "fit",
+    "validate",
+    "test",
+    "predict",
+    "init",
+    "run",
+    "plan",
+    "device",
+    "flower",
+    "client",
+    "report",
+)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -48,6 +61,11 @@ def _main(argv: list[str]) -> None:
             from fedlight.cli.run import main as run_recipe
 
             run_recipe(argv[1:])
+    elif command == "init":
+        with one_line_errors():
+            from fedlight.cli.init import main as init_config
+
+            init_config(argv[1:])
     elif command == "plan":
         with one_line_errors():
             from fedlight.plan.command import main as plan_run

@@ -1,0 +1,144 @@
+"""``fedlight init DATA [--method METHOD] [--model MODEL] [--output FILE] [--dry-run] ...``."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedlight.first_config.draft import DEFAULT_MODEL, METHODS, Draft, Wishes, make_draft
+from fedlight.first_config.text import write
+from fedlight.support.console import OneLineArguments
+from fedlight.support.files import write_whole
+
+ABOUT = """Write a config for data that fedlight has not seen, and say what was guessed:
+
+  fedlight init votes.jsonl --model FOLDER_OR_HUB_NAME
+  fedlight fit --config votes_fedbis.yaml
+  fedlight report runs/votes_fedbis
+
+Columns, clients, meaning of the choices, template, tokens and sizes come from the rows and the model's tokenizer. What
+cannot be told is asked for by the option that says it. With --dry-run the checks of `fedlight run --dry-run` follow."""
+ROLES = {
+    "question": "what was asked",
+    "choice": "which answer won",
+    "chosen": "the answer that won, where the rows have that instead of a choice",
+    "rejected": "the one that lost",
+    "input": "further input of an instruction",
+    "response": "response to an instruction",
+    "client": "whose row it is; none: rows are dealt out at random",
+    "category": "category of a row",
+}
+
+
+def main(argv: Sequence[str]) -> None:
+    """Write the config, print the table, and check the config where wanted."""
+    options = _parser().parse_args(argv)
+    values = {name: getattr(options, name) for name in ("a", "b", "tie") if getattr(options, name)}
+    if values and not ("a" in values and "b" in values):
+        raise ValueError("--a, --b and --tie belong together: say which values mean A and which mean B")
+    draft = make_draft(
+        Wishes(
+            options.data,
+            options.method,
+            options.model,
+            {role: getattr(options, role) for role in ROLES},
+            options.answers,
+            values or None,
+            tuple(options.choices) if options.choices else None,
+            options.template.replace("\\n", "\n") if options.template else None,
+            options.public,
+        )
+    )
+    file = options.output or Path(f"{_stem(options.data)}_{draft.method}.yaml")
+    if file.exists() and not options.force:
+        raise ValueError(f"{file} exists already: give another --output FILE, or --force to replace it")
+    _show(draft)
+    write_whole(file, write(draft, str(file)))
+    print(
+        f"written: {file}\nnext:    fedlight fit --config {file}\nthen:    fedlight report runs/{file.stem}"
+    )
+    if options.dry_run:
+        sys.exit(_check(file))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineArguments(
+        "fedlight init",
+        usage="fedlight init DATA [--method METHOD] [--model MODEL] [--output FILE] [--dry-run] [--ROLE COLUMN ...]",
+        description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "data", metavar="DATA", help="JSON lines, JSON, CSV or Parquet file, folder, or hub name"
+    )
+    parser.add_argument("--method", choices=METHODS, help="default: fedbis for votes, sft for instructions")
+    parser.add_argument(
+        "--model", default=DEFAULT_MODEL, help=f"folder or hub name; default: {DEFAULT_MODEL}"
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="default: DATA_METHOD.yaml here")
+    parser.add_argument("--force", action="store_true", help="replace the file")
+    parser.add_argument("--dry-run", action="store_true", help="check the written config before a run")
+    for role, words in ROLES.items():
+        parser.add_argument(f"--{role}", metavar="COLUMN", help=words)
+    parser.add_argument("--answers", nargs=2, metavar="COLUMN", help="the two answers, A first")
+    for name, words in {"a": "A won", "b": "B won", "tie": "neither won"}.items():
+        parser.add_argument(
+            f"--{name}", nargs="+", metavar="VALUE", help=f"values of the choice that mean: {words}"
+        )
+    parser.add_argument(
+        "--choices", nargs=2, metavar="WORD", help="two words that are single tokens of the model"
+    )
+    parser.add_argument(
+        "--template", metavar="TEXT", help=r"text with slots such as {prompt}; \n is a line break"
+    )
+    parser.add_argument(
+        "--public", metavar="DATA", help="the server's rows, for feddca; default: half of DATA"
+    )
+    return parser
+
+
+def _stem(source: str) -> str:
+    """Return the name of a source without folders and endings.
+
+    Examples:
+        >>> _stem("data/votes.jsonl.gz"), _stem("owner/name:config"), _stem("toy:votes?seed=1")
+        ('votes', 'name_config', 'toy_votes_seed_1')
+    """
+    name = Path(source.rstrip("/")).name
+    for ending in (".gz", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"):
+        name = name.removesuffix(ending)
+    return (
+        "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name).strip("._")
+        or "data"
+    )
+
+
+def _show(draft: Draft) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not console.is_terminal:  # a file has no width, and a narrow table cuts its words
+        console = Console(width=180)
+    table = Table(title=f"{draft.wishes.source}: {draft.rows:,} rows", title_justify="left")
+    for name in ("what", "guess", "sure", "why"):
+        table.add_column(name, overflow="fold")
+    for guess in draft.guesses:
+        value = guess.value if guess.value is not None else "none"
+        shown = " and ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        sure = Text("yes", "green") if guess.sure else Text("no", "yellow")
+        table.add_row(Text(guess.what), Text(shown), sure, Text(guess.why))
+    console.print(table)
+
+
+def _check(file: Path) -> int:
+    """Print what the checks of a recipe say of the written config; return their exit code."""
+    from fedlight.preflight.dry_run import check
+    from fedlight.preflight.finding import exit_code, show
+
+    recipe = {"stages": {"fit": {"fit": str(file)}}}
+    findings = check(recipe, Path("runs") / file.stem, [0])
+    show(f"{file}: before the run", findings)
+    return exit_code(findings)

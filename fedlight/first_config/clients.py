@@ -1,0 +1,88 @@
+"""Which column says whose row it is.
+
+The column's name speaks for it; else a column with several values and several rows for each, that does not merely follow
+from what was asked: an id of a question has the same value wherever the question stands, a voter has not.
+"""
+
+from collections.abc import Sequence
+
+from fedlight.first_config.columns import Column, Guess, GuessError, ambiguous, score_name
+
+NOBODY = "none"
+"""Value of --client for rows that are nobody's: they are dealt out at random."""
+SHARES = 10
+"""Clients among whom such rows are dealt out."""
+
+
+def find_client(columns: Sequence[Column], taken: Sequence[str], given: str | None) -> Guess:
+    """Return the column of the clients; its value is None where there is none, and rows are dealt out.
+
+    Args:
+        columns: all columns.
+        taken: columns that have another role; for votes, texts of the same values are the same comparison.
+        given: column that the user named, ``"none"`` for no column, or None.
+
+    Raises:
+        GuessError: several columns could be it, and no name speaks for one.
+
+    Examples:
+        >>> from fedlight.first_config.columns import describe
+        >>> rows = [{"q": q, "worker": w, "id": q} for q in "abc" for w in "uv"]
+        >>> find_client(describe(rows), ["q"], None).value
+        'worker'
+    """
+    if given == NOBODY:
+        return Guess("client", None, f"--client none: rows are dealt out to {SHARES} clients at random")
+    if given is not None:
+        return Guess("client", given, "given with --client")
+    asked = [column for column in columns if column.name in taken]
+    likely = [column for column in columns if column.name not in taken and _could_be(column)]
+    best = max((score_name(column.name, "client") for column in likely), default=0)
+    named = [column for column in likely if best and score_name(column.name, "client") == best]
+    if len(named) > 1:
+        raise GuessError(_ask(named))
+    if named:
+        return Guess("client", named[0].name, f"its name, and {_count(named[0])}", sure=best > 2)
+    free = [column for column in likely if not follows(column, asked)]
+    if len(free) > 1:
+        raise GuessError(_ask(free))
+    if free:
+        return Guess(
+            "client", free[0].name, f"it has {_count(free[0])}, and does not follow from the text", sure=False
+        )
+    why = f"no column says whose row it is: rows are dealt out to {SHARES} clients at random; --client COLUMN names one"
+    return Guess("client", None, why, sure=False)
+
+
+def follows(column: Column, asked: Sequence[Column]) -> bool:
+    """Return whether a column has one value wherever the asked columns are the same; False if these hardly repeat.
+
+    Examples:
+        >>> q, u = Column("q", list("aabb"), 2, 0, ("a", "b")), Column("u", list("1212"), 2, 0, ("1", "2"))
+        >>> follows(q, [q]), follows(u, [q])
+        (True, False)
+    """
+    first: dict[tuple[str, ...], str] = {}
+    repeated = 0
+    for number, value in enumerate(column.texts):
+        key = tuple(sorted(other.texts[number] for other in asked))
+        repeated += key in first
+        if first.setdefault(key, value) != value:
+            return False
+    return repeated * 10 >= len(column.texts)
+
+
+def _could_be(column: Column) -> bool:
+    rows = len(column.texts)
+    return 2 <= column.distinct <= rows / 2 and column.words < 0.9
+
+
+def _count(column: Column) -> str:
+    return f"{column.distinct:,} values with {len(column.texts) / column.distinct:,.0f} rows each"
+
+
+def _ask(columns: Sequence[Column]) -> str:
+    return (
+        ambiguous("client", [column.name for column in columns])
+        + ", or --client none where rows are nobody's"
+    )

@@ -1,0 +1,188 @@
+"""What the columns of unknown rows look like, and which of them a name or their values speak for."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedlight.datamodules.rows.columns import list_paths, text_at
+from fedlight.lightning_cli.parser_words import near
+from fedlight.support.types import Rows
+
+FEW = 12
+"""Most values that a column may have for them to be listed."""
+NAMES: dict[str, tuple[str, str]] = {
+    "question": (
+        "question instruction prompt query ask request claim task_prompt",
+        "post problem title text",
+    ),
+    "response": ("response answer output completion reply target solution", "summary label result"),
+    "input": ("input context passage", "background"),
+    "choice": ("choice winner vote preference preferred verdict pick picked better", "label labels decision"),
+    "client": (
+        "client worker user annotator judge participant rater voter labeler labeller patient hospital clinic device phone "
+        "owner collection who",
+        "source site author person member customer speaker reviewer institution organisation organization school",
+    ),
+    "category": ("category topic domain subject genre", "type qtype kind task field"),
+    "chosen": ("chosen preferred accepted", "better winner good"),
+    "rejected": ("rejected dispreferred refused", "worse loser bad"),
+    "statement": ("statement comment opinion", "text"),
+    "item": ("statement_id comment_id item_id", "item statement comment id"),
+}
+"""Role -> words that a column's name has for it, strong ones and weak ones."""
+
+
+class GuessError(ValueError):
+    """Error of a guess that cannot be made; the message names the candidates and the option that settles it."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Something that was found in the data.
+
+    Attributes:
+        what: setting, in words.
+        value: its value.
+        why: reason, in one line.
+        sure: whether nothing else was likely.
+    """
+
+    what: str
+    value: Any
+    why: str
+    sure: bool = True
+
+
+@dataclass(frozen=True)
+class Column:
+    """Texts of one column.
+
+    Attributes:
+        name: dotted path, as in a column map.
+        texts: text of every row, "" where there is none.
+        distinct: number of different texts, without "".
+        words: share of texts with a blank between words.
+        values: its texts in order of first appearance, where they are few; else empty.
+    """
+
+    name: str
+    texts: Sequence[str]
+    distinct: int
+    words: float
+    values: tuple[str, ...]
+
+    @property
+    def is_text(self) -> bool:
+        """Whether people would read it: several words in a good part of the rows, and not always the same."""
+        return self.words > 0.3 and self.distinct > 1
+
+    @property
+    def mean_length(self) -> float:
+        """Mean number of characters."""
+        return sum(map(len, self.texts)) / max(len(self.texts), 1)
+
+
+def describe(rows: Rows) -> list[Column]:
+    """Return the columns of rows, those of nested values by dotted paths.
+
+    Examples:
+        >>> [(c.name, c.distinct, c.is_text) for c in describe([{"q": "a b", "who": 1}, {"q": "c d", "who": 1}])]
+        [('q', 2, True), ('who', 1, False)]
+    """
+    names: dict[str, None] = {}
+    for row in rows:
+        names.update(dict.fromkeys(list_paths(row)))
+    return [_describe(name, [text_at(row, name) for row in rows]) for name in names]
+
+
+def _describe(name: str, texts: list[str]) -> Column:
+    different = dict.fromkeys(text for text in texts if text)
+    filled = sum(bool(text) for text in texts)
+    with_blanks = sum(len(text.split()) > 1 for text in texts)
+    values = tuple(different) if len(different) <= FEW else ()
+    return Column(name, texts, len(different), with_blanks / max(filled, 1), values)
+
+
+def split_name(name: str) -> list[str]:
+    """Return the words of a column's name, in lower case.
+
+    Examples:
+        >>> split_name("answerText_B"), split_name("text2"), split_name("info.post")
+        (['answer', 'text', 'b'], ['text', '2'], ['info', 'post'])
+    """
+    apart = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
+    return [word.lower() for word in re.findall(r"[^\W\d_]+|\d+", apart)]
+
+
+def score_name(name: str, role: str) -> int:
+    """Return how much a column's name speaks for a role, from 0 to 4.
+
+    Examples:
+        >>> [score_name(name, "client") for name in ("worker", "worker_id", "source", "sources_seen", "turn")]
+        [4, 3, 2, 0, 0]
+    """
+    found = split_name(name)
+    singular = [word.removesuffix("s") for word in found]
+    for weight, words in zip((4, 2), NAMES[role], strict=True):
+        known = set(words.split())
+        if name.lower() in known or (len(found) == 1 and (known & {*found, *singular})):
+            return weight
+        if weight == 4 and known & {*found, *singular}:
+            return weight - 1
+    return 0
+
+
+def pick(
+    columns: Sequence[Column], role: str, given: str | None, what: str | None = None, required: bool = True
+) -> Guess | None:
+    """Return the column of a role: the given one, or the one whose name speaks for it most, or the only one.
+
+    Args:
+        columns: those that could have the role.
+        role: key of `NAMES`.
+        given: column that the user named.
+        what: the role in words; None: the role.
+        required: raise GuessError where nothing speaks for any of them, instead of returning None.
+    """
+    what = what or role
+    if given is not None:
+        return Guess(what, given, f"given with {option(role)}")
+    if not columns:
+        return None
+    scores = {column.name: score_name(column.name, role) for column in columns}
+    best = max(scores.values())
+    leading = [name for name, score in scores.items() if score == best]
+    if best and len(leading) == 1:
+        return Guess(what, leading[0], f"its name speaks for the {role}", sure=best > 2 or len(scores) == 1)
+    if len(columns) == 1 and required:
+        return Guess(what, leading[0], "the only column left that could be it", sure=False)
+    if required or best:
+        raise GuessError(ambiguous(role, leading))
+    return None
+
+
+def ambiguous(role: str, candidates: Sequence[str]) -> str:
+    """Return the message for several columns that could have a role.
+
+    Examples:
+        >>> ambiguous("client", ["site", "source"])
+        'which column is the client? site or source could be: say it with --client COLUMN'
+    """
+    return (
+        f"which column is the {role}? {' or '.join(candidates)} could be: say it with {option(role)} COLUMN"
+    )
+
+
+def option(role: str) -> str:
+    """Return the option that names the column of a role."""
+    return f"--{role}"
+
+
+def check_given(columns: Sequence[Column], given: Mapping[str, str | None]) -> None:
+    """Raise GuessError where a given column does not exist; paths into lists, such as ``a.0.text``, may."""
+    known = [column.name for column in columns]
+    for role, name in given.items():
+        if name is not None and name not in known and "." not in name:
+            hint = near(name, known) or f"; the columns are {', '.join(known)}"
+            raise GuessError(f"{option(role)} {name}: there is no such column{hint}")

@@ -1,0 +1,304 @@
+"""All guesses about unknown rows for one method, put together: what the config says, and what the table shows."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedlight.datamodules.rows.rows import load_rows
+from fedlight.datamodules.text.templates import Template
+from fedlight.datamodules.text.tokens import encode
+from fedlight.first_config import sizes, words
+from fedlight.first_config.clients import SHARES, find_client
+from fedlight.first_config.columns import Column, Guess, GuessError, check_given, describe, pick, score_name
+from fedlight.first_config.instructions import find_instructions
+from fedlight.first_config.sizes import Sizes
+from fedlight.first_config.votes import VoteColumns, find_votes
+from fedlight.support.hub import find_model, load_tokenizer
+from fedlight.support.types import Rows
+
+ON_VOTES = ("fedbis", "fedbiscuit", "dpo")
+ON_INSTRUCTIONS = ("feddca", "fewfedpit")
+METHODS = ("fedbis", "fedbiscuit", "feddca", "fewfedpit", "sft", "dpo")
+DEFAULT_MODEL = "Qwen/Qwen2-0.5B"
+READ = 50_000
+"""Most rows that are looked at, evenly spread."""
+MEASURED = 300
+"""Rows whose tokens are counted."""
+NARROW = 256
+"""Width of hidden states up to which a model learns at high rates alone."""
+FEW_ROWS = 100
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user has said.
+
+    Attributes:
+        source: file, folder or hub name.
+        method: one of `METHODS`; None: by the data.
+        model: folder or hub name.
+        columns: role -> column, or None.
+        answers: columns of both answers.
+        values: raw values for ``a``, ``b``, ``tie``.
+        choices: two words for the answers in the prompt.
+        template: text with slots.
+        public: the server's rows, for feddca.
+    """
+
+    source: str
+    method: str | None = None
+    model: str = DEFAULT_MODEL
+    columns: Mapping[str, str | None] = field(default_factory=dict)
+    answers: Sequence[str] | None = None
+    values: Mapping[str, Sequence[str]] | None = None
+    choices: tuple[str, str] | None = None
+    template: str | None = None
+    public: str | None = None
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Settings of a first config.
+
+    Attributes:
+        wishes: what the user has said.
+        method: one of `METHODS`.
+        is_votes: whether the rows are votes, else instructions.
+        rows: number of rows.
+        columns: column map, with ``client`` where there is one.
+        choice_values: see `fedlight.datamodules.rows.votes`.
+        template: text or name.
+        choices: words for both answers; None where no comparison is shown.
+        max_tokens: most tokens.
+        sizes: rounds, clients, batch.
+        lr: learning rate.
+        positions: positions of the model; None: not known.
+        guesses: lines of the table.
+    """
+
+    wishes: Wishes
+    method: str
+    is_votes: bool
+    rows: int
+    columns: dict[str, str]
+    choice_values: dict[str, str | list[str]]
+    template: str
+    choices: tuple[str, str] | None
+    max_tokens: int
+    sizes: Sizes
+    lr: float
+    positions: int | None
+    guesses: list[Guess]
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a model's files say of it."""
+
+    tokenizer: Any
+    positions: int | None
+    width: int
+
+
+def make_draft(wishes: Wishes) -> Draft:
+    """Read the rows and the model's tokenizer, and guess the rest.
+
+    Raises:
+        GuessError: something cannot be told; the message names the candidates and the option that settles it.
+        RowsError, OSError: the rows or the model cannot be read.
+    """
+    rows = load_rows(wishes.source)
+    step = -(-len(rows) // READ)
+    looked_at = rows if step == 1 else [rows[place] for place in range(0, len(rows), step)]
+    columns = describe(looked_at)
+    check_given(columns, {role: name for role, name in wishes.columns.items() if name != "none"})
+    votes, refusal = _try_votes(columns, wishes)
+    method, why = choose_method(wishes.method, votes is not None)
+    if votes is None and method in ON_VOTES:
+        assert refusal is not None
+        raise refusal
+    guesses = [Guess("method", method, why, sure=wishes.method is not None)]
+    if votes is not None:
+        guesses += votes.guesses
+        found, values = votes.columns, votes.choice_values
+    else:
+        instructions = find_instructions(columns, wishes.columns)
+        guesses += instructions.guesses
+        found, values = instructions.columns, {}
+    client = find_client(columns, list(found.values()), wishes.columns.get("client"))
+    guesses.append(client)
+    own = _rows_of_clients(columns, client.value, len(looked_at), step)
+    numbers = sizes.choose_sizes(own)
+    model = read_model(wishes.model)
+    template, choices, more = _text(method, votes is not None, found, model, wishes)
+    guesses += more
+    max_tokens, fitting = _tokens(looked_at, columns, found, votes is not None, template, choices, model)
+    guesses.append(
+        Guess(
+            "max_tokens",
+            max_tokens,
+            f"{fitting:.0%} of the texts fit; what does not is left out",
+            sure=fitting > 0.8,
+        )
+    )
+    guesses += sizes.explain(numbers, own)
+    lr = 0.003 if model.width <= NARROW else 0.0001
+    guesses.append(
+        Guess("lr", lr, f"the model is {model.width} wide; usual for LoRA on such models", sure=False)
+    )
+    if method == "fewfedpit" and sorted(own)[len(own) // 2] > FEW_ROWS:
+        guesses.append(
+            Guess("few rows", "no", f"FewFedPIT is for clients with fewer than {FEW_ROWS} rows", sure=False)
+        )
+    found = (
+        found
+        | ({"client": client.value} if client.value else {})
+        | _category(columns, found, client.value, wishes)
+    )
+    return Draft(
+        wishes, method, votes is not None, len(rows), found, values, template, choices, max_tokens, numbers, lr,
+        model.positions, guesses,
+    )  # fmt: skip
+
+
+def choose_method(wanted: str | None, is_votes: bool) -> tuple[str, str]:
+    """Return the method and why.
+
+    Raises:
+        GuessError: the method needs instructions, but the rows are votes.
+
+    Examples:
+        >>> choose_method(None, True)[0], choose_method(None, False)[0]
+        ('fedbis', 'sft')
+    """
+    if wanted in ON_INSTRUCTIONS and is_votes:
+        raise GuessError(
+            f"--method {wanted} trains on instructions with responses, but the rows look like votes on two answers: take "
+            "fedbis, fedbiscuit, dpo or sft, or name the columns with --question COLUMN --response COLUMN"
+        )
+    if wanted is not None:
+        return wanted, "given with --method"
+    if is_votes:
+        return (
+            "fedbis",
+            "the rows are votes on two answers; --method fedbiscuit, dpo and sft can use them too",
+        )
+    return "sft", "the rows are instructions with responses; --method feddca and fewfedpit can use them too"
+
+
+def read_model(name: str) -> ModelFacts:
+    """Return what a model's files say of it, without loading its weights.
+
+    Raises:
+        GuessError: it is an encoder, which writes nothing.
+        OSError: it cannot be found.
+    """
+    from transformers import AutoConfig
+
+    try:
+        where = find_model(name)
+        config = AutoConfig.from_pretrained(where)
+        tokenizer = load_tokenizer(name, "model")
+    except OSError as error:
+        raise OSError(f"{error}; another model is named with --model FOLDER_OR_HUB_NAME") from None
+    kinds = config.architectures or []
+    if kinds and not any(kind.endswith(("CausalLM", "LMHeadModel")) for kind in kinds):
+        raise GuessError(
+            f"--model {name} is a {kinds[0]}: give one that writes text, a causal language model"
+        )
+    return ModelFacts(tokenizer, getattr(config, "max_position_embeddings", None), config.hidden_size)
+
+
+def _try_votes(columns: Sequence[Column], wishes: Wishes) -> tuple[VoteColumns | None, GuessError | None]:
+    """Return the columns of votes, or why there are none."""
+    if wishes.columns.get("response"):
+        return None, GuessError(
+            "--response names the answer of an instruction; votes have --answers COLUMN COLUMN"
+        )
+    try:
+        return find_votes(columns, wishes.columns, wishes.answers, wishes.values), None
+    except GuessError as error:
+        said = (
+            wishes.answers
+            or wishes.values
+            or any(wishes.columns.get(key) for key in ("choice", "chosen", "rejected"))
+        )
+        if said:
+            raise
+        return None, error
+
+
+def _rows_of_clients(columns: Sequence[Column], client: str | None, rows: int, step: int) -> list[int]:
+    if client is None:
+        return [max(rows * step // SHARES, 1)] * SHARES
+    texts = next((column.texts for column in columns if column.name == client), [])
+    return [count * step for count in Counter(text for text in texts if text).values()] or [rows * step]
+
+
+def _text(
+    method: str, is_votes: bool, found: Mapping[str, str], model: ModelFacts, wishes: Wishes
+) -> tuple[str, tuple[str, str] | None, list[Guess]]:
+    """Return template, choice words, and their lines of the table."""
+    why = "given with --template"
+    if method in ("fedbis", "fedbiscuit"):
+        tokens = words.find_choices(model.tokenizer, "prompt" in found, wishes.choices, wishes.template)
+        template = wishes.template or words.choice_template("prompt" in found, tokens.value)
+        why = why if wishes.template else "shows both answers and ends with a colon, before the choice token"
+        return template, tokens.value, [tokens, Guess("template", template, why)]
+    if is_votes and "prompt" not in found:
+        raise GuessError(
+            f"--method {method} writes answers to a question: say which column it is with --question COLUMN"
+        )
+    slot = "prompt" if is_votes else "instruction"
+    template, reason = words.response_template("input" in found, model.positions, slot)
+    if wishes.template:
+        return wishes.template, None, [Guess("template", wishes.template, why)]
+    return template, None, [Guess("template", template, reason)]
+
+
+def _tokens(
+    rows: Rows,
+    columns: Sequence[Column],
+    found: Mapping[str, str],
+    is_votes: bool,
+    template: str,
+    choices: tuple[str, str] | None,
+    model: ModelFacts,
+) -> tuple[int, float]:
+    """Return ``max_tokens`` and the share of rows that fit."""
+    from fedlight.datamodules.rows.columns import text_at
+
+    every = max(len(rows) // MEASURED, 1)
+    some = [rows[place] for place in range(0, len(rows), every)]
+    shape = Template.named(template)
+    texts = []
+    for row in some:
+        fields = {name: text_at(row, path) for name, path in found.items()}
+        fields |= {slot: "" for slot in shape.slots if slot not in fields}
+        if "chosen" in fields:
+            fields |= {"response_a": fields["chosen"], "response_b": fields["rejected"]}
+        answers = [fields["response_a"], fields["response_b"]] if is_votes else [fields["response"]]
+        ending = f" {choices[0]}" if choices else f" {max(answers, key=len)}"
+        texts.append(shape.render(fields, ending).text)
+    return sizes.choose_tokens([len(one.ids) + 2 for one in encode(model.tokenizer, texts)], model.positions)
+
+
+def _category(
+    columns: Sequence[Column], found: Mapping[str, str], client: str | None, wishes: Wishes
+) -> dict[str, str]:
+    """Return the column of the categories, if a name speaks for one: the data of clients are counted by it."""
+    if wishes.columns.get("category"):
+        return {"category": str(wishes.columns["category"])}
+    free = [
+        column
+        for column in columns
+        if column.name not in (*found.values(), client)
+        and 1 < column.distinct <= len(column.texts) / 2
+        and score_name(column.name, "category") >= 3
+    ]
+    try:
+        guess = pick(free, "category", None, required=False)
+    except GuessError:  # of two such columns, none is needed
+        return {}
+    return {"category": guess.value} if guess else {}

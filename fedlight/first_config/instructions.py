@@ -1,0 +1,69 @@
+"""Which columns of unknown rows are the instruction, its input and the response."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fedlight.first_config.columns import Column, Guess, GuessError, ambiguous, pick, score_name
+
+
+@dataclass(frozen=True)
+class InstructionColumns:
+    """Columns of instructions.
+
+    Attributes:
+        guesses: what was found, for the table.
+        columns: column map of ``instruction``, ``response`` and maybe ``input``.
+    """
+
+    guesses: list[Guess]
+    columns: dict[str, str]
+
+
+def find_instructions(columns: Sequence[Column], given: Mapping[str, str | None]) -> InstructionColumns:
+    """Return the columns of instructions: by name, else the question stands before the response.
+
+    Args:
+        columns: all columns of the rows.
+        given: role -> column that the user named, or None.
+
+    Raises:
+        GuessError: several columns could have a role, or there are no two columns with text.
+
+    Examples:
+        >>> from fedlight.first_config.columns import describe
+        >>> found = find_instructions(describe([{"ask": "who is it", "reply": "a cat"}, {"ask": "what", "reply": "b"}]), {})
+        >>> found.columns
+        {'instruction': 'ask', 'response': 'reply'}
+    """
+    texts = [column for column in columns if column.is_text]
+    # The answers of a classification are single words, so a response may be no text.
+    answers = [column for column in columns if column.is_text or score_name(column.name, "response") >= 3]
+    question = _named(texts, "question", given)
+    response = _named(answers, "response", given)
+    taken = {guess.value for guess in (question, response) if guess}
+    left = [column for column in texts if column.name not in taken]
+    if question is None and response is None and len(left) == 2:
+        question = Guess("question", left[0].name, "the first of the two columns with text", sure=False)
+        response = Guess("response", left[1].name, "the second of the two columns with text", sure=False)
+    question = question or _only(left, "question")
+    response = response or _only([column for column in left if column.name != question.value], "response")
+    rest = [column for column in texts if column.name not in (question.value, response.value)]
+    extra = _named(rest, "input", given)
+    found = {"instruction": question.value, "response": response.value}
+    guesses = [question, response]
+    if extra is not None:
+        found = {"instruction": question.value, "input": extra.value, "response": response.value}
+        guesses.insert(1, extra)
+    return InstructionColumns(guesses, found)
+
+
+def _named(columns: Sequence[Column], role: str, given: Mapping[str, str | None]) -> Guess | None:
+    return pick(columns, role, given.get(role), required=False)
+
+
+def _only(columns: Sequence[Column], role: str) -> Guess:
+    if len(columns) == 1:
+        return Guess(role, columns[0].name, "the only column with text that is left", sure=False)
+    if columns:
+        raise GuessError(ambiguous(role, [column.name for column in columns]))
+    raise GuessError(f"no column with text is left for the {role}: say it with --{role} COLUMN")

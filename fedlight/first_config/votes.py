@@ -1,0 +1,286 @@
+"""Which columns of unknown rows are the votes: question, two answers, which one won, and what the values of that mean.
+
+Two columns are the answers if their names differ in a or b (1 or 2, left or right), or if the same texts occur in both, as
+where each answer meets several others. The choice is a column with few values, of which two name the answers.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from fedlight.first_config.columns import Column, Guess, GuessError, ambiguous, pick, score_name, split_name
+
+PAIRS = (
+    ("a", "b"),
+    ("1", "2"),
+    ("0", "1"),
+    ("left", "right"),
+    ("first", "second"),
+    ("one", "two"),
+    ("x", "y"),
+)
+TIES = {
+    "tie",
+    "tied",
+    "equal",
+    "both",
+    "same",
+    "draw",
+    "neutral",
+    "none",
+    "neither",
+    "pass",
+    "skip",
+    "unsure",
+    "similar",
+    "undecided",
+    "bothbad",
+    "nan",
+    "null",
+}
+LONGEST_CHOICE = 20
+"""Most characters of a choice, on average."""
+ENOUGH = 2
+"""Least points of two columns to be taken for the answers."""
+
+
+@dataclass(frozen=True)
+class VoteColumns:
+    """Columns of votes.
+
+    Attributes:
+        guesses: what was found, for the table.
+        columns: column map, without the client.
+        choice_values: ``a``, ``b`` and maybe ``tie`` -> raw value, or a list of them; empty with chosen and rejected.
+    """
+
+    guesses: list[Guess]
+    columns: dict[str, str]
+    choice_values: dict[str, str | list[str]]
+
+
+def find_votes(
+    columns: Sequence[Column],
+    given: Mapping[str, str | None],
+    answers: Sequence[str] | None = None,
+    values: Mapping[str, Sequence[str]] | None = None,
+) -> VoteColumns:
+    """Return the columns of votes.
+
+    Args:
+        columns: all columns of the rows.
+        given: role -> column that the user named, or None.
+        answers: columns of the two answers that the user named.
+        values: raw values that the user named for ``a``, ``b`` and ``tie``.
+
+    Raises:
+        GuessError: something cannot be told; the message names the candidates and the option that settles it.
+    """
+    pair = _find_decided_pair(columns, given)
+    if pair is not None and answers is None:
+        chosen, rejected = pair
+        guesses = [chosen, rejected]
+        found, meaning = {"chosen": chosen.value, "rejected": rejected.value}, {}
+    else:
+        both = _given_answers(columns, answers) or find_answers(columns)
+        first, second = both.value
+        choice = _find_choice(columns, both.value, given.get("choice"), values)
+        meaning = read_choice(_column(columns, choice.value).values, both.value, values)
+        guesses = [both, choice, _explain(meaning)]
+        found = {"response_a": first, "response_b": second, "choice": choice.value}
+    left = [column for column in columns if column.is_text and column.name not in found.values()]
+    question = pick(left, "question", given.get("question"))
+    if question is None:
+        guesses.append(
+            Guess("question", None, "no other column has text: the answers are compared alone", sure=False)
+        )
+        return VoteColumns(guesses, found, meaning)
+    return VoteColumns([question, *guesses], {"prompt": question.value, **found}, meaning)
+
+
+def find_answers(columns: Sequence[Column]) -> Guess:
+    """Return the names of the two columns with the answers, A first.
+
+    Examples:
+        >>> from fedlight.first_config.columns import describe
+        >>> rows = [{"q": "why is it", "u": "it is so", "v": "it is not"}, {"q": "is it", "u": "it is not", "v": "it is so"}]
+        >>> find_answers(describe(rows)).value
+        ('u', 'v')
+    """
+    texts = [column for column in columns if column.is_text]
+    stems = Counter(
+        tuple(word for word in split_name(column.name) if not word.isdigit()) for column in columns
+    )
+    numbered = {stem for stem, count in stems.items() if count > 2}  # of k1, k2, k3 the numbers say nothing
+
+    def ends(one: str, other: str) -> tuple[str, str] | None:
+        stem = tuple(word for word in split_name(one) if not word.isdigit())
+        return None if stem in numbered else _ends(one, other)
+
+    points = {
+        (one.name, other.name): _likeness(one, other, ends(one.name, other.name) is not None)
+        for one, other in combinations(texts, 2)
+    }
+    best = max(points.values(), default=0)
+    leading = [pair for pair, value in points.items() if value == best]
+    if best < ENOUGH or len(leading) > 1:
+        names = ", ".join(column.name for column in texts) or "none"
+        raise GuessError(
+            f"which columns are the two answers? The columns with text are {names}: say it with --answers COLUMN COLUMN, or "
+            "with --chosen COLUMN --rejected COLUMN"
+        )
+    one, other = leading[0]
+    named = ends(one, other)
+    if named is not None:
+        both = (other, one) if named[::-1] in PAIRS else (one, other)
+        return Guess("answers", both, f"their names end in {' and '.join(sorted(named))}")
+    return Guess("answers", (one, other), "the same texts occur in both", sure=False)
+
+
+def read_choice(
+    raw: Sequence[str], answers: tuple[str, str], given: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, str | list[str]]:
+    """Return what the values of a choice mean: ``a``, ``b``, and ``tie`` where there are ties; empty if it is not known.
+
+    Args:
+        raw: the different values.
+        answers: names of the columns of A and B, which a value may be.
+        given: raw values that the user named for ``a``, ``b`` and ``tie``.
+
+    Examples:
+        >>> read_choice(["model_b", "tie", "model_a"], ("answers_a", "answers_b"))
+        {'a': 'model_a', 'b': 'model_b', 'tie': 'tie'}
+        >>> read_choice(["2", "1"], ("x", "y")), read_choice(["yes", "no"], ("x", "y"))
+        ({'a': '1', 'b': '2'}, {})
+    """
+    if given:
+        return {
+            name: values[0] if len(values) == 1 else list(values) for name, values in given.items() if values
+        }
+    ties = [value for value in raw if TIES & {*split_name(value)}]
+    decided = [value for value in raw if value not in ties]
+    if set(decided) == {"-1", "0", "1"}:
+        ties, decided = ["0"], ["-1", "1"]
+    if len(decided) != 2:
+        return {}
+    one, other = decided
+    if set(decided) == {"-1", "1"}:
+        a, b = "-1", "1"
+    elif set(decided) == set(answers):
+        a, b = answers
+    elif (ends := _ends(one, other)) is not None:
+        a, b = (other, one) if ends[::-1] in PAIRS else (one, other)
+    else:
+        return {}
+    tie: dict[str, str | list[str]] = {"tie": ties[0] if len(ties) == 1 else ties} if ties else {}
+    return {"a": a, "b": b, **tie}
+
+
+def _find_decided_pair(
+    columns: Sequence[Column], given: Mapping[str, str | None]
+) -> tuple[Guess, Guess] | None:
+    """Return the columns of the chosen and the rejected answer, where the rows have such instead of a choice."""
+    texts = [column for column in columns if column.is_text]
+    named = given.get("chosen"), given.get("rejected")
+    if any(named) and not all(named):
+        raise GuessError("--chosen and --rejected belong together: give both, or none")
+    both = all(any(score_name(column.name, role) >= 3 for column in texts) for role in ("chosen", "rejected"))
+    if not all(named) and (given.get("choice") or not both):
+        return None
+    chosen, rejected = (pick(texts, role, given.get(role)) for role in ("chosen", "rejected"))
+    return (chosen, rejected) if chosen and rejected else None
+
+
+def _given_answers(columns: Sequence[Column], answers: Sequence[str] | None) -> Guess | None:
+    return Guess("answers", (answers[0], answers[1]), "given with --answers") if answers else None
+
+
+def _find_choice(
+    columns: Sequence[Column],
+    answers: tuple[str, str],
+    given: str | None,
+    values: Mapping[str, Sequence[str]] | None,
+) -> Guess:
+    few = [column for column in columns if _could_be_choice(column) and column.name not in answers]
+    if given is not None:
+        column = _column(columns, given)
+        if not read_choice(column.values, answers, values):
+            raise GuessError(_unread(column))
+        return Guess("choice", given, "given with --choice")
+    readable = [column for column in few if read_choice(column.values, answers, values)]
+    named = [column for column in few if score_name(column.name, "choice") >= 3]
+    if named and not any(column in readable for column in named):
+        raise GuessError(_unread(named[0]))
+    if not readable:
+        names = ", ".join(column.name for column in few) or "none"
+        raise GuessError(
+            f"no column says which answer won; the columns with few values are {names}. Say it with --choice COLUMN --a "
+            "VALUE --b VALUE, or name the columns with --chosen COLUMN --rejected COLUMN"
+        )
+    with_ties = [column for column in readable if "tie" in read_choice(column.values, answers, values)]
+    if not named and len(readable) > 1 and len(with_ties) == 1:
+        return Guess(
+            "choice", with_ties[0].name, "two of its values name the answers, and one a tie", sure=False
+        )
+    if not named and len(readable) > 1:
+        raise GuessError(ambiguous("choice", [column.name for column in readable]))
+    if len(readable) == 1:
+        return Guess("choice", readable[0].name, "two of its few values name the answers", sure=bool(named))
+    found = pick(readable, "choice", None)
+    assert found is not None
+    return found
+
+
+def _could_be_choice(column: Column) -> bool:
+    return len(column.values) >= 2 and column.mean_length <= LONGEST_CHOICE
+
+
+def _unread(column: Column) -> str:
+    values = ", ".join(column.values) or f"{column.distinct:,} different ones"
+    return (
+        f"column {column.name}: which of its values says that A won? They are {values}. Say it with --a VALUE --b VALUE, "
+        "and --tie VALUE where there are ties"
+    )
+
+
+def _explain(meaning: Mapping[str, str | list[str]]) -> Guess:
+    words = ", ".join(f"{value} is {name}" for name, value in meaning.items())
+    numbers = {meaning["a"], meaning["b"]} in ({"0", "1"}, {"-1", "1"})
+    why = (
+        "0 and 1 are read as first and second; --a 1 --b 0 turns it"
+        if numbers
+        else "the values name the answers"
+    )
+    return Guess("choice values", words, why, sure=not numbers)
+
+
+def _likeness(one: Column, other: Column, by_name: bool) -> float:
+    """Return how much two columns look like the two answers to a question, from 0 to 6."""
+    first, second = set(one.texts) - {""}, set(other.texts) - {""}
+    shared = len(first & second) / max(min(len(first), len(second)), 1)
+    lengths = sorted((one.mean_length, other.mean_length))
+    alike = lengths[0] / lengths[1] if shared or by_name else 0
+    return 3 * by_name + 2 * (shared > 0.1) + alike
+
+
+def _ends(one: str, other: str) -> tuple[str, str] | None:
+    """Return the words in which two names differ, if these are a pair such as a and b.
+
+    Examples:
+        >>> _ends("answer_a", "answer_b"), _ends("text2", "text1"), _ends("model_a", "answer_b"), _ends("yes", "no")
+        (('a', 'b'), ('2', '1'), None, None)
+    """
+    first, second = split_name(one), split_name(other)
+    differing = [pair for pair in zip(first, second, strict=False) if pair[0] != pair[1]]
+    if len(first) != len(second) or len(differing) != 1:
+        return None
+    pair = differing[0]
+    return pair if pair in PAIRS or pair[::-1] in PAIRS else None
+
+
+def _column(columns: Sequence[Column], name: str) -> Column:
+    found = next((column for column in columns if column.name == name), None)
+    if found is None:
+        raise GuessError(f"there is no column {name}; the columns are {', '.join(c.name for c in columns)}")
+    return found

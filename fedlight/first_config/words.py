@@ -1,0 +1,87 @@
+"""Templates for unknown rows, and choice words that are single tokens of a model's tokenizer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedlight.datamodules.text.encoding import choice_ids
+from fedlight.datamodules.text.templates import Template, check_choice
+from fedlight.datamodules.text.tokens import encode
+from fedlight.first_config.columns import Guess, GuessError
+
+CHOICES = (
+    ("A", "B"),
+    ("a", "b"),
+    ("1", "2"),
+    ("X", "Y"),
+    ("x", "y"),
+    ("left", "right"),
+    ("first", "second"),
+    ("I", "you"),
+)
+SHORT = 1024
+"""Positions of a model, up to which the template is a short one."""
+
+
+def choice_template(has_question: bool, choices: tuple[str, str]) -> str:
+    r"""Return a template of comparisons, which ends with a colon.
+
+    Examples:
+        >>> choice_template(False, ("a", "b"))
+        'Which answer is better?\nANSWER a: {response_a}\nANSWER b: {response_b}\nCHOICE:'
+    """
+    lines = ["Which answer is better?", *(["QUESTION: {prompt}"] if has_question else [])]
+    answers = [
+        f"ANSWER {word}: {{{slot}}}" for word, slot in zip(choices, ("response_a", "response_b"), strict=True)
+    ]
+    return "\n".join([*lines, *answers, "CHOICE:"])
+
+
+def response_template(has_input: bool, positions: int | None, slot: str = "instruction") -> tuple[str, str]:
+    r"""Return a template of instructions, a name or a text, and why.
+
+    Examples:
+        >>> response_template(True, 32768)
+        ('alpaca', 'the usual one; rows without input have its shorter form')
+        >>> response_template(False, 512, "prompt")[0]
+        'QUESTION: {prompt}\nANSWER:'
+    """
+    if positions is not None and positions <= SHORT:
+        middle = "\nINPUT: {input}" if has_input else ""
+        return f"QUESTION: {{{slot}}}{middle}\nANSWER:", f"short, as the model has {positions:,} positions"
+    if has_input:
+        return "alpaca", "the usual one; rows without input have its shorter form"
+    if slot == "instruction":
+        return "alpaca_no_input", "the usual one, without an input"
+    return f"### Instruction:\n{{{slot}}}\n\n### Response:", "as Alpaca's, without its introduction"
+
+
+def find_choices(
+    tokenizer: Any, has_question: bool, given: tuple[str, str] | None, template: str | None
+) -> Guess:
+    """Return two words for A and B that are single tokens after the template's end.
+
+    Raises:
+        GuessError: neither the given words nor any other pair are.
+        ValueError: the given template has no slots for both answers, or no colon at its end.
+    """
+    tried = (given,) if given else CHOICES
+    split = []
+    for words in tried:
+        text = template or choice_template(has_question, words)
+        check_choice(Template.named(text))
+        try:
+            choice_ids(tokenizer, Template.named(text), words)
+        except ValueError:
+            split.append(words)
+            continue
+        why = "given with --choices" if given else _why(split)
+        return Guess("choice tokens", words, f"{why}; each is one token of this model")
+    pieces = len(encode(tokenizer, [f": {tried[0][0]}"])[0].ids)
+    raise GuessError(
+        f"none of {', '.join(' and '.join(words) for words in tried)} are single tokens of this model ({tried[0][0]!r} "
+        f"after a colon makes {pieces} tokens with it): name two words that are with --choices WORD WORD, or another --model"
+    )
+
+
+def _why(split: Sequence[tuple[str, str]]) -> str:
+    return f"{' and '.join(split[0])} are several tokens or unknown here" if split else "the usual ones"

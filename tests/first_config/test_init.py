@@ -1,0 +1,132 @@
+"""``fedlight init``: the written config parses and runs, and what cannot be guessed is asked for."""
+
+import json
+
+import pytest
+import yaml
+
+from fedlight import toy
+from fedlight.cli.main import main
+from fedlight.datamodules.rows.rows import RowsError
+from fedlight.first_config.columns import GuessError
+from fedlight.first_config.draft import METHODS, Wishes, make_draft
+from fedlight.first_config.text import write
+from fedlight.first_config.words import find_choices
+from fedlight.support.hub import load_tokenizer
+
+RENAMED = {"prompt": "ask", "response_a": "one", "response_b": "two", "choice": "pick", "client": "who"}
+
+
+@pytest.fixture
+def votes(tmp_path, monkeypatch):
+    """The embedded world's votes under other names, in a file of the working folder."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{RENAMED[name]: row[name] for name in RENAMED} for row in toy.rows("votes")[:600]]
+    (tmp_path / "votes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return "votes.jsonl"
+
+
+@pytest.fixture
+def instructions(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {"ask": f"{row['instruction']} {row['input']}", "reply": row["output"], "clinic": row["client"]}
+        for row in toy.rows("instructions", split="private", client_rows=20)
+    ]
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return "asked.jsonl"
+
+
+def init(source, *options):
+    return main(["init", source, "--model", "toy", *options])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_config_of_each_method_passes_the_checks_before_a_run(method, votes, instructions, capsys):
+    source = instructions if method in ("feddca", "fewfedpit", "sft") else votes
+    with pytest.raises(SystemExit) as end:
+        init(source, "--method", method, "--output", "own.yaml", "--dry-run")
+    shown = capsys.readouterr().out
+    assert end.value.code == 0, shown
+    assert "nothing is wrong: the run can start" in shown
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_config_has_a_part_of_the_embedded_world(method, votes, instructions):
+    source = instructions if method in ("feddca", "fewfedpit", "sft") else votes
+    text = write(make_draft(Wishes(source, method, "toy")), "own.yaml")
+    assert text.count("toy") == 1
+    config = yaml.safe_load(text)
+    assert config["model"]["init_args"]["model"] == "toy"
+    assert not any("Task" in entry["class_path"] for entry in config["trainer"]["callbacks"])
+    assert len(text.splitlines()) < 110
+
+
+def test_votes_train_and_make_a_report(votes, capsys, tmp_path):
+    init(votes, "--output", "own.yaml")
+    main(["fit", "--config", "own.yaml", "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"])
+    main(["report", "runs/own"])
+    assert (tmp_path / "runs/own/adapter").is_dir()
+    assert (tmp_path / "runs/own/report.html").stat().st_size > 10_000
+
+
+def test_table_and_header_say_what_is_not_sure(votes, capsys, tmp_path):
+    init(votes, "--output", "own.yaml")
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in RENAMED.values())
+    unsure = (
+        (tmp_path / "own.yaml").read_text().partition("without being sure")[2].partition("seed_everything")[0]
+    )
+    assert "#   method: fedbis (the rows are votes on two answers;" in unsure
+    assert "client" not in unsure
+
+
+def test_choice_words_are_single_tokens_of_the_model():
+    guess = find_choices(load_tokenizer("toy"), True, None, None)
+    assert len(guess.value) == 2
+    with pytest.raises(
+        GuessError, match=r"none of extraordinarily and unbelievably are single tokens.*--choices WORD WORD"
+    ):
+        find_choices(load_tokenizer("toy"), True, ("extraordinarily", "unbelievably"), None)
+
+
+def test_a_file_is_not_replaced_without_being_told(votes):
+    init(votes, "--output", "own.yaml")
+    with pytest.raises(SystemExit, match=r"own.yaml exists already: give another --output FILE, or --force"):
+        init(votes, "--output", "own.yaml")
+    init(votes, "--output", "own.yaml", "--force")
+
+
+def test_votes_are_refused_for_a_method_on_instructions(votes):
+    with pytest.raises(
+        SystemExit, match=r"--method feddca trains on instructions.*--question COLUMN --response COLUMN"
+    ):
+        init(votes, "--method", "feddca")
+
+
+def test_instructions_are_refused_for_a_method_on_votes(instructions):
+    with pytest.raises(GuessError, match=r"two answers.*--answers COLUMN COLUMN"):
+        make_draft(Wishes(instructions, "fedbis", "toy"))
+
+
+def test_an_unreadable_file_is_refused_with_its_line(tmp_path):
+    file = tmp_path / "broken.jsonl"
+    file.write_text('{"a": 1}\n{"a": \n')
+    with pytest.raises(RowsError, match=r"broken.jsonl, line 2: not valid JSON"):
+        make_draft(Wishes(str(file), model="toy"))
+
+
+def test_csv_and_parquet_are_read_as_json_is(votes, tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [json.loads(line) for line in (tmp_path / votes).read_text().splitlines()]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "votes.parquet")
+    drafts = [make_draft(Wishes(source, model="toy")) for source in (votes, "votes.parquet")]
+    assert drafts[0].columns == drafts[1].columns
+    assert drafts[0].sizes == drafts[1].sizes
+
+
+def test_a_model_that_is_not_there_names_the_option(votes):
+    with pytest.raises(OSError, match=r"no/such/model.*--model FOLDER_OR_HUB_NAME"):
+        make_draft(Wishes(votes, model="./no/such/model"))
