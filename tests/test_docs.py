@@ -175,6 +175,7 @@ def test_inline_commands_name_what_exists(command):
         "device",
         "fit",
         "flower",
+        "init",
         "plan",
         "predict",
         "report",

@@ -93,6 +93,11 @@ def parse_fedlight(arguments: list[str]) -> None:
         parser = flower.make_parser() if arguments[0] == "flower" else client.make_parser()
         print(parser.parse_known_args(arguments[1:]))
         return
+    if arguments[0] == "init":
+        from fedlight.cli.init import make_parser as make_init_parser
+
+        print(make_init_parser().parse_args(arguments[1:]))
+        return
     if "--help" not in arguments:
         arguments = [*arguments, "--print_config"]
     with pytest.raises(SystemExit) as end:

@@ -32,7 +32,7 @@ ROLES = {
 
 def main(argv: Sequence[str]) -> None:
     """Write the config, print the table, and check the config where wanted."""
-    options = _parser().parse_args(argv)
+    options = make_parser().parse_args(argv)
     values = {name: getattr(options, name) for name in ("a", "b", "tie") if getattr(options, name)}
     if values and not ("a" in values and "b" in values):
         raise ValueError("--a, --b and --tie belong together: say which values mean A and which mean B")
@@ -61,7 +61,8 @@ def main(argv: Sequence[str]) -> None:
         sys.exit(_check(file))
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``fedlight init``."""
     parser = OneLineArguments(
         "fedlight init",
         usage="fedlight init DATA [--method METHOD] [--model MODEL] [--output FILE] [--dry-run] [--ROLE COLUMN ...]",
