@@ -18,7 +18,8 @@ refused."""
 
 def main(argv: Sequence[str]) -> None:
     """Run ``fedlight flower``."""
-    own, settings = make_parser().parse_known_args(argv)
+    given, settings = _apart(argv)
+    own = make_parser().parse_args(given)
     from fedlight.cli.app_folder import write_app
 
     app = write_app(own.config, own.folder, settings)
@@ -29,8 +30,34 @@ def main(argv: Sequence[str]) -> None:
     )
 
 
+def _apart(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the command's own arguments, and the keys of the config with their values, wherever they stand.
+
+    Examples:
+        >>> _apart(["init", "--config", "a.yaml", "--federated.local_steps", "3", "app", "--trainer.max_epochs=2"])
+        (['init', '--config', 'a.yaml', 'app'], ['--federated.local_steps', '3', '--trainer.max_epochs=2'])
+    """
+    own: list[str] = []
+    settings: list[str] = []
+    rest = list(argv)
+    while rest:
+        one = rest.pop(0)
+        key = one.partition("=")[0]
+        to = own if not one.startswith("--") or key in ("--config", "--help") else settings
+        to.append(one)
+        if (
+            one.startswith("--")
+            and "=" not in one
+            and key != "--help"
+            and rest
+            and not rest[0].startswith("--")
+        ):
+            to.append(rest.pop(0))
+    return own, settings
+
+
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of ``fedlight flower``; keys of the config are left over."""
+    """Return the parser of ``fedlight flower``, without keys of the config."""
     parser = OneLineArguments("fedlight flower", description="Real devices, with Flower.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", metavar="init", required=True)
     init = commands.add_parser(

@@ -154,7 +154,7 @@ class Node:
                     else _means(_sums(loop, client, label)),
                 }
             )
-        return {"visits": visits}, payloads
+        return {"visits": visits, "lost": loop.lost}, payloads
 
     def _secure_step(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:
         secrets, action = self._secrets(asked), asked.header["action"]
@@ -175,12 +175,14 @@ class Node:
             }
             for row in loop.visit_records
         ]
+        if len(loop.lost) == len(loop.task.shares):
+            raise Refused(next(iter(loop.lost.values())))
         values, rounded = encode(loop.summed, loop.shapes)
         if rounded:
             logger.warning(
                 "%s of %s sums have bits below 2^%s, which are rounded away", rounded, values.shape[1], UNIT
             )
-        return {"visits": visits}, {PAYLOAD: to_bytes(secrets.mask(asked, values))}
+        return {"visits": visits, "lost": loop.lost}, {PAYLOAD: to_bytes(secrets.mask(asked, values))}
 
     def _secrets(self, asked: Parcel) -> "NodeSecrets":
         from fedlight.flower.secure.node_side import NodeSecrets  # it needs the extra flower

@@ -28,6 +28,11 @@ OF_SERVER = (
 """Callbacks that a node leaves to the server, beside fedlight's own."""
 OF_ROWS = ("ClientAccuracy", "ClientData")
 """fedlight's callbacks that read the clients' rows, which the server has not."""
+EMULATED = {
+    "mode": ("buffered", "buffered rounds run on the virtual clock: set it to sync"),
+    "train": ("auto", "without an emulated fleet nothing decides it: set backprop or forward"),
+}
+"""Setting of the loop -> the value that needs emulated devices, and why there are none, with the remedy."""
 
 
 class Parts(FedlightCLI):
@@ -45,6 +50,13 @@ class Parts(FedlightCLI):
         self.left_out: list[str] = []
         self.loop: FederatedLoop | None = None
         super().__init__(["fit", *(find_config(argument) for argument in args)])
+
+    def before_instantiate_classes(self) -> None:
+        """Refuse what the loop itself would refuse with a remedy that a deployment has not: an emulated fleet."""
+        federated = self.config["fit"].get("federated")
+        for name, value in federated.init_args.items() if federated is not None else ():
+            if name in EMULATED and value == EMULATED[name][0]:
+                raise not_under_flower(name, value, EMULATED[name][1])
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> L.Trainer:
         given = config.pop("callbacks", None) or []
@@ -96,6 +108,8 @@ def say_left_out(names: Sequence[str], end: str, why: str) -> None:
 def refuse_undeployable(parts: Parts) -> None:
     """Raise ValueError for a config that a deployment does not run, as far as that is seen before anything is loaded."""
     refuse_unsupported(parts.settings())
+    if not has_rows_for_validation(parts.datamodule):
+        refuse_unknown_monitors(parts.callbacks)
     if parts.config["fit"].trainer.precision == "16-mixed":
         raise ValueError(
             "trainer.precision=16-mixed has a loss scale, which is not sent: set bf16-mixed or 32-true"
@@ -107,16 +121,11 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
     algorithm = settings["algorithm"]
     refused = (
         ("fleet", settings["fleet"] is not None, "a node is its own device: leave it out"),
-        ("mode", settings["mode"] != "sync", "buffered rounds run on the virtual clock: set it to sync"),
+        *((name, settings[name] == value, why) for name, (value, why) in EMULATED.items()),
         (
             "lora_ranks",
             settings["lora_ranks"] is not None,
             "ranks by client are the emulator's: leave it out",
-        ),
-        (
-            "train",
-            settings["train"] == "auto",
-            "without an emulated fleet nothing decides it: set backprop or forward",
         ),
         ("buffers", settings["buffers"] != "refuse", "buffers of a module are not sent: set it to refuse"),
         (
@@ -127,7 +136,27 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
     )
     for name, is_set, why in refused:
         if is_set:
-            value = settings.get(name)
-            text = repr(value) if isinstance(value, (str, int, list, dict)) else type(value).__name__
-            shown = name if "=" in name else f"{name}={text:.60}"
-            raise ValueError(f"federated.{shown} does not work under Flower: {why}")
+            raise not_under_flower(name, settings.get(name), why)
+
+
+def not_under_flower(name: str, value: Any, why: str) -> ValueError:
+    """Return the error for a setting of the loop that a deployment does not have."""
+    text = repr(value) if isinstance(value, (str, int, list, dict)) else type(value).__name__
+    shown = name if "=" in name else f"{name}={text:.60}"
+    return ValueError(f"federated.{shown} does not work under Flower: {why}")
+
+
+def has_rows_for_validation(datamodule: Any) -> bool:
+    """Return whether the server has rows of its own to validate on."""
+    return getattr(datamodule, "val_rows", None) is not None
+
+
+def refuse_unknown_monitors(callbacks: Sequence[Any]) -> None:
+    """Raise ValueError for a callback that monitors a validation which the server does not make."""
+    for one in callbacks:
+        monitor = getattr(one, "monitor", None)
+        if monitor and not str(monitor).startswith(("fed/", "train/", "step", "epoch")):
+            raise ValueError(
+                f"{type(one).__name__} monitors {monitor}, and the server has no rows to validate on: give it some, "
+                "data.init_args.val_source, or monitor step or a value that begins with fed/"
+            )

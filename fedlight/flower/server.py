@@ -15,7 +15,13 @@ from fedlight.flower.loops.server_data import ServerData, without_hooks
 from fedlight.flower.loops.server_loop import ServerLoop
 from fedlight.flower.node import versions
 from fedlight.flower.nodes import Nodes, Transport
-from fedlight.flower.parts import Parts, kept_by_server, refuse_unsupported, say_left_out
+from fedlight.flower.parts import (
+    Parts,
+    kept_by_server,
+    refuse_unknown_monitors,
+    refuse_unsupported,
+    say_left_out,
+)
 from fedlight.flower.secure.refusals import refuse_unsummable
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
@@ -70,7 +76,7 @@ def serve(
     data = ServerData(nodes, parts.datamodule, loop.prepare)
     if not data.validates:
         rank_zero_info("no validation at the server: it has no rows, and data.val_source names none for it")
-        refuse_unknown_monitors(trainer)
+        refuse_unknown_monitors(parts.callbacks)
     folder = Path(trainer.default_root_dir)
     with ExitStack() as stack:
         stack.enter_context(alone_in(folder, "trainer.default_root_dir"))
@@ -79,17 +85,6 @@ def serve(
         stack.enter_context(without_hooks(parts.model))
         trainer.fit(parts.model, datamodule=data, ckpt_path=newest_checkpoint(trainer))
     return trainer, loop
-
-
-def refuse_unknown_monitors(trainer: Any) -> None:
-    """Raise ValueError for a callback that monitors a validation which the server does not make."""
-    for one in trainer.callbacks:
-        monitor = getattr(one, "monitor", None)
-        if monitor and not str(monitor).startswith(("fed/", "train/", "step", "epoch")):
-            raise ValueError(
-                f"{type(one).__name__} monitors {monitor}, and the server has no rows to validate on: give it some, "
-                "data.init_args.val_source, or monitor step or a value that begins with fed/"
-            )
 
 
 def newest_checkpoint(trainer: Any) -> str | None:

@@ -155,8 +155,8 @@ def compare_with_oracle(
 
     Returns:
         ``rows``, one per method, with ``win_rate_vs_raw``, the ends of its 95 % interval over prompts and mean
-        ``utility``; and one for the oracle, whose accuracy is the highest possible for one taste, given the noise of the votes,
-        and whose labels are the upper bound of the tuning.
+        ``utility``; and one for the oracle, whose accuracy is the highest possible for one taste, given the noise of the
+        votes, and whose labels are the upper bound of the tuning.
     """
     oracle = Oracle(seed, opposition=opposition)
     utilities: dict[str, list[float]] = {}

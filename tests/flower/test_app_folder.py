@@ -95,6 +95,12 @@ def test_flower_builds_the_app_without_runs_and_keys(app):
         (["--trainer.precision=16-mixed"], "trainer.precision=16-mixed has a loss scale"),
         (["--federated=null"], "the config has no key federated:, so there is nothing to deploy"),
         (["--data=data/toy_votes.yaml"], "names a further config"),
+        (["--federated.mode=buffered"], "rounds run on the virtual clock: set it to sync"),
+        (["--federated.train=auto"], "nothing decides it: set backprop or forward"),
+        (
+            ["--trainer.callbacks+={class_path: EarlyStopping, init_args: {monitor: val/loss}}"],
+            "monitors val/loss",
+        ),
     ],
 )
 def test_what_cannot_be_deployed_is_refused_before_anything_is_written(arguments, message, tmp_path):
@@ -102,6 +108,13 @@ def test_what_cannot_be_deployed_is_refused_before_anything_is_written(arguments
     outcome = fedlight("flower", "init", "--config", "selector.yaml", str(folder), *arguments)
     assert message in refused(outcome)
     assert not folder.exists()
+
+
+def test_keys_of_the_config_may_stand_in_front_of_the_folder(tmp_path):
+    keys = ["--federated.local_steps", "3", "--federated.clients_per_round=2"]
+    fedlight("flower", "init", *keys, "--config", "selector.yaml", str(tmp_path / "app"))
+    settings = tomllib.loads((tmp_path / "app/pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert settings["set"] == " ".join(keys)
 
 
 def test_a_folder_in_use_stays_as_it_is(tmp_path):

@@ -63,7 +63,7 @@ def test_what_leaves_a_node_is_its_keys_letters_and_one_masked_sum(tmp_path):
     _, _, there = secure_run("everybody", tmp_path)
     allowed = {"format", "action", "run", "nonce", "round"}
     for one in there.of("visit"):
-        assert one.answer.header.keys() == allowed | {"visits"}
+        assert one.answer.header.keys() == allowed | {"visits", "lost"}
         for visit in one.answer.header["visits"]:
             assert (visit["loss"], visit["training"], visit["payload"]) == (None, {}, None)
         assert [*one.answer.payloads] == ["masked"]

@@ -186,6 +186,31 @@ def test_a_node_that_has_lost_its_memories_is_refused_with_the_reason(tmp_path):
     assert dropped <= {client for client, node in loop.nodes._home.items() if node == 2}
 
 
+def test_a_client_whose_memory_is_lost_is_left_out_alone(tmp_path):
+    there = Here(two_nodes("scaffold", tmp_path))
+    gone = []
+
+    def lose():
+        files = sorted((tmp_path / "node2").rglob("clients/*.pt"))
+        if len(there.of("visit")) == 6 and not gone:
+            gone.append(files[0].name.split("-")[0])
+            for file in files:
+                if file.name.startswith(gone[0]):
+                    file.unlink()
+
+    there.before = lose
+    _, loop = deploy("scaffold", tmp_path / "server", there, 8)
+    rows = visits_of(tmp_path / "server")
+    dropped = [(row["round"], row["client"], row["reason"]) for row in rows if "dropped" in row["reason"]]
+    assert len({client for _, client, _ in dropped}) == 1
+    assert all("give the node the folder that it had" in reason for _, _, reason in dropped)
+    beside = {
+        row["client"] for row in rows if (row["round"], dropped[0][1]) in {(r, c) for r, c, _ in dropped}
+    }
+    assert len(beside - {dropped[0][1]}) >= 2  # others of the round, of the same node too, have been visited
+    assert [*loop.nodes.refused.values()] == [len(dropped)] or len(loop.nodes.refused) == len(dropped)
+
+
 def test_a_damaged_memory_is_refused_with_the_reason(tmp_path):
     there = Here(two_nodes("scaffold", tmp_path))
 

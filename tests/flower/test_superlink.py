@@ -170,7 +170,7 @@ CASES = {
 
 
 def deployed(tmp_path, started, case):
-    """Start a SuperLink with TLS and SuperNodes; return the app's folder, and the SuperLink's process."""
+    """Start a SuperLink with TLS and SuperNodes; return the app's folder."""
     certificates(tmp_path)
     app, port = tmp_path / "app", free_port()
     rounds = f"--trainer.max_epochs={case.rounds}"
@@ -182,7 +182,7 @@ def deployed(tmp_path, started, case):
     )
     signed = [f"--ssl-{name}={tmp_path / file}" for name, file in FILES.items()]
     where = ["--host=127.0.0.1", f"--port={port}", "--disable-runtime-dependency-installation"]
-    superlink = started("flower-superlink", *signed, *where)
+    started("flower-superlink", *signed, *where)
     for number in range(case.nodes):
         node = f'partition-id={number} num-partitions={case.nodes} folder="{tmp_path / f"node{number}"}"'
         there = [f"--superlink=127.0.0.1:{port}", f"--root-certificates={tmp_path / 'ca.crt'}"]
@@ -190,7 +190,7 @@ def deployed(tmp_path, started, case):
             "flower-supernode", *there, "--host=127.0.0.1", f"--port={free_port()}", f"--node-config={node}"
         )
     wait_for_port(port)
-    return app, superlink
+    return app
 
 
 def run(started, app, case):
@@ -228,7 +228,7 @@ def emulate(tmp_path, case):
 def test_a_superlink_and_supernodes_over_tls_end_with_the_emulators_bits_and_bytes(tmp_path, started, name):
     case = CASES[name]
     emulate(tmp_path, case)
-    app, _ = deployed(tmp_path, started, case)
+    app = deployed(tmp_path, started, case)
     run(started, app, case)
     wait_until_over(tmp_path, app, case)
     assert_same_end(tmp_path, app, case)
@@ -237,13 +237,13 @@ def test_a_superlink_and_supernodes_over_tls_end_with_the_emulators_bits_and_byt
 def test_a_server_that_is_killed_five_times_comes_to_the_same_end(tmp_path, started):
     case = Case(CASES["scaffold"].arguments, rounds=8)
     emulate(tmp_path, case)
-    app, superlink = deployed(tmp_path, started, case)
+    app = deployed(tmp_path, started, case)
     moments = random.Random(os.environ.get("FEDLIGHT_MOMENTS", "0"))
     killed = 0
     while killed < 5:
         run(started, app, case)
         end = time.monotonic() + SECONDS
-        while not (servers := children(superlink.pid, "flwr-serverapp")):
+        while not (servers := processes(tmp_path / "home", "flwr-serverapp")):
             assert time.monotonic() < end, said(tmp_path)
             time.sleep(0.2)
         time.sleep(moments.uniform(4, 25))
@@ -257,13 +257,13 @@ def test_a_server_that_is_killed_five_times_comes_to_the_same_end(tmp_path, star
     assert_same_end(tmp_path, app, case)
 
 
-def children(group, name):
-    """Return the processes of a group whose command has a name in it."""
+def processes(home, name):
+    """Return the processes of a folder of Flower's whose command has a name in it."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ValueError):
-            same = os.getpgid(int(folder.name)) == group
-            if same and name in (folder / "cmdline").read_text().replace("\0", " "):
+        with suppress(OSError):
+            own = f"FLWR_HOME={home}".encode() in (folder / "environ").read_bytes().split(b"\0")
+            if own and name.encode() in (folder / "cmdline").read_bytes():
                 found.append(int(folder.name))
     return found
 

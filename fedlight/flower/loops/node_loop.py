@@ -155,6 +155,7 @@ class NodeLoop(FederatedLoop):
         losses: client -> losses under each adapter that was asked for.
         sums: client -> sums and counts of its training metrics, for each visit.
         diverged: client -> why its work of the round is left out.
+        lost: client -> why it cannot be visited: what it remembers is gone or damaged.
         summed: with secure aggregation, the weighted sum over the node's clients, as `WeightedSum.partial` gives it.
         shapes: of its tensors, by name.
     """
@@ -171,6 +172,7 @@ class NodeLoop(FederatedLoop):
         self.losses: dict[str, list[np.ndarray]] = {}
         self.sums: dict[str, list[Any]] = {}
         self.diverged: dict[str, str] = {}
+        self.lost: dict[str, str] = {}
         try:
             self.algorithm.hear(task.algorithm)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -189,8 +191,15 @@ class NodeLoop(FederatedLoop):
             raise Refused(f"client {unknown[0]} has no rows on this node")
         for name, share in self.task.shares.items():
             self.clients[name] = replace(self.clients[name], share=share)
+        for name in self.task.shares if self.task.action == "visit" else ():
+            try:
+                self.memory.load(name)
+            except Refused as error:
+                self.lost[name] = str(error)
         assert isinstance(self._rounds, NodePlanner)
-        self._rounds.given = sorted(self.task.shares)
+        self._rounds.given = sorted(name for name in self.task.shares if name not in self.lost)
+        if self.lost and not self._rounds.given:
+            raise Answered
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take the model and the rates, and plan the round; end here if nothing is to be trained."""

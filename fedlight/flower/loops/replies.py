@@ -3,7 +3,7 @@
 Names, shapes, types and lengths are known beforehand, numbers have ranges, and what is not as it was due is refused.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,6 +19,7 @@ from fedlight.federation.client_state import Memory
 from fedlight.federation.lora.ranks import cut_to_rank, pad_like
 from fedlight.federation.state import State
 from fedlight.flower.messages import Layout, Parcel, Refused, layout_of, read_payload, value_of
+from fedlight.flower.nodes import shown
 
 MOST_STEPS = 10**9
 """More optimizer steps of a visit, examples or seconds are no count."""
@@ -73,6 +74,15 @@ def check_reply(answer: Parcel, asked: Mapping[str, Sequence[str]]) -> None:
             named.append(entry["payload"])
     if sorted(named) != sorted(answer.payloads):
         raise Refused("its payloads are not one for each visit that names one")
+
+
+def read_lost(answer: Parcel, clients: Collection[str]) -> dict[str, str]:
+    """Return why clients could not be visited, by client; raise Refused for anything else."""
+    lost = value_of(answer.header, "lost", dict, {})
+    for name, reason in lost.items():
+        if name not in clients or not isinstance(reason, str):
+            raise Refused("what it says of lost clients is no reason by client")
+    return {name: shown(reason) for name, reason in lost.items()}
 
 
 def read_reply(answer: Parcel, sent: Sent, channel: Channel, state: State, masked: bool = False) -> Arrived:

@@ -13,6 +13,7 @@ from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import NoDevices
 from fedlight.federation.client import Client, Visit
 from fedlight.flower.nodes import Nodes
+from fedlight.flower.parts import has_rows_for_validation
 
 ABSENT, DROPPED = "absent", "dropped"
 """Reasons in ``visits.csv`` of clients that are left out of a round."""
@@ -79,7 +80,7 @@ class ServerData(L.LightningDataModule):
         self._nodes, self._inner, self._prepare = nodes, inner, prepare
         self._made: dict[str, int] = {}
         self.accumulation = 1
-        self.validates = getattr(inner, "val_rows", None) is not None
+        self.validates = has_rows_for_validation(inner)
 
     @property
     def client_groups(self) -> Mapping[str, str] | None:

@@ -37,6 +37,7 @@ from fedlight.flower.loops.replies import (
     outline,
     plain_values,
     read_losses,
+    read_lost,
     read_made,
     read_reply,
 )
@@ -291,14 +292,16 @@ class ServerLoop(FederatedLoop):
         before = replace(self.nodes.traffic)
         opened = round_of.open(parcels)
         arrived: dict[str, Arrived] = {}
+        gone: dict[str, str] = {}
         for node, answer in self.nodes.ask("visit", opened).items():
             take = partial(server_side.read_masked, sent=homes[node], shapes=shapes, channel=self.channel)
             try:
-                own, masked = self.nodes.read(answer, take)
+                own, lost, masked = self.nodes.read(answer, take)
             except Refused as error:
                 round_of.why[node] = str(error)
                 continue
             arrived |= own
+            gone |= {name: f"{DROPPED}: {reason}" for name, reason in lost.items()}
             round_of.add(node, masked)
         reason = "too few nodes are left for a secure sum"
         try:
@@ -318,7 +321,7 @@ class ServerLoop(FederatedLoop):
             for node, own in homes.items()
             for name in own
         }
-        return {**why, **arrived}
+        return {**why, **gone, **arrived}
 
     def _weight(self, sent: Sent) -> float:
         """Return what a client's update weighs, which follows from what the server knows."""
@@ -386,9 +389,14 @@ class ServerLoop(FederatedLoop):
         found: dict[str, Arrived | str] = {}
         try:
             self.nodes.read(answer, partial(check_reply, asked=asked))
+            lost = self.nodes.read(answer, partial(read_lost, clients=sent))
         except Refused as error:
             return dict.fromkeys(sent, f"{DROPPED}: {error}")
         for name, each in sent.items():
+            if name in lost:
+                self.nodes.count_refused(lost[name])
+                found[name] = f"{DROPPED}: {lost[name]}"
+                continue
             take = partial(read_reply, sent=each, channel=self.channel, state=self._run.state)
             try:
                 found[name] = self.nodes.read(answer, take)

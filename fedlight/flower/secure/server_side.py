@@ -16,7 +16,7 @@ import numpy as np
 
 from fedlight.federation.channel import Channel
 from fedlight.federation.state import State
-from fedlight.flower.loops.replies import Arrived, Sent, check_reply, read_reply
+from fedlight.flower.loops.replies import Arrived, Sent, check_reply, read_lost, read_reply
 from fedlight.flower.messages import Parcel, Refused, value_of
 from fedlight.flower.nodes import Nodes
 from fedlight.flower.secure import masks, ring
@@ -40,8 +40,8 @@ def shapes_of(due: Sequence[State]) -> dict[str, tuple[int, ...]]:
 
 def read_masked(
     answer: Parcel, sent: Mapping[str, Sent], shapes: Mapping[str, Sequence[int]], channel: Channel
-) -> tuple[dict[str, Arrived], ring.Ring]:
-    """Return the work of a node's clients without movements, and their masked sum.
+) -> tuple[dict[str, Arrived], dict[str, str], ring.Ring]:
+    """Return the work of a node's clients without movements, why others of them have not taken part, and the masked sum.
 
     The bytes of the sum stand at the node's first client.
 
@@ -54,11 +54,13 @@ def read_masked(
         raise Refused(f"its masked sum is not {elements:,} elements of {ring.BYTES} bytes")
     visits = Parcel(answer.header)
     check_reply(visits, {name: [one.visit.label for one in each.visitings] for name, each in sent.items()})
-    found = {name: read_reply(visits, each, channel, {}, masked=True) for name, each in sent.items()}
+    lost = read_lost(visits, sent)
+    there = {name: each for name, each in sent.items() if name not in lost}
+    found = {name: read_reply(visits, each, channel, {}, masked=True) for name, each in there.items()}
     for place, one in enumerate(found.values()):
         one.bytes_up = [0] * len(one.works)
         one.bytes_up[-1] = 0 if place else len(data)
-    return found, ring.from_bytes(data)
+    return found, lost, ring.from_bytes(data)
 
 
 class SecureRound:
