@@ -17,7 +17,7 @@ from fedlight.devices.shape import BatchShape
 from fedlight.modules.both_orders import add_orders, drop_orders, log_both_orders, stage_orders
 from fedlight.modules.choices import log_choices, stage_accuracies
 from fedlight.modules.functional import choice_loss
-from fedlight.modules.language import adapters, readout, skeleton
+from fedlight.modules.language import adapters, base_model, readout, skeleton
 from fedlight.modules.language.module import Batch, LanguageModule
 from fedlight.support.checks import check_choice
 
@@ -62,15 +62,20 @@ class SelectorModule(LanguageModule):
     def configure_model(self) -> None:
         if self.network is not None:
             return
+        if (
+            self.options.head == "choice"
+        ):  # before the base is loaded, which takes far longer than a tokenizer
+            tokenizer = base_model.load_tokenizer(self.options.model, self.options.trust_remote_code)
+            self.choice_rows = torch.tensor(choice_tokens(tokenizer, self.options.choices), device="cpu")
         super().configure_model()
         # A decoder with a classification head finds its last token by the padding token.
         self.causal_lm.config.pad_token_id = self.tokenizer.pad_token_id
-        if self.options.head == "choice":
-            self.choice_rows = torch.tensor(choice_tokens(self.tokenizer, self.options.choices), device="cpu")
-            if any(weight.requires_grad for weight in self.causal_lm.get_output_embeddings().parameters()):
-                raise ValueError(
-                    "lora_targets names the output head, of which head='choice' reads two frozen rows: leave it out"
-                )
+        if self.options.head == "choice" and any(
+            weight.requires_grad for weight in self.causal_lm.get_output_embeddings().parameters()
+        ):
+            raise ValueError(
+                "lora_targets names the output head, of which head='choice' reads two frozen rows: leave it out"
+            )
 
     def skeleton(self, dtype: str = "bf16") -> LanguageModule:
         made = cast(SelectorModule, super().skeleton(dtype))

@@ -126,9 +126,17 @@ class Attack(L.Callback, ABC):
         self._uploads: dict[str, Found] = {}
         self._reported: set[str | None] = set()
 
+    def check_settings(self, module: object, data: object) -> None:
+        """Raise ValueError for a kind of module or data that cannot be attacked; neither has been set up."""
+        if not isinstance(data, HoldsClientRows):
+            raise ValueError(
+                f"{type(self).__name__} needs a datamodule that knows the clients' rows, such as InstructionDataModule, not "
+                f"{type(data).__name__}"
+            )
+
     @abstractmethod
     def prepare(self, data: HoldsClientRows, module: Any) -> None:
-        """Take the data that the attack needs; raise ValueError for a module or data that cannot be attacked."""
+        """Take the data that the attack needs; raise ValueError for rows that cannot be attacked."""
 
     @abstractmethod
     def attack(self, module: Any, client: str | None) -> Found:
@@ -142,11 +150,8 @@ class Attack(L.Callback, ABC):
         if trainer.world_size > 1:
             raise ValueError(f"{who} attacks in one process: set devices=1 and num_nodes=1")
         data = trainer.datamodule  # type: ignore[attr-defined]
-        if not isinstance(data, HoldsClientRows):
-            raise ValueError(
-                f"{who} needs a datamodule that knows the clients' rows, such as InstructionDataModule, not "
-                f"{type(data).__name__}"
-            )
+        self.check_settings(pl_module, data)
+        assert isinstance(data, HoldsClientRows)
         self._loop = self._move_behind_loop(trainer)
         if "uploads" in self.targets and (self._loop is None or GLOBAL in data.client_rows):
             raise ValueError(

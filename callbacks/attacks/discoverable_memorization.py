@@ -90,12 +90,20 @@ class DiscoverableMemorization(Attack):
         self.examples, self.max_new_tokens, self.matching = examples, max_new_tokens, matching
         self.batch_size, self.random_secrets = batch_size, random_secrets
 
-    def prepare(self, data: HoldsClientRows, module: Any) -> None:
+    def check_settings(self, module: object, data: object) -> None:
+        super().check_settings(module, data)
         if not isinstance(module, AnswersPrompts) or not isinstance(module, KnowsWhatFits):
             raise ValueError(
                 "DiscoverableMemorization needs a module with generate, log_likelihoods and fits, such as SFTModule, not "
                 f"{type(module).__name__}"
             )
+        if self.random_secrets and not _plants(data):
+            raise ValueError(
+                f"DiscoverableMemorization.random_secrets={self.random_secrets} is for the exposure of canaries, but "
+                f"{type(data).__name__} plants none: set data.canaries, or random_secrets to 0"
+            )
+
+    def prepare(self, data: HoldsClientRows, module: Any) -> None:
         self._data, self._rows = data, self._keep_matching(data, without_planted(data))
         if not any(self._rows.values()):
             those = "" if self.matching is None else f" whose prompt has matching={self.matching!r}"
@@ -178,12 +186,13 @@ class DiscoverableMemorization(Attack):
     def _random_secrets(self, data: HoldsClientRows) -> list[str]:
         if not self.random_secrets:
             return []
-        if not isinstance(data, PlantsCanaries) or not isinstance(data.canaries, DrawsSecrets):
-            raise ValueError(
-                f"DiscoverableMemorization.random_secrets={self.random_secrets} is for the exposure of canaries, but "
-                f"{type(data).__name__} plants none: set data.canaries, or random_secrets to 0"
-            )
+        assert isinstance(data, PlantsCanaries)
+        assert isinstance(data.canaries, DrawsSecrets)
         return data.canaries.secrets(self.random_secrets)
+
+
+def _plants(data: object) -> bool:
+    return isinstance(data, PlantsCanaries) and isinstance(data.canaries, DrawsSecrets)
 
 
 def _means(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -74,12 +74,15 @@ class MembershipInference(Attack):
         self.check_at_least_one(examples=examples)
         self.examples = examples
 
-    def prepare(self, data: HoldsClientRows, module: Any) -> None:
+    def check_settings(self, module: object, data: object) -> None:
+        super().check_settings(module, data)
         if not isinstance(module, ScoresTexts) or not isinstance(module, KnowsWhatFits):
             raise ValueError(
                 "MembershipInference needs a module with log_likelihoods and fits, such as SFTModule, not "
                 f"{type(module).__name__}"
             )
+
+    def prepare(self, data: HoldsClientRows, module: Any) -> None:
         self._template, self._rows = data.template, without_planted(data)
         unseen = list(data.unseen_rows())
         if not unseen or not any(self._rows.values()):

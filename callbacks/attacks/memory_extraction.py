@@ -71,12 +71,15 @@ class MemoryExtraction(Attack):
         self.samples, self.temperature, self.top_p, self.forms = samples, temperature, top_p, forms
         self.max_new_tokens, self.batch_size, self.clients = max_new_tokens, batch_size, clients
 
-    def prepare(self, data: HoldsClientRows, module: Any) -> None:
+    def check_settings(self, module: object, data: object) -> None:
+        super().check_settings(module, data)
         if not isinstance(module, AnswersPrompts):
             raise ValueError(
                 "MemoryExtraction needs a module with generate and log_likelihoods, such as SFTModule, not "
                 f"{type(module).__name__}"
             )
+
+    def prepare(self, data: HoldsClientRows, module: Any) -> None:
         self._template = data.template
         forms = [data.template.text, *([data.template.without.text] if data.template.without else [])]
         self._opening = opening_of(forms)

@@ -210,12 +210,12 @@ class FederatedLoop(L.Callback):
             self._data.when_open(partial(self._meet_clients, trainer))
         else:
             self._meet_clients(trainer)
+            self.algorithm.check_settings(self.run_type(trainer, pl_module, self.clients, self))
 
     def _meet_clients(self, trainer: L.Trainer) -> None:
         self.clients = build_clients(self._data.client_sizes())
         self._mode.meet(self.clients)
-        self.privacy.check(len(self.clients))
-        number = len(self.clients)
+        self.privacy.check(number := len(self.clients))
         ranks.refuse_unmergeable(current_team(), self.aggregation or self.algorithm.aggregation(number))
         self._rounds = self.planner_type(
             *(self.algorithm, self._data, self.clients, self.clients_per_round, self.over_selection),

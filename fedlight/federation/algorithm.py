@@ -66,8 +66,15 @@ class Algorithm:
 
     # The server
 
+    def check_settings(self, federation: Federation) -> None:
+        """Raise ValueError, before the module's model is loaded, for settings or data that do not suit the algorithm.
+
+        The module has no parameters yet and the trainer no optimizers; what needs them belongs into `check`.
+        """
+
     def check(self, federation: Federation) -> None:
         """Raise ValueError, before the first round, for a run with which the algorithm cannot work."""
+        self.check_settings(federation)
         refuse_several_adapters(federation.module, type(self).__name__)
 
     def prepare_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:

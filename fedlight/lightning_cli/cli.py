@@ -12,7 +12,7 @@ import sys
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import lightning as L
 from jsonargparse import Namespace, set_parsing_settings
@@ -34,6 +34,14 @@ from fedlight.support.files import full_disk_named
 
 ELSEWHERE = re.compile(r"best|last|hpc|registry(:.*)?|\w+://.*")
 """Checkpoints that Lightning looks up itself: its keywords, and addresses."""
+
+
+@runtime_checkable
+class ChecksSettings(Protocol):
+    """Callback that can tell from settings alone, before rows are read and a model is loaded, that a run would fail."""
+
+    def check_settings(self, module: L.LightningModule, data: L.LightningDataModule | None) -> None:
+        """Raise ValueError for a module or data that do not suit it; neither has been set up."""
 
 
 class OneLineParser(LightningArgumentParser):
@@ -180,6 +188,10 @@ class FedlightCLI(LightningCLI):
             warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
 
     def _run_subcommand(self, subcommand: str) -> None:
+        if subcommand == "fit":
+            for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+                if isinstance(callback, ChecksSettings):
+                    callback.check_settings(self.model, self.datamodule)
         try:
             with full_disk_named(Path(self.trainer.default_root_dir)), self._alone(), self._recorded():
                 super()._run_subcommand(subcommand)

@@ -250,7 +250,7 @@ def test_what_cannot_be_is_refused_before_any_work(kind, tiny_model, tmp_path):
     trainer.datamodule, callback.targets = named, BOTH
     trainer.callbacks.append(loop())
     with pytest.raises(ValueError, match="a client is called 'global', as the server's model; rename it"):
-        callback.setup(trainer, L.LightningModule(), "fit")
+        callback.setup(trainer, SFTModule(tiny_model), "fit")
     assert not (tmp_path / "attacks").exists()
 
 

@@ -118,7 +118,19 @@ class FedBiscuit(Algorithm):
 
     # The server: it groups the clients, and moves each selector by its group
 
+    def check_settings(self, federation: Federation) -> None:
+        if self.assignment == "soft" and federation.robust:
+            raise ValueError(
+                "assignment=soft weights the clients' movements of a selector, and federated.aggregation counts all clients "
+                "alike, so the selectors would become equal: take out federated.aggregation, or set "
+                "federated.algorithm.assignment=nearest"
+            )
+        # A module of one's own may make its adapters with its model, so that `check` is the first to know them.
+        if isinstance(federation.module, HoldsAdapters):
+            self._check_groups(federation, list(federation.module.adapter_names))
+
     def check(self, federation: Federation) -> None:
+        self.check_settings(federation)
         module = federation.module
         if not isinstance(module, HoldsAdapters):
             raise ValueError(
@@ -128,20 +140,16 @@ class FedBiscuit(Algorithm):
         self._adapters = list(module.adapter_names)
         self._members, self._group_shares = [0] * len(self._adapters), [1.0] * len(self._adapters)
         self._selector_of = {name: self._owner(name) for name in _trained(module)}
-        if len(self._adapters) > 1:
-            federation.check_losses(self.group_by)
         if self.assignment == "known":
             self._known_groups(federation)
-        if self.assignment == "soft" and federation.robust:
-            raise ValueError(
-                "assignment=soft weights the clients' movements of a selector, and federated.aggregation counts all clients "
-                "alike, so the selectors would become equal: take out federated.aggregation, or set "
-                "federated.algorithm.assignment=nearest"
-            )
-        warmup = self.warmup_rounds * len(self._adapters)
+
+    def _check_groups(self, federation: Federation, adapters: Sequence[str]) -> None:
+        if len(adapters) > 1:
+            federation.check_losses(self.group_by)
+        warmup = self.warmup_rounds * len(adapters)
         if warmup >= federation.num_rounds:
             raise ValueError(
-                f"the warm-up of {len(self._adapters)} selectors takes {warmup} rounds and the run has "
+                f"the warm-up of {len(adapters)} selectors takes {warmup} rounds and the run has "
                 f"{federation.num_rounds}: no client would ever be grouped. Lower federated.algorithm.warmup_rounds="
                 f"{self.warmup_rounds} or raise trainer.max_epochs"
             )

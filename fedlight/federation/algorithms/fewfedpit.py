@@ -65,8 +65,8 @@ class FewFedPIT(Algorithm):
 
     # The server
 
-    def check(self, federation: Federation) -> None:
-        super().check(federation)
+    def check_settings(self, federation: Federation) -> None:
+        super().check_settings(federation)
         if self.beta < 1:
             self._candidates.made_in(federation, type(self).__name__)
 

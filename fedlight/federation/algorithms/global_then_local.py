@@ -43,8 +43,8 @@ class GlobalThenLocal(Algorithm):
         self._alone = LocalOnly()
         self._is_local = False
 
-    def check(self, federation: Federation) -> None:
-        super().check(federation)
+    def check_settings(self, federation: Federation) -> None:
+        super().check_settings(federation)
         if 0 <= federation.num_rounds <= self.global_rounds:
             raise ValueError(
                 f"federated.algorithm.global_rounds={self.global_rounds} of the run's {federation.num_rounds} rounds leave "

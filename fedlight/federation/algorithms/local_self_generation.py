@@ -25,8 +25,8 @@ class LocalSelfGeneration(LocalOnly):
         super().__init__()
         self._candidates = Candidates()
 
-    def check(self, federation: Federation) -> None:
-        super().check(federation)
+    def check_settings(self, federation: Federation) -> None:
+        super().check_settings(federation)
         self._candidates.made_in(federation, type(self).__name__)
 
     def prepare_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:

@@ -60,13 +60,16 @@ class Scaffold(Algorithm):
 
     # The server: it keeps c, and sends it beside the parameters
 
-    def check(self, federation: Federation) -> None:
-        super().check(federation)
+    def check_settings(self, federation: Federation) -> None:
+        super().check_settings(federation)
         if federation.robust:
             raise ValueError(
                 "Scaffold needs the mean of the clients' controls, which a robust aggregation does not give: take out "
                 "federated.aggregation, or use another algorithm"
             )
+
+    def check(self, federation: Federation) -> None:
+        super().check(federation)
         refuse_odd_steps(federation.optimizers, "Scaffold")
         if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in federation.optimizers):
             raise ValueError(

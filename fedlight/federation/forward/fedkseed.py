@@ -79,8 +79,8 @@ class FedKSeed(Algorithm):
 
     # The server: it keeps w_0 and the sums
 
-    def check(self, federation: Federation) -> None:
-        super().check(federation)
+    def check_settings(self, federation: Federation) -> None:
+        super().check_settings(federation)
         if federation.train != "forward":
             raise ValueError(
                 f"FedKSeed sends what forward-only visits have gone, and federated.train={federation.train} has others: "

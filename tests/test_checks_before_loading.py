@@ -1,0 +1,102 @@
+"""Refusals that need settings or rows alone come before a model is loaded."""
+
+import pytest
+import yaml
+
+from fedlight.conf import path as conf_path
+from fedlight.lightning_cli.cli import lightning_cli
+from fedlight.modules.language import base_model
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """The models whose weights were loaded."""
+    found, load = [], base_model.load_base
+
+    def counted(model, *args, **options):
+        found.append(model)
+        return load(model, *args, **options)
+
+    monkeypatch.setattr(base_model, "load_base", counted)
+    return found
+
+
+@pytest.fixture
+def fit(tmp_path):
+    """Fits a config with these arguments, on one core."""
+
+    def run(config, *arguments):
+        here = [f"--trainer.default_root_dir={tmp_path}", "--trainer.accelerator=cpu"]
+        return lightning_cli(["fit", f"--config={config}", *here, *arguments])
+
+    return run
+
+
+def test_loads_are_counted(loads, fit):
+    fit(
+        "selector.yaml",
+        "--trainer.max_epochs=1",
+        "--federated.local_steps=1",
+        "--trainer.limit_val_batches=0",
+    )
+    assert loads == ["toy"]
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "message"),
+    [
+        (
+            "fedbiscuit.yaml",
+            ["--federated.algorithm.warmup_rounds=9"],
+            "the warm-up of 3 selectors takes 27 rounds",
+        ),
+        ("fedbiscuit.yaml", ["--data.val_share=0"], "set data.val_share"),
+        (
+            "fedbiscuit.yaml",
+            ["--federated.algorithm.assignment=soft", "--federated.aggregation=CoordinateMedian"],
+            "assignment=soft",
+        ),
+        ("selector.yaml", ["--federated.algorithm=FewFedPIT"], "have clients make|has clients make"),
+        ("selector.yaml", ["--federated.algorithm=FedKSeed"], "set federated.train=forward"),
+        (
+            "selector.yaml",
+            ["--federated.algorithm=Scaffold", "--federated.aggregation=CoordinateMedian"],
+            "Scaffold needs the mean",
+        ),
+        ("selector.yaml", ["--federated.clients_per_round=1000"], "is more than the 40 clients"),
+        ("selector.yaml", ["--model.choices=[apples,pears]"], "one distinct token"),
+    ],
+)
+def test_a_refusal_that_needs_settings_or_rows_comes_before_the_model(loads, fit, config, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        fit(config, *arguments)
+    assert loads == []
+
+
+@pytest.mark.parametrize(
+    ("attack", "arguments", "message"),
+    [
+        (
+            {"class_path": "DiscoverableMemorization", "init_args": {"random_secrets": 5}},
+            [],
+            "set data.canaries",
+        ),
+        ({"class_path": "MemoryExtraction"}, ["--data=PreferenceDataModule"], "knows the clients' rows"),
+    ],
+)
+def test_an_attack_on_other_data_is_refused_before_rows_are_read(
+    loads, fit, tmp_path, monkeypatch, attack, arguments, message
+):
+    config = yaml.safe_load(conf_path("feddca.yaml").read_text())
+    config["trainer"]["callbacks"] = [attack]
+    file = tmp_path / "attacked.yaml"
+    file.write_text(yaml.safe_dump(config))
+    read = []
+    monkeypatch.setattr(
+        "fedlight.datamodules.federated.datamodule.FederatedDataModule.prepare_data",
+        lambda self: read.append(self),
+    )
+    with pytest.raises(ValueError, match=message):
+        fit(file, *arguments)
+    assert loads == []
+    assert read == []
