@@ -25,8 +25,9 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.guard import refuse_cut_rounds, refuse_senseless
 from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.class_changes import arguments_go_with_their_class, dropped_so_far
+from fedlight.lightning_cli.class_names import last_part
 from fedlight.lightning_cli.config_files import check_config, configs_of
-from fedlight.lightning_cli.parser_words import one_line, one_line_reference
+from fedlight.lightning_cli.parser_words import near, one_line, one_line_reference
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
 from fedlight.support.checkpoint_files import check_readable, check_resumable
@@ -42,6 +43,30 @@ class ChecksSettings(Protocol):
 
     def check_settings(self, module: L.LightningModule, data: L.LightningDataModule | None) -> None:
         """Raise ValueError for a module or data that do not suit it; neither has been set up."""
+
+
+def drop_callbacks(config: Namespace) -> None:
+    """Take the classes that ``drop_callbacks`` names out of ``trainer.callbacks``, all entries of each, in place.
+
+    The key is empty then, so that the config that a run saves can be given again.
+
+    Raises:
+        ValueError: no callback is of a class that is named.
+    """
+    if not config.drop_callbacks:
+        return
+    callbacks = config.trainer.get("callbacks") or []
+    there = [last_part(one.class_path) for one in (callbacks if isinstance(callbacks, list) else [callbacks])]
+    dropped = {last_part(name) for name in config.drop_callbacks}
+    if unknown := sorted(dropped - set(there)):
+        raise ValueError(
+            f"drop_callbacks: {unknown[0]!r} is none of trainer.callbacks{near(unknown[0], there)}; there are "
+            f"{', '.join(there) or 'none'}"
+        )
+    config.trainer.callbacks = [
+        one for one, name in zip(callbacks, there, strict=True) if name not in dropped
+    ]
+    config.drop_callbacks = []
 
 
 class OneLineParser(LightningArgumentParser):
@@ -135,8 +160,11 @@ class FedlightCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add ``federated:``, without which training is centralised."""
+        """Add ``federated:``, without which training is centralised, and ``drop_callbacks``."""
         parser.add_lightning_class_args(FederatedLoop, "federated", subclass_mode=True, required=False)
+        parser.add_argument(
+            "--drop_callbacks", type=list[str], default=[], help="classes in trainer.callbacks to leave out"
+        )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Return the wanted command alone: building the parser of each takes half a second."""
@@ -145,6 +173,7 @@ class FedlightCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse ``args`` alone; Lightning's own method warns that the process has arguments as well."""
         self.config = parser.parse_args(args)
+        drop_callbacks(self.config[self.command])
 
     def instantiate_classes(self) -> None:
         """Make the objects; refuse a trainer that is no map of settings."""
