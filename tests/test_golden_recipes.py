@@ -5,6 +5,8 @@ import json
 import pytest
 from golden_recipes import FILE, commands, digest, named, names, parsed, unlike
 
+pytestmark = pytest.mark.slow  # parses the commands of every recipe
+
 GOLDEN = json.loads(FILE.read_text())
 RENEW = "if that is meant, renew: python tests/support/golden_recipes.py; to see it: ... golden_recipes.py NAME STAGE"
 

@@ -20,6 +20,8 @@ from fedlight.callbacks.progress.round_progress import RoundProgress
 from fedlight.federation.client_state import ClientMemories
 from fedlight.recipes import stages
 
+pytestmark = pytest.mark.slow  # whole runs, stopped at many moments
+
 
 @pytest.fixture(scope="module")
 def command(tiny_model, tmp_path_factory):

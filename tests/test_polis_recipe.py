@@ -14,6 +14,8 @@ from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.recipes import recipe as recipes
 from fedlight.recipes.polis import contested, opinion_pairs, opinion_table, read_opinions
 
+pytestmark = pytest.mark.slow  # whole recipes
+
 STATEMENTS = 24
 NAMES = {1: "agree", -1: "disagree", 0: "pass"}
 

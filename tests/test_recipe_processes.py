@@ -14,6 +14,8 @@ from tiny_world import HELDOUT, PROMPTS, VOTES, fedlight, refused
 from fedlight.recipes import followers
 from fedlight.recipes.followers import Followers, for_processes, why_one_process
 
+pytestmark = pytest.mark.slow  # recipes in several processes
+
 WALL = "seconds"
 
 

@@ -21,6 +21,8 @@ from device_calibration import (
 from fedlight.devices.cost import CostMeter
 from fedlight.modules.sft import SFTModule
 
+pytestmark = pytest.mark.slow  # a whole benchmark
+
 
 def test_cases_are_all_combinations_in_the_order_of_their_names():
     found = cases(TINY, [2, 1], ["fp32", "nf4"])

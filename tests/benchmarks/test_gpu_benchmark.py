@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow  # a whole benchmark
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -12,6 +12,8 @@ from published.measurements import ROOT, Published, load
 from published.prose import QUOTING, RESULTS, figures_in, figures_of, sections, unknown
 from published.tables import BLOCK, PAGES, figures, rendered, said
 
+pytestmark = pytest.mark.slow  # reads every page for every number
+
 MEASUREMENTS = sorted(load().measurements)
 CHECK_SECONDS, REPRODUCE_SECONDS = 170, 1700  # by the clock; two measurements at once
 REMEDY = "write it with: python benchmarks/reproduce.py render"

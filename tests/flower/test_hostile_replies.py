@@ -14,7 +14,10 @@ from shared_runs import digest
 from fedlight.flower.messages import MOST_HEADER_BYTES, Parcel, Refused, read_header
 from fedlight.flower.nodes import MOST_REASONS, OTHER_REASONS, Failure, Nodes
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of one batch
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of Lightning, about rounds of one batch
+    pytest.mark.slow,  # hundreds of deployments
+]
 
 HOSTILE = "c9"
 OTHERS = [f"c{i}" for i in range(9)]

@@ -11,6 +11,8 @@ import torch
 
 from fedlight.devices import hardware
 
+pytestmark = pytest.mark.slow  # runs in processes that leave instructions unused
+
 ROOT = Path(__file__).parents[2]
 OLDER = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 TRAINING = """

@@ -5,6 +5,7 @@ from ranks import run_ranks
 from shared_runs import KINDS, files_of, folder_of, train, write_devices
 
 pytestmark = [
+    pytest.mark.slow,  # teams of processes
     pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
 ]

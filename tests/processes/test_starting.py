@@ -17,6 +17,7 @@ from fedlight.processes import joining, watch
 from fedlight.processes.work import merged
 
 pytestmark = [
+    pytest.mark.slow,  # teams of processes
     pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
 ]

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow  # waits for a hub that does not answer
+
 SCRIPT = """
 import json, sys, time
 from fedlight.datamodules.rows.rows import load_rows
