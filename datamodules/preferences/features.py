@@ -89,4 +89,8 @@ def make_encoder(name: str) -> Encoder:
         raise ValueError(
             f"data.encoder={name!r} must be the folder or hub name of a sentence encoder, or hashed"
         )
-    return HashedEncoder() if name == "hashed" else SentenceEncoder(name)
+    if name == "hashed":
+        return HashedEncoder()
+    encoder = SentenceEncoder(name)
+    encoder.setting = "encoder"
+    return encoder

@@ -153,7 +153,7 @@ class SentenceEncoder(Encoder):
             raise ValueError(f"batch_size={batch_size} must be at least 1, for example 64")
         if max_tokens is not None and max_tokens < 3:
             raise ValueError(f"max_tokens={max_tokens} must be at least 3 (start, word, end), or null")
-        self.model = model
+        self.model, self.setting = model, "model"
         self.batch_size = batch_size
         self.max_tokens = max_tokens
         self.cache = cache
@@ -174,13 +174,13 @@ class SentenceEncoder(Encoder):
             OSError: there is no such model, or the hub cannot be reached.
             ValueError: ``max_tokens`` exceeds the number of the model's positions.
         """
-        folder = find_folder(self.model)
+        folder = find_folder(self.model, self.setting)
         file = folder / "config.json"
         config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         limit = config.get("max_position_embeddings")
         if isinstance(limit, int) and self.max_tokens is not None and self.max_tokens > limit:
             raise ValueError(
-                f"max_tokens={self.max_tokens}: model={self.model!r} reads {limit} tokens at most"
+                f"max_tokens={self.max_tokens}: {self.setting}={self.model!r} reads {limit} tokens at most"
             )
         return folder
 
@@ -303,8 +303,8 @@ class SentenceEncoder(Encoder):
         return self._network
 
 
-def find_folder(model: str) -> Path:
-    """Return the folder of a model, given as a folder or as a hub name, which is downloaded once.
+def find_folder(model: str, what: str = "model") -> Path:
+    """Return the folder of a model, a folder or a hub name, which is downloaded once; ``what`` names its setting.
 
     Raises:
         FileNotFoundError: the path does not exist, or the folder holds no sentence-transformers model.
@@ -312,10 +312,10 @@ def find_folder(model: str) -> Path:
     """
     path = Path(model).expanduser()
     if path.is_dir():
-        return _check_folder(path, model)
+        return _check_folder(path, model, what)
     if not NAME.fullmatch(model):
-        raise FileNotFoundError(f"model={model!r}: there is no such folder")
-    return _check_folder(_download(model), model)
+        raise FileNotFoundError(f"{what}={model!r}: there is no such folder")
+    return _check_folder(_download(model, what), model, what)
 
 
 def content_digest(folder: Path) -> str:
@@ -340,20 +340,20 @@ def content_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _check_folder(folder: Path, model: str) -> Path:
+def _check_folder(folder: Path, model: str, what: str) -> Path:
     if not (folder / "modules.json").is_file():
         raise FileNotFoundError(
-            f"model={model!r}: {folder} has no modules.json, so it is no sentence-transformers model; give a folder of "
+            f"{what}={model!r}: {folder} has no modules.json, so it is no sentence-transformers model; give a folder of "
             "SentenceTransformer.save"
         )
     if not any(folder.rglob(f"*{WEIGHTS}")):
         raise FileNotFoundError(
-            f"model={model!r}: {folder} has no {WEIGHTS} file; save the model again with SentenceTransformer.save"
+            f"{what}={model!r}: {folder} has no {WEIGHTS} file; save the model again with SentenceTransformer.save"
         )
     return folder
 
 
-def _download(name: str) -> Path:
+def _download(name: str, what: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:  # a cached model needs no request to the hub
@@ -362,5 +362,8 @@ def _download(name: str) -> Path:
             return folder
     except OSError:
         pass
-    with hub_errors(name, "check the network and HF_ENDPOINT, or use HashedEncoder"), hub_asked_once(name):
+    with (
+        hub_errors(name, "check the network and HF_ENDPOINT, or use HashedEncoder", what),
+        hub_asked_once(name),
+    ):
         return Path(snapshot_download(name, ignore_patterns=UNUSED_FORMATS, etag_timeout=10))

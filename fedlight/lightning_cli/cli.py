@@ -27,6 +27,7 @@ from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.class_changes import arguments_go_with_their_class, dropped_so_far
 from fedlight.lightning_cli.class_names import last_part
 from fedlight.lightning_cli.config_files import check_config, configs_of
+from fedlight.lightning_cli.full_keys import full_keys
 from fedlight.lightning_cli.parser_words import near, one_line, one_line_reference
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
@@ -180,7 +181,8 @@ class FedlightCLI(LightningCLI):
         trainer = self.config[self.command].trainer
         if not isinstance(trainer, Namespace):
             raise ValueError(f"trainer: expected settings such as --trainer.max_epochs 3, given {trainer!r}")
-        super().instantiate_classes()
+        with full_keys(self.config[self.command].as_dict()):
+            super().instantiate_classes()
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> L.Trainer:
         """Make the trainer; refuse wrong values before it starts other processes or a module reads anything."""
@@ -217,6 +219,10 @@ class FedlightCLI(LightningCLI):
             warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
 
     def _run_subcommand(self, subcommand: str) -> None:
+        with full_keys(self.config[self.command].as_dict()):
+            self._check_and_run(subcommand)
+
+    def _check_and_run(self, subcommand: str) -> None:
         if subcommand == "fit":
             for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, ChecksSettings):
