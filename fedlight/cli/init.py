@@ -5,7 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedlight.first_config.draft import DEFAULT_MODEL, METHODS, Draft, Wishes, make_draft
+from fedlight.first_config.columns import Guess
+from fedlight.first_config.draft import DEFAULT_MODEL, METHODS, Wishes, make_draft
 from fedlight.first_config.text import write
 from fedlight.support.console import OneLineArguments
 from fedlight.support.files import write_whole
@@ -36,6 +37,8 @@ def main(argv: Sequence[str]) -> None:
     values = {name: getattr(options, name) for name in ("a", "b", "tie") if getattr(options, name)}
     if values and not ("a" in values and "b" in values):
         raise ValueError("--a, --b and --tie belong together: say which values mean A and which mean B")
+    if options.statements:
+        return _write_opinions(options)
     draft = make_draft(
         Wishes(
             options.data,
@@ -49,16 +52,43 @@ def main(argv: Sequence[str]) -> None:
             options.public,
         )
     )
-    file = options.output or Path(f"{_stem(options.data)}_{draft.method}.yaml")
-    if file.exists() and not options.force:
-        raise ValueError(f"{file} exists already: give another --output FILE, or --force to replace it")
-    _show(draft)
+    file = _free(options, draft.method)
+    _show(f"{draft.wishes.source}: {draft.rows:,} rows", draft.guesses)
     write_whole(file, write(draft, str(file)))
     print(
         f"written: {file}\nnext:    fedlight fit --config {file}\nthen:    fedlight report runs/{file.stem}"
     )
     if options.dry_run:
         sys.exit(_check(file))
+
+
+def _write_opinions(options: argparse.Namespace) -> None:
+    """Write the recipe of votes on single statements."""
+    from fedlight.first_config.opinions import make_opinions, write_opinions
+
+    if options.method not in (None, "fedbis"):
+        raise ValueError(
+            f"--method {options.method} cannot use votes on --statements: take fedbis, or leave it out"
+        )
+    given = {role: getattr(options, role) for role in ROLES}
+    encoder = "hashed" if options.model == DEFAULT_MODEL else options.model
+    draft = make_opinions(options.data, options.statements, given, encoder)
+    file = _free(options, "opinions")
+    _show(f"{draft.votes}: {draft.rows:,} votes", draft.guesses)
+    write_whole(file, write_opinions(draft, str(file)))
+    print(f"written: {file}\nnext:    fedlight run {file}\nthen:    fedlight report runs/{file.stem}")
+    if options.dry_run:
+        from fedlight.preflight.dry_run import dry_run
+
+        sys.exit(dry_run(str(file)))
+
+
+def _free(options: argparse.Namespace, method: str) -> Path:
+    """Return the file to write, which is not there yet."""
+    file: Path = options.output or Path(f"{_stem(options.data)}_{method}.yaml")
+    if file.exists() and not options.force:
+        raise ValueError(f"{file} exists already: give another --output FILE, or --force to replace it")
+    return file
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -94,6 +124,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--template", metavar="TEXT", help=r"text with slots such as {prompt}; \n is a line break"
     )
     parser.add_argument(
+        "--statements", metavar="DATA", help="texts of what DATA agrees and disagrees with, as in Polis"
+    )
+    parser.add_argument(
         "--public", metavar="DATA", help="the server's rows, for feddca; default: half of DATA"
     )
     return parser
@@ -115,7 +148,7 @@ def _stem(source: str) -> str:
     )
 
 
-def _show(draft: Draft) -> None:
+def _show(title: str, guesses: Sequence[Guess]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -123,10 +156,10 @@ def _show(draft: Draft) -> None:
     console = Console()
     if not console.is_terminal:  # a file has no width, and a narrow table cuts its words
         console = Console(width=180)
-    table = Table(title=f"{draft.wishes.source}: {draft.rows:,} rows", title_justify="left")
+    table = Table(title=title, title_justify="left")
     for name in ("what", "guess", "sure", "why"):
         table.add_column(name, overflow="fold")
-    for guess in draft.guesses:
+    for guess in guesses:
         value = guess.value if guess.value is not None else "none"
         shown = " and ".join(map(str, value)) if isinstance(value, tuple) else str(value)
         sure = Text("yes", "green") if guess.sure else Text("no", "yellow")

@@ -28,7 +28,9 @@ NAMES: dict[str, tuple[str, str]] = {
     "chosen": ("chosen preferred accepted", "better winner good"),
     "rejected": ("rejected dispreferred refused", "worse loser bad"),
     "statement": ("statement comment opinion", "text"),
-    "item": ("statement_id comment_id item_id", "item statement comment id"),
+    "item": ("statement_id comment_id item_id", "item statement comment id nr number"),
+    "moderated": ("moderated", "status moderation"),
+    "group": ("group", "cluster"),
 }
 """Role -> words that a column's name has for it, strong ones and weak ones."""
 

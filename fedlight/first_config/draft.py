@@ -13,7 +13,7 @@ from fedlight.first_config.clients import SHARES, find_client
 from fedlight.first_config.columns import Column, Guess, GuessError, check_given, describe, pick, score_name
 from fedlight.first_config.instructions import find_instructions
 from fedlight.first_config.sizes import Sizes
-from fedlight.first_config.votes import VoteColumns, find_votes
+from fedlight.first_config.votes import VoteColumns, find_votes, is_opinion
 from fedlight.support.hub import find_model, load_tokenizer
 from fedlight.support.types import Rows
 
@@ -113,6 +113,10 @@ def make_draft(wishes: Wishes) -> Draft:
     looked_at = rows if step == 1 else [rows[place] for place in range(0, len(rows), step)]
     columns = describe(looked_at)
     check_given(columns, {role: name for role, name in wishes.columns.items() if name != "none"})
+    if (opinions := [column.name for column in columns if is_opinion(column)]) and not wishes.answers:
+        raise GuessError(
+            f"column {opinions[0]} says agree and disagree, but not with what: --statements FILE has the texts"
+        )
     votes, refusal = _try_votes(columns, wishes)
     method, why = choose_method(wishes.method, votes is not None)
     if votes is None and method in ON_VOTES:

@@ -177,6 +177,16 @@ def read_choice(
     return {"a": a, "b": b, **tie}
 
 
+def is_opinion(column: Column) -> bool:
+    """Return whether a column has opinions on one thing.
+
+    Examples:
+        >>> [is_opinion(Column("v", [], 3, 0, values)) for values in (("agree", "pass", "disagree"), ("a", "b", "tie"))]
+        [True, False]
+    """
+    return {"agree", "disagree"} <= set(column.values) <= {"agree", "disagree", "pass"}
+
+
 def _find_decided_pair(
     columns: Sequence[Column], given: Mapping[str, str | None]
 ) -> tuple[Guess, Guess] | None:

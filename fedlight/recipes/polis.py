@@ -7,7 +7,7 @@ agrees with one statement and disagrees with another prefers the first: that is 
 
 import csv
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,7 @@ def opinion_pairs(
     max_test: int = 60,
     min_train: int = 5,
     min_test: int = 2,
+    columns: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Write pairs of a statement that a person agrees with and one that it disagrees with, in a random order.
 
@@ -100,6 +101,7 @@ def opinion_pairs(
         max_test: most test pairs of a client.
         min_train: fewest training pairs of a client.
         min_test: fewest test pairs of a client.
+        columns: columns of the rows where they have other names: ours -> theirs.
 
     Returns:
         ``people``, ``jury``, ``eligible`` (people with enough pairs), ``clients``, ``statements``, ``moderated_out`` and
@@ -120,7 +122,7 @@ def opinion_pairs(
     for name, share in {"jury_share": jury_share, "test_share": test_share}.items():
         if not 0 < share < 1:
             raise ValueError(f"{name}={share} must lie between 0 and 1")
-    opinions = read_opinions(votes, statements)
+    opinions = read_opinions(votes, statements, columns)
     order = np.random.default_rng(derive_seed(seed, "jury")).permutation(len(opinions.people))
     jury, others = np.split(order, [round(jury_share * len(order))])
     if not len(jury):
@@ -182,22 +184,22 @@ def opinion_pairs(
 def _requires(settings: Mapping[str, Any]) -> Iterator[RowSource]:
     """Yield both files with their columns, for the preflight check."""
     for name, columns in (("votes", OF_VOTES), ("statements", OF_STATEMENTS)):
-        yield RowSource(str(settings[name]), columns=tuple(sorted(_same(*columns).items())))
+        theirs = _theirs(columns, settings.get("columns"))
+        yield RowSource(str(settings[name]), columns=tuple(sorted(theirs.items())))
 
 
 opinion_pairs.requires = _requires  # type: ignore[attr-defined]
 
 
-def read_opinions(votes: str, statements: str) -> Opinions:
+def read_opinions(votes: str, statements: str, columns: Mapping[str, str] | None = None) -> Opinions:
     """Return the votes of a conversation; arguments as `opinion_pairs`.
 
     Raises:
         RowsError: rows lack a column, a vote, a statement or a participant is unknown, a person has two groups, or a
             statement appears twice.
     """
-    rows, of_statements = load_rows(votes), load_rows(statements)
-    check_columns(rows, _same(*OF_VOTES), votes)
-    check_columns(of_statements, _same(*OF_STATEMENTS), statements)
+    rows = _read(votes, _theirs(OF_VOTES, columns))
+    of_statements = _read(statements, _theirs(OF_STATEMENTS, columns))
     kept, known = _kept(of_statements, statements)
     texts = sorted(set(kept.values()) - {""})
     place_of_text = {text: number for number, text in enumerate(texts)}
@@ -225,6 +227,18 @@ def read_opinions(votes: str, statements: str) -> Opinions:
             seen[person, place_of_text[text]] += 1
     left_out = len(known) - len(kept)
     return Opinions(people, groups, texts, found, left_out, seen.total() - len(seen))
+
+
+def _theirs(names: Sequence[str], columns: Mapping[str, str] | None) -> dict[str, str]:
+    """Return our names of columns with those of the rows."""
+    return {name: (columns or {}).get(name, name) for name in names}
+
+
+def _read(source: str, columns: Mapping[str, str]) -> Rows:
+    """Return rows under our names."""
+    rows = load_rows(source)
+    check_columns(rows, columns, source)
+    return [{name: text_at(row, path) for name, path in columns.items()} for row in rows]
 
 
 def _kept(rows: Rows, source: str) -> tuple[dict[str, str], set[str]]:
@@ -307,10 +321,6 @@ def opinion_table(methods: dict[str, dict[str, str]], test: str, against: str = 
             row["sent_mib"] = sent_bytes(Path(folders["train"])) / 2**20
         rows.append(row)
     return {"rows": rows}
-
-
-def _same(*names: str) -> dict[str, str]:
-    return {name: name for name in names}
 
 
 def _held_out(numbers: np.ndarray, share: float, seed: int, whose: str) -> np.ndarray:

@@ -1,0 +1,153 @@
+"""A recipe for opinions: people who agree or disagree with single statements, whose texts are in a second file.
+
+As in Polis. Of two statements a person prefers the one that it agrees with; `fedlight.recipes.polis` makes such pairs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedlight.datamodules.rows.rows import load_rows
+from fedlight.first_config.columns import Column, Guess, GuessError, describe, pick, score_name
+from fedlight.first_config.text import scalar
+from fedlight.first_config.votes import is_opinion
+from fedlight.recipes.polis import MODERATED, VOTES
+
+ROUNDS = 12
+CLIENTS_PER_ROUND = 10
+
+
+@dataclass(frozen=True)
+class OpinionDraft:
+    """Columns of votes and statements.
+
+    Attributes:
+        votes: source of the votes.
+        statements: source of the statements.
+        encoder: sentence encoder, or ``hashed``.
+        rows: number of votes.
+        columns: names of `fedlight.recipes.polis.opinion_pairs` -> columns of the rows.
+        guesses: lines of the table.
+    """
+
+    votes: str
+    statements: str
+    encoder: str
+    rows: int
+    columns: dict[str, str]
+    guesses: list[Guess]
+
+
+def make_opinions(
+    votes: str, statements: str, given: Mapping[str, str | None], encoder: str = "hashed"
+) -> OpinionDraft:
+    """Read both files and guess their columns.
+
+    Raises:
+        GuessError: a column cannot be told; the message names the candidates and the option that settles it.
+    """
+    rows = load_rows(votes)
+    of_votes, of_statements = describe(rows), describe(load_rows(statements))
+    opinions = [column for column in of_votes if is_opinion(column)]
+    if not opinions:
+        raise GuessError(f"{votes}: no column has the votes {', '.join(VOTES)}, as --statements needs")
+    vote = pick(opinions, "choice", given.get("choice"))
+    texts = [column for column in of_statements if column.is_text]
+    statement = pick(texts, "statement", None)
+    moderated = [column for column in of_statements if column.values and set(column.values) <= set(MODERATED)]
+    moderation = pick(moderated, "moderated", None)
+    item, theirs = _shared_ids(of_votes, of_statements)
+    left = [
+        column
+        for column in of_votes
+        if column.name != item and column not in opinions and column.distinct > 1
+    ]
+    people = [column for column in left if not score_name(column.name, "group")]
+    client = pick(people, "client", given.get("client"))
+    groups = [column for column in left if client is not None and column.name != client.value]
+    group = pick(groups, "group", None)
+    if vote is None or statement is None or moderation is None or client is None or group is None:
+        raise GuessError(
+            f"{votes} needs columns of person, group, statement id and vote, {statements} of statement id, text and "
+            "moderation (-1, 0, 1), as Polis exports them"
+        )
+    if item != theirs:
+        raise GuessError(
+            f"the ids of the statements are {item} in one file and {theirs} in the other: name them alike"
+        )
+    ids = Guess("statement id", item, "the same ids are in both files")
+    names = {"participant": client, "group": group, "statement_id": ids, "vote": vote}
+    names |= {"statement": statement, "moderated": moderation}
+    columns = {name: str(guess.value) for name, guess in names.items()}
+    return OpinionDraft(votes, statements, encoder, len(rows), columns, list(names.values()))
+
+
+def write_opinions(draft: OpinionDraft, file: str) -> str:
+    """Return the YAML of a recipe, which will be called ``file``."""
+    folder = f"runs/{Path(file).stem}"
+    named = {name: path for name, path in draft.columns.items() if name != path}
+    columns = ["      columns:                         # ours: yours"] * bool(named)
+    columns += [f"        {name}: {scalar(path)}" for name, path in named.items()]
+    return f"""# FedBis on opinions: of two statements, which one does this person agree with? A person is a client.
+#
+# Data:     {draft.votes}, {draft.rows:,} votes; {draft.statements}
+# Paper:    Wu et al., https://arxiv.org/abs/2407.03038
+# Run:      fedlight run {file}
+# Look:     fedlight report {folder}
+# Change:   the encoder, for one that knows words: init again with --model FOLDER_OF_A_SENTENCE_ENCODER
+
+seeds: [0]
+
+stages:
+  opinions:                            # pairs of a statement that a person agrees with and one that it does not
+    call: fedlight.recipes.polis.opinion_pairs
+    with:
+      votes: {scalar(draft.votes)}
+      statements: {scalar(draft.statements)}
+{chr(10).join(columns)}{chr(10) * bool(columns)}      seed: ${{seed}}
+      pairs: all                       # contested: those on which a jury of half of the people is divided
+      train: ${{run}}/opinions/train.jsonl
+      test: ${{run}}/opinions/test.jsonl
+  fedbis:
+    fit: polis.yaml                    # a small head on frozen vectors of the statements
+    with:
+      seed_everything: ${{seed}}
+      trainer.max_epochs: {ROUNDS}           # rounds
+      trainer.callbacks:
+        - class_path: fedlight.RoundProgress
+        - class_path: fedlight.VisitLog
+        - class_path: fedlight.ClientData
+        - class_path: fedlight.ClientAccuracy
+          init_args: {{own_models: true}}
+      trainer.enable_checkpointing: false
+      data.init_args.source: ${{run}}/opinions/train.jsonl
+      data.init_args.test_source: ${{run}}/opinions/test.jsonl
+      data.init_args.encoder: {scalar(draft.encoder)}
+      federated.clients_per_round: {CLIENTS_PER_ROUND}
+      federated.clients_at_once: {CLIENTS_PER_ROUND}
+  table:
+    call: fedlight.recipes.polis.opinion_table
+    with:
+      test: ${{run}}/opinions/test.jsonl
+      methods:
+        FedBis: {{train: "${{run}}/fedbis"}}
+"""
+
+
+def _shared_ids(of_votes: Sequence[Column], of_statements: Sequence[Column]) -> tuple[str, str]:
+    """Return the columns that name the same statements: in the second file each id stands once."""
+    once = [column for column in of_statements if column.distinct == len(column.texts) and not column.is_text]
+    found = [
+        (one.name, other.name)
+        for one in of_votes
+        for other in once
+        if one.distinct > 1 and set(one.texts) <= set(other.texts)
+    ]
+    best = [pair for pair in found if score_name(pair[0], "item")] or [
+        pair for pair in found if pair[0] == pair[1]
+    ]
+    if len(best or found) != 1:
+        raise GuessError(
+            "no single column holds the ids of the statements in both files: name it alike in both"
+        )
+    return (best or found)[0]
