@@ -26,6 +26,7 @@ EXTRAS = (
     "hnsw",
     "harness",
     "chat",
+    "completion",
     "flower",
     "vllm",
 )  # what the package imports only where it is asked for

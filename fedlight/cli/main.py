@@ -18,7 +18,10 @@ Federated fine-tuning of language models inside PyTorch Lightning.
   device measure --name NAME     a profile of this machine, in two minutes, for fleets and plans
   flower init --config FILE DIR  the same experiment on real devices: the folder of a Flower app
   client check --config FILE     on a device, before it joins: whether versions, data, model and memory fit
+  methods, devices               what a config can name, and which devices and fleets there are, with one line each
   report RUN ...                 a page about runs, for a browser: fedlight report runs/demo --open
+
+  completion bash                a script for the shell, or zsh: eval "$(fedlight completion bash)"
 
   --threads N                    of torch, for any command: 1 where other processes keep the cores busy
 
@@ -37,6 +40,9 @@ COMMANDS = (
     "flower",
     "client",
     "report",
+    "methods",
+    "devices",
+    "completion",
 )
 
 
@@ -91,11 +97,27 @@ def _main(argv: list[str]) -> None:
             from fedlight.report.command import main as report_runs
 
             report_runs(argv[1:])
+    elif command in ("methods", "devices"):
+        with one_line_errors():
+            from fedlight.cli import listing
+
+            _refuse_more(argv)
+            getattr(listing, command)()
+    elif command == "completion":
+        with one_line_errors():
+            from fedlight.cli.completion import main as print_script
+
+            print_script(argv[1:], COMMANDS)
     elif command in COMMANDS:
         with one_line_errors():
             run_lightning_command(argv)
     else:
         sys.exit(f"fedlight: {_no_command(command)}\n(fedlight --help says what they do)")
+
+
+def _refuse_more(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise ValueError(f"fedlight {argv[0]} takes no arguments: leave out {' '.join(argv[1:])}")
 
 
 def run_lightning_command(argv: list[str]) -> None:

@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from fedlight.cli.listing import first_comment
 from fedlight.conf import path as conf_path
 from fedlight.support.console import OneLineArguments
 
@@ -64,8 +65,4 @@ def main(argv: list[str]) -> None:
 def _listing() -> str:
     files = sorted(conf_path("recipes").glob("*.yaml"))
     width = max(len(file.stem) for file in files)
-    return "Recipes:\n" + "\n".join(f"  {file.stem:<{width}}  {_first_comment(file)}" for file in files)
-
-
-def _first_comment(file: Path) -> str:
-    return file.read_text().partition("\n")[0].lstrip("# ")
+    return "Recipes:\n" + "\n".join(f"  {file.stem:<{width}}  {first_comment(file)}" for file in files)

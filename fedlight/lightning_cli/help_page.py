@@ -66,16 +66,16 @@ def help_page(command: str) -> str:
                 "--data.help CLASS": "all keys of a class; so with model, federated and trainer.callbacks",
             }
         ),
-        "federated: an epoch is a communication round; null trains on the pooled data\n"
-        + _lines({_key("federated", one): _with_classes(one) for one in settings("FederatedLoop")}),
+        "federated: an epoch is a round; null pools the data; classes: fedlight methods\n"
+        + _short({_key("federated", one): one.about for one in settings("FederatedLoop")}),
         "model: a class, and its keys\n"
-        + _lines({f"--model {name}": summary(name) for name in classes_in("modules")})
+        + _short({f"--model {name}": summary(name) for name in classes_in("modules")})
         + "\nmodel, keys of all language models\n"
-        + _lines(
+        + _short(
             {_key("model", one): one.about for one in settings("modules.language.module.LanguageModule")}
         ),
         "data: a class, and its keys\n"
-        + _lines(
+        + _short(
             {
                 f"--data {name}": summary(name)
                 for name in classes_in("datamodules")
@@ -83,7 +83,7 @@ def help_page(command: str) -> str:
             }
         )
         + "\ndata, keys of all classes\n"
-        + _lines({_key("data", one): one.about for one in settings("FederatedDataModule")}),
+        + _short({_key("data", one): one.about for one in settings("FederatedDataModule")}),
         "trainer: Lightning's Trainer; most used are\n"
         + _lines({f"--trainer.{name}": about for name, about in TRAINER.items()}),
         "of the command\n"
@@ -205,15 +205,24 @@ def _key(part: str, setting: Setting) -> str:
     return f"--{part}.{setting.name} {value}"
 
 
-def _with_classes(setting: Setting) -> str:
-    names = classes_of(setting.kind)
-    return f"{setting.about}: {', '.join(names)}" if names else setting.about
+def _short(entries: dict[str, str]) -> str:
+    """Return keys and the beginnings of texts, one line each; ``--help all`` has the rest."""
+    column = min(max(map(len, entries)), 36) + 4
+    lines = []
+    for key, about in entries.items():
+        room = _width() - max(column, len(key) + 4)
+        lines.append(f"  {key:<{column - 2}}{textwrap.shorten(about, room, placeholder=' ...')}".rstrip())
+    return "\n".join(lines)
+
+
+def _width() -> int:
+    return min(max(shutil.get_terminal_size((120, 24)).columns, 80), 120)
 
 
 def _lines(entries: dict[str, str]) -> str:
     """Return keys and texts in two columns, as wide as the terminal, from 80 to 120 characters."""
     column = min(max(map(len, entries)), 36) + 4
-    text_width = min(max(shutil.get_terminal_size((120, 24)).columns, 80), 120) - column
+    text_width = _width() - column
     lines = []
     for key, about in entries.items():
         first, *more = textwrap.wrap(about, text_width, break_on_hyphens=False) or [""]

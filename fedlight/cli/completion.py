@@ -1,0 +1,57 @@
+"""``fedlight completion SHELL``: a script with which a shell completes commands, recipes, configs and keys (shtab)."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from fedlight.conf import path as conf_path
+from fedlight.lightning_cli.help_page import settings
+
+
+def main(argv: list[str], names: Sequence[str]) -> None:
+    """Print the script for bash or zsh: ``eval "$(fedlight completion bash)"``; ``names`` are all commands.
+
+    Raises:
+        ModuleNotFoundError: shtab is not installed.
+    """
+    parser = argparse.ArgumentParser(
+        "fedlight completion", description='A script for a shell: eval "$(fedlight completion bash)"'
+    )
+    parser.add_argument("shell", choices=("bash", "zsh"))
+    shell = parser.parse_args(argv).shell
+    try:
+        import shtab
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "shtab is missing, which writes the script: pip install 'fedlight[completion]'"
+        ) from error
+    sys.stdout.write(shtab.complete(commands(names), shell=shell) + "\n")
+
+
+def commands(names: Sequence[str]) -> argparse.ArgumentParser:
+    """Return a parser of all commands, with those words that can be completed."""
+    configs = sorted(file.name for file in conf_path("fit.yaml").parent.glob("*.yaml"))
+    parser = argparse.ArgumentParser("fedlight")
+    of = parser.add_subparsers(dest="command")
+    for name in names:
+        one = of.add_parser(name, help=name)  # shtab leaves out what has no help
+        if name in ("fit", "validate", "test", "predict"):
+            one.add_argument("--config", choices=configs)
+            for part, classes in KEYS.items():
+                for setting in (setting for kind in classes for setting in settings(kind)):
+                    one.add_argument(f"--{part}.{setting.name}")
+        elif name == "run":
+            one.add_argument(
+                "name", choices=sorted(file.stem for file in conf_path("recipes").glob("*.yaml"))
+            )
+            for option in ("--seeds", "--output", "--only", "--processes", "--twin", "--dry-run"):
+                one.add_argument(option)
+    return parser
+
+
+KEYS = {
+    "federated": ("FederatedLoop",),
+    "model": ("modules.language.module.LanguageModule",),
+    "data": ("FederatedDataModule",),
+}
+"""Part of a config -> classes whose keys are completed."""

@@ -1,0 +1,60 @@
+"""Lists of methods and devices, and completion scripts of shells: they name what there is."""
+
+import shutil
+import subprocess
+
+import pytest
+from tiny_world import fedlight, refused
+
+import fedlight as package
+from fedlight.conf import path as conf_path
+
+
+def test_methods_names_every_algorithm_augmentation_and_recipe_with_a_line_of_its_own():
+    lines = fedlight("methods").out.splitlines()
+    firsts = {line.split()[0] for line in lines if line.strip()}
+    of_federation = {
+        name for name, file in package._FILES.items() if file.startswith("federation.algorithms")
+    }
+    assert of_federation | {"FedDCA", "LESS", "GSM8K", "MemoryExtraction", "OracleJudge"} <= firsts
+    assert {file.stem for file in conf_path("recipes").glob("*.yaml")} <= firsts
+    assert all(len(line.split()) > 1 for line in lines if line.split()[:1] == ["FedProx"])
+
+
+def test_devices_names_every_profile_and_fleet_with_its_figures():
+    lines = fedlight("devices").out.splitlines()
+    found = {line.split()[0]: line.split() for line in lines if line.strip()}
+    assert {file.stem for file in conf_path("devices").rglob("*.yaml")} <= found.keys()
+    assert found["iphone_xr"][1:5] == ["3", "0.56", "56", "17"]
+
+
+def test_the_lists_take_no_arguments():
+    assert "takes no arguments: leave out x" in refused(fedlight("methods", "x"))
+
+
+def test_the_page_of_keys_has_a_line_for_each_of_fedlights_own_before_lightnings():
+    page = fedlight("fit", "--help").out.splitlines()
+    start, end = (
+        next(i for i, line in enumerate(page) if line.startswith(f"{k}:")) for k in ("federated", "trainer")
+    )
+    own = [line for line in page[start:end] if line.startswith("  --")]
+    assert 40 < len(own) <= 62
+    assert len(own) + 8 >= end - start  # headings and blank lines apart
+    assert max(map(len, own)) <= 120
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_completion_script_names_commands_recipes_and_keys(shell):
+    pytest.importorskip("shtab")
+    script = fedlight("completion", shell).out
+    for word in ("polis", "selector.yaml", "--federated.local_steps", "--data.batch_size"):
+        assert word in script
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="no bash")
+def test_bash_takes_the_script(tmp_path):
+    pytest.importorskip("shtab")
+    (tmp_path / "script").write_text(fedlight("completion", "bash").out)
+    ask = 'source ./script; COMP_WORDS=(fedlight run fedbis); COMP_CWORD=2; _shtab_fedlight; echo "${COMPREPLY[@]}"'
+    done = subprocess.run(["bash", "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "fedbis" in done.stdout.split()
