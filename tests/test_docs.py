@@ -172,7 +172,10 @@ def test_inline_commands_name_what_exists(command):
     assert all(conf_path(config).is_file() for config in configs)
     assert words[1] in (
         "client",
+        "completion",
         "device",
+        "devices",
+        "export",
         "fit",
         "flower",
         "init",

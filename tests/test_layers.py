@@ -26,7 +26,7 @@ OTHERS = sorted(
 FLOORS = (
     {"cli"},
     {"preflight"},
-    {"plan", "first_config"},
+    {"plan", "first_config", "export"},
     {"report"},
     {"recipes"},
     {"judges"},

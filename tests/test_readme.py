@@ -93,6 +93,11 @@ def parse_fedlight(arguments: list[str]) -> None:
         parser = flower.make_parser() if arguments[0] == "flower" else client.make_parser()
         print(parser.parse_known_args(arguments[1:]))
         return
+    if arguments[0] == "export":
+        from fedlight.export.command import make_parser as make_export_parser
+
+        print(make_export_parser().parse_args(arguments[1:]))
+        return
     if arguments[0] == "init":
         from fedlight.cli.init import make_parser as make_init_parser
 

@@ -31,6 +31,7 @@ COMMANDS = (
     "client",
     "client check",
     "report",
+    "export",
     "fit",
     "validate",
     "test",

@@ -19,6 +19,7 @@ Federated fine-tuning of language models inside PyTorch Lightning.
   flower init --config FILE DIR  the same experiment on real devices: the folder of a Flower app
   client check --config FILE     on a device, before it joins: whether versions, data, model and memory fit
   methods, devices               what a config can name, and which devices and fleets there are, with one line each
+  export RUN                     the trained model for other programs: PEFT, transformers, GGUF; onto the hub
   report RUN ...                 a page about runs, for a browser: fedlight report runs/demo --open
 
   completion bash                a script for the shell, or zsh: eval "$(fedlight completion bash)"
@@ -43,6 +44,7 @@ COMMANDS = (
     "methods",
     "devices",
     "completion",
+    "export",
 )
 
 
@@ -108,6 +110,11 @@ def _main(argv: list[str]) -> None:
             from fedlight.cli.completion import main as print_script
 
             print_script(argv[1:], COMMANDS)
+    elif command == "export":
+        with one_line_errors():
+            from fedlight.export.command import main as export_run
+
+            export_run(argv[1:])
     elif command in COMMANDS:
         with one_line_errors():
             run_lightning_command(argv)

@@ -6,6 +6,7 @@ each of which ``PeftModel.from_pretrained`` loads alone.
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -132,9 +133,38 @@ def save_adapters(network: Any, folder: str | Path) -> None:
     # Without save_embedding_layers PEFT asks the hub whether the vocabulary has grown.
     network.save_pretrained(str(folder), save_embedding_layers=False)
     for name in network.peft_config:
-        own = Path(folder) if name == "default" else Path(folder) / name
-        digests = {file: _digest(own / file) for file in (CONFIG, WEIGHTS)}
-        write_whole(own / CHECKSUMS, json.dumps(sealed({"files": digests})) + "\n")
+        _write_digests(Path(folder) if name == "default" else Path(folder) / name)
+
+
+def copy_adapters(folder: str | Path, target: Path, base: str) -> list[str]:
+    """Copy the adapters of a folder into another one, where ``base`` is the name of the base model.
+
+    PEFT writes where the base lay, which may be a folder of this machine.
+
+    Returns:
+        The names of their folders, ``["default"]`` for one adapter in the folder itself.
+
+    Raises:
+        FileNotFoundError: an adapter is missing.
+        ValueError: a file differs from what was saved.
+    """
+    found = find_adapters(str(folder))
+    names = ["default"] if len(found) == 1 else [Path(path).name for path in found]
+    for path, name in zip(found, names, strict=True):
+        own = target if name == "default" else target / name
+        own.mkdir(exist_ok=True)
+        shutil.copyfile(Path(path) / WEIGHTS, own / WEIGHTS)
+        config = json.loads((Path(path) / CONFIG).read_text(encoding="utf-8"))
+        config["base_model_name_or_path"] = base
+        config["target_modules"] = sorted(config["target_modules"])  # a set, in another order each time
+        write_whole(own / CONFIG, json.dumps(config, indent=2) + "\n")
+        _write_digests(own)
+    return names
+
+
+def _write_digests(folder: Path) -> None:
+    digests = {file: _digest(folder / file) for file in (CONFIG, WEIGHTS)}
+    write_whole(folder / CHECKSUMS, json.dumps(sealed({"files": digests})) + "\n")
 
 
 def adapter_checksum(folder: str) -> str:

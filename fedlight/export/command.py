@@ -1,0 +1,69 @@
+"""``fedlight export RUN [--format adapter|merged|gguf] [--output FOLDER] [--checkpoint FILE] [--push REPO]``."""
+
+import argparse
+from pathlib import Path
+
+from fedlight.support.console import OneLineArguments
+
+FORMATS = ("adapter", "merged", "gguf")
+TYPES = ("f32", "f16", "bf16", "q8_0")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``fedlight export``."""
+    parser = OneLineArguments(
+        "fedlight export",
+        description="The trained model of a run for other programs, with a model card; no row of the data is in it.",
+    )
+    parser.add_argument("run", help="folder of a run, or of a stage of a recipe")
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        default="adapter",
+        help="adapter: a PEFT folder, of FedBiscuit all selectors and their vote (default); merged: base and adapter as "
+        "one model of transformers; gguf: for llama.cpp, by its own converter",
+    )
+    parser.add_argument("--output", type=Path, help="the folder; default: export/FORMAT in the run's folder")
+    parser.add_argument(
+        "--checkpoint",
+        metavar="FILE",
+        help="these weights, or `last`; default: the adapter written at the run's end",
+    )
+    parser.add_argument("--model", help="hub name or folder of the base, where it has moved since the run")
+    parser.add_argument(
+        "--dtype",
+        choices=("fp32", "bf16", "fp16"),
+        help="number type of a merged model; default: that of the run",
+    )
+    parser.add_argument("--converter", type=Path, metavar="FILE", help="convert_hf_to_gguf.py of llama.cpp")
+    parser.add_argument(
+        "--outtype", choices=TYPES, default="f16", help="number type of a GGUF file; default: f16"
+    )
+    parser.add_argument("--push", metavar="REPO", help="upload the folder to this repository of the hub")
+    parser.add_argument("--public", action="store_true", help="a new repository may be read by everybody")
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    """Write the folder, push it if asked to, and print where it is."""
+    options = make_parser().parse_args(argv)
+    from fedlight.export import hub
+    from fedlight.export.opened import open_run
+    from fedlight.export.write import check, export
+
+    opened = open_run(options.run, options.checkpoint, options.model)
+    output = options.output or opened.run.folder / "export" / options.format
+    check(opened, output, options.format)
+    api = hub.make_repo(options.push, options.public) if options.push else None
+    export(
+        opened,
+        output,
+        options.format,
+        options.dtype,
+        options.converter,
+        options.outtype,
+        ask_hub=True,
+    )
+    print(f"export: {output}")
+    if options.push:
+        print(f"pushed: {hub.push(output, options.push, api)}")

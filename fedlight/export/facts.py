@@ -1,0 +1,101 @@
+"""What a card says of a run, read from its folder."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedlight.callbacks.export.card_facts import (
+    CardFacts,
+    command_line,
+    papers_of,
+    privacy_of,
+    public_name,
+    scores_of,
+    settings_of,
+    traffic_of,
+)
+from fedlight.export.opened import Opened, find_class
+from fedlight.report import facts
+from fedlight.report.facts import within
+from fedlight.report.runs import Run
+from fedlight.report.tables import number
+from fedlight.support.hub import find_licence
+
+FEDAVG = "fedlight.FedAvg"
+
+
+def facts_of(opened: Opened, ask_hub: bool = False) -> CardFacts:
+    """Return what is known of a run; of a checkpoint, up to its round.
+
+    Args:
+        opened: the run.
+        ask_hub: ask the hub for the base's licence where its folder does not say it.
+    """
+    run, rounds = opened.run, opened.rounds()
+    config = run.config()
+    federated = config.get("federated") or {}
+    algorithm = within(federated, "algorithm", "class_path") or FEDAVG
+    classes = [opened.kind, *([find_class(str(algorithm))] if federated else [])]
+    last = _last(run, rounds)
+    clients, examples = _data(run)
+    visits = [row for row in run.csv("visits.csv") if _is_before(row.get("round"), rounds)]
+    model = str(opened.settings.get("model", ""))
+    return CardFacts(
+        module=opened.kind.__name__,
+        base=public_name(model),
+        algorithm=facts.algorithm(run) if federated else "",
+        papers=papers_of(each for each in classes if isinstance(each, type)),
+        base_form=str(opened.settings.get("base", "plain")),
+        licence=find_licence(model, ask_hub),
+        source=public_name(within(config, "data", "source")),
+        clients=clients,
+        examples=examples,
+        rounds=facts.rounds(run)[0] if rounds is None else rounds,
+        **traffic_of(visits),
+        privacy=privacy_of(last),
+        scores=scores_of(last),
+        settings=settings_of(
+            opened.settings,
+            _values(federated),
+            _values(config.get("data")),
+        ),
+        command=command_line(run.record()),
+        versions=_versions(run),
+    )
+
+
+def _last(run: Run, rounds: int | None) -> dict[str, float]:
+    """Return the last value of each metric, up to a round."""
+    found: dict[str, float] = {}
+    for row in run.metrics():
+        if _is_before(row.get("epoch"), rounds):
+            found |= {name: value for name, text in row.items() if (value := number(text)) is not None}
+    metrics = run.done().get("metrics") if rounds is None else None
+    if isinstance(metrics, Mapping):
+        found |= {name: value for name, each in metrics.items() if (value := number(each)) is not None}
+    return found
+
+
+def _data(run: Run) -> tuple[int, int]:
+    """Return the numbers of clients and of their training examples, from ``data.csv``, else of those visited."""
+    rows = [row for row in run.csv("data.csv") if row.get("split") == "train"]
+    if rows:
+        counts = {row.get("client", "") for row in rows}
+        return len(counts), sum(int(number(row.get("rows")) or 0) for row in rows)
+    visited = {row.get("client", ""): int(number(row.get("examples")) or 0) for row in run.csv("visits.csv")}
+    return len(visited), sum(visited.values())
+
+
+def _is_before(place: Any, rounds: int | None) -> bool:
+    at = number(place)
+    return rounds is None or at is None or at < rounds
+
+
+def _values(spec: Any) -> dict[str, Any]:
+    """Return the arguments of a class in a config."""
+    inner = spec.get("init_args") if isinstance(spec, Mapping) else None
+    return dict(inner) if isinstance(inner, Mapping) else {}
+
+
+def _versions(run: Run) -> dict[str, str]:
+    found = run.record().get("versions")
+    return {str(k): str(v) for k, v in found.items() if k != "python"} if isinstance(found, Mapping) else {}

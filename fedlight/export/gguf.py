@@ -1,0 +1,51 @@
+"""GGUF file of a merged model, for llama.cpp, by llama.cpp's own converter.
+
+The converter is the script ``convert_hf_to_gguf.py`` of https://github.com/ggml-org/llama.cpp, which no package of its
+authors installs. It needs the package ``gguf``, which lies beside it in a clone.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = "convert_hf_to_gguf.py"
+TYPES = ("f32", "f16", "bf16", "q8_0")
+LINES = 3
+
+
+def find_converter(given: Path | None = None) -> Path:
+    """Return the converter: the file given, else the one in the search path of commands.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    if given is not None and not given.is_file():
+        raise FileNotFoundError(f"--converter {given}: there is no such file; give {SCRIPT} of llama.cpp")
+    found = str(given) if given is not None else shutil.which(SCRIPT)
+    if found is None:
+        raise FileNotFoundError(
+            f"--format gguf needs llama.cpp's own converter: clone https://github.com/ggml-org/llama.cpp and give "
+            f"--converter llama.cpp/{SCRIPT}, or put its folder into PATH"
+        )
+    return Path(found)
+
+
+def convert(converter: Path, model: Path, file: Path, outtype: str) -> None:
+    """Write the GGUF file of a model's folder.
+
+    Args:
+        converter: from `find_converter`.
+        model: folder of a whole model with its tokenizer.
+        file: to be written.
+        outtype: number type of the weights, one of `TYPES`.
+
+    Raises:
+        ValueError: the converter does not know the architecture or the tokenizer.
+    """
+    command = [sys.executable, str(converter), str(model), "--outfile", str(file), "--outtype", outtype]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode or not file.is_file():
+        said = [line for line in done.stderr.strip().splitlines() if line.strip()][-LINES:]
+        mend = "; pip install gguf" if "No module named 'gguf'" in done.stderr else ""
+        raise ValueError(f"{converter.name} could not convert this model: {' '.join(said)}{mend}")

@@ -1,0 +1,185 @@
+"""The trained model of a finished or stopped run: its class, its settings, and where its weights lie."""
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlight.modules.language import checkpoints
+from fedlight.modules.language.adapter_folders import find_adapters
+from fedlight.modules.language.module import LanguageModule
+from fedlight.report.runs import Run, read_runs
+from fedlight.report.tables import number
+from fedlight.support.checkpoint_files import check_readable
+
+LAST = "last"
+ADAPTER = "adapter"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Trained model of a run.
+
+    Attributes:
+        run: as a report reads it.
+        kind: class of the module.
+        settings: arguments of its constructor, as the run had them.
+        adapter: folder that the run's `AdapterExport` wrote; None where the weights are a checkpoint's.
+        checkpoint: file of the weights; None for the adapter's folder.
+    """
+
+    run: Run
+    kind: type[LanguageModule]
+    settings: dict[str, Any]
+    adapter: Path | None
+    checkpoint: Path | None
+
+    @property
+    def is_on_merged_base(self) -> bool:
+        """Whether the run had merged another adapter into the base before it trained its own."""
+        return bool(self.settings.get("merge_adapter"))
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the adapters, ``["default"]`` for one."""
+        if self.adapter is None:
+            return list(self.kind(**self.settings).adapter_names)
+        found = find_adapters(str(self.adapter))
+        return ["default"] if len(found) == 1 else [Path(folder).name for folder in found]
+
+    def rounds(self) -> int | None:
+        """Return the rounds after which the checkpoint was written; None for the end of the run."""
+        if self.checkpoint is None:
+            return None
+        check_readable(self.checkpoint)
+        done = number(torch.load(self.checkpoint, map_location="cpu", weights_only=True).get("epoch"))
+        return None if done is None else int(done) + 1
+
+    def load(self, **changes: Any) -> LanguageModule:
+        """Return the module with its trained weights, for inference.
+
+        Args:
+            changes: settings that differ from the run's, such as ``base="plain"``.
+
+        Raises:
+            OSError: the base cannot be loaded.
+            ValueError: the weights do not fit it.
+        """
+        settings = {**self.settings, "vllm": None, **changes}
+        if self.checkpoint is not None:
+            return self._load_checkpoint(settings)
+        if self.is_on_merged_base:
+            raise ValueError(
+                f"{self.run.label} trained on a base with another adapter merged into it, which its own adapter's "
+                "folder does not hold: give --checkpoint last"
+            )
+        module = self.kind(**{**settings, "adapter": str(self.adapter), "num_adapters": 1})
+        module.configure_model()
+        return module.eval()
+
+    def _load_checkpoint(self, settings: dict[str, Any]) -> LanguageModule:
+        assert self.checkpoint is not None
+        check_readable(self.checkpoint)
+        content = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
+        module = self.kind(**settings)
+        module.configure_model()
+        saved = content.get(checkpoints.BASE_KEY)
+        if saved is None or saved.get("base") == module.base["base"]:
+            checkpoints.check_base(
+                saved, module.base
+            )  # a quantized base has another checksum than the plain one
+        module.load_state_dict(content["state_dict"])
+        return module.eval()
+
+
+def open_run(folder: str | Path, checkpoint: str | None = None, model: str | None = None) -> Opened:
+    """Return the trained model of a run's folder, or of the only run with one in a recipe's folder.
+
+    Args:
+        folder: ``trainer.default_root_dir`` of a command, or a stage of a recipe.
+        checkpoint: a file of the run, or ``last``; None: the adapter that the run wrote at its end, else ``last``.
+        model: where the base lies now; None: where the run found it.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint.
+        ValueError: there is no run with a trained language model, or there are several.
+    """
+    runs = [run for run in read_runs([folder]) if _adapter(run) is not None or _checkpoints(run)]
+    if len(runs) > 1:
+        names = ", ".join(str(run.folder.relative_to(run.home)) for run in runs[:6])
+        raise ValueError(
+            f"{folder}: there are {len(runs)} trained models in it: give the folder of one, such as {names}"
+        )
+    if not runs:
+        raise ValueError(
+            f"{folder}: no run in it has written an adapter or a checkpoint: train with the callback AdapterExport or "
+            "ModelCheckpoint"
+        )
+    (run,) = runs
+    spec = run.config().get("model") or {}
+    settings = dict(spec.get("init_args") or {})
+    if model is not None:
+        settings["model"] = model
+    kind = _class_of(str(spec.get("class_path", "")), run)
+    adapter = None if checkpoint else _adapter(run)
+    if adapter is not None:
+        return Opened(run, kind, settings, adapter, None)
+    return Opened(run, kind, settings, None, _checkpoint(run, checkpoint or LAST))
+
+
+def find_class(path: str) -> Any:
+    """Return the object of a ``class_path``, None where it cannot be imported."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name, None) if module else None
+    except ImportError:
+        return None
+
+
+def _class_of(path: str, run: Run) -> type[LanguageModule]:
+    found = find_class(path)
+    if not (isinstance(found, type) and issubclass(found, LanguageModule)):
+        raise ValueError(
+            f"{run.label} trained {path or 'a module that its config does not name'}, which is no LanguageModule of "
+            "fedlight, or cannot be imported from here: only language models with adapters can be exported"
+        )
+    return found
+
+
+def _adapter(run: Run) -> Path | None:
+    """Return the folder that `AdapterExport` wrote: by its own name in the run's folder, which may have moved."""
+    callbacks = (run.config().get("trainer") or {}).get("callbacks") or []
+    written = [
+        str((each.get("init_args") or {}).get("folder", ""))
+        for each in callbacks
+        if isinstance(each, dict) and str(each.get("class_path", "")).endswith("AdapterExport")
+    ]
+    for name in dict.fromkeys([*(Path(folder).name for folder in written), ADAPTER]):
+        folder = run.folder / name
+        if (name and (folder / "adapter_config.json").is_file()) or any(
+            folder.glob("adapter*/adapter_config.json")
+        ):
+            return folder
+    return None
+
+
+def _checkpoints(run: Run) -> list[Path]:
+    """Return the checkpoints of a run, the oldest first."""
+    return sorted(run.folder.glob("**/*.ckpt"), key=lambda file: (file.stat().st_mtime_ns, file.name))
+
+
+def _checkpoint(run: Run, wanted: str) -> Path:
+    if wanted != LAST:
+        if not Path(wanted).is_file():
+            raise FileNotFoundError(
+                f"--checkpoint {wanted}: there is no such file; {LAST} takes the run's newest"
+            )
+        return Path(wanted)
+    found = _checkpoints(run)
+    if not found:
+        raise FileNotFoundError(
+            f"--checkpoint {LAST}: {run.label} has no checkpoint: leave it out for its adapter"
+        )
+    return found[-1]

@@ -1,0 +1,216 @@
+"""Trained model of a run as files for other programs, with a card: a PEFT adapter, one whole model, or GGUF."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedlight.callbacks.export.adapter_export import replace_folder
+from fedlight.callbacks.export.card_facts import CardFacts, public_name
+from fedlight.callbacks.export.model_card import adapter_use, write_card
+from fedlight.datamodules.text.templates import Template
+from fedlight.export import gguf
+from fedlight.export.facts import facts_of
+from fedlight.export.opened import Opened
+from fedlight.export.vote import SETTINGS
+from fedlight.modules.language.adapter_folders import copy_adapters
+from fedlight.modules.language.module import LanguageModule
+from fedlight.modules.selector import SelectorModule
+from fedlight.report.facts import within
+from fedlight.support.files import full_disk_named, sync, write_json
+
+FORMATS = ("adapter", "merged", "gguf")
+FULL_PRECISION = (
+    "The run trained on a {form} base. Here the adapter is added to the base in full precision, since rounding the sum "
+    "again would change the answers; they differ from those of the run as far as its rounded base does from the plain one."
+)
+
+
+def export(
+    opened: Opened,
+    output: Path,
+    form: str = "adapter",
+    dtype: str | None = None,
+    converter: Path | None = None,
+    outtype: str = "f16",
+    ask_hub: bool = False,
+) -> None:
+    """Write a folder with the trained model and its card; a killed export leaves the whole folder or none.
+
+    Args:
+        opened: the run.
+        output: folder, empty or not there.
+        form: one of `FORMATS`.
+        dtype: number type of a merged model; None: that of the run's setting.
+        converter: ``convert_hf_to_gguf.py``; None: the one in the search path of commands.
+        outtype: number type of a GGUF file.
+        ask_hub: ask the hub for the base's licence.
+
+    Raises:
+        FileNotFoundError: there is no converter.
+        ValueError: the format is none for this module, or the folder is not empty.
+    """
+    check(opened, output, form)
+    found = gguf.find_converter(converter) if form == "gguf" else None
+    facts, new = facts_of(opened, ask_hub), output.with_name(output.name + ".tmp")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    with full_disk_named(new):
+        if form == "adapter":
+            _write_adapter(opened, facts, new)
+        elif found is None:
+            _write_merged(opened, facts, new, dtype)
+        else:
+            _write_gguf(opened, facts, new, found, outtype)
+        for path in (*new.rglob("*"), new):
+            sync(path)
+    replace_folder(new, output)
+
+
+def check(opened: Opened, output: Path, form: str) -> None:
+    """Raise ValueError, before any work, where a run cannot be exported in a format, or not into this folder."""
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ValueError(f"--output {output}: it is not empty: give another folder, or remove it")
+    names, task = opened.names, _task(opened)
+    if form == "adapter" and opened.is_on_merged_base:
+        raise ValueError(
+            f"{opened.run.label} trained on a base with another adapter merged into it, which an adapter alone does not "
+            "hold: give --format merged --checkpoint last"
+        )
+    if form != "adapter" and len(names) > 1:
+        raise ValueError(
+            f"{opened.run.label} has {len(names)} adapters on one base, of which --format {form} could hold one alone: "
+            "give --format adapter, which holds all and their vote"
+        )
+    if form == "gguf" and task != "CAUSAL_LM":
+        raise ValueError("--format gguf is for models that write text: give --format merged for a classifier")
+
+
+def _write_adapter(opened: Opened, facts: CardFacts, folder: Path) -> None:
+    if opened.adapter is not None:
+        names = copy_adapters(opened.adapter, folder, facts.base)
+    else:
+        with tempfile.TemporaryDirectory(dir=folder.parent) as saved:
+            opened.load().save_adapter(saved)
+            names = copy_adapters(saved, folder, facts.base)
+    what = "LoRA adapter" if len(names) == 1 else f"{len(names)} LoRA adapters on one base"
+    use = adapter_use(facts.base, _task(opened), names, _labels(opened))
+    use += _prompts(opened, folder, names)
+    notes = []
+    if facts.base_form != "plain":
+        notes.append(
+            f"The run trained on a {facts.base_form} base; on the plain one answers differ as far as the two bases do."
+        )
+    if "/" not in facts.base:
+        notes.append("The base was a folder, not a name at the hub: `base` is where you have it.")
+    write_card(facts, folder, what=what, use=use, task=_task(opened), notes=notes)
+
+
+def _write_merged(opened: Opened, facts: CardFacts, folder: Path, dtype: str | None) -> None:
+    module = _plain(opened, dtype)
+    _save_whole(module, facts, folder)
+    kind = "AutoModelForCausalLM" if _task(opened) == "CAUSAL_LM" else "AutoModelForSequenceClassification"
+    lines = [
+        f"from transformers import {kind}, AutoTokenizer",
+        "",
+        'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
+        f'model = {kind}.from_pretrained("FOLDER")',
+    ]
+    use = "\n".join(["```python", *lines, "```"]) + _prompts(opened, folder, [])
+    write_card(
+        facts,
+        folder,
+        what="Merged model",
+        use=use,
+        library="transformers",
+        task=_task(opened),
+        notes=_rounding(facts),
+    )
+
+
+def _write_gguf(opened: Opened, facts: CardFacts, folder: Path, converter: Path, outtype: str) -> None:
+    file = folder / f"{facts.base.rpartition('/')[2]}-{outtype}.gguf"
+    with tempfile.TemporaryDirectory(dir=folder.parent) as merged:
+        _save_whole(_plain(opened, "fp32"), facts, Path(merged))
+        gguf.convert(converter, Path(merged), file, outtype)
+    use = "\n".join(
+        ["```python", "from llama_cpp import Llama", "", f'model = Llama("FOLDER/{file.name}")', "```"]
+    ) + _prompts(opened, None, [])
+    notes = [
+        f"Weights are {outtype}; answers may differ where two tokens are almost equally likely.",
+        *_rounding(facts),
+    ]
+    write_card(facts, folder, what="GGUF file", use=use, library="gguf", task=_task(opened), notes=notes)
+
+
+def _plain(opened: Opened, dtype: str | None) -> LanguageModule:
+    """Return the module on the plain base, into which alone can be merged."""
+    return opened.load(base="plain", **({} if dtype is None else {"dtype": dtype}))
+
+
+def _save_whole(module: LanguageModule, facts: CardFacts, folder: Path) -> None:
+    module.save_merged(folder)
+    for file in folder.glob("*.json"):  # the folder of the base is nobody's business
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(content, dict) and {"_name_or_path", "name_or_path"} & content.keys():
+            names = {name: facts.base for name in ("_name_or_path", "name_or_path") if name in content}
+            write_json(file, {**content, **names})
+
+
+def _rounding(facts: CardFacts) -> list[str]:
+    return [] if facts.base_form == "plain" else [FULL_PRECISION.format(form=facts.base_form)]
+
+
+def _task(opened: Opened) -> str:
+    return "SEQ_CLS" if opened.settings.get("head") == "classifier" else opened.kind.task
+
+
+def _labels(opened: Opened) -> int:
+    return 2 if opened.settings.get("head") == "classifier" else opened.kind.num_labels or 1
+
+
+def template_of(opened: Opened) -> Template | None:
+    """Return the template of the run's prompts; None where its data have none."""
+    config, chooses = opened.run.config(), issubclass(opened.kind, SelectorModule)
+    name = within(config, "data", "choice_template" if chooses else "generation_template")
+    name = name or within(config, "data", "template")
+    return Template.named(name) if isinstance(name, str) and name else None
+
+
+def _prompts(opened: Opened, folder: Path | None, adapters: Sequence[str]) -> str:
+    """Return how prompts look, in Markdown; of selectors also write the script that lets them vote."""
+    template = template_of(opened)
+    if template is None or _task(opened) != "CAUSAL_LM":
+        return ""
+    text = (
+        f"\n\nPrompts have this form, with a text for each name in braces:\n\n```text\n{template.text}\n```"
+    )
+    if not issubclass(opened.kind, SelectorModule):
+        return (
+            text
+            + "\n\nA blank and the answer follow; `model.generate` with `do_sample=False` gives the likeliest one."
+        )
+    if folder is None:
+        return text
+    settings: dict[str, Any] = {
+        "adapters": list(adapters),
+        "template": template.text,
+        "choices": list(opened.settings.get("choices") or ("A", "B")),
+        "max_tokens": within(opened.run.config(), "data", "max_tokens") or 512,
+    }
+    write_json(folder / SETTINGS, settings)
+    shutil.copyfile(Path(__file__).with_name("vote.py"), folder / "vote.py")
+    fields = json.dumps(dict.fromkeys(template.slots, "..."))
+    base = f"{facts_base(opened)} " if adapters else ""
+    voters = "the majority of the selectors decides" if len(adapters) > 1 else "the selector decides"
+    return (
+        f"{text}\n\nThe next token is one of {' and '.join(settings['choices'])}. Both answers are read in both orders, "
+        f'and {voters}:\n\n```bash\npython vote.py {base}\'{fields}\' "first answer" "second answer"\n```'
+    )
+
+
+def facts_base(opened: Opened) -> str:
+    """Return the name of the base without folders."""
+    return public_name(str(opened.settings.get("model", "")))

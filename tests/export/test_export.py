@@ -1,0 +1,225 @@
+"""Exported models: plain peft and transformers answer as the run did, and nothing of the machine or of a row is in them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from tiny_world import VOTES, fedlight, make_model, refused
+
+from fedlight.export import hub
+from fedlight.export.opened import open_run
+from fedlight.export.vote import Selectors
+
+SMALL = [
+    "--trainer.max_epochs=1",
+    "--federated.clients_per_round=2",
+    "--federated.local_steps=2",
+    "--trainer.accelerator=cpu",
+]
+PROMPTS = ["POST : carla sounds longer bees\nCHOICE :", "POST : finn\nCHOICE :"]
+PLAIN = """
+import json, sys
+sys.modules["fedlight"] = None  # an import of it would fail
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+kind, base, folder, prompts = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
+tokenizer = AutoTokenizer.from_pretrained(base if kind == "adapter" else folder)
+model = AutoModelForCausalLM.from_pretrained(base if kind == "adapter" else folder, dtype=torch.float32)
+if kind == "adapter":
+    from peft import PeftModel
+    model = PeftModel.from_pretrained(model, folder)
+model.eval()
+first = tokenizer("x")["input_ids"][:1]
+opening = first if first == [tokenizer.bos_token_id] else []
+found = []
+for prompt in prompts:
+    ids = torch.tensor([opening + tokenizer(prompt, add_special_tokens=False)["input_ids"]])
+    new = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False,
+        repetition_penalty=1.0, pad_token_id=tokenizer.pad_token_id)
+    found.append(tokenizer.decode(new[0, ids.shape[1]:], skip_special_tokens=True).strip())
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("secret-folder") / "base")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, base):
+    """A run of instruction tuning that has moved the model."""
+    folder = tmp_path_factory.mktemp("runs") / "sft"
+    done = fedlight(
+        *(
+            "fit",
+            "--config=sft.yaml",
+            f"--trainer.default_root_dir={folder}",
+            f"--model.model={base}",
+            *SMALL,
+        ),
+        *(
+            f"--data.source={VOTES}",
+            "--data.test_source=null",
+            "--model.lr=0.1",
+            "--trainer.limit_val_batches=0",
+        ),
+    )
+    assert done.code == 0, done.err
+    return folder
+
+
+def answers_of_the_run(run):
+    module = open_run(run).load()
+    found = module.generate(
+        PROMPTS, n=1, temperature=0.0, top_p=1.0, max_new_tokens=8, seed=0, stop=(), strip=True
+    )
+    return [one for (one,) in found]
+
+
+@pytest.mark.parametrize("form", ["adapter", "merged"])
+def test_plain_libraries_answer_as_the_run_did(run, base, form, tmp_path):
+    done = fedlight("export", str(run), "--format", form, "--output", str(tmp_path / "out"))
+    assert done.code == 0, done.err
+    call = [sys.executable, "-c", PLAIN, form, base, str(tmp_path / "out"), json.dumps(PROMPTS)]
+    plain = subprocess.run(call, capture_output=True, text=True, check=True, timeout=120)
+    expected = answers_of_the_run(run)
+    assert json.loads(plain.stdout.splitlines()[-1]) == expected
+    raw = [sys.executable, "-c", PLAIN, "merged", base, base, json.dumps(PROMPTS)]
+    untuned = subprocess.run(raw, capture_output=True, text=True, check=True, timeout=120)
+    assert json.loads(untuned.stdout.splitlines()[-1]) != expected  # else nothing is shown
+
+
+@pytest.mark.parametrize("form", ["adapter", "merged"])
+def test_no_folder_of_this_machine_and_no_row_is_in_an_export(run, base, form, tmp_path):
+    fedlight("export", str(run), "--format", form, "--output", str(tmp_path / "out"))
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len(files) >= 4
+    data = b"".join(path.read_bytes() for path in files)
+    assert b"secret-folder" not in data
+    assert str(run.parent).encode() not in data
+    card = (tmp_path / "out/README.md").read_text()
+    assert "FedAvg" in card
+    assert "2 clients" in card or "4" in card
+    assert "what color" not in card
+
+
+def test_selectors_vote_as_the_run_would(tmp_path, base):
+    folder = tmp_path / "run"
+    done = fedlight(
+        *("fit", "--config=fedbiscuit.yaml", f"--trainer.default_root_dir={folder}", f"--model.model={base}"),
+        *(
+            f"--data.source={VOTES}",
+            "--data.test_source=null",
+            "--federated.algorithm.warmup_rounds=1",
+            "--model.lr=0.05",
+        ),
+        *(
+            "--federated.algorithm.regroup_every=1",
+            *SMALL[1:],
+            "--trainer.max_epochs=5",
+            "--trainer.limit_val_batches=0",
+        ),
+    )
+    assert done.code == 0, done.err
+    assert fedlight("export", str(folder), "--output", str(tmp_path / "out")).code == 0
+    exported = Selectors(tmp_path / "out", base)
+    assert len(exported.names) == 3
+    module = open_run(folder, "last").load()
+    fields = dict.fromkeys(slots(exported.template), "apple")
+    found = exported.log_probs(fields, *PAIR)
+    for name, each in zip(module.adapter_names, found, strict=True):
+        module.use_adapter(name)
+        as_a, as_b = (shown(module, exported, fields, *pair) for pair in (PAIR, PAIR[::-1]))
+        expected = (as_a[0] + as_b[1]) / 2, (as_a[1] + as_b[0]) / 2
+        assert each == pytest.approx([one.item() for one in expected], abs=1e-5)
+    votes = exported.vote(fields, *PAIR)
+    assert sum(votes) <= 3
+    assert exported.vote(fields, *PAIR[::-1]) == votes[::-1]  # in both orders, so no taste for a place
+    assert len({round(first - second, 4) for first, second in found}) == 3  # three selectors, not one thrice
+
+
+PAIR = "bees rambles", "carla sounds"
+
+
+def shown(module, exported, fields, first, second):
+    """Log-probabilities of both choices by the run's own module."""
+    tokenizer = module.tokenizer
+    text = exported.template.format(**fields, response_a=first, response_b=second)
+    ids = tokenizer(f"{text} {exported.choices[0]}", add_special_tokens=False)["input_ids"]
+    opening = tokenizer("x")["input_ids"][:1]
+    prompt = (opening if opening == [tokenizer.bos_token_id] else []) + ids[:-1]
+    tokens = [
+        tokenizer(f"{text} {choice}", add_special_tokens=False)["input_ids"][-1]
+        for choice in exported.choices
+    ]
+    with torch.no_grad():
+        logits = module.network(input_ids=torch.tensor([prompt])).logits[0, -1]
+    return logits[tokens].log_softmax(0)
+
+
+def slots(template):
+    import string
+
+    names = {name for _, name, _, _ in string.Formatter().parse(template) if name}
+    return names - {"response_a", "response_b"}
+
+
+def test_what_cannot_be_exported_is_refused_with_its_remedy(run, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").touch()
+    assert "it is not empty" in refused(fedlight("export", str(run), "--output", str(tmp_path / "full")))
+    assert "llama.cpp's own converter" in refused(
+        fedlight("export", str(run), "--format", "gguf", "--output", str(tmp_path / "g"))
+    )
+    assert "there is no such file" in refused(
+        fedlight(
+            "export", str(run), "--format", "gguf", "--converter", "none.py", "--output", str(tmp_path / "g")
+        )
+    )
+    (tmp_path / "empty").mkdir()
+    assert refused(fedlight("export", str(tmp_path / "empty")))
+    assert not (tmp_path / "g").exists()
+
+
+def test_a_converter_gets_the_merged_model_and_its_failure_is_told(run, tmp_path):
+    works, fails = tmp_path / "convert.py", tmp_path / "fail.py"
+    works.write_text("import sys, shutil; shutil.copy(sys.argv[1] + '/model.safetensors', sys.argv[3])")
+    fails.write_text("import sys; sys.exit('Model X is not supported')")
+    out = ["--format", "gguf", "--output"]
+    assert fedlight("export", str(run), *out, str(tmp_path / "g"), "--converter", str(works)).code == 0
+    assert len([*(tmp_path / "g").glob("*.gguf")]) == 1
+    said = refused(fedlight("export", str(run), *out, str(tmp_path / "h"), "--converter", str(fails)))
+    assert "Model X is not supported" in said
+    assert not (tmp_path / "h").exists()
+
+
+class Hub:
+    """Stands for the hub's client."""
+
+    def __init__(self, fails=False):
+        self.calls, self.fails = [], fails
+
+    def create_repo(self, repo, **how):
+        self.calls.append((repo, how))
+        if self.fails:
+            raise RuntimeError("401 Unauthorized\nmore")
+
+    def upload_folder(self, **how):
+        self.calls.append(how)
+
+
+def test_a_push_makes_a_private_repository_and_uploads_the_folder(tmp_path):
+    api = Hub()
+    assert (
+        hub.push(tmp_path, "me/model", hub.make_repo("me/model", False, api))
+        == "https://huggingface.co/me/model"
+    )
+    assert api.calls[0] == ("me/model", {"private": True, "exist_ok": True})
+    assert api.calls[1]["folder_path"] == tmp_path
+    with pytest.raises(OSError, match="401 Unauthorized; log in"):
+        hub.make_repo("me/model", False, Hub(fails=True))
+    with pytest.raises(ValueError, match="owner/name"):
+        hub.make_repo("../x", False, Hub())
