@@ -1,6 +1,5 @@
 """Progress of a run by round, client, loss and time left, live or in one line per round, and tables at its end."""
 
-import math
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -23,9 +22,12 @@ from fedlight.callbacks.progress.run_summary import (
     report_command,
     traffic,
 )
+from fedlight.callbacks.progress.time_left import TimeLeft
 from fedlight.federation.client import Visit
 from fedlight.support.words import count_noun, in_largest_unit
 
+BEFORE_ITS_END = 1 - 1e-9
+"""Share of a round whose last batch is done, but not its end: a validation may follow."""
 STEP_LOSSES = {"train/loss", "train_loss"}
 """Names of a batch's loss in modules; the bar shows its mean over the round instead."""
 
@@ -73,8 +75,9 @@ class RoundProgress(ProgressBar):
         self._task = TaskID(0)
         self._losses: list[Tensor] = []
         self._started = self._shown = time.monotonic()
-        self._rounds: list[float] = []  # seconds of each round, from its start to the start of the next
+        self._time_left = TimeLeft()
         self._rounds_after: int | None = 0
+        self._validations_left = 0
         self._history: dict[int, dict[str, float]] = {}
 
     def enable(self) -> None:
@@ -87,7 +90,7 @@ class RoundProgress(ProgressBar):
         super().setup(trainer, pl_module, stage)
         self._loop: VisitsClients | None = find_callback(trainer, VisitsClients)
         self._records: RecordsVisits | None = find_callback(trainer, RecordsVisits)
-        self._rounds, self._rounds_after, self._history = [], 0, {}
+        self._time_left, self._rounds_after, self._validations_left, self._history = TimeLeft(), 0, 0, {}
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Print the tables of a fit; all its files are written by now."""
@@ -108,17 +111,17 @@ class RoundProgress(ProgressBar):
         self._fit_started = time.monotonic()
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._history:
-            self._rounds.append(time.monotonic() - self._started)
         self._losses = []
         self._client = ""
         last = trainer.max_epochs
         self._rounds_after = None if last in (None, -1) else last - trainer.current_epoch - 1
+        self._validations_left = _validations(trainer, trainer.current_epoch)
         self._begin(self._round_name(trainer), self.total_train_batches)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self._time_left.batch_ends()
         if self._loop is not None and self._loop.visits:
             self._client = name_clients(
                 [visit.client_id for visit in self._loop.visits], self._loop.device_name
@@ -137,7 +140,8 @@ class RoundProgress(ProgressBar):
         self._history[trainer.current_epoch + 1] = shown
         values = "  ".join(f"{name} {value:.4f}" for name, value in shown.items())
         seconds = time.monotonic() - self._started
-        left = self._left([*self._rounds, seconds], elapsed=math.inf) if self._rounds_after else ""
+        self._validations_left = _validations(trainer, trainer.current_epoch + 1)
+        left = self._left(1.0) if self._rounds_after else ""
         ages = staleness_in_words(self._records.visit_records) if self._records is not None else ""
         self._print_line(
             f"{self._round_name(trainer)}: {values}{ages}  ({seconds:.1f} s{f', {left}' if left else ''})"
@@ -151,7 +155,10 @@ class RoundProgress(ProgressBar):
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn == "validate":
             self._begin("validate", sum(trainer.num_val_batches))
-        elif self._live is not None:
+            return
+        if _is_timed(trainer):
+            self._time_left.validation_begins()
+        if self._live is not None:
             self._live.update(self._task, completed=self._total, note="validation")
 
     def on_validation_batch_end(
@@ -169,6 +176,8 @@ class RoundProgress(ProgressBar):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn == "validate":  # Lightning prints its table of results next
             self._stop()
+        elif _is_timed(trainer):
+            self._time_left.validation_ends()
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._begin("test", sum(trainer.num_test_batches))
@@ -188,6 +197,7 @@ class RoundProgress(ProgressBar):
 
     def _begin(self, name: str, total: float) -> None:
         """Begin a line for ``total`` batches; the first one starts the live display."""
+        self._time_left.round_begins()
         self._started = self._shown = time.monotonic()
         self._done, self._total = 0, total
         if not self._enabled or not self.console.is_terminal:
@@ -196,7 +206,7 @@ class RoundProgress(ProgressBar):
             self._live = _live_line(self.console)
             self._task = self._live.add_task(name, total=total, note="", left="")
             self._live.start()
-        self._live.reset(self._task, description=name, total=total, note="", left=self._left(self._rounds))
+        self._live.reset(self._task, description=name, total=total, note="", left=self._left(0.0))
 
     def _is_due(self, done: int) -> bool:
         """Return whether to update the live line; always true after the last batch, so that it does not end at 29/30."""
@@ -207,19 +217,21 @@ class RoundProgress(ProgressBar):
     def _show(self, done: int, note: str) -> None:
         assert self._live is not None
         self._shown = time.monotonic()
-        left = self._left(self._rounds, done / self._total, self._shown - self._started)
+        left = self._left(min(done / self._total, BEFORE_ITS_END))
         self._live.update(self._task, completed=done, note=note, left=left)
 
-    def _left(self, rounds: list[float], share: float = 0.0, elapsed: float = 0.0) -> str:
+    def _left(self, share: float) -> str:
         """Return the time left of the run, or of the pass over the data; empty where it is not known or over."""
         if self._rounds_after is None:
             return ""
-        seconds = round(seconds_left(rounds, elapsed, share, self._rounds_after) or 0)
-        return f"{in_largest_unit(seconds)} left" if seconds else ""
+        seconds = round(self._time_left.seconds(share, self._rounds_after, self._validations_left) or 0)
+        known = self._time_left.is_whole(self._validations_left)
+        return f"{in_largest_unit(seconds)} left{'' if known else ' and validation'}" if seconds else ""
 
     def _count(self, name: str) -> None:
         """Count a batch of validate, test or predict."""
         self._done += 1
+        self._time_left.batch_ends()
         if self._is_due(self._done):
             self._show(self._done, "")
         elif self._live is None and self._done * 10 // self._total > (self._done - 1) * 10 // self._total:
@@ -251,6 +263,19 @@ class RoundProgress(ProgressBar):
             self._live = None
 
 
+def _is_timed(trainer: L.Trainer) -> bool:
+    """Tell whether a validation is timed apart from its round, since it is known which rounds have one."""
+    return not trainer.sanity_checking and trainer.check_val_every_n_epoch is not None
+
+
+def _validations(trainer: L.Trainer, rounds_done: int) -> int:
+    """Return how many of the rounds behind ``rounds_done`` are validated; 0 where it is not known which."""
+    every, last = trainer.check_val_every_n_epoch, trainer.max_epochs
+    if every is None or last in (None, -1) or not trainer.enable_validation:
+        return 0
+    return last // every - rounds_done // every
+
+
 def _live_line(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
@@ -261,35 +286,6 @@ def _live_line(console: Console) -> Progress:
         console=console,
         transient=True,
     )
-
-
-def seconds_left(rounds: Sequence[float], elapsed: float, share: float, rounds_after: int) -> float | None:
-    """Return the seconds left of the round under way and of all rounds after it, None where nothing is known yet.
-
-    A round is expected to take the mean of the finished rounds, validation and all else between two rounds included. The
-    first is left out of the mean as soon as there is another: it loads and compiles. Without a finished round, the speed of
-    the one under way counts for all.
-
-    Args:
-        rounds: seconds of each finished round, from its start to the start of the next.
-        elapsed: seconds since the round under way began; infinite where it has just ended.
-        share: share of its batches that is done, in [0, 1].
-        rounds_after: number of rounds after the one under way.
-
-    Examples:
-        >>> seconds_left([30.0, 10.0, 14.0], elapsed=5.0, share=0.5, rounds_after=2)
-        31.0
-        >>> seconds_left([], elapsed=5.0, share=0.25, rounds_after=2)
-        55.0
-    """
-    if rounds:
-        usual = rounds[1:] or rounds
-        each = sum(usual) / len(usual)
-    elif share > 0:
-        each = elapsed / share
-    else:
-        return None
-    return max(each - elapsed, 0.0) + rounds_after * each
 
 
 def name_clients(names: Sequence[str], device: str) -> str:

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 from torch.utils.data import DataLoader
 
-from fedlight.callbacks.progress.round_progress import RoundProgress, seconds_left
+from fedlight.callbacks.progress.round_progress import RoundProgress
 from fedlight.callbacks.progress.run_summary import metric_table, output_paths, report_command, traffic
 
 LOADER = DataLoader(torch.tensor([1.0, 3.0]))
@@ -70,26 +70,14 @@ def cells(table):
     return [list(line) for line in zip(*(column.cells for column in table.columns), strict=True)]
 
 
-def test_a_round_takes_what_the_others_took_without_the_first():
-    assert seconds_left([100.0, 10.0, 20.0], elapsed=0.0, share=0.0, rounds_after=3) == 60.0
-    assert (
-        seconds_left([100.0], elapsed=40.0, share=0.9, rounds_after=3) == 360.0
-    )  # the first is all there is
-    assert seconds_left([100.0, 10.0], elapsed=25.0, share=0.1, rounds_after=0) == 0.0  # not below nothing
-    assert seconds_left([], elapsed=10.0, share=0.5, rounds_after=1) == 30.0
-    assert seconds_left([], elapsed=10.0, share=0.0, rounds_after=1) is None
-
-
 def test_the_time_left_is_that_of_the_whole_run(tmp_path, monkeypatch):
     """A clock on which every look takes a minute: no line speaks of the round alone, and the last one of nothing."""
     clock = itertools.count(0, 60)
     monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
     said, _ = fitted(tmp_path)
     lines = [line for line in said.splitlines() if line.startswith("epoch ")]
-    seconds = [float(re.search(r"\((\d+\.\d) s", line)[1]) for line in lines]
     left = [re.search(r"([\d.]+) minutes? left", line) for line in lines]
-    assert float(left[0][1]) == 2 * seconds[0] / 60  # two rounds like the first
-    assert left[1]
+    assert float(left[0][1]) > float(left[1][1]) > 0
     assert left[2] is None
 
 
