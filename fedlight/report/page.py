@@ -22,6 +22,7 @@ from fedlight.report.sections import (
     answers,
     client_data,
     clients,
+    comparison,
     configuration,
     coverage,
     curves,
@@ -36,7 +37,7 @@ from fedlight.report.svg import inlined
 from fedlight.support.files import csv_text, whole_file
 
 SECTIONS = (
-    *(overview, curves, virtual_time, clients, client_data, devices, groups, coverage, leakage),
+    *(overview, comparison, curves, virtual_time, clients, client_data, devices, groups, coverage, leakage),
     *(answers, tasks, configuration),
 )
 FILES = Path(__file__).parent / "page_files"

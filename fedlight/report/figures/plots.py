@@ -249,11 +249,29 @@ def final(rows: Rows) -> list[float]:
         >>> final([{"stage": "val", "round": "0", "accuracy": "1"}, {"stage": "val", "round": "1", "accuracy": "0.5"}])
         [0.5]
     """
+    return [value for row in _newest(rows) if (value := accuracy(row)) is not None]
+
+
+def final_by_client(rows: Rows) -> dict[tuple[str, str], float]:
+    """Return the accuracies of `final` by client and its number of examples, as text.
+
+    Examples:
+        >>> final_by_client([{"stage": "test", "round": "", "client": "a", "examples": "4", "accuracy": "0.5"}])
+        {('a', '4'): 0.5}
+    """
+    return {
+        (row.get("client", ""), row.get("examples", "")): value
+        for row in _newest(rows)
+        if (value := accuracy(row)) is not None
+    }
+
+
+def _newest(rows: Rows) -> Rows:
+    """Return the rows of the stage that counts, of its last round."""
     stage = next((name for name in STAGES if any(row.get("stage") == name for row in rows)), None)
     own = [row for row in rows if row.get("stage") == stage]
     newest = max((number(row.get("round")) or 0.0 for row in own), default=0.0)
-    of_newest = [row for row in own if (number(row.get("round")) or 0.0) == newest]
-    return [value for row in of_newest if (value := accuracy(row)) is not None]
+    return [row for row in own if (number(row.get("round")) or 0.0) == newest]
 
 
 def accuracy(row: Mapping[str, str]) -> float | None:

@@ -87,10 +87,8 @@ def _charts(of_methods: dict[str, list[Curves]], axis: str, known: Looks) -> lis
             for metric, curve in each.metrics.items() if each.axis == axis else ():
                 if family(metric):
                     metrics.setdefault(metric, {}).setdefault(method, []).append(curve)
-    ends = {
-        metric: found for metric in metrics if (found := ends_of(metric)) and set(found) <= metrics.keys()
-    }
-    intervals = {metric: [metrics[end] for end in found] for metric, found in ends.items()}
+    ends = {metric: ends_of(metric) for metric in metrics if set(ends_of(metric)) <= metrics.keys()}
+    intervals = {metric: [metrics[end] for end in own] for metric, own in ends.items()}
     metrics = {
         name: found for name, found in metrics.items() if not any(name in own for own in ends.values())
     }

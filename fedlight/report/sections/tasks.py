@@ -27,7 +27,7 @@ def section(runs: Sequence[Run]) -> Section | None:
 def _metrics(title: str, runs: Sequence[Run], everything: bool) -> list[Table]:
     values: dict[str, dict[str, list[float]]] = {}
     for run in runs:
-        for name, value in _last(run).items():
+        for name, value in last_metrics(run).items():
             wanted = everything or name.startswith(LAST)
             if wanted and not name.startswith(NOT_SHOWN) and (found := number(value)) is not None:
                 values.setdefault(run.method, {}).setdefault(name, []).append(found)
@@ -39,7 +39,7 @@ def _metrics(title: str, runs: Sequence[Run], everything: bool) -> list[Table]:
     return [Table(title, header, lines, _caption(values), folded=len(names) > MANY_LINES)]
 
 
-def _last(run: Run) -> dict[str, Any]:
+def last_metrics(run: Run) -> dict[str, Any]:
     """Return the last metrics of a stage, or the last that a command's logger wrote."""
     found = run.done().get("metrics")
     if isinstance(found, dict):

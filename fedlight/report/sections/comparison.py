@@ -1,0 +1,180 @@
+"""Comparison of methods: differences with intervals, paired by client, by question and by seed.
+
+Two kinds of chance are kept apart. Other clients or questions would have given other means: that is the bootstrap over
+those that two methods share. Another seed would have given other models: that takes several seeds, and is Student's
+interval of their differences (see `fedlight.evaluation.bootstrap`).
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from fedlight.evaluation.bootstrap import Interval, bootstrap_interval, student_interval
+from fedlight.judges.task_answers import last_moment
+from fedlight.report.figures.plots import final_by_client
+from fedlight.report.parts import Part, Section, Table
+from fedlight.report.runs import Run
+from fedlight.report.sections.answers import tasks
+from fedlight.report.sections.curves import in_words
+from fedlight.report.sections.tasks import last_metrics
+from fedlight.report.tables import capitalized, number, short
+
+METRICS = re.compile(r"^(val|test)/(accuracy|loss|client_mean|accuracy_both_orders)$|^win_rate/(?!words)")
+"""Of which there is a single value in each run, so that seeds alone can tell."""
+SINGLE = "the run"
+BEYOND, WITHIN, UNKNOWN = "beyond noise", "within noise", "cannot be said"
+
+Scores = dict[str, float]
+"""Client or question -> score; `SINGLE` for a metric of the whole run."""
+
+
+class Difference(NamedTuple):
+    """Mean of a method minus that of the method that it is compared with."""
+
+    mean: float
+    pairs: int  # clients or questions that both have, over all seeds; 0 for a metric of whole runs
+    over_pairs: Interval  # NaN for fewer than two of them
+    over_seeds: Interval  # NaN for fewer than two seeds
+    seeds: int  # that both have
+
+
+def section(runs: Sequence[Run]) -> Section | None:
+    """Return a table for each measure that several methods have; None without any."""
+    found = measures(runs)
+    tables = [_table(name, of_methods) for name, of_methods in found.items()]
+    parts: list[Part] = [table for table in tables if table.lines]
+    if not parts:
+        return None
+    most = max(len(of_seeds) for of_methods in found.values() for of_seeds in of_methods.values())
+    intro = "Which differences are more than chance, with 95 % intervals of paired differences."
+    notes: tuple[str, ...] = ()
+    if most < 2:
+        notes = (
+            "Each method was trained with one seed. An interval over clients or questions says what others of them would "
+            "have given for these very models. Whether training again gives the same order cannot be said: that takes "
+            "runs with several seeds.",
+        )
+    return Section("comparison", "Comparison of methods", intro, parts, notes)
+
+
+def measures(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, Scores]]]:
+    """Return what can be compared: measure -> method -> seed -> scores, where at least two methods have it."""
+    found: dict[str, dict[str, dict[str, Scores]]] = {}
+
+    def add(name: str, run: Run, scores: Scores) -> None:
+        if scores:
+            found.setdefault(name, {}).setdefault(run.method, {}).setdefault(str(run.seed), scores)
+
+    for run in runs:
+        # The number of examples is part of the name: other data under the same client's name are no pair.
+        of_clients = final_by_client(run.csv("clients.csv"))
+        add("Accuracy by client", run, {f"{c} ({n})": value for (c, n), value in of_clients.items()})
+        for task in tasks(run):
+            add(f"Task {task}", run, _of_questions(run, task))
+        for metric, value in last_metrics(run).items():
+            if METRICS.search(metric) and (one := number(value)) is not None:
+                add(capitalized(in_words(metric)), run, {SINGLE: one})
+    return {name: of_methods for name, of_methods in found.items() if len(of_methods) > 1}
+
+
+def _of_questions(run: Run, task: str) -> Scores:
+    rows = run.jsonl(f"tasks/{last_moment(run.folder / 'tasks', task)}/{task}.jsonl")
+    scores: dict[str, list[float]] = {}
+    for row in rows:
+        if (score := number(row.get("score"))) is not None:
+            scores.setdefault(f"{row.get('row')} {row.get('prompt')}", []).append(score)
+    return {question: fmean(own) for question, own in scores.items()}
+
+
+def difference(ours: Mapping[str, Scores], theirs: Mapping[str, Scores]) -> Difference | None:
+    """Return the mean difference over all pairs of all seeds; None where the two share nothing.
+
+    Args:
+        ours: seed -> scores.
+        theirs: those of the method that it is compared with.
+
+    Examples:
+        >>> found = difference({"0": {"a": 1.0, "b": 0.5}}, {"0": {"a": 0.5, "b": 0.0, "c": 1.0}})
+        >>> found.mean, found.pairs, found.over_pairs, found.seeds
+        (0.5, 2, Interval(low=0.5, high=0.5), 1)
+    """
+    by_seed = {
+        seed: {pair: value - theirs[seed][pair] for pair, value in own.items() if pair in theirs[seed]}
+        for seed, own in ours.items()
+        if seed in theirs
+    }
+    by_seed = {seed: own for seed, own in by_seed.items() if own}
+    if not by_seed:
+        return None
+    values = [value for own in by_seed.values() for value in own.values()]
+    pairs = [pair for own in by_seed.values() for pair in own]
+    means = [fmean(own.values()) for own in by_seed.values()]
+    is_single = set(pairs) == {SINGLE}
+    return Difference(
+        fmean(values),
+        0 if is_single else len(pairs),
+        bootstrap_interval(values, pairs),  # a client of several seeds is drawn with all of them
+        student_interval(means),
+        len(by_seed),
+    )
+
+
+def verdict(found: Difference) -> str:
+    """Return in words whether a difference is more than chance; every interval that is known has to leave out zero.
+
+    Examples:
+        >>> verdict(Difference(0.1, 0, Interval(math.nan, math.nan), Interval(math.nan, math.nan), 1))
+        'cannot be said'
+        >>> verdict(Difference(0.1, 9, Interval(0.05, 0.2), Interval(-0.1, 0.3), 2))
+        'within noise'
+        >>> verdict(Difference(0.1, 9, Interval(0.05, 0.2), Interval(math.nan, math.nan), 1))
+        'beyond noise for these models'
+    """
+    known = [ends for ends in (found.over_pairs, found.over_seeds) if not math.isnan(ends.low)]
+    if not known:
+        return UNKNOWN
+    if any(low <= 0 <= high for low, high in known):
+        return WITHIN
+    return BEYOND if found.seeds > 1 else f"{BEYOND} for these models"
+
+
+def _table(name: str, of_methods: Mapping[str, Mapping[str, Scores]]) -> Table:
+    """Compare every method with the first one."""
+    first, *others = of_methods
+    compared = {method: difference(of_methods[method], of_methods[first]) for method in others}
+    shared = {method: found for method, found in compared.items() if found is not None}
+    what = "clients" if name == "Accuracy by client" else "questions"
+    is_single = all(not found.pairs for found in shared.values())
+    lines = [
+        [
+            method,
+            _mean(of_methods[method]),
+            f"{found.mean:+.3f}",
+            *([] if is_single else [_ends(found.over_pairs), f"{found.pairs:,}"]),
+            _ends(found.over_seeds),
+            str(found.seeds),
+            verdict(found),
+        ]
+        for method, found in shared.items()
+    ]
+    header = ["method", "mean", "difference"]
+    header += [] if is_single else [f"over {what}", "pairs"]
+    header += ["over seeds", "seeds", "verdict"]
+    caption = f"Against {first}, whose mean is {_mean(of_methods[first])}; of what both have."
+    if len(lines) > 1:
+        caption += f" Of {len(lines)} comparisons one in twenty would be beyond noise by chance."
+    left = len(compared) - len(shared)
+    if left:
+        caption += f" {left:,} more methods share no {what} or no seed with it, and cannot be compared."
+    marked = frozenset(place for place, line in enumerate(lines) if line[-1].startswith(BEYOND))
+    return Table(f"{name}, against {first}", header, lines, caption, marked)
+
+
+def _mean(of_seeds: Mapping[str, Scores]) -> str:
+    return short(fmean(value for own in of_seeds.values() for value in own.values()))
+
+
+def _ends(ends: Interval) -> str:
+    return "-" if math.isnan(ends.low) else f"[{ends.low:+.3f}, {ends.high:+.3f}]"

@@ -1,0 +1,92 @@
+"""Differences between methods and what they are worth, on scores made up by hand."""
+
+import json
+
+import pytest
+
+from fedlight.evaluation.bootstrap import bootstrap_interval, student_interval
+from fedlight.report.runs import read_runs
+from fedlight.report.sections import comparison
+
+HEADER = "stage,round,client,examples,group,selector,accuracy,own_accuracy\n"
+
+
+def fit(home, seed, name, accuracies=None, scores=None, examples=10):
+    """A stage that has trained, with accuracies of its clients or scores of its answers."""
+    folder = home / f"seed{seed}" / name
+    folder.mkdir(parents=True)
+    (folder / "settings.json").write_text(json.dumps({"stage": "fit x.yaml"}))
+    if accuracies:
+        rows = (f"test,,c{n},{examples},,,{value},\n" for n, value in enumerate(accuracies))
+        (folder / "clients.csv").write_text(HEADER + "".join(rows))
+    if scores:
+        (folder / "tasks/test").mkdir(parents=True)
+        rows = [{"row": n, "prompt": f"q{n}", "answers": ["a"], "score": s} for n, s in enumerate(scores)]
+        (folder / "tasks/test/qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def tables(home):
+    section = comparison.section(read_runs([home]))
+    return section, {table.title: table for table in section.parts}
+
+
+def test_clients_of_one_seed_are_paired_and_the_seed_is_said_to_be_one(tmp_path):
+    first, second = [0.5, 0.6, 0.7, 0.8], [0.6, 0.75, 0.8, 0.85]
+    fit(tmp_path, 0, "fedavg", first)
+    fit(tmp_path, 0, "fedbiscuit", second)
+    section, found = tables(tmp_path)
+    table = found["Accuracy by client, against fedavg"]
+    low, high = bootstrap_interval([b - a for a, b in zip(first, second, strict=True)])
+    ends = f"[{low:+.3f}, {high:+.3f}]"
+    assert table.lines == [
+        ["fedbiscuit", "0.750", "+0.100", ends, "4", "-", "1", "beyond noise for these models"]
+    ]
+    assert "cannot be said" in section.notes[0]
+
+
+def test_seeds_that_contradict_each_other_are_noise(tmp_path):
+    for seed, gain in enumerate((0.3, -0.1)):
+        fit(tmp_path, seed, "a", [0.5] * 5)
+        fit(tmp_path, seed, "b", [0.5 + gain] * 5)
+    section, found = tables(tmp_path)
+    (line,) = found["Accuracy by client, against a"].lines
+    low, high = student_interval([0.3, -0.1])
+    assert line[5:] == [f"[{low:+.3f}, {high:+.3f}]", "2", "within noise"]
+    assert section.notes == ()
+
+
+def test_seeds_that_agree_are_beyond_noise(tmp_path):
+    for seed, gain in enumerate((0.1, 0.11, 0.12)):
+        fit(tmp_path, seed, "a", [0.5, 0.6])
+        fit(tmp_path, seed, "b", [0.5 + gain, 0.6 + gain])
+    _, found = tables(tmp_path)
+    table = found["Accuracy by client, against a"]
+    assert table.lines[0][-1] == "beyond noise"
+    assert table.marked == {0}
+
+
+def test_questions_are_paired(tmp_path):
+    fit(tmp_path, 0, "a", scores=[0, 0, 1, 1])
+    fit(tmp_path, 0, "b", scores=[1, 0, 0, 1])
+    _, found = tables(tmp_path)
+    (line,) = found["Task qa, against a"].lines
+    assert line[1:3] == ["0.500", "+0.000"]
+    assert line[-1] == "within noise"
+
+
+def test_clients_with_other_data_are_no_pairs(tmp_path):
+    fit(tmp_path, 0, "a", [0.5, 0.5])
+    fit(tmp_path, 0, "b", [0.9, 0.9], examples=11)
+    assert comparison.section(read_runs([tmp_path])) is None
+
+
+@pytest.mark.parametrize(("seeds", "expected"), [(1, "cannot be said"), (3, "beyond noise")])
+def test_a_single_value_a_run_takes_several_seeds(tmp_path, seeds, expected):
+    for seed in range(seeds):
+        for name, loss in (("a", 1.0), ("b", 0.5 + seed / 100)):
+            fit(tmp_path, seed, name)
+            folder = tmp_path / f"seed{seed}" / name / "metrics/version_0"
+            folder.mkdir(parents=True)
+            (folder / "metrics.csv").write_text(f"epoch,step,val/loss\n0,0,{loss}\n")
+    _, found = tables(tmp_path)
+    assert found["Validation loss, against a"].lines[0][-1] == expected
