@@ -3,6 +3,7 @@
 import io
 import re
 import time
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from fedlight.callbacks.progress.round_progress import RoundProgress
 from fedlight.callbacks.progress.time_left import TimeLeft
+from fedlight.support.words import in_largest_unit
 
 
 class Run:
@@ -82,6 +84,27 @@ def test_in_the_first_round_the_batches_so_far_tell():
         run.left.seconds(0.5, rounds_after=1, validations_left=0) == 8.0
     )  # of a round of 8 s, 12 s are gone
     assert Run().left.seconds(0.0, rounds_after=1, validations_left=0) is None
+
+
+def test_a_round_that_has_ended_takes_nothing_more() -> None:
+    """Rounds of 600, 100 and 0 s, the first left out: two more take 100 s, though the last was quicker than usual."""
+    run = Run()
+    bar = RoundProgress()
+    bar.console = Console(file=io.StringIO(), width=200)
+    bar.setup(SimpleNamespace(callbacks=[], is_global_zero=True), None, "fit")
+    bar._time_left, bar._rounds_after = run.left, 2
+    for seconds in (600.0, 100.0):
+        run.round(seconds)
+    bar._begin("round", 1)
+    trainer = SimpleNamespace(
+        current_epoch=2,
+        max_epochs=5,
+        progress_bar_metrics={},
+        check_val_every_n_epoch=1,
+        enable_validation=False,
+    )
+    bar.on_train_epoch_end(trainer, None)
+    assert f"{in_largest_unit(100)} left" in bar.console.file.getvalue()
 
 
 class Slow(L.LightningModule):
