@@ -22,7 +22,6 @@ from fedlight.report.sections import (
     answers,
     client_data,
     clients,
-    comparison,
     configuration,
     coverage,
     curves,
@@ -30,9 +29,9 @@ from fedlight.report.sections import (
     groups,
     leakage,
     overview,
-    tasks,
     virtual_time,
 )
+from fedlight.report.sections.outcomes import comparison, tasks
 from fedlight.report.svg import inlined
 from fedlight.support.files import csv_text, whole_file
 

@@ -6,7 +6,7 @@ import pytest
 
 from fedlight.evaluation.bootstrap import bootstrap_interval, student_interval
 from fedlight.report.runs import read_runs
-from fedlight.report.sections import comparison
+from fedlight.report.sections.outcomes import comparison
 
 HEADER = "stage,round,client,examples,group,selector,accuracy,own_accuracy\n"
 

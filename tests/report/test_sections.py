@@ -5,7 +5,8 @@ import json
 import pytest
 
 from fedlight.report.runs import read_runs
-from fedlight.report.sections import answers, clients, configuration, curves, overview, tasks
+from fedlight.report.sections import answers, clients, configuration, curves, overview
+from fedlight.report.sections.outcomes import tasks
 
 FIT = {"stage": "fit selector.yaml"}
 

@@ -18,7 +18,7 @@ from fedlight.report.parts import Part, Section, Table
 from fedlight.report.runs import Run
 from fedlight.report.sections.answers import tasks
 from fedlight.report.sections.curves import in_words
-from fedlight.report.sections.tasks import last_metrics
+from fedlight.report.sections.outcomes.tasks import last_metrics
 from fedlight.report.tables import capitalized, number, short
 
 METRICS = re.compile(r"^(val|test)/(accuracy|loss|client_mean|accuracy_both_orders)$|^win_rate/(?!words)")
