@@ -6,7 +6,8 @@ import pytest
 
 from fedlight.report import page, write_report
 from fedlight.report.runs import read_runs
-from fedlight.report.sections import answers, curves, groups, overview, tasks
+from fedlight.report.sections import answers, curves, groups, overview
+from fedlight.report.sections.outcomes import tasks
 
 NAMES = ("$x^{$", "</script><b>", "{{ 7 * 7 }}", "_under", "../../up", "\u65e5\u672c")
 
