@@ -155,6 +155,42 @@ def test_with_too_few_nodes_a_round_leaves_the_model_alone_and_says_why(tmp_path
     assert all(row["reason"].startswith("dropped: ") for row in rows)
 
 
+def diverging(node):
+    """Return a node of which each client diverges."""
+    run = node._run
+
+    def changed(task, *given):
+        loop, trainer = run(task, *given)
+        loop.diverged = dict.fromkeys(task.shares, "not finite")
+        loop.summed = {"sums": [], "divisors": []}
+        return loop, trainer
+
+    node._run = lambda task, *given: (changed if task.action == "visit" else run)(task, *given)
+    return node
+
+
+@pytest.mark.parametrize(
+    ("diverged", "lost", "number", "steps"),
+    [((), 3, 3, False), ((1, 2), 0, 4, False), ((1, 2, 3), 4, 4, False), ((1,), 0, 4, True)],
+)
+def test_a_sum_is_of_three_nodes_with_an_update_or_is_not_unmasked(tmp_path, diverged, lost, number, steps):
+    def change(message):
+        gone = message.asked.header["action"] == "visit" and message.node == lost
+        return Failure("lost") if gone else message.answer
+
+    there = Here(nodes("everybody", tmp_path, number), change)
+    for n in diverged:
+        there.homes[n] = diverging(there.homes[n])
+    module, loop = deploy("everybody", tmp_path / "server", there, 1, secure=True)
+    assert loop.rounds_done == 1
+    assert bool(there.of("unmask")) == steps
+    assert (weights_of(module) != weights_of(untrained(tmp_path))) == steps
+    reasons = {row["client"]: row["reason"] for row in visits_of(tmp_path / "server")}
+    for n, node in there.homes.items():
+        for name in node._own_clients(sorted(reasons)):
+            assert (reasons[name] == "diverged") == (n in diverged)
+
+
 def changed(key, value, action, node=2):
     """Return a change of one field of the answers of a node."""
 
@@ -316,6 +352,7 @@ def test_a_node_trains_only_with_letters_of_enough_nodes_of_the_round(tmp_path):
     [
         (["1", "2", "3"], ["3"]),
         (["1", "2"], []),
+        (["1", "2"], ["3"]),
         (["1"], ["2", "3"]),
         (["2", "3"], ["1"]),
         (["1", "2", "3", "3"], []),
@@ -337,8 +374,8 @@ def test_a_node_unmasks_once(tmp_path):
     with pytest.raises(Refused, match="step"):
         one.unmask(Parcel({"round": 1, "alive": ["1", "2", "3"], "gone": []}))
     one.mask(Parcel({"round": 1}), ring.zeros(3))
-    found = one.unmask(Parcel({"round": 1, "alive": ["1", "2"], "gone": ["3"]}))
-    assert (found["seeds"].keys(), found["masks"].keys()) == ({"1", "2"}, {"3"})
+    found = one.unmask(Parcel({"round": 1, "alive": ["1", "2", "3"], "gone": []}))
+    assert (found["seeds"].keys(), found["masks"].keys()) == ({"1", "2", "3"}, set())
     with pytest.raises(Refused, match="no secrets"):
         one.unmask(Parcel({"round": 1, "alive": ["1", "3"], "gone": ["2"]}))
     assert not [*(tmp_path / "n0").iterdir()]

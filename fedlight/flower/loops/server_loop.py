@@ -302,7 +302,7 @@ class ServerLoop(FederatedLoop):
                 continue
             arrived |= own
             gone |= {name: f"{DROPPED}: {reason}" for name, reason in lost.items()}
-            round_of.add(node, masked)
+            round_of.add(node, masked, sum(not one.diverged for one in own.values()))
         reason = "too few nodes are left for a secure sum"
         try:
             if arrived:
@@ -312,7 +312,7 @@ class ServerLoop(FederatedLoop):
         except Refused as error:
             self.nodes.count_refused(str(error))
             logger.warning("round %s: %s", self.rounds_done + 1, error)
-            arrived, reason = {}, str(error)
+            arrived, reason = {name: one for name, one in arrived.items() if one.diverged}, str(error)
         visits = sum(parcel.num_bytes for parcel in opened.values())
         self._run.log({"secure_bytes_down": float(self.nodes.traffic.down - before.down - visits)})
         self._run.log({"secure_bytes_up": float(self.nodes.traffic.up - before.up)})

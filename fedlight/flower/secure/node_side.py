@@ -24,7 +24,7 @@ from fedlight.flower.secure.ring import Ring, add, negative
 from fedlight.support.files import full_disk_named, write_whole
 
 LEAST_NODES = 3
-"""Of two nodes, each would learn the other's sum from the total."""
+"""Of two nodes, each would learn the other's sum from the total; so no sum of fewer is unmasked, whoever is lost."""
 MOST_NODES = 10_000
 
 
@@ -116,7 +116,7 @@ class NodeSecrets:
             key = self._letter_key(kept, kept["public"][name]["letter"])
             data = masks.unseal(key, hex_of(letters, name, masks.LETTER_BYTES), self._about(kept, name, own))
             held[name] = [data[: masks.SHARE_BYTES].hex(), data[masks.SHARE_BYTES :].hex()]
-        if len(held) < max(LEAST_NODES, masks.threshold_of(len(kept["public"]))):
+        if len(held) < least_of(len(kept["public"])):
             raise Refused(f"{len(held)} of {len(kept['public'])} nodes are left, too few for a secure sum")
         self._write({**kept, "step": "letters", "held": held})
 
@@ -146,7 +146,7 @@ class NodeSecrets:
         texts = all(isinstance(name, str) for name in listed)
         if not texts or sorted(listed) != sorted(kept["held"]) or kept["own"] not in alive:
             raise Refused("the nodes of an unmasking are not those of the round, each once")
-        if len(alive) < masks.threshold_of(len(kept["public"])):
+        if len(alive) < least_of(len(kept["public"])):
             raise Refused(
                 f"{len(alive)} of {len(kept['public'])} nodes have answered, too few to unmask a sum"
             )
@@ -181,6 +181,11 @@ class NodeSecrets:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             self._file.parent.chmod(0o700)
             write_whole(self._file, json.dumps(kept))
+
+
+def least_of(nodes: int) -> int:
+    """Return of how many nodes, of those that have given keys, a sum has to be."""
+    return max(LEAST_NODES, masks.threshold_of(nodes))
 
 
 def pair_key(private: bytes, public: str) -> bytes:

@@ -1,7 +1,7 @@
 """Server's part of secure aggregation: it passes letters on, adds up masked sums, and takes the masks off the total.
 
 The steps are those of `fedlight.flower.secure.node_side`. Nodes may be lost between any two steps, as long as
-`masks.threshold_of` those that have given keys stay.
+`least_of` those that have given keys stay until they have sent a sum, and `masks.threshold_of` them until the end.
 """
 
 import logging
@@ -20,7 +20,7 @@ from fedlight.flower.loops.replies import Arrived, Sent, check_reply, read_lost,
 from fedlight.flower.messages import Parcel, Refused, value_of
 from fedlight.flower.nodes import Nodes
 from fedlight.flower.secure import masks, ring
-from fedlight.flower.secure.node_side import LEAST_NODES, hex_of, pair_key, pair_mask
+from fedlight.flower.secure.node_side import LEAST_NODES, hex_of, least_of, pair_key, pair_mask
 from fedlight.support.words import count_noun
 
 logger = logging.getLogger("fedlight")
@@ -81,6 +81,7 @@ class SecureRound:
         self._public: dict[str, dict[str, bytes]] = {}
         self._letters: dict[str, dict[str, str]] = {}
         self._masked: dict[int, ring.Ring] = {}
+        self._with_update = 0
 
     def open(self, parcels: Mapping[int, Parcel]) -> dict[int, Parcel]:
         """Have the nodes exchange keys and shares; return the messages of the visits of those that stay, with letters.
@@ -96,7 +97,7 @@ class SecureRound:
             name: {key: value.hex() for key, value in own.items()} for name, own in self._public.items()
         }
         written = self._ask("shares", {node: {"nodes": listed} for node in keys}, self._letters_of)
-        least = max(LEAST_NODES, masks.threshold_of(len(keys)))
+        least = least_of(len(keys))
         if len(written) < least:
             return self._too_few(parcels, len(written), least)
         self._letters = {self._names[node]: letters for node, letters in written.items()}
@@ -107,9 +108,10 @@ class SecureRound:
             found[node] = Parcel({**parcels[node].header, "letters": letters}, parcels[node].payloads)
         return found
 
-    def add(self, node: int, masked: ring.Ring) -> None:
-        """Take the masked sum of a node."""
+    def add(self, node: int, masked: ring.Ring, updates: int) -> None:
+        """Take the masked sum of a node, of so many updates: none where all of its clients have diverged."""
         self._masked[node] = masked
+        self._with_update += updates > 0
 
     def total(self) -> ring.Ring:
         """Return the sum of all nodes that have sent one, without masks.
@@ -120,7 +122,8 @@ class SecureRound:
         threshold = masks.threshold_of(len(self._public))
         names = {self._names[node]: node for node in self._masked}
         gone = [name for name in self._letters if name not in names]
-        self._refuse_too_few("have sent a sum", len(names), threshold)
+        self._refuse_too_few("have sent a sum", len(names), least_of(len(self._public)))
+        self._refuse_too_few("have an update", self._with_update, LEAST_NODES)
         lists = {"alive": [*names], "gone": gone}
         take = partial(self._shares_of, alive=[*names], gone=gone)
         answers = self._ask("unmask", dict.fromkeys(self._masked, lists), take)
