@@ -27,7 +27,7 @@ test-all: $(VENV)/.dev  ## the slow ones too: whole recipes, real processes, sto
 	$(TESTS)
 
 superlink: export FEDLIGHT_SUPERLINK = 1
-superlink: $(VENV)/.dev  ## FedBis under a real SuperLink and two SuperNodes with TLS, ten processes (a minute)
+superlink: $(VENV)/.dev  ## six methods under a real SuperLink and SuperNodes with TLS, and a server killed five times (ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/flower/test_superlink.py
 
 # torch, oneDNN and MKL are told to leave instructions unused that this processor may have; on others nothing changes.

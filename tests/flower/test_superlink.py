@@ -17,7 +17,7 @@ import torch
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 pytestmark = pytest.mark.skipif(
-    "FEDLIGHT_SUPERLINK" not in os.environ, reason="a minute of ten processes: make superlink"
+    "FEDLIGHT_SUPERLINK" not in os.environ, reason="ten minutes of ten processes: make superlink"
 )
 BIN = Path(sys.executable).parent
 SECONDS = 420
