@@ -283,7 +283,7 @@ def changes_gradients(algorithm: Algorithm) -> str | None:
     return None if kind.adjust_gradients is Algorithm.adjust_gradients else kind.__name__
 
 
-HOOKS_OF_LOCAL = ("check", "start_visit", "adjust_gradients")
+HOOKS_OF_LOCAL = ("check", "check_settings", "start_visit", "adjust_gradients")
 """Hooks that a local algorithm inside of another one may have."""
 
 
