@@ -190,7 +190,7 @@ def test_a_config_that_is_a_folder_or_no_text(fit, tmp_path):
     ("arguments", "message"),
     [
         (["fot"], "there is no command 'fot'; did you mean 'fit'?"),
-        (["train-it"], "there is no command 'train-it'; the commands are fit, validate,"),
+        (["xyz"], "there is no command 'xyz'; the commands are fit, validate,"),
         (
             ["--config=selector.yaml"],
             "--config=selector.yaml comes after a command, as in fedlight fit --config=selector.yaml",
