@@ -221,6 +221,7 @@ HOSTILE = {
     "no_key": changed("mask", "", "keys"),
     "short_key": changed("mask", "ab" * 31, "keys"),
     "key_of_a_low_order": changed("mask", "00" * 32, "keys"),
+    "letter_key_of_a_low_order": changed("letter", "00" * 32, "keys"),
     "key_no_text": changed("letter", 7, "keys"),
     "letters_to_nobody": changed("letters", {}, "shares"),
     "letters_to_a_stranger": changed("letters", lambda own: own | {"9": own["1"]}, "shares"),

@@ -214,7 +214,10 @@ def decoded(
 
 
 def _public(header: Mapping[str, Any]) -> dict[str, bytes]:
-    return {key: hex_of(header, key, masks.KEY_BYTES) for key in ("mask", "letter", "seed")}
+    found = {key: hex_of(header, key, masks.KEY_BYTES) for key in ("mask", "letter", "seed")}
+    for key in ("mask", "letter"):  # the other nodes would refuse to go on with one that is none
+        masks.agreed_key(masks.new_secret(), found[key], "check")
+    return found
 
 
 def _joined(shares: Sequence[bytes], threshold: int, to_known: Any, known: bytes) -> bytes:
