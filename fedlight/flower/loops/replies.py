@@ -104,7 +104,7 @@ def read_reply(answer: Parcel, sent: Sent, channel: Channel, state: State, maske
         raise Refused(f"client {name} has made other visits than it was asked for")
     found = Arrived([], [], [], [], "")
     for entry, visiting, due in zip(own, sent.visitings, sent.due, strict=True):
-        found.diverged = found.diverged or value_of(entry, "diverged", str)[:1000]
+        found.diverged = found.diverged or shown(value_of(entry, "diverged", str))
         steps, seconds = value_of(entry, "steps", int), value_of(entry, "seconds", (int, float))
         loss = None if entry.get("loss") is None else float(value_of(entry, "loss", (int, float)))
         if not 0 <= steps < MOST_STEPS or not 0 <= seconds < MOST_STEPS:
