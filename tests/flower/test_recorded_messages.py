@@ -29,7 +29,7 @@ UP = {
     "join": OF_EVERY | {"clients", "groups", "base", "fedlight", "torch", "lightning"},
     "prepare": OF_EVERY | {"round", "made"},
     "losses": OF_EVERY | {"round", "losses"},
-    "visit": OF_EVERY | {"round", "visits"},
+    "visit": OF_EVERY | {"round", "visits", "lost"},
 }
 OF_VISIT_DOWN = {"client", "label", "payload"}
 OF_VISIT_UP = OF_VISIT_DOWN | {"diverged", "names", "steps", "seconds", "loss", "training"}
