@@ -10,7 +10,7 @@ import yaml
 from fedlight.cli.main import main
 
 PAGE = (Path(__file__).parents[2] / "docs/own_data.md").read_text(encoding="utf-8")
-FILES = dict(re.findall(r"`([\w.]+)`:\n\n```\w+\n(.*?)```", PAGE, re.DOTALL))
+FILES = dict(re.findall(r"`(\w+\.(?:jsonl|csv))`:\n\n```\w+\n(.*?)```", PAGE, re.DOTALL))
 COMMANDS = [
     line
     for block in re.findall(r"^```bash\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
