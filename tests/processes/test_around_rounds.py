@@ -37,7 +37,8 @@ class Answers(Synthesis):
         made = {}
         for client, rows in clients.items():
             texts = [template.render(row).text for row in rows]
-            replies = generator.generate([Prompt((), lambda _, text=text: text) for text in texts], seed, "")
+            asked = [Prompt(client, (), lambda _, text=text: text) for text in texts]
+            replies = generator.generate(asked, seed, "")
             made[client] = [
                 Candidate({**row, "response": reply.text})
                 for row, reply in zip(rows, replies, strict=True)
