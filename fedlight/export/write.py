@@ -3,7 +3,8 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def export(
     facts, new = facts_of(opened, ask_hub), output.with_name(output.name + ".tmp")
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
-    with full_disk_named(new):
+    with full_disk_named(new), _removed_on_failure(new):
         if form == "adapter":
             _write_adapter(opened, facts, new)
         elif found is None:
@@ -67,6 +68,15 @@ def export(
         for path in (*new.rglob("*"), new):
             sync(path)
     replace_folder(new, output)
+
+
+@contextmanager
+def _removed_on_failure(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def check(opened: Opened, output: Path, form: str) -> None:
