@@ -7,6 +7,7 @@ import pytest
 from published import commands, record, rerun
 from published.compare import compare, deviation
 from published.figures import FIELD, figure, filled, selected
+from published.machine import family, vendor
 from published.measurements import Measurement, Published, load
 from published.prose import _unknown, numbers, sections
 from published.tables import caption, figures, rendered, table
@@ -363,3 +364,14 @@ def test_metrics_of_stages_are_rows_too(tmp_path):
     ]
     with pytest.raises(ValueError, match="no metric 'accuracy'; it has score/domain, loss"):
         commands.read_rows(measurement(key=("method",), stages={"first": {"score": "accuracy"}}), tmp_path)
+
+
+def test_the_class_of_a_machine_names_family_and_model_of_its_processor(tmp_path):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(
+        "vendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n\n" * 2
+    )
+    assert (vendor(cpuinfo), family(cpuinfo)) == ("AMD", "26.2")
+    cpuinfo.write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
+    assert (vendor(cpuinfo), family(cpuinfo)) == ("", "")
+    assert family(tmp_path / "not_there") == ""
