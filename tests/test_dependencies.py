@@ -27,6 +27,8 @@ EXTRAS = (
     "harness",
     "chat",
     "completion",
+    "onnx",
+    "executorch",
     "flower",
     "vllm",
 )  # what the package imports only where it is asked for
@@ -35,6 +37,7 @@ NOT_IN_DEV = (
     "harness",
     "vllm",
     "flower",
+    "executorch",
 )  # one is compiled, the others are large or pin much: their tests are skipped without them
 OWN_PINS = {"vllm"}  # it pins another torch than the tested set, so that it cannot be part of it
 TOOLS = {
@@ -77,13 +80,15 @@ RUNTIME = {
     for requirements in (PROJECT["dependencies"], *(OPTIONAL[extra] for extra in EXTRAS))
     for name in names(requirements)
 }
+BY_TRANSFORMERS = {"executorch", "onnx", "onnxruntime", "onnxscript"}
+"""What the exporters of transformers import, and fedlight does not itself."""
 PEERS = {"pfl", "trl"}
 """What benchmarks/peers.py and trl_trainers.py measure beside fedlight, each in an environment of its own."""
 DEVELOPMENT = {IMPORT_NAMES.get(name, name) for name in names(OPTIONAL["dev"]) - TOOLS}
 
 
 def test_the_package_imports_what_it_lists_and_lists_what_it_imports():
-    assert imports(*PACKAGE) == RUNTIME
+    assert imports(*PACKAGE) == RUNTIME - BY_TRANSFORMERS
 
 
 def test_development_has_every_extra_that_is_small_and_not_compiled():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedlight.support.console import OneLineArguments
 
-FORMATS = ("adapter", "merged", "gguf")
+FORMATS = ("adapter", "merged", "gguf", "onnx", "executorch")
 TYPES = ("f32", "f16", "bf16", "q8_0")
 
 
@@ -21,7 +21,8 @@ def make_parser() -> argparse.ArgumentParser:
         choices=FORMATS,
         default="adapter",
         help="adapter: a PEFT folder, of FedBiscuit all selectors and their vote (default); merged: base and adapter as "
-        "one model of transformers; gguf: for llama.cpp, by its own converter",
+        "one model of transformers; gguf: for llama.cpp, by its own converter; onnx, executorch: programs in fp32, by the "
+        "exporters of transformers",
     )
     parser.add_argument("--output", type=Path, help="the folder; default: export/FORMAT in the run's folder")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Trained model of a run as files for other programs, with a card: a PEFT adapter, one whole model, or GGUF."""
+"""Trained model of a run as files for other programs, with a card: a PEFT adapter, a whole model, GGUF, or programs."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from fedlight.callbacks.export.adapter_export import replace_folder
 from fedlight.callbacks.export.card_facts import CardFacts, public_name
 from fedlight.callbacks.export.model_card import adapter_use, write_card
 from fedlight.datamodules.text.templates import Template
-from fedlight.export import gguf
+from fedlight.export import gguf, graphs
 from fedlight.export.facts import facts_of
 from fedlight.export.opened import Opened
 from fedlight.export.vote import SETTINGS
@@ -22,11 +22,39 @@ from fedlight.modules.selector import SelectorModule
 from fedlight.report.facts import within
 from fedlight.support.files import full_disk_named, sync, write_json
 
-FORMATS = ("adapter", "merged", "gguf")
+FORMATS = ("adapter", "merged", "gguf", *graphs.PACKAGES)
 FULL_PRECISION = (
     "The run trained on a {form} base. Here the adapter is added to the base in full precision, since rounding the sum "
     "again would change the answers; they differ from those of the run as far as its rounded base does from the plain one."
 )
+
+PROGRAMS_USE = """
+import torch
+from transformers import AutoTokenizer, DynamicCache
+from transformers.exporters import ExportedModel
+
+tokenizer, exported = AutoTokenizer.from_pretrained("FOLDER"), ExportedModel.from_pretrained("FOLDER")
+ids = torch.tensor([tokenizer.encode("Once upon a time")])
+mask, written = torch.ones_like(ids), []
+found = exported.runners["prefill"](
+    input_ids=ids,
+    attention_mask=mask,
+    position_ids=torch.arange(ids.shape[1])[None],
+    past_key_values=DynamicCache(config=exported.config),
+)
+while len(written) < 32:
+    written.append(int(found.logits[0, -1].argmax()))
+    if written[-1] == tokenizer.eos_token_id:
+        break
+    mask = torch.ones(1, mask.shape[1] + 1, dtype=torch.long)
+    found = exported.runners["decode"](
+        input_ids=torch.tensor([written[-1:]]),
+        attention_mask=mask,
+        position_ids=torch.tensor([[mask.shape[1] - 1]]),
+        past_key_values=found.past_key_values,
+    )
+print(tokenizer.decode(written, skip_special_tokens=True))
+"""
 
 
 def export(
@@ -51,6 +79,7 @@ def export(
 
     Raises:
         FileNotFoundError: there is no converter.
+        ModuleNotFoundError: an exporter is not installed.
         ValueError: the format is none for this module, or the folder is not empty.
     """
     check(opened, output, form)
@@ -61,8 +90,10 @@ def export(
     with full_disk_named(new), _removed_on_failure(new):
         if form == "adapter":
             _write_adapter(opened, facts, new)
-        elif found is None:
+        elif form == "merged":
             _write_merged(opened, facts, new, dtype)
+        elif found is None:
+            _write_programs(opened, facts, new, form)
         else:
             _write_gguf(opened, facts, new, found, outtype)
         for path in (*new.rglob("*"), new):
@@ -94,8 +125,12 @@ def check(opened: Opened, output: Path, form: str) -> None:
             f"{opened.run.label} has {len(names)} adapters on one base, of which --format {form} could hold one alone: "
             "give --format adapter, which holds all and their vote"
         )
-    if form == "gguf" and task != "CAUSAL_LM":
-        raise ValueError("--format gguf is for models that write text: give --format merged for a classifier")
+    if form not in ("adapter", "merged") and task != "CAUSAL_LM":
+        raise ValueError(
+            f"--format {form} is for models that write text: give --format merged for a classifier"
+        )
+    if form in graphs.PACKAGES:
+        graphs.check_installed(form)
 
 
 def _write_adapter(opened: Opened, facts: CardFacts, folder: Path) -> None:
@@ -155,6 +190,19 @@ def _write_gguf(opened: Opened, facts: CardFacts, folder: Path, converter: Path,
     write_card(facts, folder, what="GGUF file", use=use, library="gguf", task=_task(opened), notes=notes)
 
 
+def _write_programs(opened: Opened, facts: CardFacts, folder: Path, form: str) -> None:
+    module = _plain(opened, "fp32")
+    with tempfile.TemporaryDirectory(dir=folder.parent) as merged:
+        _save_whole(module, facts, Path(merged))
+        graphs.write_programs(form, Path(merged), folder)
+    module.tokenizer.save_pretrained(folder)
+    _without_folders(facts, folder)
+    use = "\n".join(["```python", *PROGRAMS_USE.strip().splitlines(), "```"]) + _prompts(opened, None, [])
+    notes = ["Weights are fp32; one text at a time.", *_rounding(facts)]
+    what = {"onnx": "ONNX programs", "executorch": "ExecuTorch programs"}[form]
+    write_card(facts, folder, what=what, use=use, library=form, task=_task(opened), notes=notes)
+
+
 def _plain(opened: Opened, dtype: str | None) -> LanguageModule:
     """Return the module on the plain base, into which alone can be merged."""
     return opened.load(base="plain", **({} if dtype is None else {"dtype": dtype}))
@@ -162,6 +210,10 @@ def _plain(opened: Opened, dtype: str | None) -> LanguageModule:
 
 def _save_whole(module: LanguageModule, facts: CardFacts, folder: Path) -> None:
     module.save_merged(folder)
+    _without_folders(facts, folder)
+
+
+def _without_folders(facts: CardFacts, folder: Path) -> None:
     for file in folder.glob("*.json"):  # the folder of the base is nobody's business
         content = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(content, dict) and {"_name_or_path", "name_or_path"} & content.keys():

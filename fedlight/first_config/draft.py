@@ -71,6 +71,7 @@ class Draft:
         template: text or name.
         choices: words for both answers; None where no comparison is shown.
         max_tokens: most tokens.
+        fitting: share of the rows that have no more, as far as some of them tell.
         sizes: rounds, clients, batch.
         lr: learning rate.
         positions: positions of the model; None: not known.
@@ -86,6 +87,7 @@ class Draft:
     template: str
     choices: tuple[str, str] | None
     max_tokens: int
+    fitting: float
     sizes: Sizes
     lr: float
     positions: int | None
@@ -161,8 +163,8 @@ def make_draft(wishes: Wishes) -> Draft:
         | _category(columns, found, client.value, wishes)
     )
     return Draft(
-        wishes, method, votes is not None, len(rows), found, values, template, choices, max_tokens, numbers, lr,
-        model.positions, guesses,
+        wishes, method, votes is not None, len(rows), found, values, template, choices, max_tokens, fitting,
+        numbers, lr, model.positions, guesses,
     )  # fmt: skip
 
 

@@ -247,10 +247,9 @@ def _public(draft: Draft) -> list[str]:
     if draft.method != "feddca":
         return []
     own = draft.wishes.public is None
+    private = int(draft.rows * draft.fitting / 2)  # what is too long is left out before the rows are parted
     where = (
-        _noted(
-            f"    private_rows: {max(draft.rows // 2, 1)}", "rows of the clients; the rest is the server's"
-        )
+        _noted(f"    private_rows: {max(private, 1)}", "rows of the clients; the rest is the server's")
         if own
         else _noted(f"    public_source: {scalar(draft.wishes.public)}", "the server's rows")
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_world import VOTES, fedlight, make_model, refused
 
-from fedlight.export import hub
+from fedlight.export import graphs, hub
 from fedlight.export.opened import open_run
 from fedlight.export.vote import Selectors
 
@@ -90,6 +90,38 @@ def test_plain_libraries_answer_as_the_run_did(run, base, form, tmp_path):
     raw = [sys.executable, "-c", PLAIN, "merged", base, base, json.dumps(PROMPTS)]
     untuned = subprocess.run(raw, capture_output=True, text=True, check=True, timeout=120)
     assert json.loads(untuned.stdout.splitlines()[-1]) != expected  # else nothing is shown
+
+
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning"
+)  # of the exporters' packages
+@pytest.mark.parametrize(("form", "needs"), [("onnx", "onnxscript"), ("executorch", "executorch")])
+def test_exported_programs_answer_as_the_run_did_with_the_lines_of_their_card(run, form, needs, tmp_path):
+    pytest.importorskip(needs)
+    done = fedlight("export", str(run), "--format", form, "--output", str(tmp_path / "out"))
+    assert done.code == 0, done.err
+    lines = (tmp_path / "out/README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    lines = lines.replace("FOLDER", str(tmp_path / "out")).replace("< 32", "< 8")
+    found = []
+    for prompt in PROMPTS:
+        asked = lines.replace('"Once upon a time"', repr(prompt))
+        plain = subprocess.run(
+            [sys.executable, "-c", asked], capture_output=True, text=True, check=True, timeout=300
+        )
+        found.append(plain.stdout.splitlines()[-1].strip())
+    assert found == answers_of_the_run(run)
+    assert b"secret-folder" not in b"".join(file.read_bytes() for file in (tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize("form", graphs.PACKAGES)
+def test_an_exporter_that_is_not_installed_is_named_before_the_model_is_loaded(
+    run, form, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(graphs, "find_spec", lambda name: None if name in graphs.PACKAGES[form] else name)
+    done = fedlight("export", str(run), "--format", form, "--output", str(tmp_path / "out"))
+    assert done.code == 1
+    assert f"pip install 'fedlight[{form}]'" in done.err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("form", ["adapter", "merged"])

@@ -62,6 +62,18 @@ def test_no_config_has_a_part_of_the_embedded_world(method, votes, instructions)
     assert len(text.splitlines()) < 110
 
 
+def test_where_most_rows_are_too_long_half_of_those_that_fit_are_the_clients(instructions, tmp_path, capsys):
+    rows = [json.loads(line) for line in (tmp_path / instructions).read_text().splitlines()]
+    for place, row in enumerate(rows):
+        row["reply"] += " word" * 3000 * (place % 4 > 0)
+    (tmp_path / instructions).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(SystemExit) as end:
+        init(instructions, "--method", "feddca", "--output", "own.yaml", "--dry-run")
+    assert end.value.code == 0, capsys.readouterr().out
+    private = yaml.safe_load((tmp_path / "own.yaml").read_text())["data"]["init_args"]["private_rows"]
+    assert private == pytest.approx(len(rows) / 8, rel=0.1)
+
+
 def test_votes_train_and_make_a_report(votes, capsys, tmp_path):
     init(votes, "--output", "own.yaml")
     main(["fit", "--config", "own.yaml", "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"])
