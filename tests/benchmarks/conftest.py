@@ -10,7 +10,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def loud_lightning():
     """A measurement quietens Lightning for its process, which is that of the tests here: later ones read what it says."""
     logger = logging.getLogger("lightning.pytorch")
