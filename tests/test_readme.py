@@ -98,6 +98,11 @@ def parse_fedlight(arguments: list[str]) -> None:
 
         print(make_export_parser().parse_args(arguments[1:]))
         return
+    if arguments[0] == "chat":
+        from fedlight.export.chat import make_parser as make_chat_parser
+
+        print(make_chat_parser().parse_args(arguments[1:]))
+        return
     if arguments[0] == "init":
         from fedlight.cli.init import make_parser as make_init_parser
 

@@ -20,6 +20,7 @@ Federated fine-tuning of language models inside PyTorch Lightning.
   client check --config FILE     on a device, before it joins: whether versions, data, model and memory fit
   methods, devices               what a config can name, and which devices and fleets there are, with one line each
   export RUN                     the trained model for other programs: PEFT, transformers, GGUF; onto the hub
+  chat RUN                       the tuned model beside the raw one, in the terminal; --selector RUN compares them
   report RUN ...                 a page about runs, for a browser: fedlight report runs/demo --open
 
   completion bash                a script for the shell, or zsh: eval "$(fedlight completion bash)"
@@ -45,6 +46,7 @@ COMMANDS = (
     "devices",
     "completion",
     "export",
+    "chat",
 )
 
 
@@ -115,6 +117,11 @@ def _main(argv: list[str]) -> None:
             from fedlight.export.command import main as export_run
 
             export_run(argv[1:])
+    elif command == "chat":
+        with one_line_errors():
+            from fedlight.export.chat import main as chat
+
+            chat(argv[1:])
     elif command in COMMANDS:
         with one_line_errors():
             run_lightning_command(argv)

@@ -91,18 +91,23 @@ class SelectorJudge(Judge):
         different = [index for index, pair in enumerate(pairs) if pair.first != pair.second]
         found = np.full(len(pairs), 0.5)
         if different:
-            log_probs = self._log_probs([pairs[index] for index in different])
+            log_probs = self.log_probs([pairs[index] for index in different])
             winners = majority(log_probs)
             verdicts = np.where(winners == 0, 1.0, np.where(winners == 1, 0.0, 0.5))
-            found[different] = np.where(np.isnan(log_probs).any(axis=(0, 2)), np.nan, verdicts)
+            too_long = np.isnan(log_probs).any(axis=(0, 2))
+            self._count_too_long(int(too_long.sum()), len(different))
+            found[different] = np.where(too_long, np.nan, verdicts)
         return [float(verdict) for verdict in found]
 
-    def _log_probs(self, pairs: list[Comparison]) -> np.ndarray:
-        """Return log-probabilities, ``(selectors, pairs, 2)``, in the form of ``labelling.gather``; NaN where too long."""
+    def log_probs(self, pairs: Sequence[Comparison]) -> np.ndarray:
+        """Return each selector's log-probabilities that the first, and that the second answer of a pair is better.
+
+        Returns:
+            ``(selectors, pairs, 2)``, the mean over both orders with ``orders="both"``; NaN for a pair that is too long.
+        """
         selector = self._loaded()
         encoded = encode_choice(self._tokenizer, self.template, pairs, self.max_tokens, self.choices)
         fits = np.flatnonzero(encoded.both_kept())
-        self._count_too_long(len(pairs) - len(fits), len(pairs))
         return gather(self._votes(selector, ShownPairs(encoded, fits, self.orders)), len(pairs), self.orders)
 
     def _votes(self, selector: SelectorModule, shown: ShownPairs) -> Iterator[dict[str, Any]]:

@@ -6,18 +6,12 @@ import sys
 
 import pytest
 import torch
-from tiny_world import VOTES, fedlight, make_model, refused
+from tiny_world import fedlight, refused
 
 from fedlight.export import graphs, hub
 from fedlight.export.opened import open_run
 from fedlight.export.vote import Selectors
 
-SMALL = [
-    "--trainer.max_epochs=1",
-    "--federated.clients_per_round=2",
-    "--federated.local_steps=2",
-    "--trainer.accelerator=cpu",
-]
 PROMPTS = ["POST : carla sounds longer bees\nCHOICE :", "POST : finn\nCHOICE :"]
 PLAIN = """
 import json, sys
@@ -41,34 +35,6 @@ for prompt in prompts:
     found.append(tokenizer.decode(new[0, ids.shape[1]:], skip_special_tokens=True).strip())
 print(json.dumps(found))
 """
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("secret-folder") / "base")
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory, base):
-    """A run of instruction tuning that has moved the model."""
-    folder = tmp_path_factory.mktemp("runs") / "sft"
-    done = fedlight(
-        *(
-            "fit",
-            "--config=sft.yaml",
-            f"--trainer.default_root_dir={folder}",
-            f"--model.model={base}",
-            *SMALL,
-        ),
-        *(
-            f"--data.source={VOTES}",
-            "--data.test_source=null",
-            "--model.lr=0.1",
-            "--trainer.limit_val_batches=0",
-        ),
-    )
-    assert done.code == 0, done.err
-    return folder
 
 
 def answers_of_the_run(run):
@@ -138,28 +104,11 @@ def test_no_folder_of_this_machine_and_no_row_is_in_an_export(run, base, form, t
     assert "what color" not in card
 
 
-def test_selectors_vote_as_the_run_would(tmp_path, base):
-    folder = tmp_path / "run"
-    done = fedlight(
-        *("fit", "--config=fedbiscuit.yaml", f"--trainer.default_root_dir={folder}", f"--model.model={base}"),
-        *(
-            f"--data.source={VOTES}",
-            "--data.test_source=null",
-            "--federated.algorithm.warmup_rounds=1",
-            "--model.lr=0.05",
-        ),
-        *(
-            "--federated.algorithm.regroup_every=1",
-            *SMALL[1:],
-            "--trainer.max_epochs=5",
-            "--trainer.limit_val_batches=0",
-        ),
-    )
-    assert done.code == 0, done.err
-    assert fedlight("export", str(folder), "--output", str(tmp_path / "out")).code == 0
+def test_selectors_vote_as_the_run_would(tmp_path, base, selectors):
+    assert fedlight("export", str(selectors), "--output", str(tmp_path / "out")).code == 0
     exported = Selectors(tmp_path / "out", base)
     assert len(exported.names) == 3
-    module = open_run(folder, "last").load()
+    module = open_run(selectors, "last").load()
     fields = dict.fromkeys(slots(exported.template), "apple")
     found = exported.log_probs(fields, *PAIR)
     for name, each in zip(module.adapter_names, found, strict=True):

@@ -1,0 +1,197 @@
+"""``fedlight chat RUN [--selector RUN]``: the tuned model beside the raw one, and which of both a selector prefers."""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+from rich.columns import Columns
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from fedlight.datamodules.text.encoding import Comparison
+from fedlight.datamodules.text.templates import Template
+from fedlight.devices import hardware
+from fedlight.export.opened import Opened, open_run
+from fedlight.export.write import template_of
+from fedlight.judges.selector_judge import SelectorJudge
+from fedlight.modules.reward import RewardModule
+from fedlight.modules.selector import SelectorModule
+from fedlight.report.facts import within
+from fedlight.support.console import OneLineArguments
+
+ASKED = ("instruction", "prompt", "question", "post")
+"""Slots for what is typed, the first that a template has."""
+NARROW = 100
+"""Characters of a terminal below which both answers stand below each other."""
+QUIT = ("/quit", "/exit")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``fedlight chat``."""
+    parser = OneLineArguments(
+        "fedlight chat",
+        description="Answers of a run's tuned model beside those of its raw base, to lines that are typed or piped in; "
+        "each line is a prompt of its own.",
+    )
+    parser.add_argument(
+        "run", help="folder of a run, or of a stage of a recipe, that trained a model to write"
+    )
+    parser.add_argument(
+        "--selector", metavar="RUN", help="folder of a FedBis or FedBiscuit run, which compares both"
+    )
+    parser.add_argument(
+        "--checkpoint", metavar="FILE", help="these weights, or `last`; default: the adapter of the end"
+    )
+    parser.add_argument("--model", help="hub name or folder of the base, where it has moved since the run")
+    parser.add_argument("--max-new-tokens", type=int, default=80, help="of an answer; default: 80")
+    parser.add_argument("--temperature", type=float, default=0.0, help="default: 0, the likeliest answer")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws with a temperature; default: 0")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SLOT=TEXT",
+        help="text of another slot of the prompt's template, such as title=...; default: empty",
+    )
+    return parser
+
+
+def main(argv: Sequence[str]) -> None:
+    """Answer line by line, until the input ends."""
+    options = make_parser().parse_args(argv)
+    opened = open_run(options.run, options.checkpoint, options.model)
+    template, fields = _check_writes(opened), dict(_assigned(one) for one in options.set)
+    slot = _slot_of(template)
+    if unknown := sorted(fields.keys() - set(template.slots) - {slot}):
+        raise ValueError(
+            f"--set {unknown[0]}: the template of {opened.run.label} has the slots {', '.join(template.slots)}"
+        )
+    fields = dict.fromkeys(template.slots, "") | fields
+    console = Console()
+    with _selector(options.selector) as judge, hardware.choose_device("auto"):
+        model = opened.load()
+        settings = {"n": 1, "max_new_tokens": options.max_new_tokens, "temperature": options.temperature}
+        for line in _lines(console):
+            fields[slot] = line
+            prompt = [template.render(fields).text]
+            try:
+                ((raw,),) = model.generate(prompt, raw=True, seed=options.seed, **settings)
+                ((tuned,),) = model.generate(prompt, seed=options.seed, **settings)
+            except ValueError as error:  # such as a prompt that is too long
+                console.print(Text(f"not answered: {error}", style="red"))
+                continue
+            _show(console, raw, tuned)
+            if judge is not None:
+                console.print(Text(preference(judge, fields, line, raw, tuned), style="bold"))
+
+
+def preference(judge: SelectorJudge, fields: Mapping[str, str], asked: str, raw: str, tuned: str) -> str:
+    """Return in words which answer the selectors prefer, with the probability that each gives to the tuned one."""
+    if raw == tuned:
+        return "both answers are the same"
+    own = dict.fromkeys(judge.template.slots, "") | dict(fields)
+    if not own[slot := _slot_of(judge.template)]:
+        own[slot] = asked
+    log_probs = judge.log_probs([Comparison(own, raw, tuned)])[:, 0]
+    if np.isnan(log_probs).any():
+        return f"not compared: the pair is longer than the selector's max_tokens={judge.max_tokens}"
+    shares = 1 / (1 + np.exp(log_probs[:, 0] - log_probs[:, 1]))
+    probabilities = ", ".join(f"{share:.3f}" for share in shares)
+    for_tuned, for_raw = int((shares > 0.5).sum()), int((shares < 0.5).sum())
+    better = "tuned" if for_tuned > for_raw else "raw" if for_raw > for_tuned else None
+    if better is None:
+        return f"undecided (probability of the tuned answer: {probabilities})"
+    voters = (
+        "the selector prefers"
+        if len(shares) == 1
+        else f"{max(for_tuned, for_raw)} of {len(shares)} selectors prefer"
+    )
+    return f"{voters} the {better} answer (probability of the tuned one: {probabilities})"
+
+
+def _lines(console: Console) -> Iterator[str]:
+    """Yield what is typed, or the lines of a pipe, without empty ones."""
+    if not sys.stdin.isatty():
+        for line in sys.stdin:
+            if line.strip():
+                console.print(Text(f"> {line.strip()}", style="cyan"))
+                yield line.strip()
+        return
+    console.print("a line is a prompt; /quit or Ctrl-D ends", style="dim")
+    while True:
+        try:
+            line = console.input("[cyan]> [/]").strip()
+        except (EOFError, KeyboardInterrupt):
+            console.print()
+            return
+        if line in QUIT:
+            return
+        if line:
+            yield line
+
+
+def _show(console: Console, raw: str, tuned: str) -> None:
+    width = console.width if console.width < NARROW else console.width // 2 - 1
+    panels = [
+        Panel(Text(text or "(nothing)"), title=title, border_style=colour, width=width)
+        for title, text, colour in (("raw", raw, "dim"), ("tuned", tuned, "green"))
+    ]
+    console.print(Columns(panels, padding=(0, 1)))
+
+
+def _check_writes(opened: Opened) -> Template:
+    """Return the template of the run's prompts; raise ValueError where its model answers nothing."""
+    if issubclass(opened.kind, (SelectorModule, RewardModule)):
+        raise ValueError(
+            f"{opened.run.label} trained a model that compares answers and writes none: give a run of SFTModule or "
+            "DPOModule as RUN, and this one with --selector"
+        )
+    return template_of(opened) or Template("{prompt}", "prompt")
+
+
+def _slot_of(template: Template) -> str:
+    """Return the slot for what is typed."""
+    found = [slot for slot in ASKED if slot in template.slots] or [template.trim, *template.slots]
+    return next(slot for slot in found if slot is not None)
+
+
+def _assigned(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--set {text}: it has the form SLOT=TEXT")
+    return name, value
+
+
+@contextmanager
+def _selector(folder: str | None) -> Iterator[SelectorJudge | None]:
+    """Give the selectors of a run, which are loaded at the first pair; None without a run."""
+    if folder is None:
+        yield None
+        return
+    opened = open_run(folder)
+    settings, template = opened.settings, template_of(opened)
+    if (
+        not issubclass(opened.kind, SelectorModule)
+        or settings.get("head", "choice") != "choice"
+        or template is None
+    ):
+        raise ValueError(
+            f"--selector {folder}: {opened.run.label} trained {opened.kind.__name__}, which is no selector that reads "
+            "two answers: give a run of FedBis or FedBiscuit"
+        )
+    with tempfile.TemporaryDirectory() as saved:
+        if opened.adapter is None:
+            opened.load().save_adapter(saved)
+        yield SelectorJudge(
+            str(opened.adapter or saved),
+            settings["model"],
+            base=settings.get("base", "plain"),
+            choice_template=template.text,
+            choices=tuple(settings.get("choices") or ("A", "B")),
+            max_tokens=within(opened.run.config(), "data", "max_tokens") or 512,
+            dtype=settings.get("dtype", "auto"),
+        )
