@@ -155,8 +155,8 @@ def _check_writes(opened: Opened) -> Template:
 
 def _slot_of(template: Template) -> str:
     """Return the slot for what is typed."""
-    found = [slot for slot in ASKED if slot in template.slots] or [template.trim, *template.slots]
-    return next(slot for slot in found if slot is not None)
+    found = [slot for slot in (*ASKED, template.trim, *template.slots) if slot in template.slots]
+    return str(found[0])
 
 
 def _assigned(text: str) -> tuple[str, str]:
