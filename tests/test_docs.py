@@ -171,6 +171,7 @@ def test_inline_commands_name_what_exists(command):
     configs = [word for word in words if word.endswith(".yaml") and word != "mine.yaml"]
     assert all(conf_path(config).is_file() for config in configs)
     assert words[1] in (
+        "chat",
         "client",
         "completion",
         "device",

@@ -1,6 +1,8 @@
 """Team of threads in the place of processes: one runs at a time, and another one while it waits for the others."""
 
 import threading
+from collections import defaultdict
+from itertools import count
 
 from fedlight.processes import team as teams
 
@@ -20,22 +22,30 @@ class OwnTeam:
         return self.of.team
 
 
+class Meeting:
+    """One exchange: a place for what each member brings, and where they wait for each other."""
+
+    def __init__(self, size):
+        self.slots, self.barrier = [b""] * size, threading.Barrier(size, timeout=PATIENCE_SECONDS)
+
+
 def on_team(monkeypatch, size, body):
     """Return ``body(rank)`` of each member of a team; raise the first error of one of them."""
-    barrier, baton, slots = threading.Barrier(size, timeout=PATIENCE_SECONDS), threading.Lock(), [b""] * size
+    baton, meetings = threading.Lock(), defaultdict(lambda: Meeting(size))
     results, errors, running = [None] * size, [], OwnTeam()
 
     def member(rank):
+        numbers = count()
+
         def exchange(data):
-            slots[rank] = data
+            meeting = meetings[next(numbers)]
+            meeting.slots[rank] = data
             baton.release()
             try:
-                barrier.wait()
-                found = [*slots]
-                barrier.wait()
+                meeting.barrier.wait()
             finally:
                 baton.acquire()
-            return found
+            return [*meeting.slots]
 
         running.of.team = teams.Team(rank, size, exchange)
         with baton:
@@ -43,7 +53,9 @@ def on_team(monkeypatch, size, body):
                 results[rank] = body(rank)
             except BaseException as error:
                 errors.append(error)
-                barrier.abort()
+                meetings[
+                    next(numbers)
+                ].barrier.abort()  # the one before is over for all, also for who is still leaving
 
     threads = [threading.Thread(target=member, args=(rank,)) for rank in range(size)]
     with monkeypatch.context() as patched:

@@ -135,7 +135,7 @@ class FedBiscuit(Algorithm):
         if not isinstance(module, HoldsAdapters):
             raise ValueError(
                 f"FedBiscuit trains several adapters of one module, and {type(module).__name__} has no adapter_names and "
-                "use_adapter: derive it from LanguageModule"
+                "use_adapter: derive it from LanguageModule, or add both (docs/own_module.md has an example)"
             )
         self._adapters = list(module.adapter_names)
         self._members, self._group_shares = [0] * len(self._adapters), [1.0] * len(self._adapters)
