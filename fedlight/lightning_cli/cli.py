@@ -31,6 +31,7 @@ from fedlight.lightning_cli.full_keys import full_keys
 from fedlight.lightning_cli.parser_words import near, one_line, one_line_reference
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
+from fedlight.lightning_cli.typed_templates import loaded_as_written, typed_templates
 from fedlight.support.checkpoint_files import check_readable, check_resumable
 from fedlight.support.files import full_disk_named
 
@@ -74,16 +75,16 @@ class OneLineParser(LightningArgumentParser):
     """Parser that reports an error in one line instead of a page of everything that could have been given."""
 
     def parse_args(self, args: Any = None, *others: Any, **options: Any) -> Any:
-        """Parse arguments; drop those of a class where another one is named, and keep ``null`` inside a class.
+        """Parse arguments; drop those of a class where another one is named, keep templates and ``null`` inside a class.
 
         jsonargparse 4.53 turns such a ``null`` into the text None.
         """
-        given = sys.argv[1:] if args is None else args
+        given, texts = typed_templates(sys.argv[1:] if args is None else args)
         args = [re.sub(r"^(--[^=]+)=None$", r"\1=null", argument) for argument in given]
         for config in configs_of(args):
             check_config(config)
         try:
-            with arguments_go_with_their_class():
+            with arguments_go_with_their_class(), loaded_as_written(self.parser_mode, texts):
                 return super().parse_args(args, *others, **options)
         except OmegaConfBaseException as error:
             raise ValueError(one_line_reference(error.full_key, str(error))) from error

@@ -188,11 +188,7 @@ def _expected(message: str) -> str:
     if kinds and given:
         value = given[1] or given[2]
         is_map = kinds == ["text"] and value.startswith("{")
-        quote = (
-            "; a text with a colon in it is a map unless it is quoted twice: '\"like: this\"'"
-            if is_map
-            else ""
-        )
+        quote = "; a text with a colon in it is read as a map: write it into a config file" if is_map else ""
         return f"expected {' or '.join(kinds)}, given {value}{quote}"
     layers = ("NoneType", "Does not validate against any of the Union", "Expected a path but")
     lines = [line.strip() for line in innermost.splitlines() if not any(layer in line for layer in layers)]

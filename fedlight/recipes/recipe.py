@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.parser_words import near
 from fedlight.lightning_cli.run_folder import alone_in
+from fedlight.lightning_cli.typed_templates import ENDING, as_written
 from fedlight.recipes.chosen_stages import chosen_stages
 from fedlight.recipes.followers import Followers, check_processes
 from fedlight.recipes.overlay import merge_arguments, merge_recipes
@@ -96,9 +97,12 @@ def _override(key: str, text: str, replaces_text: bool) -> Any:
     """Return ``{key: value}`` of an override.
 
     The value is YAML, but an unquoted text is kept as it was written: YAML alone would cut it at `` #`` and make a blank of
-    a line break. Where it replaces a text, a text with a colon or in braces stays a text as well.
+    a line break. Where it replaces a text, a text with a colon or in braces stays a text as well. So does every template.
     """
     change = OmegaConf.create()
+    if key.endswith(ENDING) and text != "null" and not text.startswith(("'", '"')):
+        OmegaConf.update(change, key, as_written(text))
+        return change
     try:
         change = OmegaConf.from_dotlist([f"{key}={text}"])
     except yaml.YAMLError:

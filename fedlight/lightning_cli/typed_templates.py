@@ -1,0 +1,67 @@
+"""Templates on the command line: texts as they were written, which YAML would read as maps or lists."""
+
+import functools
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+ENDING = "template"
+"""Of the keys whose values are texts: ``template``, ``choice_template`` and so on."""
+
+
+def as_written(text: str) -> str:
+    r"""Return a typed template: ``\n`` begins a new line.
+
+    Examples:
+        >>> as_written(r"Question: {prompt}\nAnswer:").splitlines()
+        ['Question: {prompt}', 'Answer:']
+    """
+    return text.replace("\\n", "\n")
+
+
+def typed_templates(arguments: Sequence[str]) -> tuple[list[str], set[str]]:
+    r"""Return arguments in which templates are written as ``--KEY=TEXT``, and the texts.
+
+    Examples:
+        >>> typed_templates(["fit", "--data.template", r"Q: {prompt}\nA:", "--model", "toy"])
+        (['fit', '--data.template=Q: {prompt}\nA:', '--model', 'toy'], {'Q: {prompt}\nA:'})
+    """
+    found, texts, rest = [], set(), iter(arguments)
+    for argument in rest:
+        key, equals, text = argument.partition("=")
+        value = text if equals else None
+        if (
+            key.startswith("--")
+            and key.endswith(ENDING)
+            and (equals or (value := next(rest, None)) is not None)
+        ):
+            texts.add(as_written(str(value)))
+            found.append(f"{key}={as_written(str(value))}")
+        else:
+            found.append(argument)
+    return found, texts
+
+
+@contextmanager
+def loaded_as_written(mode: str, texts: Collection[str]) -> Iterator[None]:
+    """Keep the parser of this mode from reading these texts as YAML."""
+    if not texts:
+        yield
+        return
+    from jsonargparse import ArgumentParser, get_loader, set_loader  # here: recipes are read without it
+    from yaml import YAMLError
+
+    ArgumentParser(parser_mode=mode).parse_string(
+        "{}"
+    )  # jsonargparse makes a mode's loader when it is first used
+    load = get_loader(mode)
+
+    @functools.wraps(load)  # jsonargparse looks at its signature
+    def load_others(text: str, **options: Any) -> Any:
+        return text if text in texts else load(text, **options)
+
+    set_loader(mode, load_others, exceptions=(YAMLError,))
+    try:
+        yield
+    finally:
+        set_loader(mode, load, exceptions=(YAMLError,))
