@@ -1,9 +1,14 @@
-"""``fedlight report RUN ... [--output FILE] [--open] [--private]``."""
+"""``fedlight report RUN ... [--output FILE] [--open] [--private] [--watch]``."""
 
+import time
 import webbrowser
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedlight.support.console import OneLineArguments
+
+RESULTS = "results.json"
+"""What a recipe writes when all of its stages are done."""
 
 
 def main(argv: list[str]) -> None:
@@ -26,10 +31,96 @@ def main(argv: list[str]) -> None:
         action="store_true",
         help="show clients' own rows as well, where a run has written them down",
     )
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="write it again whenever the runs have gone on, until they are finished",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="between two looks at the files with --watch; default: 5"
+    )
     options = parser.parse_args(argv)
+    seen: list[Path] = []
+
+    def show(page: Path) -> None:
+        if not seen:
+            print(f"report: {page}", flush=True)
+            if options.open:
+                webbrowser.open(page.absolute().as_uri())
+        seen.append(page)
+
+    if options.watch:
+        try:
+            watch(options.run, options.output, options.private, options.seconds, show)
+        except KeyboardInterrupt:
+            print("no longer watched")
+            return
+        print(f"finished; the page was written {len(seen)} times")
+        return
     from fedlight.report.page import write_report
 
-    page = write_report(options.run, options.output, options.private)
-    print(f"report: {page}")
-    if options.open:
-        webbrowser.open(page.absolute().as_uri())
+    show(write_report(options.run, options.output, options.private))
+
+
+def watch(
+    folders: Sequence[str | Path],
+    output: str | Path | None = None,
+    private: bool = False,
+    seconds: float = 5.0,
+    written: Callable[[Path], None] = lambda page: None,
+) -> Path:
+    """Write the page at once, then after each change of the runs' files, and a last time when all runs are finished.
+
+    The page loads itself again in the browser, but for the last one. A run that was stopped is waited for.
+
+    Args:
+        folders: see `fedlight.report.page.write_report`; the runs have begun.
+        output: likewise.
+        private: likewise.
+        seconds: between two looks at the files, above 0.
+        written: is called with the page whenever it has been written.
+
+    Raises:
+        ValueError: see `fedlight.report.page.write_report`; or ``seconds`` is out of range.
+    """
+    from fedlight.report.page import page_of, write_report
+
+    if seconds <= 0:
+        raise ValueError(f"--seconds {seconds:g} has to be above 0")
+    page, before = page_of(folders, output), None
+    while True:
+        now = _state(folders, page)
+        is_over = _are_done(
+            folders, private
+        )  # before the page is written: what comes after it would be missed
+        if now != before or is_over:
+            write_report(folders, output, private, reload_seconds=None if is_over else seconds)
+            written(page)
+        if is_over:
+            return page
+        before = now
+        time.sleep(seconds)
+
+
+def _are_done(folders: Sequence[str | Path], private: bool) -> bool:
+    from fedlight.report.folders import SEED
+    from fedlight.report.runs import read_runs
+
+    homes = {Path(folder).resolve() for folder in folders}
+    recipes = {home for home in homes if any(SEED.fullmatch(part.name) for part in home.iterdir())}
+    runs = [run for run in read_runs(folders, private) if run.home.resolve() not in recipes]
+    return all((home / RESULTS).is_file() for home in recipes) and all(run.is_done for run in runs)
+
+
+def _state(folders: Sequence[str | Path], page: Path) -> dict[str, tuple[int, int]]:
+    """Return size and time of each file of the runs, without those of the page itself."""
+    own, found = page.with_name(f"{page.stem}_files").absolute(), {}
+    for file in (file for folder in folders for file in Path(folder).absolute().rglob("*")):
+        if file == page.absolute() or own in file.parents or not file.is_file():
+            continue
+        try:
+            about = file.stat()
+        except FileNotFoundError:  # a checkpoint that has just been replaced
+            continue
+        found[str(file)] = about.st_size, about.st_mtime_ns
+    return found

@@ -57,7 +57,10 @@ class Drawn(NamedTuple):
 
 
 def write_report(
-    folders: Sequence[str | Path], output: str | Path | None = None, private: bool = False
+    folders: Sequence[str | Path],
+    output: str | Path | None = None,
+    private: bool = False,
+    reload_seconds: float | None = None,
 ) -> Path:
     """Write the page about all runs in the given folders, and return its path.
 
@@ -66,24 +69,26 @@ def write_report(
         output: the page, ``.html``; None: ``report.html`` in the folder, or here where there are several. Beside it
             ``NAME_files/`` gets a PNG and a CSV file for each figure; those of an earlier page go.
         private: whether clients' own rows may be shown.
+        reload_seconds: after which a browser loads the page again; None: never.
 
     Raises:
         ValueError: a folder holds no run; the output is no HTML file, or is in the way.
     """
-    page = _output(folders, output)
+    page = page_of(folders, output)
     runs = read_runs(folders, private)
     files = page.with_name(f"{page.stem}_files")
     files.mkdir(parents=True, exist_ok=True)
     drawn: dict[str, Drawn] = {}
     found = [with_figures(section, files, drawn) for section in sections(runs)]
-    text = render(runs, found, drawn)
+    text = render(runs, found, drawn, reload_seconds)
     with whole_file(page) as new:
         new.write_text(text, encoding="utf-8", errors="replace")
     keep_only(files, [f"{name}.{kind}" for name in drawn for kind in ("png", "csv")])
     return page
 
 
-def _output(folders: Sequence[str | Path], output: str | Path | None) -> Path:
+def page_of(folders: Sequence[str | Path], output: str | Path | None) -> Path:
+    """Return the file of the page, ``report.html`` unless it is given; raise ValueError where it cannot be one."""
     page = Path(output) if output else (Path(folders[0]) if len(folders) == 1 else Path()) / "report.html"
     if page.suffix not in (".html", ".htm"):
         raise ValueError(f"--output={page} is no name of a page: let it end with .html")
@@ -164,7 +169,12 @@ def save_png(figure: Figure, file: Path) -> None:
     FigureCanvasAgg(figure).print_png(str(file))
 
 
-def render(runs: Sequence[Run], found: Sequence[Section], drawn: dict[str, Drawn]) -> str:
+def render(
+    runs: Sequence[Run],
+    found: Sequence[Section],
+    drawn: dict[str, Drawn],
+    reload_seconds: float | None = None,
+) -> str:
     """Return the HTML text; the template escapes whatever a run's files hold."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -189,6 +199,7 @@ def render(runs: Sequence[Run], found: Sequence[Section], drawn: dict[str, Drawn
         style=Markup(style),
         script=Markup(script),
         digest=digest,
+        reload_seconds=reload_seconds,
     )
 
 
