@@ -107,9 +107,10 @@ def test_so_do_tests_examples_and_documentation():
     used = imports("tests", "examples", "benchmarks", "docs")
     assert used <= RUNTIME | DEVELOPMENT | PEERS
     assert used - imports("tests", "examples", "docs") >= PEERS
-    # setuptools is named in a program that tests/test_wheel.py starts, mkdocstrings in mkdocs.yml; tensorboard and wandb are
+    # setuptools is named in a program that tests/test_wheel.py starts, mkdocstrings in mkdocs.yml, ipykernel is
+    # started by nbclient; tensorboard and wandb are
     # Lightning's loggers'
-    assert used >= DEVELOPMENT - RUNTIME - {"mkdocstrings", "setuptools", "tensorboard", "wandb"}
+    assert used >= DEVELOPMENT - RUNTIME - {"ipykernel", "mkdocstrings", "setuptools", "tensorboard", "wandb"}
 
 
 @pytest.mark.parametrize(
