@@ -54,7 +54,7 @@ def main(argv: list[str]) -> None:
 
     opened = open_run(options.run, options.checkpoint, options.model)
     output = options.output or opened.run.folder / "export" / options.format
-    check(opened, output, options.format)
+    check(opened, output, options.format, options.converter)
     api = hub.make_repo(options.push, options.public) if options.push else None
     export(
         opened,

@@ -12,6 +12,8 @@ from pathlib import Path
 SCRIPT = "convert_hf_to_gguf.py"
 TYPES = ("f32", "f16", "bf16", "q8_0")
 LINES = 3
+HOURS = 6
+"""After which a converter is taken to hang; one that writes tens of gigabytes needs less than one."""
 
 
 def find_converter(given: Path | None = None) -> Path:
@@ -44,7 +46,14 @@ def convert(converter: Path, model: Path, file: Path, outtype: str) -> None:
         ValueError: the converter does not know the architecture or the tokenizer.
     """
     command = [sys.executable, str(converter), str(model), "--outfile", str(file), "--outtype", outtype]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False, timeout=HOURS * 3600
+        )
+    except subprocess.TimeoutExpired:
+        raise ValueError(
+            f"{converter.name} was stopped after {HOURS:g} hours: run it by hand on --format merged"
+        ) from None
     if done.returncode or not file.is_file():
         said = [line for line in done.stderr.strip().splitlines() if line.strip()][-LINES:]
         mend = "; pip install gguf" if "No module named 'gguf'" in done.stderr else ""

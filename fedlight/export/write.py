@@ -82,7 +82,7 @@ def export(
         ModuleNotFoundError: an exporter is not installed.
         ValueError: the format is none for this module, or the folder is not empty.
     """
-    check(opened, output, form)
+    check(opened, output, form, converter)
     found = gguf.find_converter(converter) if form == "gguf" else None
     facts, new = facts_of(opened, ask_hub), output.with_name(output.name + ".tmp")
     shutil.rmtree(new, ignore_errors=True)
@@ -110,8 +110,8 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
         raise
 
 
-def check(opened: Opened, output: Path, form: str) -> None:
-    """Raise ValueError, before any work, where a run cannot be exported in a format, or not into this folder."""
+def check(opened: Opened, output: Path, form: str, converter: Path | None = None) -> None:
+    """Raise, before any work, where a run cannot be exported in a format, or not into this folder; see `export`."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"--output {output}: it is not empty: give another folder, or remove it")
     names, task = opened.names, _task(opened)
@@ -131,6 +131,8 @@ def check(opened: Opened, output: Path, form: str) -> None:
         )
     if form in graphs.PACKAGES:
         graphs.check_installed(form)
+    if form == "gguf":
+        gguf.find_converter(converter)
 
 
 def _write_adapter(opened: Opened, facts: CardFacts, folder: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_world import fedlight, refused
 
-from fedlight.export import graphs, hub
+from fedlight.export import gguf, graphs, hub
 from fedlight.export.opened import open_run
 from fedlight.export.vote import Selectors
 
@@ -175,6 +175,22 @@ def test_a_converter_gets_the_merged_model_and_its_failure_is_told(run, tmp_path
     said = refused(fedlight("export", str(run), *out, str(tmp_path / "h"), "--converter", str(fails)))
     assert "Model X is not supported" in said
     assert not [*tmp_path.glob("h*")]
+
+
+def test_a_converter_that_hangs_is_stopped(run, tmp_path, monkeypatch):
+    hangs = tmp_path / "hang.py"
+    hangs.write_text("import time; time.sleep(60)")
+    monkeypatch.setattr(gguf, "HOURS", 1 / 3600)
+    arguments = ["--format", "gguf", "--output", str(tmp_path / "g"), "--converter", str(hangs)]
+    assert "hang.py was stopped after" in refused(fedlight("export", str(run), *arguments))
+    assert not [*tmp_path.glob("g*")]
+
+
+def test_no_repository_is_made_for_what_cannot_be_exported(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, "make_repo", lambda *arguments: pytest.fail("a repository was made"))
+    push = ["--push", "me/model", "--output", str(tmp_path / "g")]
+    said = refused(fedlight("export", str(run), "--format", "gguf", "--converter", "none.py", *push))
+    assert "there is no such file" in said
 
 
 class Hub:
