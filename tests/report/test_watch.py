@@ -1,6 +1,7 @@
 """``fedlight report --watch``: the page follows the files of runs, and the last one does not load itself again."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from tiny_world import fedlight, refused
@@ -17,7 +18,10 @@ def going(monkeypatch):
 
     def set_steps(*steps):
         left = iter(steps)
-        monkeypatch.setattr("fedlight.report.command.time.sleep", lambda seconds: next(left)())
+        pauses = SimpleNamespace(
+            sleep=lambda seconds: next(left)()
+        )  # not time.sleep itself, which other threads call
+        monkeypatch.setattr("fedlight.report.command.time", pauses)
 
     return set_steps
 
