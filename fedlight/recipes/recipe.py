@@ -97,7 +97,8 @@ def _override(key: str, text: str, replaces_text: bool) -> Any:
     """Return ``{key: value}`` of an override.
 
     The value is YAML, but an unquoted text is kept as it was written: YAML alone would cut it at `` #`` and make a blank of
-    a line break. Where it replaces a text, a text with a colon or in braces stays a text as well. So does a template with slots.
+    a line break. Where it replaces a text, a text with a colon or in braces stays a text as well. So does a
+    template with slots.
     """
     change = OmegaConf.create()
     if key.endswith(ENDING) and "{" in text and not text.startswith(("'", '"')):
