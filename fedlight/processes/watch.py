@@ -208,11 +208,9 @@ class Watch:
 
     def _read(self, peer: int, lines: BinaryIO) -> None:
         """Follow one connection until it ends."""
-        try:
+        with lines, suppress(OSError):  # one that was reset has ended as well
             for line in lines:
                 self._take(_message(line), peer)
-        except OSError:
-            pass  # a connection that was reset has ended as well
         if peer not in self._resting:
             self._lose(peer, "is gone")
 
@@ -252,11 +250,10 @@ class Watch:
         os._exit(1)
 
     def _close(self) -> None:
-        """Close the connections, whose readers end then."""
-        for connection, lines in self._peers.values():
+        """End the connections; their readers find the end and close them, as a reader may be within a line."""
+        for connection, _ in self._peers.values():
             with suppress(OSError):  # the other end may be gone
                 connection.shutdown(socket.SHUT_RDWR)
-            lines.close()
             connection.close()
         self._peers = {}
 

@@ -194,6 +194,25 @@ def test_one_that_is_gone_before_all_are_there_ends_the_others(ended):
     assert found.get(timeout=5) == "process 1 is gone: start all processes again"
 
 
+def test_connections_can_be_closed_while_a_message_is_taken(monkeypatch, team):
+    """A thread that reads from a closed file dies with an error of its own."""
+    taking, may_go_on = threading.Event(), threading.Event()
+
+    def take(self, message, peer):
+        taking.set()
+        may_go_on.wait(10)
+
+    monkeypatch.setattr(Watch, "_take", take)
+    lines = [lines for _, lines in team[0]._peers.values()]
+    assert taking.wait(5)
+    team[0]._close()
+    may_go_on.set()
+    until = time.monotonic() + 5
+    while not all(one.closed for one in lines) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert all(one.closed for one in lines)
+
+
 def silence(watch):
     """Have a process give no more signs of life, as one that is stopped; its connections stay open."""
     watch._tell = lambda **message: None
