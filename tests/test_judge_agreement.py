@@ -157,6 +157,25 @@ def test_the_counts_add_up_to_the_rows_read(tmp_path, limit):
         assert sum(int(line[name]) for line in categories) == int(every[name])
 
 
+def test_the_report_shows_the_ten_largest_categories(tmp_path):
+    votes = [
+        vote(f"{category} {n}", f"topic {category:02}", "ann", "one", "longer", "model_b")
+        for category in range(13)
+        for n in range(9 + category)
+    ]
+    file = write_rows(tmp_path / "votes.jsonl", votes)
+    done = judge_agreement(file, {"longer": LONGER}, COLUMNS, CHOICES, str(tmp_path / "out"), "question_id")
+    shown = [f"topic {category:02}" for category in range(12, 2, -1)]
+    shares, counts = (part.split("┡")[1] for part in done["report"].split("longer")[1:])
+    for table in (shares, counts):
+        assert [words for words in shown if words in table] == shown
+        assert table.index(shown[0]) < table.index(shown[-1])
+        assert not any(f"topic {category:02}" in table for category in (0, 1, 2))
+    assert "3 more categories are in agreement.csv." in done["report"]
+    with (tmp_path / "out/agreement.csv").open() as opened:
+        assert len(list(csv.DictReader(opened))) == 14
+
+
 def test_a_judge_against_people_by_category(file, tmp_path):
     done = judge_agreement(file, {"longer": LONGER}, COLUMNS, CHOICES, str(tmp_path / "out"), "question_id")
     (row,) = done["rows"]

@@ -21,6 +21,8 @@ from fedlight.support.files import write_json
 from fedlight.support.results import rich_text
 
 ALL, WITHOUT_CATEGORY = "all", "(none)"
+FEWEST_PAIRS, MOST_CATEGORIES = 10, 10
+"""Of a category that the report shows, and of how many it shows."""
 SHARES = (
     *("majority", "vote", "people", "majority_decided", "vote_decided", "people_decided"),
     *("order_changed", "prefers_first", "unread"),
@@ -92,12 +94,22 @@ def judge_agreement(
 
 
 def report(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return two tables for each judge, with a line for each category: its shares, and the counts behind them."""
+    """Return two tables for each judge: shares of all pairs and of the largest categories, and the counts behind them."""
     tables = []
     for judge in dict.fromkeys(line["judge"] for line in lines):
         own = [line for line in lines if line["judge"] == judge]
-        tables += [_shares(judge, own), _counted(judge, own)]
+        shown = _largest(own)
+        tables += [_shares(judge, shown), _counted(judge, shown)]
+        if len(shown) < len(own):
+            tables.append(f"{len(own) - len(shown):,} more categories are in agreement.csv.")
     return "\n".join(tables)
+
+
+def _largest(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the line of all pairs, then those of the largest categories that have enough pairs to say something."""
+    first, *others = lines
+    enough = [line for line in others if line["shown"] >= FEWEST_PAIRS]
+    return [first, *sorted(enough, key=lambda line: (-line["shown"], line["category"]))[:MOST_CATEGORIES]]
 
 
 def _shares(judge: str, lines: Sequence[Mapping[str, Any]]) -> str:

@@ -19,8 +19,10 @@ from fedlight.datamodules.rows.rows import RowsError, load_rows, write_rows
 from fedlight.evaluation.bootstrap import with_interval
 from fedlight.evaluation.by_client import worst_share_mean
 from fedlight.evaluation.group_agreement import adjusted_rand_index
+from fedlight.evaluation.opinion_space import opinion_space
 from fedlight.recipes.method_table import sent_bytes
 from fedlight.support.checks import check_choice, check_range, refuse_below
+from fedlight.support.files import csv_text, write_whole
 from fedlight.support.needs import RowSource
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Rows
@@ -103,6 +105,9 @@ def opinion_pairs(
         min_test: fewest test pairs of a client.
         columns: columns of the rows where they have other names: ours -> theirs.
 
+    Beside the training pairs ``people.csv`` gets the place of each person among all by its votes (`opinion_space`), with the
+    number of its votes, for the map in the report.
+
     Returns:
         ``people``, ``jury``, ``eligible`` (people with enough pairs), ``clients``, ``statements``, ``moderated_out`` and
         ``repeated`` (see `Opinions`), ``contested`` (share of the pairs that enough jurors decided), and the number of
@@ -167,6 +172,7 @@ def opinion_pairs(
     ]
     for file, rows in ((train, rows_of_train), (test, rows_of_test)):
         write_rows(rows, Path(file))
+    write_whole(Path(train).with_name("people.csv"), csv_text(_people(opinions)))
     return {
         "people": len(order),
         "jury": len(jury),
@@ -321,6 +327,16 @@ def opinion_table(methods: dict[str, dict[str, str]], test: str, against: str = 
             row["sent_mib"] = sent_bytes(Path(folders["train"])) / 2**20
         rows.append(row)
     return {"rows": rows}
+
+
+def _people(opinions: Opinions) -> Rows:
+    """Return a row for each person: ``person``, ``group``, ``votes``, ``x`` and ``y``."""
+    places = opinion_space(opinions.votes).round(4).tolist()
+    counts = (opinions.votes != 0).sum(axis=1).tolist()
+    return [
+        {"person": person, "group": group, "votes": count, "x": x, "y": y}
+        for person, group, count, (x, y) in zip(opinions.people, opinions.groups, counts, places, strict=True)
+    ]
 
 
 def _held_out(numbers: np.ndarray, share: float, seed: int, whose: str) -> np.ndarray:

@@ -248,8 +248,7 @@ def stages_over_seeds(recipe: Recipe, output: Path, seeds: list[int]) -> list[St
 
 def _resolved(config: Recipe, runs: list[Path], key: str | None = None) -> Recipe:
     """Return the config, or its part under ``key``, with all references replaced by their values."""
-    # Since 2.4 OmegaConf warns about the older of the two names.
-    register = getattr(OmegaConf, "register_resolver", OmegaConf.register_new_resolver)
+    register = OmegaConf.register_resolver
     register("choose", lambda condition, yes, no: yes if condition else no, replace=True)
     register("product", lambda *numbers: math.prod(numbers), replace=True)
     register("share", lambda number, part: round(number * part), replace=True)

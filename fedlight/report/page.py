@@ -31,13 +31,13 @@ from fedlight.report.sections import (
     overview,
     virtual_time,
 )
-from fedlight.report.sections.outcomes import comparison, tasks
+from fedlight.report.sections.outcomes import comparison, opinions, tasks
 from fedlight.report.svg import inlined
 from fedlight.support.files import csv_text, whole_file
 
 SECTIONS = (
-    *(overview, comparison, curves, virtual_time, clients, client_data, devices, groups, coverage, leakage),
-    *(answers, tasks, configuration),
+    *(overview, comparison, curves, virtual_time, clients, client_data, devices, groups, opinions),
+    *(coverage, leakage, answers, tasks, configuration),
 )
 FILES = Path(__file__).parent / "page_files"
 EMBEDDED = 24_000  # bytes of a CSV file up to which the page itself holds it as well

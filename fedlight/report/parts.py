@@ -29,6 +29,7 @@ class Table(NamedTuple):
     caption: str = ""  # what the numbers are
     marked: frozenset[int] = frozenset()  # lines to point out, by position
     folded: bool = False  # whether it is shown only when it is asked for
+    first: int | None = None  # lines that are shown before the others are asked for; None: all
     kind: str = "table"
 
 

@@ -20,7 +20,7 @@ COLOR = re.compile(r"(?P<property>fill|stroke|stop-color): (?P<color>#[0-9a-f]{6
 COORDINATES = re.compile(r'\b(?:d|x|y|points)="[^"]*"')
 DECIMALS = re.compile(r"(\.\d\d)\d+")  # hundredths of a point are too small to be seen
 FONT = re.compile(r"font: (?P<size>[\d.]+px)[^;\"]*")
-VARIABLES = {color.lower(): f"var(--series-{place})" for place, color in enumerate(COLORS[:6], start=1)}
+VARIABLES = {color.lower(): f"var(--series-{place})" for place, color in enumerate(COLORS, start=1)}
 
 
 def inlined(figure: Figure, name: str, alt: str) -> str:

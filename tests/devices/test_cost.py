@@ -38,21 +38,26 @@ def flops_by_hand(examples, tokens, head_rows, head_positions):
     return forward + backward + head
 
 
+def by_hand(flops):
+    """Some releases of transformers also multiply positions by rotary frequencies, a hundred thousandth of the whole."""
+    return pytest.approx(flops, rel=2e-5)
+
+
 def test_flops_of_a_selector_by_hand():
     shape = BatchShape(examples=4, tokens=50)
-    assert CostMeter(SelectorModule("toy")).cost(shape).flops == flops_by_hand(4, 50, 2, 4)
+    assert CostMeter(SelectorModule("toy")).cost(shape).flops == by_hand(flops_by_hand(4, 50, 2, 4))
 
 
 def test_flops_of_supervised_tuning_count_the_head_where_there_are_labels():
     meter = CostMeter(SFTModule("toy"))
-    assert meter.cost(BatchShape(3, 40, responses=70)).flops == flops_by_hand(3, 40, 97, 70)
+    assert meter.cost(BatchShape(3, 40, responses=70)).flops == by_hand(flops_by_hand(3, 40, 97, 70))
 
 
 def test_flops_of_dpo_hold_both_responses_and_the_reference_pass():
     pairs = CostMeter(DPOModule("toy")).cost(BatchShape(3, 40, responses=70)).flops
     base = 4 * (sum(2 * 240 * i * o for i, o in LAYER) + 4 * 6 * 40**2 * 128)
     reference = base + 2 * 70 * 96 * 97
-    assert pairs == flops_by_hand(6, 40, 97, 70) + reference
+    assert pairs == by_hand(flops_by_hand(6, 40, 97, 70) + reference)
 
 
 def test_checkpointing_computes_the_layers_once_more():

@@ -182,8 +182,7 @@ def test_a_classifiers_peft_folder_has_its_head(bert, make_choice_batch, tmp_pat
     module.save_adapter(tmp_path)
     torch.manual_seed(77)
     base = AutoModelForSequenceClassification.from_pretrained(bert, num_labels=2)
-    with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):
-        loaded = PeftModel.from_pretrained(base, tmp_path).eval()
+    loaded = PeftModel.from_pretrained(base, tmp_path).eval()
     logits = loaded(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     torch.testing.assert_close(logits, module.choice_logits(batch))
 

@@ -228,6 +228,6 @@ def test_what_is_missing_is_named(runs, client_files, tmp_path):
         plots.groups(write(tmp_path / "e.csv", "round,client,selector"), out)
     with pytest.raises(ValueError, match=r"output=figure\.gif must end with \.svg or \.png"):
         plots.reward_hacking(runs, "figure.gif")
-    with pytest.raises(ValueError, match="8 methods: between 1 and 7 can be told apart"):
-        plots.clients({str(index): client_files["alone"] for index in range(8)}, out)
+    with pytest.raises(ValueError, match="13 methods: between 1 and 12 can be told apart"):
+        plots.clients({str(index): client_files["alone"] for index in range(13)}, out)
     assert not (tmp_path / "x.svg").exists()

@@ -18,13 +18,21 @@ from matplotlib.figure import Figure
 from fedlight.report.attack_log import GLOBAL, metric_of, read_attacks
 from fedlight.report.figures.labels import Point, name_lines, name_points
 from fedlight.report.figures.privacy_table import PRETRAINED
-from fedlight.report.figures.style import COLORS, STYLE, Looks, add_legend, colors, new_figure, save
+from fedlight.report.figures.style import (
+    COLORS,
+    MOST_LINES,
+    STYLE,
+    Looks,
+    add_legend,
+    colors,
+    new_figure,
+    save,
+)
 from fedlight.report.tables import deviation, points_of
 from fedlight.support.files import result_of
 
 Values = Mapping[str, Sequence[float]]
 DASHES: Any = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
-MOST_LINES = len(COLORS) * len(DASHES)
 
 
 def trade_off(

@@ -19,11 +19,13 @@ from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.vectors.encoders import Encoder, HashedEncoder, SentenceEncoder
 from fedlight.report.augmentations import read_added
 from fedlight.report.figures.style import STYLE, add_legend, colors, save
+from fedlight.report.tables import shortened
 from fedlight.support.seeding import derive_seed
 
 COMPONENTS = 50  # of PCA before t-SNE, as its authors do
 ACROSS = 3  # panels beside each other
 MANY = 1000  # points that are drawn small
+MOST_LETTERS, LETTERS_PER_INCH = 32, 11  # of a name in the legend
 Panel = tuple[np.ndarray, np.ndarray]
 """Positions ``(rows, 2)``, and which of them belong to the domain ``(rows,)``."""
 
@@ -129,7 +131,13 @@ def draw_groups_of_points(
         for name, places in groups.items():
             axes.scatter(*places.T, s=size, color=shades[name], **style)
         axes.set_title(title, fontsize="small")
-    add_legend(figure, [_dot(color, name) for name, color in {ground_name: "0.82", **shades}.items()])
+    named = {ground_name: "0.82", **shades}
+    longest = max(len(shortened(name, MOST_LETTERS)) for name in named)
+    fitting = int(figure.get_figwidth() * LETTERS_PER_INCH) // (longest + 5)
+    handles = [_dot(color, shortened(name, MOST_LETTERS)) for name, color in named.items()]
+    add_legend(figure, handles, columns=max(1, min(ACROSS, fitting)))
+    for text in figure.legends[0].get_texts():
+        text.set_fontsize("small")
     return figure
 
 

@@ -1,6 +1,7 @@
 """Look of all figures, their colours, and the CSV files that they are drawn from; an SVG depends on the numbers alone.
 
-Colours are those of Okabe and Ito, "Color Universal Design", https://jfly.uni-koeln.de/color/: fit for colour-blind people.
+The first six colours are those of Okabe and Ito, "Color Universal Design", https://jfly.uni-koeln.de/color/: fit for
+colour-blind people. The others were chosen so that all twelve stay apart for them too.
 """
 
 import csv
@@ -13,7 +14,10 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLORS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
+    *("#661100", "#2E4057", "#332288", "#9E7BFF", "#A0522D", "#004D40"),
+)
 STYLE: Any = {
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -26,8 +30,10 @@ INCHES = (7.0, 4.0)
 HALF_A_PAGE = (5.6, 3.5)
 """Inches of a chart on a report's page: half of a wide screen, and still legible on a phone."""
 DASHES: Any = ("-", "--", ":")
-MOST_LINES = 6 * len(DASHES)
-"""Lines of one chart that `looks` tells apart."""
+MOST_LINES = 18
+"""Lines that one chart holds; `looks` tells more apart."""
+LEGEND_ROWS, ROW_INCHES = 3, 0.19
+"""Rows of a legend for which a chart has room, and by how much each further one makes it taller."""
 
 
 def read_rows(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
@@ -106,7 +112,7 @@ def looks_by_kind(kinds: Mapping[str, str]) -> Looks:
     taken: Counter[str] = Counter()
     found: Looks = {}
     for name, kind in kinds.items():
-        color = COLORS[places[kind] % 6]
+        color = COLORS[places[kind] % len(COLORS)]
         found[name] = {"color": color, "linestyle": DASHES[taken[color] % len(DASHES)]}
         taken[color] += 1
     return found
@@ -123,7 +129,10 @@ def key(figure: Figure, axes: Axes) -> None:
     if not handles:
         return
     longest = max(map(len, labels))
-    add_legend(figure, handles, columns=max(1, min(3, 66 // (longest + 9), len(labels))))
+    columns = max(1, min(3, 66 // (longest + 9), len(labels)))
+    rows = -(-len(labels) // columns)
+    figure.set_figheight(figure.get_figheight() + ROW_INCHES * max(0, rows - LEGEND_ROWS))
+    add_legend(figure, handles, columns)
     for handle, text in zip(figure.legends[0].legend_handles, figure.legends[0].get_texts(), strict=True):
         if handle is not None:
             handle.set_gid(f"series:{text.get_text()}")

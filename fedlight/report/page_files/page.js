@@ -48,5 +48,21 @@ for (const table of document.querySelectorAll("table")) {
   });
 }
 
+// The first lines of a long table, in whichever order it is; without this script all of them are there.
+for (const table of document.querySelectorAll("table[data-first]")) {
+  const rest = table.tBodies[0].rows.length - table.dataset.first;
+  if (rest < 1) continue;
+  table.classList.add("shortened");
+  const more = document.createElement("button");
+  more.type = "button";
+  more.className = "more";
+  more.textContent = `${rest} more`;
+  more.addEventListener("click", () => { table.classList.remove("shortened"); more.remove(); });
+  table.parentElement.after(more);
+}
+
 // Paper has no folds.
-addEventListener("beforeprint", () => { for (const fold of document.querySelectorAll("details.example")) fold.open = true; });
+addEventListener("beforeprint", () => {
+  for (const fold of document.querySelectorAll("details.example")) fold.open = true;
+  for (const more of document.querySelectorAll("button.more")) more.click();
+});

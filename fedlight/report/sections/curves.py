@@ -75,18 +75,41 @@ def section(runs: Sequence[Run]) -> Section | None:
     charts = [chart for axis in axes for chart in _charts(of_methods, axis, known)]
     if not charts:
         return None
-    intro = "Each line is a run; of several seeds the line is the mean and the band reaches from lowest to highest."
     several = any(len(of_seeds) > 1 for of_seeds in of_methods.values())
-    return Section("curves", "Curves", intro if several else "", list(charts))
+    intro = [
+        "Each line is a run; of several seeds the line is the mean and the band reaches from lowest to highest."
+    ] * several
+    if zeros := sorted(
+        {in_words(metric) for axis in axes for metric in _zeros(_by_metric(of_methods, axis))}
+    ):
+        intro.append(f"0 in all runs at all times, and not drawn: {', '.join(zeros)}.")
+    return Section("curves", "Curves", " ".join(intro), list(charts))
 
 
-def _charts(of_methods: dict[str, list[Curves]], axis: str, known: Looks) -> list[Chart]:
+def _by_metric(of_methods: Mapping[str, Sequence[Curves]], axis: str) -> dict[str, dict[str, list[Curve]]]:
+    """Return metric -> method -> curves of its seeds, of those that this section draws over the axis."""
     metrics: dict[str, dict[str, list[Curve]]] = {}
     for method, several in of_methods.items():
         for each in several:
             for metric, curve in each.metrics.items() if each.axis == axis else ():
                 if family(metric):
                     metrics.setdefault(metric, {}).setdefault(method, []).append(curve)
+    return metrics
+
+
+def _zeros(metrics: Mapping[str, Mapping[str, Sequence[Curve]]]) -> set[str]:
+    """Return the counts of what has never happened: metrics outside of the families that are 0 everywhere."""
+    return {
+        metric
+        for metric, found in metrics.items()
+        if family(metric) == "Others"
+        and not any(value for several in found.values() for curve in several for value in curve.values())
+    }
+
+
+def _charts(of_methods: dict[str, list[Curves]], axis: str, known: Looks) -> list[Chart]:
+    metrics = _by_metric(of_methods, axis)
+    metrics = {name: found for name, found in metrics.items() if name not in _zeros(metrics)}
     ends = {metric: ends_of(metric) for metric in metrics if set(ends_of(metric)) <= metrics.keys()}
     intervals = {metric: [metrics[end] for end in own] for metric, own in ends.items()}
     metrics = {

@@ -150,25 +150,25 @@ def _table(name: str, of_methods: Mapping[str, Mapping[str, Scores]]) -> Table:
     lines = [
         [
             method,
+            verdict(found),
             _mean(of_methods[method]),
             f"{found.mean:+.3f}",
             *([] if is_single else [_ends(found.over_pairs), f"{found.pairs:,}"]),
             _ends(found.over_seeds),
             str(found.seeds),
-            verdict(found),
         ]
         for method, found in shared.items()
     ]
-    header = ["method", "mean", "difference"]
+    header = ["method", "verdict", "mean", "difference"]  # the verdict first: a phone shows two columns
     header += [] if is_single else [f"over {what}", "pairs"]
-    header += ["over seeds", "seeds", "verdict"]
+    header += ["over seeds", "seeds"]
     caption = f"Against {first}, whose mean is {_mean(of_methods[first])}; of what both have."
     if len(lines) > 1:
         caption += f" Of {len(lines)} comparisons one in twenty would be beyond noise by chance."
     left = len(compared) - len(shared)
     if left:
         caption += f" {left:,} more methods share no {what} or no seed with it, and cannot be compared."
-    marked = frozenset(place for place, line in enumerate(lines) if line[-1].startswith(BEYOND))
+    marked = frozenset(place for place, line in enumerate(lines) if line[1].startswith(BEYOND))
     return Table(f"{name}, against {first}", header, lines, caption, marked)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from fedlight.report.parts import Part, Section, Table
 from fedlight.report.runs import Run
+from fedlight.report.sections.outcomes.by_group import judges_by_category, tables_by_group
 from fedlight.report.tables import number, objects, spread
 
 MANY_LINES = 12
@@ -15,21 +16,25 @@ NOT_SHOWN = ("stderr/",)
 def section(runs: Sequence[Run]) -> Section | None:
     """Return a table of all tested metrics, one of scores after training, and one for each stage that returned rows."""
     parts: list[Part] = []
+    by_group = tables_by_group(runs)
+    # Scores by group have lines of a table of their own instead of columns here.
+    beside = tuple(f"score/{task}/" for task in by_group)
     tested = [run for run in runs if run.command in ("test", "validate")]
-    parts += _metrics("Tests", tested, everything=True)
-    parts += _metrics(
-        "Scores at the end of training", [run for run in runs if run.command == "fit"], everything=False
-    )
+    fits = [run for run in runs if run.command == "fit"]
+    parts += _metrics("Tests", tested, True, beside)
+    parts += _metrics("Scores at the end of training", fits, False, beside)
+    parts += by_group.values()
+    parts += judges_by_category(runs)
     parts += [table for method in dict.fromkeys(run.method for run in runs) for table in _rows(method, runs)]
     return Section("tasks", "Tests, tasks and duels", "", parts) if parts else None
 
 
-def _metrics(title: str, runs: Sequence[Run], everything: bool) -> list[Table]:
+def _metrics(title: str, runs: Sequence[Run], everything: bool, beside: tuple[str, ...]) -> list[Table]:
     values: dict[str, dict[str, list[float]]] = {}
     for run in runs:
         for name, value in last_metrics(run).items():
             wanted = everything or name.startswith(LAST)
-            if wanted and not name.startswith(NOT_SHOWN) and (found := number(value)) is not None:
+            if wanted and not name.startswith((*NOT_SHOWN, *beside)) and (found := number(value)) is not None:
                 values.setdefault(run.method, {}).setdefault(name, []).append(found)
     if not values:
         return []

@@ -1,0 +1,82 @@
+"""Scores by subject and judges by category: sorted, pooled where there is little of one, ten lines before the others."""
+
+import json
+
+from fedlight.evaluation.bootstrap import bootstrap_interval
+from fedlight.report.page import write_report
+from fedlight.report.runs import read_runs
+from fedlight.report.sections.outcomes import tasks
+from fedlight.report.sections.outcomes.by_group import FEWEST, FIRST, judges_by_category, tables_by_group
+
+
+def answered(home, seed, name, scores):
+    """A stage that has asked a task, with the scores of each subject."""
+    folder = home / f"seed{seed}" / name
+    (folder / "tasks/test").mkdir(parents=True)
+    asked = [(subject, score) for subject, own in scores.items() for score in own]
+    rows = [
+        {"row": row, "prompt": f"q{row}", "group": subject, "answers": ["a"], "score": score}
+        for row, (subject, score) in enumerate(asked)
+    ]
+    (folder / "tasks/test/mmlu.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "settings.json").write_text(json.dumps({"stage": "test x.yaml"}))
+    metrics = {"score/mmlu": 0.5, **{f"score/mmlu/{subject}": 0.5 for subject in scores}}
+    (folder / "done.json").write_text(json.dumps({"result": {"metrics": metrics}}))
+
+
+def test_subjects_are_lines_the_lowest_first_and_small_ones_are_pooled(tmp_path):
+    low, high = [0.0] * 15 + [1.0] * 5, [1.0] * 12
+    for seed in (0, 1):
+        answered(tmp_path, seed, "fedavg", {"law": high, "anatomy": low, "art": [1.0], "music": [0.0, 0.0]})
+    runs = read_runs([tmp_path])
+    table = tables_by_group(runs)["mmlu"]
+    ends = bootstrap_interval(low * 2, [*map(str, range(12, 32))] * 2)
+    assert table.header == ["group", "questions", "fedavg"]
+    assert table.lines[:2] == [
+        ["anatomy", "20", f"0.250 [{ends.low:.3f}, {ends.high:.3f}]"],
+        ["law", "12", "1.000 [1.000, 1.000]"],
+    ]
+    assert table.lines[2][:2] == [f"2 with fewer than {FEWEST} questions", "3"]
+    assert table.lines[2][2].startswith("0.333 [")
+    shown = {part.title: part for part in tasks.section(runs).parts}
+    assert shown["Tests"].header == ["run", "score/mmlu"]  # subjects are no columns as well
+    assert shown["mmlu by group"] == table
+
+
+def test_a_method_that_was_not_asked_about_a_subject_has_none(tmp_path):
+    answered(tmp_path, 0, "a", {"law": [1.0] * 10, "art": [0.0] * 10})
+    answered(tmp_path, 0, "b", {"law": [0.0] * 10, "tea": [1.0] * 10})
+    table = tables_by_group(read_runs([tmp_path]))["mmlu"]
+    assert [(line[0], line[2][:5], line[3][:5]) for line in table.lines] == [
+        *(("art", "0.000", "-"), ("law", "1.000", "0.000"), ("tea", "-", "1.000"))
+    ]
+
+
+def test_one_subject_makes_no_table(tmp_path):
+    answered(tmp_path, 0, "a", {"": [1.0] * 10})
+    assert tables_by_group(read_runs([tmp_path])) == {}
+
+
+def test_categories_of_judges_are_sorted_by_their_pairs_and_small_ones_are_counted(tmp_path):
+    folder = tmp_path / "seed0/agreement"
+    folder.mkdir(parents=True)
+    (folder / "settings.json").write_text(json.dumps({"stage": "call x.y"}))
+    rows = ["judge,category,pairs_decided,majority_decided,majority_low_decided,majority_high_decided"]
+    for judge, share in (("longer", 0.6), ("local", 0.7)):
+        rows += [f"{judge},all,60,0.5,0.4,0.6", f"{judge},math,20,{share},0.5,0.8"]
+        rows += [f"{judge},art,30,{share},0.5,0.8", f"{judge},law,9,1,1,1", f"{judge},tea,,,,"]
+    (folder / "agreement.csv").write_text("\n".join(rows) + "\n")
+    (table,) = judges_by_category(read_runs([tmp_path]))
+    assert table.header == ["category", "most pairs", "longer", "local"]
+    assert table.lines == [
+        ["art", "30", "0.600 [0.500, 0.800]", "0.700 [0.500, 0.800]"],
+        ["math", "20", "0.600 [0.500, 0.800]", "0.700 [0.500, 0.800]"],
+    ]
+    assert "2 categories with fewer than 10 pairs left out" in table.caption
+
+
+def test_a_page_has_all_lines_of_a_long_table_and_says_how_many_to_show(tmp_path):
+    answered(tmp_path, 0, "a", {f"subject {n:02}": [n / 20] * FEWEST for n in range(13)})
+    text = write_report([tmp_path]).read_text()
+    assert f'<table data-first="{FIRST}">' in text
+    assert all(f"subject {n:02}" in text for n in range(13))
