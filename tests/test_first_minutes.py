@@ -27,7 +27,7 @@ def fit(tiny_model, tmp_path):
             "trainer.accumulate_grad_batches=0 must be at least 1: it is batches for each step",
         ),
         ("accumulate_grad_batches=-2", "trainer.accumulate_grad_batches=-2 must be at least 1"),
-        ("gradient_clip_val=-1", "trainer.gradient_clip_val=-1 must be at least 0: it is the largest norm"),
+        ("gradient_clip_val=-1", "must be at least 0: it is the largest norm"),
         ("check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch=0 must be at least 1"),
         ("log_every_n_steps=-1", "trainer.log_every_n_steps=-1 must be at least 0"),
         ("num_sanity_val_steps=-2", "trainer.num_sanity_val_steps=-2 must be at least -1"),

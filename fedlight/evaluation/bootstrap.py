@@ -97,8 +97,9 @@ def student_interval(values: Sequence[float] | np.ndarray, level: float = 0.95) 
         level: of confidence, in (0, 1).
 
     Examples:
-        >>> student_interval([0.1, 0.2, 0.3], level=0.5)  # 0.2 ± 0.816 * 0.1 / sqrt(3)
-        Interval(low=0.15285954792089687, high=0.2471404520791032)
+        >>> low, high = student_interval([0.1, 0.2, 0.3], level=0.5)  # 0.2 ± 0.816 * 0.1 / sqrt(3)
+        >>> round(low, 6), round(high, 6)
+        (0.15286, 0.24714)
     """
     if not 0 < level < 1:
         raise ValueError(f"level={level} must lie between 0 and 1")

@@ -13,16 +13,20 @@ from transformers import AutoModelForCausalLM
 
 PACKAGES = {"onnx": ("onnx", "onnxscript"), "executorch": ("executorch",)}
 """Formats, and what their exporters need."""
+EXPORTERS_SINCE = "5.23"
 SAMPLE_TOKENS = 8
 """Length of the prompt with which a program is traced; others work as well."""
 
 
 def check_installed(form: str) -> None:
     """Raise ModuleNotFoundError where the exporter of a format is not here."""
-    if find_spec("transformers.exporters") is None:
+    # Earlier exporters give programs that nothing writes down with what is needed to run them.
+    if find_spec("transformers.exporters") is None or not hasattr(
+        import_module("transformers.exporters"), "ExportedModel"
+    ):
         raise ModuleNotFoundError(
-            f"--format {form} needs the exporters of transformers, which this version has not: "
-            "pip install --upgrade transformers"
+            f"--format {form} needs the exporters of transformers {EXPORTERS_SINCE} or newer: "
+            f"pip install --upgrade 'transformers>={EXPORTERS_SINCE}'"
         )
     if lost := [name for name in PACKAGES[form] if find_spec(name) is None]:
         raise ModuleNotFoundError(

@@ -46,7 +46,9 @@ def test_a_small_model_by_hand(model):
     # Forward, and backward of the inputs; of the adapter also of its weights. Attention has two products, and five backward.
     products = 2 * 9 * (2 * 2 * layer + 3 * adapter) + 2 * 2 * 8 * head + 2 * 2 * 4 * 9 * 9 * 8 * (2 + 5)
     first = 2 * 9 * (16 * 48 + 3 * 2 * 16)  # inputs of the first layer need no gradient
-    assert flops == 3 * 2 * (products - first)
+    assert flops == pytest.approx(
+        3 * 2 * (products - first), rel=2e-4
+    )  # some releases count rotary frequencies
     frozen = (
         2 * (layer + 4 * 16 + 2 * 8) + 16 + 64 * 16
     )  # with four norms a layer and two of the heads, and the last

@@ -51,7 +51,8 @@ def test_the_heads_operations(rows):
         return round(1e9 * rows[name]["gflop"])
 
     one = flop("selector, one order")
-    assert flop("selector, both orders") == 2 * one
+    # Some releases of transformers compute the rotary frequencies once for both.
+    assert flop("selector, both orders") == pytest.approx(2 * one, rel=2e-4)
     assert flop("naive selector, one order") - one == 2 * product * PAIRS * (SHOWN * VOCABULARY - 2)
     assert rows["selector, both orders"]["ratios"]["gflop"] == pytest.approx(2)
     later, first = flop("DPO, later epochs"), flop("DPO, first epoch")

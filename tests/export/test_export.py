@@ -45,6 +45,14 @@ def answers_of_the_run(run):
     return [one for (one,) in found]
 
 
+def test_exporters_that_are_too_old_are_named_with_the_release_that_has_them(run, monkeypatch, tmp_path):
+    monkeypatch.setattr("fedlight.export.graphs.import_module", lambda name: object())
+    done = fedlight("export", str(run), "--format", "onnx", "--output", str(tmp_path / "out"))
+    assert done.code == 1
+    assert "pip install --upgrade 'transformers>=5.23'" in done.err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("form", ["adapter", "merged"])
 def test_plain_libraries_answer_as_the_run_did(run, base, form, tmp_path):
     done = fedlight("export", str(run), "--format", form, "--output", str(tmp_path / "out"))
@@ -64,6 +72,8 @@ def test_plain_libraries_answer_as_the_run_did(run, base, form, tmp_path):
 @pytest.mark.parametrize(("form", "needs"), [("onnx", "onnxscript"), ("executorch", "executorch")])
 def test_exported_programs_answer_as_the_run_did_with_the_lines_of_their_card(run, form, needs, tmp_path):
     pytest.importorskip(needs)
+    if not hasattr(pytest.importorskip("transformers.exporters"), "ExportedModel"):
+        pytest.skip("these exporters of transformers are too old")
     done = fedlight("export", str(run), "--format", form, "--output", str(tmp_path / "out"))
     assert done.code == 0, done.err
     lines = (tmp_path / "out/README.md").read_text().partition("```python\n")[2].partition("```")[0]

@@ -32,6 +32,11 @@ def page(tmp_path_factory):
     (bad / "completions.jsonl").write_text(json.dumps(line) + "\n")
     with (bad / "visits.csv").open("a") as file:
         file.write("5,c0")
+    subjects = (
+        {"row": n, "prompt": str(n), "group": f"subject {n % 13:02}", "score": n % 2} for n in range(130)
+    )
+    (bad / "tasks/test").mkdir(parents=True)
+    (bad / "tasks/test/mmlu.jsonl").write_text("".join(json.dumps(row) + "\n" for row in subjects))
     (folder / "runs" / "results.json").write_text(
         json.dumps(
             {
@@ -177,6 +182,22 @@ def test_tables_are_sorted_by_keyboard(tab):
     names = table.locator("tbody th").all_text_contents()
     assert names == sorted(names, key=str.lower, reverse=True)
     assert first in names
+
+
+def test_a_long_table_shows_ten_lines_and_then_all(tab):
+    """In whichever order: the first ten of it are there."""
+    table = tab.locator("table[data-first]")
+    lines, more = table.locator("tbody tr"), tab.locator("button.more")
+    assert lines.count() == 13
+    assert [line.is_visible() for line in lines.all()] == [True] * 10 + [False] * 3
+    assert more.text_content() == "3 more"
+    for _ in range(2):
+        table.locator("thead button").first.click()
+    assert lines.first.text_content().startswith("subject 12")
+    assert [line.is_visible() for line in lines.all()] == [True] * 10 + [False] * 3
+    more.click()
+    assert all(line.is_visible() for line in lines.all())
+    assert more.count() == 0
 
 
 def test_a_line_under_the_pointer_stands_out(tab):

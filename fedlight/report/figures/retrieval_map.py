@@ -112,10 +112,13 @@ def draw_map(ground: np.ndarray, panels: Mapping[str, Panel]) -> Figure:
 
 @matplotlib.rc_context(STYLE)
 def draw_groups_of_points(
-    ground: np.ndarray, panels: Mapping[str, Mapping[str, np.ndarray]], ground_name: str
+    ground: np.ndarray,
+    panels: Mapping[str, Mapping[str, np.ndarray]],
+    ground_name: str,
+    across: int = ACROSS,
 ) -> Figure:
     """Draw a panel for each title, with groups of points ``(points, 2)`` over the same grey ones; a name has one colour."""
-    across = min(ACROSS, len(panels))
+    across = min(across, len(panels))
     down = -(-len(panels) // across)
     figure = Figure(figsize=(max(2.6 * across, 4), 2.7 * down + 0.4), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).ravel()
@@ -135,7 +138,7 @@ def draw_groups_of_points(
     longest = max(len(shortened(name, MOST_LETTERS)) for name in named)
     fitting = int(figure.get_figwidth() * LETTERS_PER_INCH) // (longest + 5)
     handles = [_dot(color, shortened(name, MOST_LETTERS)) for name, color in named.items()]
-    add_legend(figure, handles, columns=max(1, min(ACROSS, fitting)))
+    add_legend(figure, handles, columns=max(1, min(3, fitting)))
     for text in figure.legends[0].get_texts():
         text.set_fontsize("small")
     return figure

@@ -27,7 +27,7 @@ def section(runs: Sequence[Run]) -> Section | None:
         chart, left = _chart(run, beside)
         charts.append(chart)
         if left:
-            notes.append(f"{run.label}: {left:,} more methods with groups are not on the map.")
+            notes.append(f"{run.label}: methods with groups that are not on the map: {left:,}.")
     if not charts:
         return None
     intro = "Who votes alike lies close together. A method that groups clients should give neighbours one selector."
@@ -67,6 +67,7 @@ def _chart(run: Run, beside: Sequence[Run]) -> tuple[Chart, int]:
         | {title: own.get(person, "") for title, own in panels.items()}
         for person, at in place.items()
     ]
+    ground = np.array([*place.values()]).reshape(-1, 2)
     in_words = "; ".join(
         f"{title}: " + ", ".join(f"{name} has {len(points):,}" for name, points in own.items())
         for title, own in groups.items()
@@ -77,8 +78,9 @@ def _chart(run: Run, beside: Sequence[Run]) -> tuple[Chart, int]:
         f"The two directions in which the votes of {len(place):,} people differ most (principal components; a missing vote "
         "counts as the mean of its statement). Grey: people who are no clients of the method, or in no group.",
         f"A panel of points for each grouping. {in_words}.",
-        draw_groups_of_points(np.array([*place.values()]).reshape(-1, 2), groups, OTHERS),
+        draw_groups_of_points(ground, groups, OTHERS),
         rows,
+        draw_groups_of_points(ground, groups, OTHERS, across=2) if len(groups) > 1 else None,
     ), len(of_methods) - len(shown)
 
 
