@@ -3,9 +3,9 @@
 import pytest
 import yaml
 
-from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.cli import lightning_cli
 from fedlight.modules.language import base_model
+from fedlight.recipes.stages import settings_in
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_loads_are_counted(loads, fit):
             "Scaffold needs the mean",
         ),
         ("selector.yaml", ["--federated.clients_per_round=1000"], "is more than the 40 clients"),
-        ("selector.yaml", ["--model.choices=[apples,pears]"], "one distinct token"),
+        ("selector.yaml", ["--model.choices=[apples,pears]"], "must differ in the last token only"),
     ],
 )
 def test_a_refusal_that_needs_settings_or_rows_comes_before_the_model(loads, fit, config, arguments, message):
@@ -87,7 +87,7 @@ def test_a_refusal_that_needs_settings_or_rows_comes_before_the_model(loads, fit
 def test_an_attack_on_other_data_is_refused_before_rows_are_read(
     loads, fit, tmp_path, monkeypatch, attack, arguments, message
 ):
-    config = yaml.safe_load(conf_path("feddca.yaml").read_text())
+    config = settings_in("feddca.yaml")
     config["trainer"]["callbacks"] = [attack]
     file = tmp_path / "attacked.yaml"
     file.write_text(yaml.safe_dump(config))

@@ -9,8 +9,8 @@ import pytest
 from omegaconf import OmegaConf
 from tiny_world import PROMPTS, VOTES, fedlight, table, tiny_selector, weights
 
-from fedlight import conf
 from fedlight.lightning_cli.cli import lightning_cli
+from fedlight.recipes.stages import settings_in
 
 
 def federated(cli):
@@ -128,7 +128,7 @@ def test_without_the_key_federated_training_is_central(run, tiny_model, tmp_path
     assert "epoch 2/2" in outcome.out
     assert not (tmp_path / "null/visits.csv").exists()
 
-    config = OmegaConf.load(conf.path("selector.yaml"))
+    config = OmegaConf.create(settings_in("selector.yaml"))
     del config["federated"]
     (tmp_path / "selector.yaml").write_text(OmegaConf.to_yaml(config))
     monkeypatch.chdir(tmp_path)  # a file that is here goes before fedlight's own of that name

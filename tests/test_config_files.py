@@ -24,7 +24,6 @@ def written(folder, text):
             "line 3 gives trainer.callbacks.init_args.a a second time",
         ),
         ("stages: {one: {fit: selector.yaml}}\n", "is a recipe: fedlight run"),
-        ("extends: demo.yaml\n", "is a recipe: fedlight run"),
     ],
 )
 def test_what_yaml_would_take_and_nobody_means(tmp_path, text, message):

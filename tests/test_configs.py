@@ -47,6 +47,10 @@ ELSEWHERE = {  # config -> where it is run
     ),
     **dict.fromkeys(("fewfedpit", "fewfedpit_llama2", "fewfedpit_medinstruct"), "test_few_shot_configs.py"),
     **dict.fromkeys(("polis", "polis_lora"), "test_polis_recipe.py"),
+    **dict.fromkeys(
+        [f"methods/{name}" for name in ("fedbis", "fedbiscuit", "feddca", "fewfedpit")],
+        "test_extended_configs.py",
+    ),
     "tasks": "test_task_configs.py",
     **dict.fromkeys(
         [f"tasks/{name}" for name in ("gsm8k", "human_eval", "mmlu_medical", "sentiment")],

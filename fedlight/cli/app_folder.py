@@ -10,6 +10,9 @@ import yaml
 from fedlight.cli.app_texts import GITIGNORE, pyproject, readme
 from fedlight.flower.parts import Parts, kept_by_node, kept_by_server, refuse_undeployable
 from fedlight.lightning_cli.cli import find_config
+from fedlight.lightning_cli.config_files import layers
+from fedlight.recipes.overlay import as_yaml
+from fedlight.recipes.stages import settings_in
 from fedlight.support.files import write_whole
 
 LONGEST_NAME = 32
@@ -47,7 +50,9 @@ def write_app(config: str, folder: Path, settings: Sequence[str] = ()) -> App:
     parts = Parts([f"--config={source}", *settings], kept_by_server)
     refuse_undeployable(parts)
     _refuse_configs(settings)
-    text = source.read_text(encoding="utf-8")
+    # A config on top of another one becomes a whole one, without its comments.
+    is_whole = layers(str(source)) == [source]
+    text = source.read_text(encoding="utf-8") if is_whole else as_yaml(settings_in(str(source)))
     values = yaml.safe_load(text)
     if one := next(_configs_in(values), None):
         raise ValueError(

@@ -20,6 +20,10 @@ SAMPLE_TOKENS = 8
 
 def check_installed(form: str) -> None:
     """Raise ModuleNotFoundError where the exporter of a format is not here."""
+    if lost := [name for name in PACKAGES[form] if find_spec(name) is None]:
+        raise ModuleNotFoundError(
+            f"--format {form} needs {' and '.join(lost)}: pip install 'fedlight[{form}]'"
+        )
     # Earlier exporters give programs that nothing writes down with what is needed to run them.
     if find_spec("transformers.exporters") is None or not hasattr(
         import_module("transformers.exporters"), "ExportedModel"
@@ -27,10 +31,6 @@ def check_installed(form: str) -> None:
         raise ModuleNotFoundError(
             f"--format {form} needs the exporters of transformers {EXPORTERS_SINCE} or newer: "
             f"pip install --upgrade 'transformers>={EXPORTERS_SINCE}'"
-        )
-    if lost := [name for name in PACKAGES[form] if find_spec(name) is None]:
-        raise ModuleNotFoundError(
-            f"--format {form} needs {' and '.join(lost)}: pip install 'fedlight[{form}]'"
         )
 
 

@@ -26,8 +26,9 @@ from fedlight.callbacks.loop.guard import refuse_cut_rounds, refuse_senseless
 from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.class_changes import arguments_go_with_their_class, dropped_so_far
 from fedlight.lightning_cli.class_names import last_part
-from fedlight.lightning_cli.config_files import check_config, configs_of
+from fedlight.lightning_cli.config_files import EXTENDS, with_layers
 from fedlight.lightning_cli.full_keys import full_keys
+from fedlight.lightning_cli.given_once import share_settings
 from fedlight.lightning_cli.parser_words import near, one_line, one_line_reference
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
@@ -81,8 +82,7 @@ class OneLineParser(LightningArgumentParser):
         """
         given, texts = typed_templates(sys.argv[1:] if args is None else args)
         args = [re.sub(r"^(--[^=]+)=None$", r"\1=null", argument) for argument in given]
-        for config in configs_of(args):
-            check_config(config)
+        args = with_layers(args)
         try:
             with arguments_go_with_their_class(), loaded_as_written(self.parser_mode, texts):
                 return super().parse_args(args, *others, **options)
@@ -167,6 +167,12 @@ class FedlightCLI(LightningCLI):
         parser.add_argument(
             "--drop_callbacks", type=list[str], default=[], help="classes in trainer.callbacks to leave out"
         )
+        parser.add_argument(
+            f"--{EXTENDS}",
+            type=str | list[str] | None,
+            default=None,
+            help="of a config: configs that it is laid over",
+        )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Return the wanted command alone: building the parser of each takes half a second."""
@@ -176,6 +182,9 @@ class FedlightCLI(LightningCLI):
         """Parse ``args`` alone; Lightning's own method warns that the process has arguments as well."""
         self.config = parser.parse_args(args)
         drop_callbacks(self.config[self.command])
+        share_settings(self.config[self.command])
+        if self.config[self.command][EXTENDS]:
+            raise ValueError("extends: is a key of config files; on the command line give --config twice")
 
     def instantiate_classes(self) -> None:
         """Make the objects; refuse a trainer that is no map of settings."""

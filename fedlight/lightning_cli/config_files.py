@@ -1,4 +1,8 @@
-"""Checks of config files before they are parsed; a message has the file's name, the line and the remedy."""
+"""Config files before they are parsed: checks, whose messages have the file's name, the line and the remedy, and layers.
+
+A config may begin with ``extends: FILE``, a config that it is laid over, or a list of them: so the part that is the method
+stands in one file, data and model in another. The name is that of a file beside the config, else of one of fedlight's.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -7,8 +11,10 @@ from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.parser_words import near
 
 EXAMPLE = "selector.yaml"
-OF_RECIPES = ("stages", "extends")
-"""Keys of recipes, which no config of a command has."""
+EXTENDS = "extends"
+OF_RECIPES = "stages"
+"""Key of recipes, which no config of a command has."""
+OPTIONS = ("--config", "-c")
 
 
 def check_config(config: str) -> None:
@@ -39,7 +45,7 @@ def check_config(config: str) -> None:
         raise ValueError(
             f"config {config!r} holds no keys: write one to a line as in trainer: {{max_epochs: 3}}; {EXAMPLE} is an example"
         )
-    if any(key.value in OF_RECIPES for key, _ in root.value):
+    if any(key.value == OF_RECIPES for key, _ in root.value):
         raise ValueError(
             f"config {config!r} is a recipe: fedlight run {config} --output FOLDER does its stages"
         )
@@ -63,14 +69,43 @@ def _given_twice(node: Any, within: str = "") -> str:
     return ""
 
 
-def configs_of(arguments: list[str]) -> list[str]:
-    """Return the config files that a command line names.
+def layers(config: str, above: tuple[Path, ...] = ()) -> list[Path]:
+    """Return the files of a config, each checked: those that it extends in their order, and itself last.
 
-    Examples:
-        >>> configs_of(["fit", "--config", "a.yaml", "-c=b.yaml", "--data=c.yaml"])
-        ['a.yaml', 'b.yaml']
+    Raises:
+        ValueError: see `check_config`; or a config extends itself, or something that is no name of a file.
     """
-    pairs = [argument.partition("=") for argument in arguments]
-    options = ("--config", "-c")
-    apart = [arguments[i + 1] for i, word in enumerate(arguments[:-1]) if word in options]
-    return apart + [value for option, equals, value in pairs if equals and option in options]
+    import yaml
+
+    check_config(config)
+    file = Path(config)
+    below = yaml.safe_load(file.read_text(encoding="utf-8")).get(EXTENDS)
+    names = [below] if isinstance(below, str) else below or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"config {config!r}: {EXTENDS}={below!r} has to be the name of a config, or a list of them"
+        )
+    found = []
+    for name in names:
+        beside = file.parent / name
+        other = beside if beside.is_file() or not conf_path(name).is_file() else conf_path(name)
+        if other.resolve() in (*above, file.resolve()):
+            raise ValueError(f"config {config!r} extends {name!r}, which extends it in turn")
+        found += [one for one in layers(str(other), (*above, file.resolve())) if one not in found]
+    return [*found, file]
+
+
+def with_layers(arguments: list[str]) -> list[str]:
+    """Return a command line in which the files that a config extends stand before it; raise ValueError as `layers`."""
+    found, rest = [], iter(arguments)
+    for argument in rest:
+        option, equals, value = argument.partition("=")
+        if option not in OPTIONS:
+            found.append(argument)
+            continue
+        config = value if equals else next(rest, None)
+        if config is None:
+            found.append(option)
+        else:  # the settings are whole then, as those that a run saves and --print_config prints
+            found += [*(f"{option}={one}" for one in layers(config)), f"--{EXTENDS}=null"]
+    return found

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from fedlight.lightning_cli.given_once import given_at
+
 
 @contextmanager
 def full_keys(config: dict[str, Any]) -> Iterator[None]:
@@ -40,7 +42,7 @@ def with_full_key(message: str, config: dict[str, Any]) -> str:
         if key.rpartition(".")[2] == found[1]
         and any(re.match(re.escape(text) + r"(?!\w|\.\d)", given) for text in (repr(value), str(value)))
     ]
-    return f"{places[0]}={given}" if len(places) == 1 else message
+    return f"{given_at(places[0], config)}={given}" if len(places) == 1 else message
 
 
 def _values(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -84,6 +84,23 @@ def set_in(settings: Any, key: str, value: Any) -> Any:
     return {**below, first: set_in(below.get(first), rest, value)}
 
 
+def laid_over(below: Any, above: dict[str, Any]) -> Any:
+    """Return a config with all that another one sets, as the command line lays one ``--config`` over another.
+
+    Examples:
+        >>> below = {"trainer": {"max_epochs": 3, "callbacks": [1]}, "data": {"class_path": "A", "init_args": {"x": 1}}}
+        >>> laid_over(below, {"trainer": {"callbacks+": [2]}, "data": {"init_args": {"y": 2}}})
+        {'trainer': {'max_epochs': 3, 'callbacks': [1, 2]}, 'data': {'class_path': 'A', 'init_args': {'x': 1, 'y': 2}}}
+    """
+    for key, value in above.items():
+        if key == "trainer" and isinstance(value, dict):
+            for name, of_trainer in value.items():
+                below = set_in(below, f"{key}.{name}", of_trainer)
+        else:
+            below = set_in(below, key, value)
+    return below
+
+
 def _instead_of(old: Any, new: Any) -> Any:
     if is_class(old) and isinstance(new, str) and not _is_file(new):  # a class by its name alone
         new = {"class_path": new}

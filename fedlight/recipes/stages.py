@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from fedlight.conf import path as conf_path
-from fedlight.lightning_cli.config_files import check_config
+from fedlight.lightning_cli.config_files import EXTENDS, layers
 from fedlight.recipes.followers import Followers, for_processes, why_one_process
-from fedlight.recipes.overlay import as_yaml, is_class, set_in, setting_order
+from fedlight.recipes.overlay import as_yaml, is_class, laid_over, set_in, setting_order
 from fedlight.support.contents import Contents, changed, contents_of, left_in, refuse_changed_results
 from fedlight.support.files import (
     DONE,
@@ -257,9 +257,10 @@ def settings_in(config: str) -> dict[str, Any]:
     """Return the settings of a config, its numbers and texts as the command's parser reads them."""
     from jsonargparse import get_loader
 
-    file = _config(config)
-    check_config(str(file))
-    settings: dict[str, Any] = get_loader("yaml")(file.read_text(encoding="utf-8"))
+    settings: dict[str, Any] = {}
+    for file in layers(str(_config(config))):
+        layer = get_loader("yaml")(file.read_text(encoding="utf-8"))
+        settings = laid_over(settings, {key: value for key, value in layer.items() if key != EXTENDS})
     return settings
 
 

@@ -16,6 +16,7 @@ from tiny_world import fedlight, refused
 from fedlight.cli.app_folder import app_name, with_root
 from fedlight.conf import path as conf_path
 from fedlight.flower.settings import OF_APP, config_arguments, node_settings
+from fedlight.recipes.stages import settings_in
 
 needs_flwr = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="needs fedlight[flower]")
 
@@ -37,9 +38,20 @@ def settings(app: Path) -> dict:
 
 
 def test_the_config_is_that_of_the_emulator_but_for_where_it_writes(app):
-    own, emulated = ((folder / "selector.yaml").read_text() for folder in (app, conf_path("")))
+    """What selector.yaml extends stands in it."""
+    own, emulated = settings_in(str(app / "selector.yaml")), settings_in("selector.yaml")
+    assert own["trainer"].pop("default_root_dir") == f"{app}/runs"
+    assert emulated["trainer"].pop("default_root_dir") == "runs/selector"
+    assert own == emulated
+    assert "extends" not in (app / "selector.yaml").read_text()
+
+
+def test_a_config_that_extends_nothing_keeps_its_comments(tmp_path):
+    outcome = fedlight("flower", "init", "--config", "reward.yaml", str(tmp_path / "app"))
+    assert outcome.code == 0, outcome.err
+    own, emulated = ((folder / "reward.yaml").read_text() for folder in (tmp_path / "app", conf_path("")))
     changed = [(a, b) for a, b in zip(own.splitlines(), emulated.splitlines(), strict=True) if a != b]
-    assert changed == [(f'  default_root_dir: "{app}/runs"', "  default_root_dir: runs/selector")]
+    assert changed == [(f'  default_root_dir: "{tmp_path}/app/runs"', "  default_root_dir: runs/reward")]
 
 
 def test_the_settings_of_the_app_are_all_that_there_are(app):

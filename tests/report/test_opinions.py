@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from fedlight.evaluation.opinion_space import opinion_space
+from fedlight.datamodules.vectors.opinion_space import opinion_space
 from fedlight.report.runs import read_runs
 from fedlight.report.sections.outcomes import opinions
 

@@ -16,8 +16,8 @@ def opinion_space(votes: np.ndarray) -> np.ndarray:
 
     Examples:
         >>> x, y = opinion_space(np.array([[1, 1, -1, -1], [1, 0, -1, -1], [-1, -1, 1, 1], [-1, -1, 1, 0]])).T
-        >>> (np.sign(x[0]) == np.sign(x[1]), np.sign(x[0]) == np.sign(x[2]), bool(abs(x).min() > abs(y).max()))
-        (np.True_, np.False_, True)
+        >>> bool(x[0] * x[1] > 0 > x[0] * x[2]), bool(abs(x).min() > abs(y).max())
+        (True, True)
     """
     from sklearn.decomposition import PCA
 

@@ -1,0 +1,70 @@
+"""What model and data have to agree on is given at one of them: the tokenizer is the model's, the choices are alike."""
+
+from inspect import signature
+from typing import Any
+
+from jsonargparse import Namespace
+
+from fedlight.lightning_cli.class_names import find_object
+
+SHARED = (("model", "tokenizer"), ("choices", "choices"))
+"""Argument of the model, and that of the data with the same value."""
+
+
+def share_settings(config: Namespace) -> None:
+    """Give model and data the same tokenizer and choices where one of them was left at its default, in place.
+
+    Raises:
+        ValueError: both were given other choices.
+    """
+    model, data = (_arguments(config.get(name)) for name in ("model", "data"))
+    if model is None or data is None:
+        return
+    for ours, theirs in SHARED:
+        if ours not in model or theirs not in data:
+            continue
+        value, other = model[ours], data[theirs]
+        if value is None or _alike(value, other):
+            continue
+        if _is_default(config.data, theirs):
+            data[theirs] = value
+        elif ours == theirs and _is_default(config.model, ours):
+            model[ours] = other
+        elif ours == theirs:
+            raise ValueError(
+                f"model.init_args.{ours}={_plain(value)} and data.init_args.{theirs}={_plain(other)} have to be the same: "
+                "give them at one of both"
+            )
+
+
+def given_at(key: str, config: dict[str, Any]) -> str:
+    """Return the key at which a value of the data was given, which is the model's where it has the same.
+
+    Examples:
+        >>> config = {"model": {"init_args": {"model": "x"}}, "data": {"init_args": {"tokenizer": "x"}}}
+        >>> given_at("data.init_args.tokenizer", config), given_at("data.init_args.source", config)
+        ('model.init_args.model', 'data.init_args.source')
+    """
+    model, data = ((config.get(name) or {}).get("init_args") or {} for name in ("model", "data"))
+    for ours, theirs in SHARED:
+        if key == f"data.init_args.{theirs}" and _alike(model.get(ours), data.get(theirs)):
+            return f"model.init_args.{ours}"
+    return key
+
+
+def _arguments(part: Any) -> Namespace | None:
+    found = part.get("init_args") if isinstance(part, Namespace) else None
+    return found if isinstance(found, Namespace) else None
+
+
+def _is_default(part: Namespace, name: str) -> bool:
+    given = signature(find_object(part.class_path)).parameters.get(name)
+    return given is not None and _alike(part.init_args[name], given.default)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    return bool(_plain(one) == _plain(other))
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,43 @@
+"""What model and data have to agree on: given at one of both, in a config or on the command line."""
+
+import pytest
+from tiny_world import fedlight, refused, tiny_selector
+
+from fedlight.lightning_cli.cli import ReadSettings
+
+VOTES = ["--data=PreferenceDataModule", "--data.source=toy:votes"]
+
+
+def settings(*arguments):
+    read = ReadSettings(["fit", *arguments])
+    return read.config["fit"]
+
+
+@pytest.mark.parametrize("where", ["model", "data"])
+def test_choices_are_those_of_either(where):
+    found = settings("--model=SelectorModule", "--model.model=toy", *VOTES, f"--{where}.choices=[x, y]")
+    assert list(found.model.init_args.choices) == list(found.data.init_args.choices) == ["x", "y"]
+
+
+def test_the_tokenizer_is_the_models_unless_it_is_given():
+    model = ["--model=SelectorModule", "--model.model=some/model"]
+    assert settings(*model, *VOTES).data.init_args.tokenizer == "some/model"
+    assert settings(*model, *VOTES, "--data.tokenizer=other").data.init_args.tokenizer == "other"
+
+
+def test_choices_that_contradict_each_other_are_refused(tiny_model, tmp_path):
+    given = ["--model.choices=[A, B]", "--data.choices=[x, y]"]
+    assert list(
+        settings("--model=SelectorModule", "--model.model=toy", *VOTES, *given).model.init_args.choices
+    ) == ["x", "y"]
+    given = ["--model.choices=[c, d]", "--data.choices=[x, y]"]
+    line = refused(fedlight("fit", *tiny_selector(tiny_model, tmp_path), *given))
+    assert (
+        "model.init_args.choices=['c', 'd'] and data.init_args.choices=['x', 'y'] have to be the same" in line
+    )
+
+
+def test_a_module_and_data_without_such_arguments_are_left_alone():
+    found = settings("--model=FeatureSelectorModule", "--model.dimension=4", *VOTES, "--data.choices=[x, y]")
+    assert found.data.init_args.tokenizer == "toy"
+    assert "choices" not in found.model.init_args
