@@ -53,3 +53,18 @@ def test_fewfedpit(tmp_path):
     assert found["clients"] == 2
     assert max(found["losses"]["synthetic"]) < min(found["losses"]["train"])
     assert figures == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_real", [False, True])
+def test_polis(is_real, monkeypatch, tmp_path):
+    """One selector cannot serve two camps; of a real conversation the camps are less clear."""
+    monkeypatch.delenv("FEDLIGHT_POLIS", raising=False)
+    if is_real:
+        folder = Path(os.environ.get("FEDLIGHT_SHARED", "none")) / "data/polis/san_juan_farmland"
+        if not folder.is_dir():
+            pytest.skip("there is no conversation here")
+        monkeypatch.setenv("FEDLIGHT_POLIS", str(folder))
+    found, figures = run("polis", tmp_path)
+    assert found["FedBiscuit"] > found["FedBis"] + (0.05 if is_real else 0.15)
+    assert (found["clients"], figures) == (120 if is_real else 79, 2)
