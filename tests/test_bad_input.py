@@ -71,9 +71,15 @@ def told(fit, caplog):
             "tokenizer='/no/such': there is no such folder; give a folder of save_pretrained",
         ),
         (["--model.adapter=./adapter"], "adapter='./adapter' has no adapter_config.json"),
-        (["--data.max_tokens=20"], "no vote fits into max_tokens=20: raise it"),
-        (["--data.choices=[zig, zag]"], "they must differ in the last token only. Set other choices"),
-        (["--model.choices=[zig, zag]"], "this tokenizer does not make one distinct token of each"),
+        (["--data.max_tokens=20"], "no vote fits into data.init_args.max_tokens=20: raise it"),
+        (
+            ["--data.choices=[zig, zag]"],
+            "Set model.init_args.choices=['zig', 'zag'] to other words",
+        ),
+        (
+            ["--model.choices=[zig, zag]"],
+            "Set model.init_args.choices=['zig', 'zag'] to other words",
+        ),
         (
             ["--federated.clients_per_round=7"],
             "clients_per_round=7 is more than the 6 clients of the data: set",

@@ -13,7 +13,8 @@ def test_examples():
 
 
 @pytest.mark.parametrize(
-    "message", ["model='a' fails", "model=['a'", "lr=1.55 is odd", "a model='b'", "nothing"]
+    "message",
+    ["model='a' fails", "model=['a'", "lr=1.55 is odd", "a model='c'", "x.model='b'", "nothing", "set model"],
 )
 def test_a_message_that_names_no_single_place_stays(message):
     config = {"x": {"model": "a"}, "y": {"model": "a"}, "z": {"model": "b", "lr": 1.5}}

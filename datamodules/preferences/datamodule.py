@@ -134,7 +134,7 @@ class PreferenceDataModule(FederatedDataModule):
         check_validation(val_share, val_max)
         _check_form(form, view, twins_together)
         if twins_together and view == "selector" and batch_size % 2:
-            raise ValueError(f"twins_together needs an even batch_size; it is {batch_size}")
+            raise ValueError(f"batch_size={batch_size} must be even with twins_together")
         self.examples_together = 2 if twins_together and view == "selector" else 1
         self.train_rows = (source, split)
         self.val_rows = (val_source, val_split) if val_source else None

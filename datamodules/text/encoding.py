@@ -58,8 +58,8 @@ def choice_ids(tokenizer: Any, template: Template, choices: tuple[str, str] = ("
     if len(with_a) != len(with_b) or with_a[:-1] != with_b[:-1] or with_a[-1] == with_b[-1]:
         raise ValueError(
             f"tokenizer {tokenizer.name_or_path!r} encodes {tail.strip()!r} + ' {choices[0]}' and ' {choices[1]}' as "
-            f"{with_a} and {with_b}: they must differ in the last token only. Set other choices "
-            f"(now {list(choices)}), for example [a, b], another ending of the template, or another tokenizer."
+            f"{with_a} and {with_b}: they must differ in the last token only. Set "
+            f"choices={list(choices)} to other words, such as [a, b], or change the template's end, or the tokenizer."
         )
     return with_a[-1], with_b[-1]
 

@@ -213,7 +213,7 @@ def _find_text(name: str) -> str:
     if name not in TEXTS:
         known = ", ".join([*TEXTS, "toy_choice", "toy_generation"])
         raise ValueError(
-            f"template {name!r} is not one of {known}; a text of your own needs slots such as {{prompt}}."
+            f"template={name!r} is not one of {known}; a text of your own needs slots such as {{prompt}}."
         )
     return TEXTS[name]
 

@@ -36,7 +36,7 @@ class ServerOptimizer(ABC):
 
     def __init__(self, lr: float, moments: tuple[str, ...] = ()) -> None:
         if not lr > 0:
-            raise ValueError(f"the server's lr={lr} must be above 0; 1 is plain averaging")
+            raise ValueError(f"lr={lr} must be above 0 at the server; 1 is plain averaging")
         self.lr = lr
         self._moments: dict[str, State] = {moment: {} for moment in moments}
 
@@ -189,8 +189,8 @@ class FedYogi(FedAdam):
 def _check_ranges(tau: float | None = None, **betas: float) -> None:
     for name, value in betas.items():
         if not 0 <= value < 1:
-            raise ValueError(f"the server's {name}={value} must be at least 0 and below 1")
+            raise ValueError(f"{name}={value} must be at least 0 and below 1 at the server")
     if tau is not None and not tau > 0:
         raise ValueError(
-            f"the server's tau={tau} must be above 0: it bounds the steps of tensors that hardly move"
+            f"tau={tau} must be above 0 at the server: it bounds the steps of tensors that hardly move"
         )

@@ -106,6 +106,9 @@ def with_layers(arguments: list[str]) -> list[str]:
         config = value if equals else next(rest, None)
         if config is None:
             found.append(option)
-        else:  # the settings are whole then, as those that a run saves and --print_config prints
-            found += [*(f"{option}={one}" for one in layers(config)), f"--{EXTENDS}=null"]
+            continue
+        files = layers(config)
+        found += [f"{option}={file}" for file in files]
+        if len(files) > 1:  # the settings are whole then, as those that a run saves and --print_config prints
+            found.append(f"--{EXTENDS}=null")
     return found

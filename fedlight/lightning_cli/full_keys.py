@@ -7,10 +7,13 @@ from typing import Any
 
 from fedlight.lightning_cli.given_once import given_at
 
+OF_PART = re.compile(r"(model|data|federated)\.init_args\.\w+")
+"""Keys of arguments that a message may name without their value."""
+
 
 @contextmanager
 def full_keys(config: dict[str, Any]) -> Iterator[None]:
-    """Give an error of the body whose message begins with ``argument=value`` the whole key in ``config``, in place."""
+    """Give the settings that an error of the body names their whole keys in ``config``, in place."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -20,9 +23,10 @@ def full_keys(config: dict[str, Any]) -> Iterator[None]:
 
 
 def with_full_key(message: str, config: dict[str, Any]) -> str:
-    """Return a message with the key of the only place at which ``config`` gives the argument this value.
+    """Return a message with the whole key of each ``argument=value``, and of an argument after "set", that it names.
 
-    The message stays as it is where no place does, or more than one.
+    A message that begins with a value, such as that of a file, gets the key in front. What no place of ``config`` has, or
+    more than one, stays as it is.
 
     Examples:
         >>> encoder = {"init_args": {"model": "b"}}
@@ -31,18 +35,44 @@ def with_full_key(message: str, config: dict[str, Any]) -> str:
         "data.init_args.encoder.init_args.model='b': there is no such folder"
         >>> with_full_key("tokenizer='b': there is no such folder", config)
         "tokenizer='b': there is no such folder"
+        >>> config = {"data": {"init_args": {"source": "a.csv", "columns": {}, "max_tokens": 3}}}
+        >>> with_full_key("a.csv, row 2: max_tokens=3 is too short", config)
+        'data.init_args.source=a.csv, row 2: data.init_args.max_tokens=3 is too short'
+        >>> with_full_key("there is no column x: set columns.input", config)
+        'there is no column x: set data.init_args.columns.input'
     """
-    found = re.match(r"(\w+)=", message)
-    if not found:
-        return message
-    given = message[found.end() :]
-    places = [
+    values = list(_values(config))
+
+    def of_value(found: re.Match[str]) -> str:
+        given = message[found.end() :]
+        places = {
+            given_at(key, config)
+            for key, value in values
+            if f"_{key.rpartition('.')[2]}".endswith(f"_{found[1]}")  # a choice_template is a template
+            and any(re.match(re.escape(text) + r"(?!\w|\.\d)", given) for text in _texts(value))
+        }
+        place = places.pop() if len(places) == 1 else ""
+        # Inside of a sentence only arguments of classes: "trainer with devices=2" says whose it is.
+        return f"{place}=" if place and (not found.start() or ".init_args." in place) else found[0]
+
+    def of_name(found: re.Match[str]) -> str:
+        places = [key for key, _ in values if OF_PART.fullmatch(key) and key.rpartition(".")[2] == found[2]]
+        return f"{found[1]}{places[0]}" if len(places) == 1 else found[0]
+
+    whole = re.sub(r"(?<![\w.\]-])([a-z]\w*)=(?=\S)", of_value, message)
+    whole = re.sub(r"\b([Ss]et )([a-z]\w*)\b(?![=(]|\.init_args)", of_name, whole)
+    first = [
         key
-        for key, value in _values(config)
-        if key.rpartition(".")[2] == found[1]
-        and any(re.match(re.escape(text) + r"(?!\w|\.\d)", given) for text in (repr(value), str(value)))
+        for key, value in values
+        if isinstance(value, str) and len(value) > 2 and re.match(re.escape(value) + r"[:,]", message)
     ]
-    return f"{given_at(places[0], config)}={given}" if len(places) == 1 else message
+    return f"{given_at(first[0], config)}={whole}" if len(first) == 1 else whole
+
+
+def _texts(value: Any) -> tuple[str, str]:
+    """Return how messages write a value."""
+    value = list(value) if isinstance(value, tuple) else value
+    return repr(value), str(value)
 
 
 def _values(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:

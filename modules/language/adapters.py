@@ -73,7 +73,12 @@ def create_adapters(
         return LoraConfig(**settings, modules_to_save=list(saved))
 
     with _filter_peft_warnings(), own_stream(seed, network.device):
-        network = get_peft_model(network, make_config(targets), adapter_name=names[0])
+        try:
+            network = get_peft_model(network, make_config(targets), adapter_name=names[0])
+        except ValueError as error:
+            if not isinstance(targets, str):
+                raise
+            raise ValueError(f"lora_targets={targets!r} fits no layer of this model ({error})") from error
         # By now PEFT has found the layers; in a network with an adapter it would take more for "all-linear".
         layers = network.peft_config[names[0]].target_modules
         for name in names[1:]:

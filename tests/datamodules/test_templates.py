@@ -103,7 +103,7 @@ def test_braces_in_the_data_are_text():
 
 def test_a_text_of_your_own_and_unknown_names():
     assert Template.named("{a} or {b}?").render({"a": "1", "b": "2"}).text == "1 or 2?"
-    with pytest.raises(ValueError, match=r"template 'tdlr_choice' is not one of alpaca"):
+    with pytest.raises(ValueError, match=r"template='tdlr_choice' is not one of alpaca"):
         Template.named("tdlr_choice")
 
 
