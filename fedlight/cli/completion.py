@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from fedlight.conf import configs
 from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.help_page import settings
 
@@ -30,13 +31,12 @@ def main(argv: list[str], names: Sequence[str]) -> None:
 
 def commands(names: Sequence[str]) -> argparse.ArgumentParser:
     """Return a parser of all commands, with those words that can be completed."""
-    configs = sorted(file.name for file in conf_path("fit.yaml").parent.glob("*.yaml"))
     parser = argparse.ArgumentParser("fedlight")
     of = parser.add_subparsers(dest="command")
     for name in names:
         one = of.add_parser(name, help=name)  # shtab leaves out what has no help
         if name in ("fit", "validate", "test", "predict"):
-            one.add_argument("--config", choices=configs)
+            one.add_argument("--config", choices=configs())
             for part, classes in KEYS.items():
                 for setting in (setting for kind in classes for setting in settings(kind)):
                     one.add_argument(f"--{part}.{setting.name}")

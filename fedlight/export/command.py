@@ -1,6 +1,7 @@
 """``fedlight export RUN [--format adapter|merged|gguf] [--output FOLDER] [--checkpoint FILE] [--push REPO]``."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from fedlight.support.console import OneLineArguments
@@ -55,6 +56,10 @@ def main(argv: list[str]) -> None:
     opened = open_run(options.run, options.checkpoint, options.model)
     output = options.output or opened.run.folder / "export" / options.format
     check(opened, output, options.format, options.converter)
+    if not opened.run.is_done:
+        rounds = opened.rounds()
+        after = "those that it had written at an end" if rounds is None else f"after {rounds} rounds"
+        print(f"{opened.run.label} has no record of an end: the weights are {after}", file=sys.stderr)
     api = hub.make_repo(options.push, options.public) if options.push else None
     export(
         opened,

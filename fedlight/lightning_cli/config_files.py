@@ -7,6 +7,7 @@ stands in one file, data and model in another. The name is that of a file beside
 from pathlib import Path
 from typing import Any
 
+from fedlight.conf import configs
 from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.parser_words import near
 
@@ -25,8 +26,8 @@ def check_config(config: str) -> None:
     if path.is_dir():
         raise ValueError(f"config {config!r} is a folder: give a YAML file")
     if not path.exists():
-        own = sorted(file.name for file in conf_path(EXAMPLE).parent.glob("*.yaml"))
-        hint = near(path.stem, [Path(name).stem for name in own]).replace("'?", ".yaml'?")
+        own = configs()
+        hint = near(path.stem, [Path(name).stem for name in own if "/" not in name]).replace("'?", ".yaml'?")
         raise ValueError(
             f"config {config!r}: there is no such file{hint}; fedlight's own configs are {', '.join(own)}"
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import fedlight
-from fedlight.conf import path as conf_path
+from fedlight.conf import configs
 
 PURPOSE = {
     "fit": "Train one module: over the clients with `federated`, else on the pooled data.",
@@ -53,13 +53,12 @@ class Setting(NamedTuple):
 
 def help_page(command: str) -> str:
     """Return the page of ``fit``, ``validate``, ``test`` or ``predict``."""
-    configs = sorted(file.name for file in conf_path("fit.yaml").parent.glob("*.yaml"))
     parts = [
         f"usage: fedlight {command} --config FILE [--config FILE ...] [--KEY VALUE ...]\n\n{PURPOSE[command]}",
         _lines(
             {
                 "--config FILE": "settings in YAML; a later file, and then the command line, overrides single values. "
-                f"fedlight's own: {', '.join(configs)}",
+                f"fedlight's own: {', '.join(configs())}",
                 "--print_config": "print all settings of this call, and do nothing",
                 "--threads N": "threads of torch; 1 where other processes keep the cores busy",
                 "--help all": "all keys, with their types and whole descriptions; takes seconds, as it imports Lightning",

@@ -1,6 +1,8 @@
 """Exported models: plain peft and transformers answer as the run did, and nothing of the machine or of a row is in them."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 
@@ -87,6 +89,18 @@ def test_exported_programs_answer_as_the_run_did_with_the_lines_of_their_card(ru
         found.append(plain.stdout.splitlines()[-1].strip())
     assert found == answers_of_the_run(run)
     assert b"secret-folder" not in b"".join(file.read_bytes() for file in (tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize("checkpoint", [[], ["--checkpoint=last"]], ids=["adapter", "checkpoint"])
+def test_a_run_without_an_end_is_exported_and_said_to_have_none(run, checkpoint, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    assert "no record of an end" not in fedlight("export", str(copy), *checkpoint).err
+    (copy / "run.json").unlink()  # as of a run that was killed in its first command, or goes on
+    done = fedlight("export", str(copy), *checkpoint, f"--output={tmp_path / 'out'}")
+    assert done.code == 0, done.err
+    after = r"after \d+ rounds" if checkpoint else "those that it had written at an end"
+    assert re.search(f"copy has no record of an end: the weights are {after}", done.err)
 
 
 @pytest.mark.parametrize("form", graphs.PACKAGES)
