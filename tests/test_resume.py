@@ -90,7 +90,7 @@ def test_a_resumed_run_keeps_its_optimizers_settings(tiny_model, tmp_path):
     outcome = fedlight(*arguments, "--model.lr=0.5", going_on)
     assert outcome.code == 1
     assert (
-        "trained with lr=0.003 and goes on with it, not with lr=0.5: give the same, or start anew"
+        "trained with lr=0.003 and goes on with it, not with model.init_args.lr=0.5: give the same, or start anew"
         in outcome.err
     )
     # What does not belong to the optimizer is as the config says, not as the checkpoint has it.

@@ -69,7 +69,7 @@ def test_a_run_is_refused_before_it_reads_the_weights(tmp_path):
     config = transformers.GPT2Config(vocab_size=20, n_positions=64, n_embd=16, n_layer=1, n_head=2)
     config.save_pretrained(model)  # the weights beside it are another model's
     line = refused(fedlight("fit", *tiny_selector(model, tmp_path / "run", "--data.max_tokens=65")))
-    assert f"data.max_tokens=65 is above the 64 learned positions of model={model!r}" in line
+    assert f"data.max_tokens=65 is above the 64 learned positions of model.init_args.model={model!r}" in line
 
 
 def test_computed_positions_are_warned_of_once(tmp_path):
