@@ -32,6 +32,8 @@ HALF_A_PAGE = (5.6, 3.5)
 DASHES: Any = ("-", "--", ":")
 MOST_LINES = 18
 """Lines that one chart holds; `looks` tells more apart."""
+NARROW = (4.4, 4.0)
+"""Inches of a chart on a phone, where texts of a wider one would be too small."""
 LEGEND_ROWS, ROW_INCHES = 3, 0.19
 """Rows of a legend for which a chart has room, and by how much each further one makes it taller."""
 

@@ -9,7 +9,7 @@ import numpy as np
 from fedlight.evaluation.by_client import worst_share_mean
 from fedlight.report.figures.lines import MOST_POINTS
 from fedlight.report.figures.plots import WORST, accuracy, draw_clients, final
-from fedlight.report.figures.style import STYLE, Looks, key, new_chart
+from fedlight.report.figures.style import NARROW, STYLE, Looks, key, new_chart
 from fedlight.report.method_looks import looks_of, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
@@ -75,7 +75,9 @@ def _summed_up(of_seeds: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 
 def _sorted_chart(table: dict[str, dict[str, Any]], place: int, several: bool, known: Looks) -> Chart:
-    figure = draw_clients(table, looks_of(table, known))
+    figure, narrow = (draw_clients(table, looks_of(table, known)) for _ in range(2))
+    narrow.set_size_inches(NARROW)
+    narrow.axes[0].set_xlabel("rank of the client")
     rows = [
         {"method": method, "rank": rank, "accuracy": value}
         for method, values in table.items()
@@ -88,7 +90,7 @@ def _sorted_chart(table: dict[str, dict[str, Any]], place: int, several: bool, k
     caption = "A client's accuracy is that of its own selector where it has one."
     if any(values["seeds"] > 1 for values in table.values()):
         caption += " At each rank the mean over seeds."
-    return Chart(f"clients_sorted_{place + 1}", title, caption, f"{title}. {numbers}", figure, rows)
+    return Chart(f"clients_sorted_{place + 1}", title, caption, f"{title}. {numbers}", figure, rows, narrow)
 
 
 def _table(table: dict[str, dict[str, Any]]) -> Table:
