@@ -103,13 +103,21 @@ def watch(
 
 
 def _are_done(folders: Sequence[str | Path], private: bool) -> bool:
+    from fedlight.lightning_cli.run_folder import LOCK
     from fedlight.report.folders import SEED
     from fedlight.report.runs import read_runs
 
     homes = {Path(folder).resolve() for folder in folders}
     recipes = {home for home in homes if any(SEED.fullmatch(part.name) for part in home.iterdir())}
-    runs = [run for run in read_runs(folders, private) if run.home.resolve() not in recipes]
-    return all((home / RESULTS).is_file() for home in recipes) and all(run.is_done for run in runs)
+    # A recipe holds a lock on the folders of its seeds from its first stage to its last; some stages alone leave no results.
+    going = {
+        home
+        for home in recipes
+        if not (home / RESULTS).is_file() and any((part / LOCK).is_file() for part in home.iterdir())
+    }
+    with_results = {home for home in recipes if (home / RESULTS).is_file()}
+    runs = [run for run in read_runs(folders, private) if run.home.resolve() not in with_results]
+    return not going and all(run.is_done for run in runs)
 
 
 def _state(folders: Sequence[str | Path], page: Path) -> dict[str, tuple[int, int]]:

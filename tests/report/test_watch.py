@@ -56,12 +56,35 @@ def test_a_recipe_is_followed_until_it_has_its_results(tmp_path, going):
     stage.mkdir(parents=True)
     (stage / "settings.json").write_text(json.dumps({"stage": "fit selector.yaml"}))
     (stage / "done.json").write_text("{}")
+    (tmp_path / "demo/seed0/run.lock").write_text("{}")
     going(
         lambda: (tmp_path / "demo/seed0/second").mkdir(),
         lambda: (tmp_path / "demo/results.json").write_text("{}"),
     )
     watch([tmp_path / "demo"], written=pages.append)
     assert len(pages) == 2
+
+
+def test_some_stages_of_a_recipe_are_followed_until_its_lock_is_gone(tmp_path, going):
+    """They leave no results; a stage that was killed is waited for."""
+    home, pages = tmp_path / "demo", []
+    for name in ("first", "second"):
+        (home / "seed0" / name).mkdir(parents=True)
+        (home / "seed0" / name / "settings.json").write_text(json.dumps({"stage": "fit selector.yaml"}))
+        (home / "seed0" / name / "visits.csv").write_text("round,client,loss\n0,a,0.5\n")
+    lock = home / "seed0/run.lock"
+    lock.write_text("{}")
+    (home / "seed0/first/done.json").write_text("{}")
+    going(
+        lambda: None,
+        lambda: lock.unlink(),  # killed: the second stage has no end
+        lambda: lock.write_text("{}"),
+        lambda: (home / "seed0/second/done.json").write_text("{}"),
+        lambda: lock.unlink(),
+    )
+    watch([home], written=pages.append)
+    assert (home / "seed0/second/done.json").is_file()
+    assert not lock.exists()
 
 
 def test_its_own_files_are_no_change(tmp_path, going):
