@@ -34,6 +34,9 @@ def test_a_command_line_has_them_in_place_of_the_config(tmp_path):
     assert with_layers(["fit", "--config", str(b), "--x=1"]) == [
         *("fit", f"--config={a}", f"--config={b}", "--extends=null", "--x=1")
     ]
+    assert with_layers(["fit", "--config", str(a), "--config", str(b)])[1:] == [
+        *(f"--config={a}", f"--config={b}", "--extends=null")
+    ]
     assert with_layers(["fit", f"-c={a}", "--config"]) == [*("fit", f"-c={a}", "--config")]
 
 

@@ -97,8 +97,12 @@ def layers(config: str, above: tuple[Path, ...] = ()) -> list[Path]:
 
 
 def with_layers(arguments: list[str]) -> list[str]:
-    """Return a command line in which the files that a config extends stand before it; raise ValueError as `layers`."""
+    """Return a command line in which the files that a config extends stand before it, each once; raise as `layers`.
+
+    A file that stands there already would undo what came after it.
+    """
     found, rest = [], iter(arguments)
+    seen: set[Path] = set()
     for argument in rest:
         option, equals, value = argument.partition("=")
         if option not in OPTIONS:
@@ -108,8 +112,9 @@ def with_layers(arguments: list[str]) -> list[str]:
         if config is None:
             found.append(option)
             continue
-        files = layers(config)
-        found += [f"{option}={file}" for file in files]
-        if len(files) > 1:  # the settings are whole then, as those that a run saves and --print_config prints
+        *below, own = layers(config)
+        found += [f"{option}={file}" for file in [*(one for one in below if one.resolve() not in seen), own]]
+        seen |= {file.resolve() for file in (*below, own)}
+        if below:  # the settings are whole then, as those that a run saves and --print_config prints
             found.append(f"--{EXTENDS}=null")
     return found
