@@ -39,6 +39,14 @@ def test_a_workflow_makes_targets_that_exist_and_says_what_it_may(name):
     )
 
 
+@pytest.mark.parametrize("name", sorted(set(WORKFLOWS) - {"docs"}))  # that of the docs pushes a branch
+def test_a_checkout_leaves_no_token_behind(name):
+    steps = [step for job in WORKFLOWS[name]["jobs"].values() for step in job["steps"]]
+    checkouts = [step for step in steps if step.get("uses", "").startswith("actions/checkout")]
+    assert checkouts
+    assert all(step["with"]["persist-credentials"] is False for step in checkouts)
+
+
 def test_what_is_published_is_so_without_a_stored_password():
     (step,) = WORKFLOWS["release"]["jobs"]["publish"]["steps"][1:]
     assert step == {"uses": "pypa/gh-action-pypi-publish@release/v1"}
