@@ -1,0 +1,80 @@
+"""benchmarks/candidates.py: rows that clients wrote are marked by the world, and counted."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fedlight.toy.instructions import answer, instructions
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def candidates() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("candidates", ROOT / "benchmarks" / "candidates.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def stage(folder: Path, rounds: list[list[tuple[str, str, str]]], tried: int = 8) -> Path:
+    """Records of a stage of seed 3: a client, a question and an answer for each row."""
+    records = folder / "seed3" / "fewfedpit_50" / "synthetic"
+    records.mkdir(parents=True)
+    for number, rows in enumerate(rounds):
+        header = {"clients": ["c0", "c1"], "counts": {"tried": tried}}
+        lines = [header, *({"client": c, "fields": {"instruction": q, "response": r}} for c, q, r in rows)]
+        (records / f"round_{number:04d}.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return folder
+
+
+def counted(candidates, folder: Path, *flags: str) -> dict:
+    file = folder / "counts.json"
+    candidates.main([str(folder), "--keep", "1", "--json", str(file), *flags])
+    (row,) = json.loads(file.read_text())
+    return row
+
+
+def test_rows_are_marked_by_the_worlds_own_answers(candidates, tmp_path, capsys):
+    asked = next(iter(instructions(split="test", seed=3, domain="kitchen", topic_rows=4)))
+    rounds = [
+        [
+            ("c0", f"{asked['instruction']} {asked['input']}", asked["output"]),
+            ("c0", "which ? anna bread", "nothing 99"),
+        ]
+    ]
+    rounds += [[("c1", "which ? anna towers", "wrong 3")]] * 4
+    row = counted(candidates, stage(tmp_path, rounds))
+    assert row == {"stage": "fewfedpit_50", "seed": 3, "tried": 40, "survived": 6 / 40, "first": 6 / 5, "last": 6 / 5,
+                   "short": 9, "visits": 10, "right": 1 / 6, "asked": 1}  # fmt: skip
+    assert "survived 0.15" in capsys.readouterr().out
+
+
+def test_topics_that_share_a_rule_are_counted_apart(candidates, tmp_path):
+    right = {
+        topic: answer(3, "kitchen", topic, 1)
+        for topic in [("bread", "anna"), ("bread", "ben"), ("bread", "gina")]
+    }
+    rounds: list[list[tuple[str, str, str]]] = [[] for _ in range(6)]
+    rounds[0] = [
+        ("c0", "which ? ben bread", "nothing 99"),
+        ("c0", "which ? anna bread", right["bread", "anna"]),
+    ]
+    rounds[5] = [
+        ("c0", "which ? ben bread", right["bread", "ben"]),
+        ("c1", "which ? gina bread", right["bread", "gina"]),
+    ]
+    row = counted(candidates, stage(tmp_path, rounds), "--rule")
+    assert (row["shared right"], row["held right"], row["fact right"], row["held"]) == (0.5, 1.0, 1.0, 0.25)
+    assert (row["shared right, first third"], row["shared right, last third"]) == (0.0, 1.0)
+
+
+def test_a_folder_without_runs_or_records_says_so(candidates, tmp_path):
+    with pytest.raises(SystemExit):
+        candidates.main([str(tmp_path)])
+    (tmp_path / "seed0" / "fewfedpit_50").mkdir(parents=True)
+    with pytest.raises(SystemExit, match="has no records of rounds"):
+        candidates.main([str(tmp_path)])
