@@ -2,6 +2,7 @@
 
 A column map gives the path of each name in a row; dots lead into nested columns and lists:
 ``{"post": "info.post", "response_a": "summaries.0.text", "choice": "choice", "client": "worker"}``.
+Of a conversation, ``messages.:-1`` are all turns but the last, and ``messages.-1`` is the last.
 
 Names with a meaning: ``response_a``, ``response_b`` and ``choice``, or ``chosen`` and ``rejected``; ``score_a`` and
 ``score_b``, against which the choice is checked; ``client``; ``category``; ``group``, a known group of the client, which
@@ -18,7 +19,7 @@ Columns = Mapping[str, str]
 
 
 def value_at(row: Any, path: str) -> Any:
-    """Return the value at a dotted path; numbers index lists, negative ones from the end.
+    """Return the value at a dotted path; numbers index lists, negative ones from the end, ``1:`` and ``:-1`` take parts.
 
     Raises:
         KeyError, IndexError, TypeError, ValueError: the path does not exist.
@@ -26,12 +27,23 @@ def value_at(row: Any, path: str) -> Any:
     Examples:
         >>> value_at({"summaries": [{"text": "s0"}, {"text": "s1"}]}, "summaries.1.text")
         's1'
+        >>> value_at({"turns": ["hello", "hi", "bye"]}, "turns.:-1")
+        ['hello', 'hi']
     """
     if isinstance(row, Mapping) and path in row:
         return row[path]  # a column whose own name has dots
     for key in path.split("."):
-        row = row[int(key)] if isinstance(row, Sequence) and not isinstance(row, str) else row[key]
+        row = row[_place(key)] if _is_list(row) else row[key]
     return row
+
+
+def _place(key: str) -> int | slice:
+    first, colon, last = key.partition(":")
+    return slice(int(first) if first else None, int(last) if last else None) if colon else int(key)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def find_value(row: Mapping[str, Any], path: str) -> Any:
@@ -42,28 +54,62 @@ def find_value(row: Mapping[str, Any], path: str) -> Any:
         return None
 
 
-def check_columns(rows: Rows, columns: Columns, source: str, setting: str = "columns") -> None:
+def check_columns(
+    rows: Rows, columns: Columns, source: str, setting: str = "columns", texts: bool = True
+) -> None:
     """Raise RowsError unless the first row has every mapped column; later rows may lack it and are counted as missing.
 
     There is at least one row; ``source`` names the rows in the message, ``setting`` the setting that gave the column map.
+    With ``texts`` a column must not hold an object that is no text and no turn of a conversation.
     """
     for name, path in columns.items():
         try:
-            value_at(rows[0], path)
+            value = value_at(rows[0], path)
         except (KeyError, IndexError, TypeError, ValueError):
             existing = ", ".join(list_paths(rows[0]))
             raise RowsError(
                 f"{source}: no column {path!r} (mapped to {name!r}). The columns are: {existing}. Set "
                 f"{setting}.{name} to one of them."
             ) from None
+        strange = next(
+            (part for part in _parts(value) if isinstance(part, Mapping) and not is_turn(part)), None
+        )
+        if texts and strange:
+            raise RowsError(
+                f"{source}: column {path!r} (mapped to {name!r}) holds objects with {', '.join(map(str, strange))}, which "
+                f"are no text. Set {setting}.{name} to the path of a text in it, such as "
+                f"{path}.{'0.' if _is_list(value) else ''}{next(iter(strange))}."
+            )
 
 
 def text_at(row: Mapping[str, Any], path: str) -> str:
-    """Return the stripped text at a path, "" where there is none; the turns of a conversation are joined by blank lines."""
-    value = find_value(row, path)
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return replace_surrogates("\n\n".join(str(part).strip() for part in value))
-    return "" if value is None else replace_surrogates(str(value).strip())
+    r"""Return the stripped text at a path, "" where there is none; the turns of a conversation are joined by blank lines.
+
+    Examples:
+        >>> turns = [{"role": "user", "content": "Hello "}, {"role": "assistant", "content": "Hi"}]
+        >>> text_at({"messages": turns}, "messages"), text_at({"messages": turns}, "messages.-1")
+        ('Hello\n\nHi', 'Hi')
+    """
+    texts = (_text_of(part) for part in _parts(find_value(row, path)))
+    return replace_surrogates("\n\n".join(text for text in texts if text))
+
+
+def is_turn(value: Any) -> bool:
+    """Return whether a value is a turn of a conversation, with ``role`` and ``content``, or with ``from`` and ``value``."""
+    return isinstance(value, Mapping) and ({"role", "content"} <= {*value} or {"from", "value"} <= {*value})
+
+
+def _parts(value: Any) -> Sequence[Any]:
+    return value if _is_list(value) else [value]
+
+
+def _text_of(part: Any) -> str:
+    """Return the text of a value or of a turn, whose content may be a list of pieces; "" for another object."""
+    if is_turn(part):
+        content = part["content"] if "content" in part else part["value"]
+        pieces = [piece.get("text", "") if isinstance(piece, Mapping) else piece for piece in _parts(content)]
+        return "\n\n".join(str(piece).strip() for piece in pieces if piece)
+    return "" if part is None or isinstance(part, Mapping) else str(part).strip()
 
 
 def replace_surrogates(text: str) -> str:

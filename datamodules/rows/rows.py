@@ -1,5 +1,6 @@
 """Rows from local files and folders, datasets of the Hugging Face hub, or the embedded toy world.
 
+The cells of a CSV file stand between commas, or between semicolons or tabs where its first line has no comma.
 Local files are read line by line, and not by ``datasets``: an error can then name the file and the line, nothing is written
 to a cache, and no heavy import is needed. Every row is a plain dictionary.
 
@@ -7,7 +8,8 @@ to a cache, and no heavy import is needed. Every row is a plain dictionary.
 source                                                 meaning
 ====================================================  ==================================================================
 ``votes.jsonl``, ``.json``, ``.csv``, ``.tsv``, ``.parquet``  file; text formats also with ``.gz``
-``votes/``                                             folder: all such files, in the order of their names
+``votes/``                                             folder: all such files, in the order of their names, or a dataset that
+                                                       ``save_to_disk`` has written
 ``openai/summarize_from_feedback:comparisons``         dataset of the hub, with its configuration after the colon
 ``toy:votes?seed=1``                                   rows of the embedded world, with options
 ====================================================  ==================================================================
@@ -19,6 +21,7 @@ import json
 import re
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -48,7 +51,8 @@ def load_rows(source: str, split: str | None = None) -> Rows:
 
     Args:
         source: see the table at the top of this file.
-        split: split of a hub dataset; None: ``"train"``. Files and the toy world have no splits and ignore it.
+        split: split of a hub dataset, or of one that ``save_to_disk`` has written; None: ``"train"``. Files and the toy
+            world have no splits and ignore it.
 
     Raises:
         RowsError: the file is missing, empty or damaged, the name is neither a file nor a dataset, or the hub cannot be
@@ -59,6 +63,8 @@ def load_rows(source: str, split: str | None = None) -> Rows:
     if source.startswith("toy:"):
         return _toy_rows(source)
     path = Path(source).expanduser()
+    if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
+        return _saved_rows(path, split or "train")
     if path.is_dir():
         return [row for file in _list_files(path) for row in _read_file(file)]
     if path.is_file():
@@ -66,6 +72,23 @@ def load_rows(source: str, split: str | None = None) -> Rows:
     if HUB_NAME.fullmatch(source) and not source.endswith(ENDINGS):
         return _hub_rows(source, split or "train")
     raise RowsError(f"{source}: no such file. {WANTED[0].upper()}{WANTED[1:]}")
+
+
+def _saved_rows(folder: Path, split: str) -> Rows:
+    """Return the rows of a dataset that ``datasets.Dataset.save_to_disk`` or ``DatasetDict.save_to_disk`` has written."""
+    import datasets
+
+    try:
+        found = datasets.load_from_disk(str(folder))
+    except (OSError, ValueError, KeyError) as error:
+        raise RowsError(f"{folder}: not a dataset that datasets can read ({first_line(error)}).") from None
+    if isinstance(found, datasets.Dataset):
+        return found
+    if split not in found:
+        raise RowsError(
+            f"{folder}: no split {split!r}; its splits are {', '.join(found)}. Give the folder of one."
+        )
+    return found[split]
 
 
 def write_rows(rows: Rows, file: Path) -> None:
@@ -172,8 +195,13 @@ def _parse_object(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
+        whole = (
+            " An object must stand in one line, or be part of a list."
+            if number == 1 and line.strip() == "{"
+            else ""
+        )
         raise RowsError(
-            f"{path}, line {number}: not valid JSON ({error.msg}, column {error.colno})."
+            f"{path}, line {number}: not valid JSON ({error.msg}, column {error.colno}).{whole}"
         ) from None
     if not isinstance(row, dict):
         raise RowsError(
@@ -184,7 +212,14 @@ def _parse_object(path: Path, number: int, line: str) -> dict[str, Any]:
 
 def _read_table(path: Path, lines: Iterator[str], place: _Lines) -> list[dict[str, Any]]:
     csv.field_size_limit(sys.maxsize)  # forum posts are longer than the 131,072 characters of the default
-    reader = csv.DictReader(lines, delimiter="\t" if ".tsv" in path.suffixes else ",", strict=True)
+    header = next(lines, "")
+    separators = "\t" if ".tsv" in path.suffixes else ",;\t"
+    separator = next((mark for mark in separators if mark in header), separators[0])
+    reader = csv.DictReader(chain([header], lines), delimiter=separator, strict=True)
+    if twice := [name for name, count in Counter(reader.fieldnames or []).items() if count > 1]:
+        raise RowsError(
+            f"{path}, line 1: column {twice[0]!r} stands there more than once. Give each a name of its own."
+        )
     rows = []
     for row in reader:
         if None in row or None in row.values():

@@ -54,7 +54,10 @@ class TaskRows:
         if self.share is not None:
             rows = [rows[row] for row in draw_test_rows(len(rows), self.share, self.share_seed)]
         columns = {name: self.columns.get(name, name) for name in names}
-        check_columns(rows, {**columns, **{column: column for column in self.where}}, self.source)
+        wanted_columns = {**columns, **{column: column for column in self.where}}
+        check_columns(
+            rows, wanted_columns, self.source, texts=False
+        )  # tests of code and choices are lists of objects
         kept = [
             row for row in rows if all(str(find_value(row, c)) in wanted for c, wanted in self.where.items())
         ]

@@ -11,7 +11,9 @@ from fedlight.first_config.columns import Column, Guess, GuessError, ambiguous, 
 NOBODY = "none"
 """Value of --client for rows that are nobody's: they are dealt out at random."""
 SHARES = 10
-"""Clients among whom such rows are dealt out."""
+"""Most clients among whom such rows are dealt out."""
+FEWEST_ROWS = 4
+"""Rows of such a client, at least."""
 
 
 def find_client(columns: Sequence[Column], taken: Sequence[str], given: str | None) -> Guess:
@@ -32,7 +34,7 @@ def find_client(columns: Sequence[Column], taken: Sequence[str], given: str | No
         'worker'
     """
     if given == NOBODY:
-        return Guess("client", None, f"--client none: rows are dealt out to {SHARES} clients at random")
+        return Guess("client", None, "--client none: rows are dealt out at random")
     if given is not None:
         return Guess("client", given, "given with --client")
     asked = [column for column in columns if column.name in taken]
@@ -50,7 +52,7 @@ def find_client(columns: Sequence[Column], taken: Sequence[str], given: str | No
         return Guess(
             "client", free[0].name, f"it has {_count(free[0])}, and does not follow from the text", sure=False
         )
-    why = f"no column says whose row it is: rows are dealt out to {SHARES} clients at random; --client COLUMN names one"
+    why = "no column says whose row it is: rows are dealt out at random; --client COLUMN names one"
     return Guess("client", None, why, sure=False)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedlight.datamodules.rows.columns import list_paths, text_at
+from fedlight.datamodules.rows.columns import find_value, is_turn, list_paths, text_at
 from fedlight.lightning_cli.parser_words import near
 from fedlight.support.types import Rows
 
@@ -33,6 +33,12 @@ NAMES: dict[str, tuple[str, str]] = {
     "group": ("group", "cluster"),
 }
 """Role -> words that a column's name has for it, strong ones and weak ones."""
+
+
+REPLIES = {"assistant", "gpt", "chatgpt", "model", "bot", "ai"}
+"""Speakers of the last turn of a conversation that a model can be tuned on."""
+REPLY, BEFORE = ".-1", ".:-1"
+"""What follows a conversation's name in the path of its last turn, and of the turns before it."""
 
 
 class GuessError(ValueError):
@@ -88,14 +94,30 @@ class Column:
 def describe(rows: Rows) -> list[Column]:
     """Return the columns of rows, those of nested values by dotted paths.
 
+    A conversation that ends with a reply in every row is two: the turns before the reply, and the reply.
+
     Examples:
         >>> [(c.name, c.distinct, c.is_text) for c in describe([{"q": "a b", "who": 1}, {"q": "c d", "who": 1}])]
         [('q', 2, True), ('who', 1, False)]
+        >>> turns = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c d"}]
+        >>> [c.name for c in describe([{"messages": turns}])]
+        ['messages.:-1', 'messages.-1']
     """
     names: dict[str, None] = {}
     for row in rows:
         names.update(dict.fromkeys(list_paths(row)))
-    return [_describe(name, [text_at(row, name) for row in rows]) for name in names]
+    paths: list[str] = []
+    for name in names:
+        paths += [name + BEFORE, name + REPLY] if _ends_with_reply(rows, name) else [name]
+    return [_describe(path, [text_at(row, path) for row in rows]) for path in paths]
+
+
+def _ends_with_reply(rows: Rows, name: str) -> bool:
+    """Return whether a column is a conversation whose last turn is a model's, wherever it has turns."""
+    values = [value for row in rows if (value := find_value(row, name))]
+    if not values or not all(isinstance(value, list) and is_turn(value[-1]) for value in values):
+        return False
+    return all(str(value[-1].get("role", value[-1].get("from"))).lower() in REPLIES for value in values)
 
 
 def _describe(name: str, texts: list[str]) -> Column:

@@ -9,11 +9,11 @@ from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import encode
 from fedlight.first_config import sizes, words
-from fedlight.first_config.clients import SHARES, find_client
+from fedlight.first_config.clients import FEWEST_ROWS, SHARES, find_client
 from fedlight.first_config.columns import Column, Guess, GuessError, check_given, describe, pick, score_name
-from fedlight.first_config.instructions import find_instructions
+from fedlight.first_config.instructions import InstructionColumns, find_instructions
 from fedlight.first_config.sizes import Sizes
-from fedlight.first_config.votes import VoteColumns, find_votes, is_opinion
+from fedlight.first_config.votes import VoteColumns, find_answers, find_votes, is_opinion
 from fedlight.support.hub import find_model, load_tokenizer
 from fedlight.support.types import Rows
 
@@ -111,6 +111,10 @@ def make_draft(wishes: Wishes) -> Draft:
         RowsError, OSError: the rows or the model cannot be read.
     """
     rows = load_rows(wishes.source)
+    if len(rows) == 1:
+        raise GuessError(
+            f"{wishes.source} has one row, with {', '.join(map(str, rows[0]))}: give a file with a row for each example"
+        )
     step = -(-len(rows) // READ)
     looked_at = rows if step == 1 else [rows[place] for place in range(0, len(rows), step)]
     columns = describe(looked_at)
@@ -129,7 +133,7 @@ def make_draft(wishes: Wishes) -> Draft:
         guesses += votes.guesses
         found, values = votes.columns, votes.choice_values
     else:
-        instructions = find_instructions(columns, wishes.columns)
+        instructions = _find_instructions(columns, wishes, refusal)
         guesses += instructions.guesses
         found, values = instructions.columns, {}
     client = find_client(columns, list(found.values()), wishes.columns.get("client"))
@@ -138,8 +142,17 @@ def make_draft(wishes: Wishes) -> Draft:
     numbers = sizes.choose_sizes(own)
     model = read_model(wishes.model)
     template, choices, more = _text(method, votes is not None, found, model, wishes)
-    guesses += more
+    guesses += more + _splits(columns, found)
     max_tokens, fitting = _tokens(looked_at, columns, found, votes is not None, template, choices, model)
+    if not fitting:
+        raise GuessError(
+            f"no text fits into {max_tokens} tokens, "
+            + (
+                f"all that {wishes.model} reads: name a model that reads more with --model"
+                if max_tokens == model.positions
+                else "the most of a first run: shorten the texts, or write the config by hand, with data.max_tokens"
+            )
+        )
     guesses.append(
         Guess(
             "max_tokens",
@@ -235,9 +248,26 @@ def _try_votes(columns: Sequence[Column], wishes: Wishes) -> tuple[VoteColumns |
         return None, error
 
 
+def _find_instructions(
+    columns: Sequence[Column], wishes: Wishes, refusal: GuessError | None
+) -> InstructionColumns:
+    """Return the columns of instructions; of rows with two answers and no choice, say why they are no votes either."""
+    try:
+        return find_instructions(columns, wishes.columns)
+    except GuessError:
+        try:
+            find_answers(columns)
+        except GuessError:
+            refusal = None
+        if refusal is None or wishes.method is not None:
+            raise
+        raise refusal from None
+
+
 def _rows_of_clients(columns: Sequence[Column], client: str | None, rows: int, step: int) -> list[int]:
     if client is None:
-        return [max(rows * step // SHARES, 1)] * SHARES
+        shares = min(SHARES, max(rows * step // FEWEST_ROWS, 1))
+        return [rows * step // shares] * shares
     texts = next((column.texts for column in columns if column.name == client), [])
     return [count * step for count in Counter(text for text in texts if text).values()] or [rows * step]
 
@@ -288,6 +318,22 @@ def _tokens(
         ending = f" {choices[0]}" if choices else f" {max(answers, key=len)}"
         texts.append(shape.render(fields, ending).text)
     return sizes.choose_tokens([len(one.ids) + 2 for one in encode(model.tokenizer, texts)], model.positions)
+
+
+def _splits(columns: Sequence[Column], found: Mapping[str, str]) -> list[Guess]:
+    """Return a line for a column that says which rows are for tests: a run would train on them too."""
+    return [
+        Guess(
+            f"rows of {', '.join(column.values)}",
+            "all",
+            f"column {column.name} tells them apart, a run does not: give those for tests a file of their own (val_source)",
+            sure=False,
+        )
+        for column in columns
+        if column.name not in found.values()
+        and {"train", "training"} & {value.lower() for value in column.values}
+        and len(column.values) > 1
+    ]
 
 
 def _category(

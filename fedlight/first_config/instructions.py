@@ -3,7 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedlight.first_config.columns import Column, Guess, GuessError, ambiguous, pick, score_name
+from fedlight.first_config.columns import (
+    BEFORE,
+    REPLY,
+    Column,
+    Guess,
+    GuessError,
+    ambiguous,
+    pick,
+    score_name,
+)
 
 
 @dataclass(frozen=True)
@@ -20,7 +29,7 @@ class InstructionColumns:
 
 
 def find_instructions(columns: Sequence[Column], given: Mapping[str, str | None]) -> InstructionColumns:
-    """Return the columns of instructions: by name, else the question stands before the response.
+    """Return the columns of instructions: a conversation's, else by name, else the question stands before the response.
 
     Args:
         columns: all columns of the rows.
@@ -36,6 +45,13 @@ def find_instructions(columns: Sequence[Column], given: Mapping[str, str | None]
         {'instruction': 'ask', 'response': 'reply'}
     """
     texts = [column for column in columns if column.is_text]
+    talks = [column.name.removesuffix(BEFORE) for column in texts if column.name.endswith(BEFORE)]
+    if len(talks) == 1 and not any(given.get(role) for role in ("question", "response")):
+        found = {"instruction": talks[0] + BEFORE, "response": talks[0] + REPLY}
+        whys = ("the turns before the last one", "the last turn, which is the model's in every row")
+        return InstructionColumns(
+            [Guess(*each) for each in zip(("question", "response"), found.values(), whys, strict=True)], found
+        )
     # The answers of a classification are single words, so a response may be no text.
     answers = [column for column in columns if column.is_text or score_name(column.name, "response") >= 3]
     question = _named(texts, "question", given)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedlight.first_config.clients import SHARES
 from fedlight.first_config.draft import Draft
 
 TITLES = {
@@ -186,7 +185,8 @@ def _data(draft: Draft) -> str:
     owners = "    partition: {by: client}"
     if "client" not in draft.columns:
         owners = _noted(
-            f"    partition: {{by: iid, num_clients: {SHARES}}}", "no column says whose row it is"
+            f"    partition: {{by: iid, num_clients: {draft.sizes.clients}}}",
+            "no column says whose row it is",
         )
     wide = "input" not in draft.columns and "{input}" not in draft.template and draft.template != "alpaca"
     columns: dict[str, str] = draft.columns if wide or draft.is_votes else {"input": "", **draft.columns}

@@ -9,7 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from fedlight.first_config.columns import Column, Guess, GuessError, ambiguous, pick, score_name, split_name
+from fedlight.first_config.columns import (
+    BEFORE,
+    REPLY,
+    Column,
+    Guess,
+    GuessError,
+    ambiguous,
+    pick,
+    score_name,
+    split_name,
+)
 
 PAIRS = (
     ("a", "b"),
@@ -90,7 +100,8 @@ def find_votes(
         guesses = [both, choice, _explain(meaning)]
         found = {"response_a": first, "response_b": second, "choice": choice.value}
     left = [column for column in columns if column.is_text and column.name not in found.values()]
-    question = pick(left, "question", given.get("question"))
+    question = _shared_turns(left, found) if not given.get("question") else None
+    question = question or pick(left, "question", given.get("question"))
     if question is None:
         guesses.append(
             Guess("question", None, "no other column has text: the answers are compared alone", sure=False)
@@ -108,7 +119,7 @@ def find_answers(columns: Sequence[Column]) -> Guess:
         >>> find_answers(describe(rows)).value
         ('u', 'v')
     """
-    texts = [column for column in columns if column.is_text]
+    texts = [column for column in columns if column.is_text and not column.name.endswith(BEFORE)]
     stems = Counter(
         tuple(word for word in split_name(column.name) if not word.isdigit()) for column in columns
     )
@@ -191,7 +202,7 @@ def _find_decided_pair(
     columns: Sequence[Column], given: Mapping[str, str | None]
 ) -> tuple[Guess, Guess] | None:
     """Return the columns of the chosen and the rejected answer, where the rows have such instead of a choice."""
-    texts = [column for column in columns if column.is_text]
+    texts = [column for column in columns if column.is_text and not column.name.endswith(BEFORE)]
     named = given.get("chosen"), given.get("rejected")
     if any(named) and not all(named):
         raise GuessError("--chosen and --rejected belong together: give both, or none")
@@ -200,6 +211,15 @@ def _find_decided_pair(
         return None
     chosen, rejected = (pick(texts, role, given.get(role)) for role in ("chosen", "rejected"))
     return (chosen, rejected) if chosen and rejected else None
+
+
+def _shared_turns(left: Sequence[Column], found: Mapping[str, str]) -> Guess | None:
+    """Return the turns before both answers, where these are the last turns of two conversations that begin alike."""
+    names = [path.removesuffix(REPLY) + BEFORE for path in found.values() if path.endswith(REPLY)]
+    before = [column for column in left if column.name in names]
+    if len(before) != 2 or before[0].texts != before[1].texts:
+        return None
+    return Guess("question", before[0].name, "the turns before both answers, which are the same")
 
 
 def _given_answers(columns: Sequence[Column], answers: Sequence[str] | None) -> Guess | None:
@@ -258,7 +278,7 @@ def _explain(meaning: Mapping[str, str | list[str]]) -> Guess:
     words = ", ".join(f"{value} is {name}" for name, value in meaning.items())
     numbers = {meaning["a"], meaning["b"]} in ({"0", "1"}, {"-1", "1"})
     why = (
-        "0 and 1 are read as first and second; --a 1 --b 0 turns it"
+        f"the smaller number is read as the first answer; --a {meaning['b']} --b {meaning['a']} turns it"
         if numbers
         else "the values name the answers"
     )

@@ -49,7 +49,9 @@ def _local(rows: RowSource, counts: dict[tuple[str, str], int]) -> Finding:
     what = f"data {rows.source}"
     try:
         found = load_rows(rows.source, rows.split)
-        check_columns(found, dict(rows.columns), rows.source)
+        check_columns(
+            found, dict(rows.columns), rows.source, texts=False
+        )  # a task's rows may hold lists of objects
     except (RowsError, ValueError, OSError) as error:
         return problem(what, str(error))
     counts[rows.source, rows.split] = len(found)
@@ -95,7 +97,7 @@ def _shape_finding(what: str, rows: RowSource, repository: Repository, shape: Sh
     if shape.row is None:
         return unknown(what, "it exists, but its columns are not known without fetching it")
     try:
-        check_columns([shape.row], dict(rows.columns), rows.source)
+        check_columns([shape.row], dict(rows.columns), rows.source, texts=False)
     except RowsError as error:
         return problem(what, str(error).removeprefix(f"{rows.source}: "))
     counts = [shape.splits.get(split) for split in splits]

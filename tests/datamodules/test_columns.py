@@ -2,7 +2,8 @@
 
 import pytest
 
-from fedlight.datamodules.rows.columns import text_at
+from fedlight.datamodules.rows.columns import check_columns, text_at
+from fedlight.datamodules.rows.rows import RowsError
 from fedlight.support.hub import load_tokenizer
 
 
@@ -18,3 +19,40 @@ from fedlight.support.hub import load_tokenizer
 def test_half_characters_are_replaced(value, text, causal):
     assert text_at({"a": value}, "a") == text
     assert load_tokenizer(causal)(text_at({"a": value}, "a")).input_ids
+
+
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "Hello "}, {"type": "image"}]},
+    {"role": "assistant", "content": " Hi. "},
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("talk", "Be brief.\n\nHello\n\nHi."),
+        ("talk.-1", "Hi."),
+        ("talk.:-1", "Be brief.\n\nHello"),
+        ("talk.1:", "Hello\n\nHi."),
+        ("talk.1:2", "Hello"),
+        ("talk.3:", ""),
+        ("talk.7", ""),
+        ("shared.:-1", "Hello"),
+        ("shared.-1", "Hi."),
+    ],
+)
+def test_turns_of_a_conversation_are_texts_and_parts_of_it_have_paths(path, text):
+    shared = [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Hi."}]
+    assert text_at({"talk": TALK, "shared": shared}, path) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "advice"), [({"text": "x"}, "prompt to the path of a text in it, such as post.text"),
+                          ([{"text": "x"}], "such as post.0.text")]
+)  # fmt: skip
+def test_an_object_is_no_text(value, advice):
+    with pytest.raises(RowsError, match=advice):
+        check_columns([{"post": value}], {"prompt": "post"}, "votes.jsonl")
+    check_columns([{"post": value}], {"prompt": "post"}, "votes.jsonl", texts=False)
+    assert text_at({"post": value}, "post") == ""

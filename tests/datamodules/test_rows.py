@@ -34,6 +34,32 @@ def test_tsv_gz(tmp_path):
     assert load_rows(str(tmp_path / "rows.tsv.gz")) == [{"prompt": "x, y", "n": "1"}]
 
 
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_a_csv_file_without_commas_in_its_first_line_has_other_separators(tmp_path, mark):
+    (tmp_path / "rows.csv").write_text(f"prompt{mark}n\nx, y{mark}1\n")
+    assert load_rows(str(tmp_path / "rows.csv")) == [{"prompt": "x, y", "n": "1"}]
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    (tmp_path / "rows.csv").write_text("prompt,n,prompt\nx,1,y\n")
+    with pytest.raises(RowsError, match="column 'prompt' stands there more than once"):
+        load_rows(str(tmp_path / "rows.csv"))
+
+
+def test_datasets_that_were_saved_to_disk(tmp_path):
+    one = datasets.Dataset.from_list(ROWS)
+    one.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict(train=one, test=one.select([0])).save_to_disk(tmp_path / "splits")
+    assert list(load_rows(str(tmp_path / "one"))) == ROWS
+    assert list(load_rows(str(tmp_path / "splits"))) == ROWS
+    assert list(load_rows(str(tmp_path / "splits"), "test")) == ROWS[:1]
+    with pytest.raises(RowsError, match="no split 'validation'; its splits are train, test"):
+        load_rows(str(tmp_path / "splits"), "validation")
+    (tmp_path / "one" / "state.json").write_text("{}")
+    with pytest.raises(RowsError, match="not a dataset that datasets can read"):
+        load_rows(str(tmp_path / "one"))
+
+
 def test_parquet(tmp_path):
     datasets.Dataset.from_list(ROWS).to_parquet(tmp_path / "rows.parquet")
     assert load_rows(str(tmp_path / "rows.parquet")) == ROWS

@@ -142,3 +142,91 @@ def test_csv_and_parquet_are_read_as_json_is(votes, tmp_path):
 def test_a_model_that_is_not_there_names_the_option(votes):
     with pytest.raises(OSError, match=r"no/such/model.*--model FOLDER_OR_HUB_NAME"):
         make_draft(Wishes(votes, model="./no/such/model"))
+
+
+def talk(number, reply, role="role", content="content", speakers=("user", "assistant")):
+    return [{role: speakers[0], content: f"ask number {number}"}, {role: speakers[1], content: reply}]
+
+
+def made(tmp_path, rows, **wishes):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return make_draft(Wishes(str(tmp_path / "rows.jsonl"), model="toy", **wishes))
+
+
+@pytest.mark.parametrize("form", [{}, {"role": "from", "content": "value", "speakers": ("human", "gpt")}])
+def test_the_last_turn_of_a_conversation_is_the_response(tmp_path, form):
+    draft = made(tmp_path, [{"talk": talk(n, f"say {n}", **form), "site": "ab"[n % 2]} for n in range(8)])
+    assert draft.columns == {"instruction": "talk.:-1", "response": "talk.-1", "client": "site"}
+
+
+def test_a_conversation_that_ends_with_a_question_is_not_taken_apart(tmp_path):
+    rows = [{"talk": talk(n, f"say {n}")[: 1 + n % 2]} for n in range(8)]
+    with pytest.raises(GuessError, match="response"):
+        made(tmp_path, rows)
+
+
+@pytest.mark.parametrize("has_prompt", [False, True])
+def test_conversations_that_begin_alike_are_chosen_and_rejected(tmp_path, has_prompt):
+    rows = [{"chosen": talk(n, f"say {n}"), "rejected": talk(n, f"not {n}")} for n in range(8)]
+    if has_prompt:
+        rows = [
+            {"prompt": row["chosen"][:1], "chosen": row["chosen"][1:], "rejected": row["rejected"][1:]}
+            for row in rows
+        ]
+    question = "prompt" if has_prompt else "chosen.:-1"
+    assert made(tmp_path, rows).columns == {
+        "prompt": question,
+        "chosen": "chosen.-1",
+        "rejected": "rejected.-1",
+    }
+
+
+PAIR = {"ask": "which is it", "answer_a": "the one here", "answer_b": "the other one"}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"first_is_better": lambda n: n % 2 == 0}, "first_is_better: which of its values says that A won"),
+        ({"score": lambda n: n / 7}, "no column says which answer won"),
+    ],
+)
+def test_two_answers_without_a_choice_are_asked_for_the_choice(tmp_path, more, message):
+    rows = [
+        {**{k: f"{v} {n}" for k, v in PAIR.items()}, **{k: f(n) for k, f in more.items()}} for n in range(40)
+    ]
+    with pytest.raises(GuessError, match=message):
+        made(tmp_path, rows)
+
+
+def test_rows_for_tests_in_the_same_file_are_pointed_out(tmp_path):
+    rows = [
+        {
+            "ask": f"which {n}",
+            "reply": f"that {n}",
+            "part": ["train", "test"][n % 4 == 0],
+            "site": "abc"[n % 3],
+        }
+        for n in range(24)
+    ]
+    guess = next(
+        guess for guess in made(tmp_path, rows, columns={"client": "site"}).guesses if "test" in guess.what
+    )
+    assert (guess.what, guess.sure) == ("rows of test, train", False)
+
+
+def test_texts_that_no_position_is_left_for_are_refused(tmp_path):
+    rows = [{"ask": f"which {n} " * 4000, "reply": f"that {n}"} for n in range(8)]
+    with pytest.raises(GuessError, match="no text fits into"):
+        made(tmp_path, rows)
+
+
+def test_one_row_is_nothing_to_guess_from(tmp_path):
+    with pytest.raises(GuessError, match="has one row, with data, version"):
+        made(tmp_path, [{"data": [{"ask": "x y"}], "version": 1}])
+
+
+def test_few_rows_are_dealt_out_to_few_clients(tmp_path):
+    draft = made(tmp_path, [{"ask": f"which {n}", "reply": f"that {n}"} for n in range(9)])
+    assert draft.sizes.clients == 2
+    assert "num_clients: 2" in write(draft, "own.yaml")

@@ -20,8 +20,8 @@ COMMANDS = [
 
 
 def test_the_page_has_files_and_commands_of_each_kind():
-    assert sorted(FILES) == ["asked.jsonl", "pairs.csv", "votes.jsonl"]
-    assert len(COMMANDS) == len(set(COMMANDS)) == 7
+    assert sorted(FILES) == ["asked.jsonl", "pairs.csv", "talks.jsonl", "votes.jsonl"]
+    assert len(COMMANDS) == len(set(COMMANDS)) == 8
 
 
 @pytest.mark.parametrize("command", COMMANDS)
