@@ -234,7 +234,7 @@ WRITERS = {
     "adapter": (
         "fedlight.modules.language.module.LanguageModule.save_adapter",
         no_space_for_safetensors,
-        "run/adapter.tmp:",
+        "run/adapter:",
     ),
 }
 

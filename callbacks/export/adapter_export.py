@@ -1,7 +1,5 @@
 """Trained adapter as a PEFT folder with a model card, written after training; ``PeftModel.from_pretrained`` loads it."""
 
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -18,10 +16,10 @@ from fedlight.callbacks.export.card_facts import (
     settings_of,
     traffic_of,
 )
-from fedlight.callbacks.export.model_card import adapter_use, write_card
+from fedlight.callbacks.export.model_card import adapter_notes, adapter_use, write_card
 from fedlight.callbacks.logs.trainer import find_callback
 from fedlight.callbacks.logs.visit_log import VisitLog
-from fedlight.support.files import full_disk_named, read_json, sync
+from fedlight.support.files import read_json, whole_folder
 from fedlight.support.hub import find_licence
 
 
@@ -80,26 +78,9 @@ class AdapterExport(L.Callback):
         if not trainer.is_global_zero:
             return
         assert isinstance(pl_module, SavesAdapter)
-        new = self.folder.with_name(self.folder.name + ".tmp")
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(parents=True)
-        with full_disk_named(new):
+        with whole_folder(self.folder) as new:
             pl_module.save_adapter(new)
             _write_card(trainer, pl_module, new)
-            for path in (*new.rglob("*"), new):
-                sync(path)
-        replace_folder(new, self.folder)
-
-
-def replace_folder(new: Path, folder: Path) -> None:
-    """Move ``new`` to ``folder``; ``os.replace`` cannot replace a folder that is not empty."""
-    old = folder.with_name(folder.name + ".old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        os.replace(folder, old)
-    os.replace(new, folder)
-    sync(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _write_card(trainer: L.Trainer, module: L.LightningModule, folder: Path) -> None:
@@ -109,7 +90,8 @@ def _write_card(trainer: L.Trainer, module: L.LightningModule, folder: Path) -> 
     task = getattr(module, "task", "CAUSAL_LM")
     what = "LoRA adapter" if len(names) == 1 else f"{len(names)} LoRA adapters"
     use = adapter_use(facts.base, task, names, getattr(module, "num_labels", None) or 1)
-    write_card(facts, folder, what=what, use=use, task=task)
+    is_on_merged_base = bool(getattr(module, "hparams", {}).get("merge_adapter"))
+    write_card(facts, folder, what=what, use=use, task=task, notes=adapter_notes(facts, is_on_merged_base))
 
 
 def _facts(trainer: L.Trainer, module: L.LightningModule) -> CardFacts:

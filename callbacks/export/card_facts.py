@@ -4,7 +4,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from fedlight.support.hub import EMBEDDED, NAME
@@ -94,7 +94,7 @@ def public_name(text: Any) -> str:
     text = str(text)
     if text.partition(":")[0] in EMBEDDED and "/" not in text:
         return text
-    if NAME.fullmatch(text) and not text.endswith(FILES):
+    if NAME.fullmatch(text) and not text.endswith(FILES) and not Path(text).exists():
         return text
     return text.replace("\\", "/").rstrip("/").rpartition("/")[2]
 
@@ -196,13 +196,14 @@ def settings_of(
 
 
 def command_line(entry: Mapping[str, Any]) -> str:
-    """Return the command of an entry of ``run.json``, whose configs have no folders.
+    """Return the command of an entry of ``run.json``, whose configs have no folders; dots stand for other arguments.
 
     Examples:
-        >>> command_line({"command": "fit", "configs": ["fedbis.yaml"]})
-        'fedlight fit --config fedbis.yaml'
+        >>> command_line({"command": "fit", "configs": ["fedbis.yaml"], "other_arguments": 2})
+        'fedlight fit --config fedbis.yaml ...'
     """
     if not entry.get("command"):
         return ""
     names = [public_name(name) for name in entry.get("configs") or []]
-    return " ".join(["fedlight", str(entry["command"]), *(f"--config {name}" for name in names)])
+    more = ["..."] if entry.get("other_arguments") else []
+    return " ".join(["fedlight", str(entry["command"]), *(f"--config {name}" for name in names), *more])

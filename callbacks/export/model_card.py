@@ -4,6 +4,7 @@ M. Mitchell et al., "Model Cards for Model Reporting", FAT* 2019, https://arxiv.
 the metadata of the Hugging Face hub.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -106,6 +107,23 @@ def adapter_use(base: str, task: str, names: Sequence[str] = ("default",), label
     return "\n".join(["```python", *lines, "```"])
 
 
+def adapter_notes(facts: CardFacts, is_on_merged_base: bool) -> list[str]:
+    """Return what to know before an adapter is put on its base: where that differs from the one of the run."""
+    notes = []
+    if is_on_merged_base:
+        notes.append(
+            "The base of the run had another adapter merged into it, which this one does not hold: on the plain base it is "
+            "another model. `fedlight export RUN --format merged --checkpoint last` writes the whole one."
+        )
+    if facts.base_form != "plain":
+        notes.append(
+            f"The run trained on a {facts.base_form} base; on the plain one answers differ as far as the two bases do."
+        )
+    if "/" not in facts.base and facts.base not in EMBEDDED:
+        notes.append("The base was a folder, not a name at the hub: `base` is where you have it.")
+    return notes
+
+
 def _training(facts: CardFacts) -> list[list[str]]:
     papers = facts.papers
     cited = {
@@ -135,7 +153,7 @@ def _training(facts: CardFacts) -> list[list[str]]:
         if facts.simulated_seconds
         else "",
         "differential privacy": "; ".join(
-            f"epsilon {_short(epsilon)} at delta {delta:g} towards {towards}"
+            f"epsilon {_rounded_up(epsilon)} at delta {delta:g} towards {towards}"
             for towards, epsilon, delta in facts.privacy
         )
         or "none",
@@ -157,6 +175,19 @@ def _interval(low: float | None, high: float | None) -> str:
 
 def _short(value: float) -> str:
     return three_digits(value)
+
+
+def _rounded_up(epsilon: float) -> str:
+    """Return a guarantee with three digits, none of which promises more than it holds.
+
+    Examples:
+        >>> _rounded_up(12.341), _rounded_up(0.50001), _rounded_up(3.0)
+        ('12.4', '0.501', '3')
+    """
+    if not 0 < epsilon < math.inf:
+        return _short(epsilon)
+    step = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
+    return f"{math.ceil(round(epsilon / step, 6)) * step:.3g}"
 
 
 def _size(number: int) -> str:

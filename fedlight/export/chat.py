@@ -1,6 +1,7 @@
 """``fedlight chat RUN [--selector RUN]``: the tuned model beside the raw one, and which of both a selector prefers."""
 
 import argparse
+import math
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,6 +64,8 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> None:
     """Answer line by line, until the input ends."""
     options = make_parser().parse_args(argv)
+    if options.max_new_tokens < 1 or not 0 <= options.temperature < math.inf:
+        raise ValueError("--max-new-tokens is at least 1, and --temperature a number from 0")
     opened = open_run(options.run, options.checkpoint, options.model)
     template, fields = _check_writes(opened), dict(_assigned(one) for one in options.set)
     slot = _slot_of(template)
@@ -182,6 +185,11 @@ def _selector(folder: str | None) -> Iterator[SelectorJudge | None]:
         raise ValueError(
             f"--selector {folder}: {opened.run.label} trained {opened.kind.__name__}, which is no selector that reads "
             "two answers: give a run of FedBis or FedBiscuit"
+        )
+    if opened.is_on_merged_base:
+        raise ValueError(
+            f"--selector {folder}: {opened.run.label} trained on a base with another adapter merged into it, which its own "
+            "adapter does not hold: give a selector that was trained on the model as it is"
         )
     with tempfile.TemporaryDirectory() as saved:
         if opened.adapter is None:

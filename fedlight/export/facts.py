@@ -13,14 +13,12 @@ from fedlight.callbacks.export.card_facts import (
     settings_of,
     traffic_of,
 )
-from fedlight.export.opened import Opened, find_class
+from fedlight.export.opened import Opened
 from fedlight.report import facts
 from fedlight.report.facts import within
 from fedlight.report.runs import Run
 from fedlight.report.tables import number
 from fedlight.support.hub import find_licence
-
-FEDAVG = "fedlight.FedAvg"
 
 
 def facts_of(opened: Opened, ask_hub: bool = False) -> CardFacts:
@@ -33,8 +31,7 @@ def facts_of(opened: Opened, ask_hub: bool = False) -> CardFacts:
     run, rounds = opened.run, opened.rounds()
     config = run.config()
     federated = config.get("federated") or {}
-    algorithm = within(federated, "algorithm", "class_path") or FEDAVG
-    classes = [opened.kind, *([find_class(str(algorithm))] if federated else [])]
+    classes = [opened.kind, opened.algorithm]
     last = _last(run, rounds)
     clients, examples = _data(run)
     visits = [row for row in run.csv("visits.csv") if _is_before(row.get("round"), rounds)]

@@ -10,11 +10,13 @@ import torch
 from fedlight.modules.language import checkpoints
 from fedlight.modules.language.adapter_folders import find_adapters
 from fedlight.modules.language.module import LanguageModule
+from fedlight.report.facts import within
 from fedlight.report.runs import Run, read_runs
 from fedlight.report.tables import number
 from fedlight.support.checkpoint_files import check_readable
 
 LAST = "last"
+FEDAVG = "fedlight.FedAvg"
 ADAPTER = "adapter"
 
 
@@ -42,6 +44,13 @@ class Opened:
         return bool(self.settings.get("merge_adapter"))
 
     @property
+    def algorithm(self) -> type | None:
+        """Class of the federated algorithm; None for pooled training, and for a class that cannot be imported."""
+        federated = self.run.config().get("federated")
+        found = find_class(str(within(federated, "algorithm", "class_path") or FEDAVG)) if federated else None
+        return found if isinstance(found, type) else None
+
+    @property
     def names(self) -> list[str]:
         """Names of the adapters, ``["default"]`` for one."""
         if self.adapter is None:
@@ -50,12 +59,10 @@ class Opened:
         return ["default"] if len(found) == 1 else [Path(folder).name for folder in found]
 
     def rounds(self) -> int | None:
-        """Return the rounds after which the checkpoint was written; None for the end of the run."""
+        """Return the finished rounds in the checkpoint, of pooled training epochs; None for the end of the run."""
         if self.checkpoint is None:
             return None
-        check_readable(self.checkpoint)
-        done = number(torch.load(self.checkpoint, map_location="cpu", weights_only=True).get("epoch"))
-        return None if done is None else int(done) + 1
+        return _progress(self.checkpoint)[0]
 
     def load(self, **changes: Any) -> LanguageModule:
         """Return the module with its trained weights, for inference.
@@ -99,7 +106,8 @@ def open_run(folder: str | Path, checkpoint: str | None = None, model: str | Non
 
     Args:
         folder: ``trainer.default_root_dir`` of a command, or a stage of a recipe.
-        checkpoint: a file of the run, or ``last``; None: the adapter that the run wrote at its end, else ``last``.
+        checkpoint: a file of the run, or ``last``, the one with the most rounds and steps; None: the adapter that the run
+            wrote at its end, else ``last``. A run that was continued and has not ended has no adapter of its end.
         model: where the base lies now; None: where the run found it.
 
     Raises:
@@ -123,7 +131,7 @@ def open_run(folder: str | Path, checkpoint: str | None = None, model: str | Non
     if model is not None:
         settings["model"] = model
     kind = _class_of(str(spec.get("class_path", "")), run)
-    adapter = None if checkpoint else _adapter(run)
+    adapter = None if checkpoint or _has_gone_on(run) else _adapter(run)
     if adapter is not None:
         return Opened(run, kind, settings, adapter, None)
     return Opened(run, kind, settings, None, _checkpoint(run, checkpoint or LAST))
@@ -165,9 +173,29 @@ def _adapter(run: Run) -> Path | None:
     return None
 
 
+def _has_gone_on(run: Run) -> bool:
+    """Return whether the run was continued after the end that wrote its adapter, and has checkpoints of that time."""
+    return run.record().get("state", "done") != "done" and bool(_checkpoints(run))
+
+
 def _checkpoints(run: Run) -> list[Path]:
-    """Return the checkpoints of a run, the oldest first."""
-    return sorted(run.folder.glob("**/*.ckpt"), key=lambda file: (file.stat().st_mtime_ns, file.name))
+    return sorted(run.folder.glob("**/*.ckpt"))
+
+
+def _progress(file: Path) -> tuple[int, int]:
+    """Return finished rounds (of pooled training the epoch after this one) and steps of a checkpoint.
+
+    A checkpoint from within a round holds the state from before it, and the loop says which that is. Times and names of
+    files say less: they are lost or sort otherwise when a run is copied.
+    """
+    check_readable(file)
+    content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    states = content.get("callbacks", {}).values()
+    of_loop = [
+        number(state["rounds_done"]) for state in states if isinstance(state, dict) and "rounds_done" in state
+    ]
+    rounds = of_loop[0] if of_loop else (number(content.get("epoch")) or 0) + 1
+    return int(rounds or 0), int(number(content.get("global_step")) or 0)
 
 
 def _checkpoint(run: Run, wanted: str) -> Path:
@@ -176,10 +204,18 @@ def _checkpoint(run: Run, wanted: str) -> Path:
             raise FileNotFoundError(
                 f"--checkpoint {wanted}: there is no such file; {LAST} takes the run's newest"
             )
+        callbacks = (run.config().get("trainer") or {}).get("callbacks") or []
+        written = [within(each, "init_args", "dirpath") for each in callbacks if isinstance(each, dict)]
+        own = [run.folder, *(Path(folder) for folder in written if isinstance(folder, str))]
+        if not any(Path(wanted).resolve().is_relative_to(folder.resolve()) for folder in own):
+            raise ValueError(
+                f"--checkpoint {wanted} is not in {run.folder}, nor where that run's ModelCheckpoint wrote: settings, "
+                "scores and rounds would be another run's. Give the checkpoint's own run"
+            )
         return Path(wanted)
     found = _checkpoints(run)
     if not found:
         raise FileNotFoundError(
             f"--checkpoint {LAST}: {run.label} has no checkpoint: leave it out for its adapter"
         )
-    return found[-1]
+    return found[0] if len(found) == 1 else max(found, key=_progress)

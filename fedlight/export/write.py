@@ -3,24 +3,25 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlight.callbacks.export.adapter_export import replace_folder
 from fedlight.callbacks.export.card_facts import CardFacts, public_name
-from fedlight.callbacks.export.model_card import adapter_use, write_card
+from fedlight.callbacks.export.model_card import adapter_notes, adapter_use, write_card
 from fedlight.datamodules.text.templates import Template
 from fedlight.export import gguf, graphs
 from fedlight.export.facts import facts_of
 from fedlight.export.opened import Opened
 from fedlight.export.vote import SETTINGS
+from fedlight.federation.algorithms.ditto import Ditto
+from fedlight.federation.algorithms.fedrep import FedRep
+from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.modules.language.adapter_folders import copy_adapters
 from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.report.facts import within
-from fedlight.support.files import full_disk_named, sync, write_json
+from fedlight.support.files import whole_folder, write_json
 
 FORMATS = ("adapter", "merged", "gguf", *graphs.PACKAGES)
 FULL_PRECISION = (
@@ -84,10 +85,8 @@ def export(
     """
     check(opened, output, form, converter)
     found = gguf.find_converter(converter) if form == "gguf" else None
-    facts, new = facts_of(opened, ask_hub), output.with_name(output.name + ".tmp")
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
-    with full_disk_named(new), _removed_on_failure(new):
+    facts = facts_of(opened, ask_hub)
+    with whole_folder(output.resolve()) as new:  # of a link to a folder, that folder
         if form == "adapter":
             _write_adapter(opened, facts, new)
         elif form == "merged":
@@ -96,24 +95,18 @@ def export(
             _write_programs(opened, facts, new, form)
         else:
             _write_gguf(opened, facts, new, found, outtype)
-        for path in (*new.rglob("*"), new):
-            sync(path)
-    replace_folder(new, output)
-
-
-@contextmanager
-def _removed_on_failure(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def check(opened: Opened, output: Path, form: str, converter: Path | None = None) -> None:
     """Raise, before any work, where a run cannot be exported in a format, or not into this folder; see `export`."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"--output {output}: it is not empty: give another folder, or remove it")
+    if output.resolve() == Path.cwd():
+        raise ValueError(f"--output {output}: this is the folder you are in: give one that is not there yet")
+    if opened.algorithm is not None and issubclass(opened.algorithm, LocalOnly):
+        raise ValueError(
+            f"{opened.run.label} trained with LocalOnly, which leaves the global model as it was: there is none to export"
+        )
     names, task = opened.names, _task(opened)
     if form == "adapter" and opened.is_on_merged_base:
         raise ValueError(
@@ -145,13 +138,7 @@ def _write_adapter(opened: Opened, facts: CardFacts, folder: Path) -> None:
     what = "LoRA adapter" if len(names) == 1 else f"{len(names)} LoRA adapters on one base"
     use = adapter_use(facts.base, _task(opened), names, _labels(opened))
     use += _prompts(opened, folder, names)
-    notes = []
-    if facts.base_form != "plain":
-        notes.append(
-            f"The run trained on a {facts.base_form} base; on the plain one answers differ as far as the two bases do."
-        )
-    if "/" not in facts.base:
-        notes.append("The base was a folder, not a name at the hub: `base` is where you have it.")
+    notes = [*adapter_notes(facts, False), *_of_algorithm(opened)]
     write_card(facts, folder, what=what, use=use, task=_task(opened), notes=notes)
 
 
@@ -173,7 +160,7 @@ def _write_merged(opened: Opened, facts: CardFacts, folder: Path, dtype: str | N
         use=use,
         library="transformers",
         task=_task(opened),
-        notes=_rounding(facts),
+        notes=[*_rounding(facts), *_of_algorithm(opened)],
     )
 
 
@@ -188,6 +175,7 @@ def _write_gguf(opened: Opened, facts: CardFacts, folder: Path, converter: Path,
     notes = [
         f"Weights are {outtype}; answers may differ where two tokens are almost equally likely.",
         *_rounding(facts),
+        *_of_algorithm(opened),
     ]
     write_card(facts, folder, what="GGUF file", use=use, library="gguf", task=_task(opened), notes=notes)
 
@@ -200,7 +188,7 @@ def _write_programs(opened: Opened, facts: CardFacts, folder: Path, form: str) -
     module.tokenizer.save_pretrained(folder)
     _without_folders(facts, folder)
     use = "\n".join(["```python", *PROGRAMS_USE.strip().splitlines(), "```"]) + _prompts(opened, None, [])
-    notes = ["Weights are fp32; one text at a time.", *_rounding(facts)]
+    notes = ["Weights are fp32; one text at a time.", *_rounding(facts), *_of_algorithm(opened)]
     what = {"onnx": "ONNX programs", "executorch": "ExecuTorch programs"}[form]
     write_card(facts, folder, what=what, use=use, library=form, task=_task(opened), notes=notes)
 
@@ -227,6 +215,17 @@ def _rounding(facts: CardFacts) -> list[str]:
     return [] if facts.base_form == "plain" else [FULL_PRECISION.format(form=facts.base_form)]
 
 
+def _of_algorithm(opened: Opened) -> list[str]:
+    """Return what of the run is not in its global model, for algorithms whose clients have models of their own."""
+    if opened.algorithm is None or not issubclass(opened.algorithm, (Ditto, FedRep)):
+        return []
+    lacks = ", whose head is as it was before training" if issubclass(opened.algorithm, FedRep) else ""
+    return [
+        f"{opened.algorithm.__name__} trains a model for each client; this is the one that all share{lacks}. Scores of "
+        "clients' own models are not its scores."
+    ]
+
+
 def _task(opened: Opened) -> str:
     return "SEQ_CLS" if opened.settings.get("head") == "classifier" else opened.kind.task
 
@@ -251,6 +250,8 @@ def _prompts(opened: Opened, folder: Path | None, adapters: Sequence[str]) -> st
     text = (
         f"\n\nPrompts have this form, with a text for each name in braces:\n\n```text\n{template.text}\n```"
     )
+    if template.without is not None:
+        text += f"\n\nand this one where `{template.trim}` is empty:\n\n```text\n{template.without.text}\n```"
     if not issubclass(opened.kind, SelectorModule):
         return (
             text

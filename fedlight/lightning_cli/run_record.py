@@ -31,6 +31,7 @@ def recorded(folder: Path, command: str, argv: Sequence[str], seed: Any) -> Iter
     entry: dict[str, Any] = {
         "command": command,
         "configs": configs(argv),
+        "other_arguments": sum(argument.startswith("-") for argument in argv) - len(configs(argv)),
         "seed": seed,
         "versions": {"python": platform.python_version(), **versions()},
         "machine": machine(),
@@ -59,9 +60,18 @@ def recorded(folder: Path, command: str, argv: Sequence[str], seed: Any) -> Iter
 
 
 def configs(argv: Sequence[str]) -> list[str]:
-    """Return the names of the config files among a command's arguments, in order and without their folders."""
-    values = [argument.rpartition("=")[2] for argument in argv]
-    return [Path(value).name for value in values if value.endswith((".yaml", ".yml"))]
+    """Return the names of the config files that a command's arguments give, in order and without their folders.
+
+    Examples:
+        >>> configs(["fit", "--config", "a/b.yaml", "-c=c.yaml", "--federated.fleet", "phones.yaml"])
+        ['b.yaml', 'c.yaml']
+    """
+    found = []
+    for argument, following in zip(argv, [*argv[1:], ""], strict=True):
+        option, equals, value = argument.partition("=")
+        if option in ("--config", "-c"):
+            found.append(Path(value if equals else following).name)
+    return found
 
 
 def machine() -> str:

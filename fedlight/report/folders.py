@@ -17,15 +17,16 @@ def methods(found: Sequence[tuple[Path, Path]]) -> list[str]:
         ['fedavg', 'fedavg']
         >>> methods([(Path("/r/a/fedavg"), Path("/r/a")), (Path("/r/b/fedavg"), Path("/r/b"))])
         ['a/fedavg', 'b/fedavg']
+        >>> methods([(Path("/x/a/run"), Path("/x/a/run")), (Path("/y/a/run"), Path("/y/a/run"))])
+        ['x/a/run', 'y/a/run']
     """
     homes = {home for _, home in found}
     short = [_without_seed(run.relative_to(home).parts) for run, home in found]
     if len(homes) == 1:
         return ["/".join(parts) or home.name for parts, (_, home) in zip(short, found, strict=True)]
-    named = ["/".join((home.name, *parts)) for parts, (_, home) in zip(short, found, strict=True)]
-    if len({home.name for home in homes}) == len(homes):
-        return named
-    return ["/".join((home.parent.name, name)) for name, (_, home) in zip(named, found, strict=True)]
+    deepest = max(len(home.parts) for home in homes)
+    depth = next(n for n in range(1, deepest + 1) if len({home.parts[-n:] for home in homes}) == len(homes))
+    return ["/".join((*home.parts[-depth:], *parts)) for parts, (_, home) in zip(short, found, strict=True)]
 
 
 def labels(found: Sequence[tuple[Path, Path]]) -> list[str]:

@@ -6,8 +6,9 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,6 +122,7 @@ def with_figures(section: Section, files: Path, drawn: dict[str, Drawn]) -> Sect
     kept, notes = [], list(section.notes)
     for part in section.parts:
         if isinstance(part, Chart):
+            part = part._replace(name=_unused(part.name, drawn))
             try:
                 drawn[part.name] = draw(part, files)
             except OSError:
@@ -130,6 +132,11 @@ def with_figures(section: Section, files: Path, drawn: dict[str, Drawn]) -> Sect
                 continue
         kept.append(part)
     return section._replace(parts=kept, notes=tuple(notes))
+
+
+def _unused(name: str, drawn: Mapping[str, Drawn]) -> str:
+    """Return the name, or one with a number: labels of runs that differ in other characters give the same name."""
+    return next(one for n in count(1) if (one := name if n == 1 else f"{name}_{n}") not in drawn)
 
 
 def _failed(what: str, error: Exception) -> str:

@@ -133,7 +133,7 @@ class Run:
         return rows
 
     def _versions(self, name: str) -> list[str]:
-        found = self.folder.glob(f"metrics/version_*/{name}")
+        found = [*self.folder.glob(f"metrics/version_*/{name}")] or self.folder.glob(f"*/version_*/{name}")
         return [str(file.relative_to(self.folder)) for file in sorted(found, key=_version)]
 
     def _digests(self) -> dict[str, Any]:

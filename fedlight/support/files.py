@@ -13,6 +13,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,6 +47,35 @@ def whole_file(file: Path, synced: bool = True) -> Iterator[Path]:
         new.unlink(missing_ok=True)
 
 
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Yield a new folder beside ``folder``, unique to this process, which replaces it if the block ends without error.
+
+    ``os.replace`` cannot replace a folder that is not empty; so for a moment there is none, and a kill then leaves both
+    under names of unfinished files.
+
+    Raises:
+        OSError: it cannot be written; then ``folder`` is as it was. A full disk is named with the remedy.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    new, old = (folder.with_name(f"{folder.name}.{secrets.token_hex(4)}.tmp") for _ in range(2))
+    try:
+        with full_disk_named(folder):
+            new.mkdir()
+            yield new
+            for path in (*new.rglob("*"), new):
+                sync(path)
+        if folder.exists():
+            os.replace(folder, old)
+        os.replace(new, folder)
+        sync(folder.parent)
+    finally:
+        if old.exists() and not folder.exists():
+            os.replace(old, folder)
+        for rest in (new, old):
+            shutil.rmtree(rest, ignore_errors=True)
+
+
 def write_whole(file: Path, content: str | bytes, synced: bool = True) -> None:
     """Write a file, all of it or nothing, as `whole_file` does; text becomes UTF-8.
 
@@ -72,7 +102,7 @@ def sync(path: Path) -> None:
 
 
 def remove_unfinished(folder: Path, but_below: str) -> int:
-    """Remove unfinished files of killed processes, and return how many there were.
+    """Remove unfinished files and folders of killed processes, and return how many there were.
 
     No other process may write in the folder. A sub-folder with a file ``but_below`` is another run's and left alone.
     """
@@ -81,10 +111,13 @@ def remove_unfinished(folder: Path, but_below: str) -> int:
         if Path(place) != folder and but_below in files:
             folders.clear()
             continue
-        for name in files:
-            if _UNFINISHED.fullmatch(name):
-                Path(place, name).unlink(missing_ok=True)
-                removed += 1
+        for name in filter(_UNFINISHED.fullmatch, [*folders]):
+            shutil.rmtree(Path(place, name), ignore_errors=True)
+            folders.remove(name)
+            removed += 1
+        for name in filter(_UNFINISHED.fullmatch, files):
+            Path(place, name).unlink(missing_ok=True)
+            removed += 1
     return removed
 
 

@@ -90,6 +90,13 @@ def test_folders_are_no_part_of_a_name(name):
     assert public_name(name) == "llama"
 
 
+def test_a_folder_with_the_form_of_a_hub_name_is_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert public_name("secret/llama") == "secret/llama"
+    (tmp_path / "secret/llama").mkdir(parents=True)
+    assert public_name("secret/llama") == "llama"
+
+
 def test_a_base_in_a_folder_is_no_name_at_the_hub(tmp_path):
     write_card(CardFacts("SFTModule", public_name("/home/me/llama")), tmp_path, what="LoRA adapter", use="")
     assert ModelCard.load(tmp_path / "README.md").data.base_model is None
@@ -145,7 +152,7 @@ def test_a_run_leaves_its_card_without_rows_clients_and_paths(tmp_path):
     assert "| federated algorithm | FedAvg (https://arxiv.org/abs/1602.05629) |" in text
     assert re.search(r"^\| data \| toy:votes\S+; 6 clients, \d+ training examples \|$", text, re.MULTILINE)
     assert "| rounds | 2 |" in text
-    assert "| command | `fedlight fit --config selector.yaml` |" in text
+    assert "| command | `fedlight fit --config selector.yaml ...` |" in text
     assert "| val/accuracy |" in text
     assert "| sent by clients |" in text
     assert str(tmp_path) not in text

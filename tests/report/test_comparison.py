@@ -6,6 +6,7 @@ import pytest
 
 from fedlight.evaluation.bootstrap import bootstrap_interval, student_interval
 from fedlight.report.runs import read_runs
+from fedlight.report.sections import clients
 from fedlight.report.sections.outcomes import comparison
 
 HEADER = "stage,round,client,examples,group,selector,accuracy,own_accuracy\n"
@@ -72,6 +73,21 @@ def test_questions_are_paired(tmp_path):
     _, found = tables(tmp_path)
     (line,) = found["Task qa, against a"].lines
     assert line[1:4] == ["within noise", "0.500", "+0.000"]
+
+
+def test_a_test_of_one_run_is_not_compared_with_a_validation_of_another(tmp_path):
+    for name in ("a", "b"):
+        fit(tmp_path, 0, name, [0.5, 0.7])
+        file = tmp_path / "seed0" / name / "clients.csv"
+        validated = file.read_text().replace("test,", "val,3").replace("0.5", "0.2").replace("0.7", "0.4")
+        file.write_text(validated if name == "a" else file.read_text() + validated.removeprefix(HEADER))
+    _, found = tables(tmp_path)
+    assert found["Accuracy by client, against a"].lines[0][3] == "+0.000"
+    of_clients = clients.section(read_runs([tmp_path]))
+    assert [line[2] for line in of_clients.parts[1].lines] == ["0.300", "0.300"]
+    assert of_clients.notes == (
+        "Final accuracies are those of validations, as not every run here was tested.",
+    )
 
 
 def test_clients_with_other_data_are_no_pairs(tmp_path):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fedlight.report.page import write_report
 from fedlight.report.runs import read_runs
 from fedlight.report.sections import answers, clients, configuration, curves, overview
 from fedlight.report.sections.outcomes import tasks
@@ -77,6 +78,17 @@ def test_clients_are_sorted_and_the_worst_tenth_is_told(tmp_path):
     accuracies = [row["accuracy"] for row in chart.rows]
     assert accuracies == sorted([n / 20 for n in range(1, 20)] + [0.95])  # the selector of c0 is at 0.95
     assert table.lines == [["fit", "20", "0.522", "0.075", "0.284", "0.050"]]
+
+
+def test_runs_whose_labels_differ_in_odd_characters_have_figures_of_their_own(tmp_path):
+    for name, loss in (("\u043c\u0438\u0440", 1.0), ("\u043b\u0435\u0441", 2.0)):
+        visits = "round,client,examples,loss\n" + "".join(
+            f"{n},c{c},4,{loss + c}\n" for n in (1, 2) for c in range(3)
+        )
+        stage(tmp_path, name, **{"visits.csv": visits})
+    write_report([tmp_path], tmp_path / "report.html")
+    drawn = [file.read_text() for file in (tmp_path / "report_files").glob("spread_loss_*.csv")]
+    assert sorted(text.splitlines()[1].split(",")[1] for text in drawn) == ["1.2", "2.2"]
 
 
 def test_the_spread_over_rounds_by_hand(tmp_path):

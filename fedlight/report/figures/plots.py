@@ -4,7 +4,7 @@ Each function reads CSV files of a run, writes one SVG or PNG (by the ending of 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -242,17 +242,32 @@ def _version(file: Path) -> int:
     return int(number) if number.isdecimal() else -1
 
 
-def final(rows: Rows) -> list[float]:
+def common_stages(tables: Iterable[Rows]) -> tuple[str, ...]:
+    """Return the stages whose accuracies several ``clients.csv`` can be compared by: tests where all have been tested.
+
+    Examples:
+        >>> common_stages([[{"stage": "test"}, {"stage": "val"}], [{"stage": "val"}]])
+        ('own', 'validate', 'val')
+    """
+    taken = {_stage(rows, STAGES) for rows in tables if rows}
+    return STAGES if "test" not in taken or len(taken) == 1 else tuple(one for one in STAGES if one != "test")
+
+
+def final(rows: Rows, stages: Sequence[str] = STAGES) -> list[float]:
     """Return the final accuracies in a ``clients.csv``: of own models, else of a test, else of the last validation.
+
+    Args:
+        rows: of the file.
+        stages: those that count, the first that there is.
 
     Examples:
         >>> final([{"stage": "val", "round": "0", "accuracy": "1"}, {"stage": "val", "round": "1", "accuracy": "0.5"}])
         [0.5]
     """
-    return [value for row in _newest(rows) if (value := accuracy(row)) is not None]
+    return [value for row in _newest(rows, stages) if (value := accuracy(row)) is not None]
 
 
-def final_by_client(rows: Rows) -> dict[tuple[str, str], float]:
+def final_by_client(rows: Rows, stages: Sequence[str] = STAGES) -> dict[tuple[str, str], float]:
     """Return the accuracies of `final` by client and its number of examples, as text.
 
     Examples:
@@ -261,14 +276,18 @@ def final_by_client(rows: Rows) -> dict[tuple[str, str], float]:
     """
     return {
         (row.get("client", ""), row.get("examples", "")): value
-        for row in _newest(rows)
+        for row in _newest(rows, stages)
         if (value := accuracy(row)) is not None
     }
 
 
-def _newest(rows: Rows) -> Rows:
-    """Return the rows of the stage that counts, of its last round."""
-    stage = next((name for name in STAGES if any(row.get("stage") == name for row in rows)), None)
+def _stage(rows: Rows, stages: Sequence[str]) -> str | None:
+    return next((name for name in stages if any(row.get("stage") == name for row in rows)), None)
+
+
+def _newest(rows: Rows, stages: Sequence[str]) -> Rows:
+    """Return the rows of the stage that counts, of its last round; none where there is no such stage."""
+    stage = _stage(rows, stages)
     own = [row for row in rows if row.get("stage") == stage]
     newest = max((number(row.get("round")) or 0.0 for row in own), default=0.0)
     return [row for row in own if (number(row.get("round")) or 0.0) == newest]

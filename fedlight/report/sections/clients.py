@@ -8,7 +8,7 @@ import numpy as np
 
 from fedlight.evaluation.by_client import worst_share_mean
 from fedlight.report.figures.lines import MOST_POINTS
-from fedlight.report.figures.plots import WORST, accuracy, draw_clients, final
+from fedlight.report.figures.plots import STAGES, WORST, accuracy, common_stages, draw_clients, final
 from fedlight.report.figures.style import NARROW, STYLE, Looks, key, new_chart
 from fedlight.report.method_looks import looks_of, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table
@@ -24,7 +24,8 @@ MEASURES = {"accuracy": "accuracy", "loss": "loss of the visits"}
 
 def section(runs: Sequence[Run]) -> Section | None:
     """Return clients sorted by accuracy for each method, and the spread over the rounds."""
-    last, known = last_accuracies(runs), method_looks(runs)
+    stages = common_stages(run.csv("clients.csv") for run in runs)
+    last, known = last_accuracies(runs, stages), method_looks(runs)
     parts: list[Part] = []
     if last:
         table = {method: _summed_up(of_seeds) for method, of_seeds in last.items()}
@@ -42,21 +43,23 @@ def section(runs: Sequence[Run]) -> Section | None:
     parts += [
         _band_chart(*name, values, colors[name[0]]) for name, values in list(bands.items())[:MOST_BANDS]
     ]
-    notes = (
+    notes: tuple[str, ...] = (
         (f"{MOST_BANDS} of {len(bands)} runs' spreads over the rounds are drawn.",)
         if len(bands) > MOST_BANDS
         else ()
     )
+    if stages != STAGES:
+        notes += ("Final accuracies are those of validations, as not every run here was tested.",)
     if not parts:
         return None
     return Section("clients", "Clients", "The mean hides whom a model serves badly.", parts, notes)
 
 
-def last_accuracies(runs: Sequence[Run]) -> dict[str, list[list[float]]]:
+def last_accuracies(runs: Sequence[Run], stages: Sequence[str] = STAGES) -> dict[str, list[list[float]]]:
     """Return for each method the final accuracies of the clients in each of its runs, lowest first."""
     found: dict[str, list[list[float]]] = {}
     for run in runs:
-        if values := final(run.csv("clients.csv")):
+        if values := final(run.csv("clients.csv"), stages):
             found.setdefault(run.method, []).append(sorted(values))
     return found
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from fedlight.evaluation.bootstrap import Interval, bootstrap_interval, student_interval
 from fedlight.judges.task_answers import last_moment
-from fedlight.report.figures.plots import final_by_client
+from fedlight.report.figures.plots import common_stages, final_by_client
 from fedlight.report.parts import Part, Section, Table
 from fedlight.report.runs import Run
 from fedlight.report.sections.answers import tasks
@@ -67,9 +67,10 @@ def measures(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, Scores]]]:
         if scores:
             found.setdefault(name, {}).setdefault(run.method, {}).setdefault(str(run.seed), scores)
 
+    stages = common_stages(run.csv("clients.csv") for run in runs)
     for run in runs:
         # The number of examples is part of the name: other data under the same client's name are no pair.
-        of_clients = final_by_client(run.csv("clients.csv"))
+        of_clients = final_by_client(run.csv("clients.csv"), stages)
         add("Accuracy by client", run, {f"{c} ({n})": value for (c, n), value in of_clients.items()})
         for task in tasks(run):
             add(f"Task {task}", run, _of_questions(run, task))
