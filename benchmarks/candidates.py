@@ -98,10 +98,11 @@ def read(folder: Path, seed: int, domain: str, rule: bool) -> Records:
     known = {topic: answer(seed, domain, topic, int(rule)) for topic in topics(domain)}
     tried, visits, candidates = 0, Counter[tuple[int, str]](), []
     for number, file in enumerate(files):
-        header, *lines = (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
-        tried += header["counts"]["tried"]
-        visits.update({(number, client): 0 for client in header["clients"]})
-        for line in lines:
+        for line in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+            if "counts" in line:  # a header, of which clients with models of their own have one each
+                tried += line["counts"]["tried"]
+                visits.update({(number, client): 0 for client in line["clients"]})
+                continue
             visits[number, line["client"]] += 1
             fields = line["fields"]
             name, area = fields["instruction"].split()[-2:]
