@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import sysconfig
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -190,10 +191,18 @@ def is_open(number):
 """
 
 
-def test_nothing_is_inherited_and_the_order_is_gone() -> None:
-    """Only the three streams and the pipe to report on are open, and standard input is empty."""
-    code = f"{IS_OPEN}print([n for n in range(32) if is_open(n)][:3], sum(map(is_open, range(32))), sys.stdin.read())"
-    assert run_python(code, LIMITS).stdout == "[0, 1, 2] 4 \n"
+@pytest.mark.parametrize("held", [0, 100])
+def test_nothing_is_inherited_and_the_order_is_gone(held: int) -> None:
+    """Only the three streams and the pipe to report on are open, and standard input is empty.
+
+    The pipe keeps the number that it has here, which is high where many files are open.
+    """
+    code = f"{IS_OPEN}opened = [n for n in range(65536) if is_open(n)]\nprint(opened[:3], len(opened), sys.stdin.read())"
+    with ExitStack() as files:
+        for _ in range(held):
+            files.enter_context(open(os.devnull))
+        result = run_python(code, LIMITS)
+    assert result.stdout == "[0, 1, 2] 4 \n", result
 
 
 def test_the_folder_is_gone_afterwards() -> None:
