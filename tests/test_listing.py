@@ -32,6 +32,11 @@ def test_the_lists_take_no_arguments():
     assert "takes no arguments: leave out x" in refused(fedlight("methods", "x"))
 
 
+def test_help_for_a_list_is_its_usage_and_the_list():
+    assert fedlight("devices", "--help").out.splitlines()[:2] == ["usage: fedlight devices", ""]
+    assert "iphone_xr" in fedlight("devices", "-h").out
+
+
 def test_the_page_of_keys_has_a_line_for_each_of_fedlights_own_before_lightnings():
     page = fedlight("fit", "--help").out.splitlines()
     start, end = (

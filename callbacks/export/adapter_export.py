@@ -1,6 +1,6 @@
 """Trained adapter as a PEFT folder with a model card, written after training; ``PeftModel.from_pretrained`` loads it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -48,6 +48,13 @@ class ReadsRows(Protocol):
 
     train_rows: tuple[Any, str]
     batch_size: int
+
+
+@runtime_checkable
+class AddsRows(Protocol):
+    """Datamodule with rows that it added to the clients' own, client by client."""
+
+    added: Mapping[str, Sequence[Any]]
 
 
 class AdapterExport(L.Callback):
@@ -116,6 +123,7 @@ def _facts(trainer: L.Trainer, module: L.LightningModule) -> CardFacts:
         source=public_name(data.train_rows[0]) if isinstance(data, ReadsRows) else "",
         clients=len(clients),
         examples=sum(client.num_examples for client in clients.values()),
+        added=sum(map(len, data.added.values())) if isinstance(data, AddsRows) else 0,
         rounds=trainer.current_epoch if loop is None else loop.rounds_done,
         **traffic_of(visits.visit_rows() if visits is not None else []),
         privacy=privacy_of(last),

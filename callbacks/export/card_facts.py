@@ -47,6 +47,7 @@ class CardFacts:
         source: name of the data, without folders.
         clients: number of clients.
         examples: number of training examples of all clients; a vote that is shown in both orders is two.
+        added: how many of them an augmentation added to the clients' own.
         rounds: number of rounds that were trained; epochs where nothing is federated.
         bytes_down: bytes sent to clients, in all rounds.
         bytes_up: bytes sent by clients, in all rounds.
@@ -67,6 +68,7 @@ class CardFacts:
     source: str = ""
     clients: int = 0
     examples: int = 0
+    added: int = 0
     rounds: int = 0
     bytes_down: int = 0
     bytes_up: int = 0

@@ -137,6 +137,7 @@ def _training(facts: CardFacts) -> list[list[str]]:
         for number, words in (
             (facts.clients, count_noun(facts.clients, "client")),
             (facts.examples, count_noun(facts.examples, "training example")),
+            (facts.added, f"{facts.added:,} of them added to the clients' own"),
         )
         if number
     ]

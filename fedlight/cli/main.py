@@ -105,7 +105,10 @@ def _main(argv: list[str]) -> None:
         with one_line_errors():
             from fedlight.cli import listing
 
-            _refuse_more(argv)
+            if argv[1:] in (["-h"], ["--help"]):
+                print(f"usage: fedlight {argv[0]}\n")
+            else:
+                _refuse_more(argv)
             getattr(listing, command)()
     elif command == "completion":
         with one_line_errors():

@@ -14,9 +14,10 @@ from fedlight.callbacks.export.card_facts import (
     traffic_of,
 )
 from fedlight.export.opened import Opened
-from fedlight.report import facts
+from fedlight.report import augmentations, facts
 from fedlight.report.facts import within
 from fedlight.report.runs import Run
+from fedlight.report.sections.client_data import data_of
 from fedlight.report.tables import number
 from fedlight.support.hub import find_licence
 
@@ -33,7 +34,7 @@ def facts_of(opened: Opened, ask_hub: bool = False) -> CardFacts:
     federated = config.get("federated") or {}
     classes = [opened.kind, opened.algorithm]
     last = _last(run, rounds)
-    clients, examples = _data(run)
+    counts = data_of(run).counts
     visits = [row for row in run.csv("visits.csv") if _is_before(row.get("round"), rounds)]
     model = str(opened.settings.get("model", ""))
     return CardFacts(
@@ -44,8 +45,9 @@ def facts_of(opened: Opened, ask_hub: bool = False) -> CardFacts:
         base_form=str(opened.settings.get("base", "plain")),
         licence=find_licence(model, ask_hub),
         source=public_name(within(config, "data", "source")),
-        clients=clients,
-        examples=examples,
+        clients=len(counts),
+        examples=sum(sum(own.values()) for own in counts.values()),
+        added=_added(run),
         rounds=facts.rounds(run)[0] if rounds is None else rounds,
         **traffic_of(visits),
         privacy=privacy_of(last),
@@ -72,14 +74,13 @@ def _last(run: Run, rounds: int | None) -> dict[str, float]:
     return found
 
 
-def _data(run: Run) -> tuple[int, int]:
-    """Return the numbers of clients and of their training examples, from ``data.csv``, else of those visited."""
-    rows = [row for row in run.csv("data.csv") if row.get("split") == "train"]
-    if rows:
-        counts = {row.get("client", "") for row in rows}
-        return len(counts), sum(int(number(row.get("rows")) or 0) for row in rows)
-    visited = {row.get("client", ""): int(number(row.get("examples")) or 0) for row in run.csv("visits.csv")}
-    return len(visited), sum(visited.values())
+def _added(run: Run) -> int:
+    """Return the number of rows that an augmentation added to the clients' own; 0 where no record tells."""
+    folder = augmentations.folder_of(run)
+    try:
+        return 0 if folder is None else sum(map(len, augmentations.read_added(folder).values()))
+    except (OSError, ValueError, KeyError, TypeError):  # a damaged record
+        return 0
 
 
 def _is_before(place: Any, rounds: int | None) -> bool:

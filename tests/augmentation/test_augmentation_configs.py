@@ -55,6 +55,10 @@ def test_feddca_as_it_is(tiny_model, tmp_path):
     assert len(table(tmp_path / "visits.csv")) == 1
     (scores,) = (tmp_path / "tasks").glob("*/scores.json")
     assert "score/kitchen" in json.loads(scores.read_text())
+    ran("export", str(tmp_path), f"--output={tmp_path / 'out'}")
+    for folder in ("adapter", "out"):
+        card = (tmp_path / folder / "README.md").read_text()
+        assert "; 4 clients, 68 training examples, 28 of them added to the clients' own |" in card
 
 
 @pytest.mark.parametrize("name", ["RandomSampling", "DirectRetrieval"])

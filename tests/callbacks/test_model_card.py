@@ -1,6 +1,7 @@
 """The card of a run: what it says, and what it never says."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from huggingface_hub import ModelCard
@@ -41,6 +42,11 @@ FACTS = CardFacts(
     command="fedlight fit --config fedbiscuit.yaml",
     versions={"fedlight": "0.1.0"},
 )
+
+
+def test_a_card_tells_added_examples_from_the_clients_own():
+    text = card_text(replace(FACTS, added=456), "LoRA adapter", "Load it.")
+    assert "; 12 clients, 3,456 training examples, 456 of them added to the clients' own |" in text
 
 
 def test_a_card_says_method_data_cost_privacy_scores_and_licence():

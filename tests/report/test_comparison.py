@@ -32,7 +32,7 @@ def tables(home):
 
 
 def test_clients_of_one_seed_are_paired_and_the_seed_is_said_to_be_one(tmp_path):
-    first, second = [0.5, 0.6, 0.7, 0.8], [0.6, 0.75, 0.8, 0.85]
+    first, second = [0.5, 0.6, 0.7, 0.8, 0.6, 0.7], [0.6, 0.75, 0.8, 0.85, 0.75, 0.75]
     fit(tmp_path, 0, "fedavg", first)
     fit(tmp_path, 0, "fedbiscuit", second)
     section, found = tables(tmp_path)
@@ -40,9 +40,18 @@ def test_clients_of_one_seed_are_paired_and_the_seed_is_said_to_be_one(tmp_path)
     low, high = bootstrap_interval([b - a for a, b in zip(first, second, strict=True)])
     ends = f"[{low:+.3f}, {high:+.3f}]"
     assert table.lines == [
-        ["fedbiscuit", "beyond noise for these models", "0.750", "+0.100", ends, "4", "-", "1"]
+        ["fedbiscuit", "beyond noise for these models", "0.750", "+0.100", ends, "6", "-", "1"]
     ]
     assert "cannot be said" in section.notes[0]
+
+
+def test_five_clients_that_all_gain_are_too_few_to_tell_chance(tmp_path):
+    fit(tmp_path, 0, "a", [0.5, 0.6, 0.7, 0.8, 0.9])
+    fit(tmp_path, 0, "b", [0.6, 0.75, 0.8, 0.85, 0.95])
+    _, found = tables(tmp_path)
+    table = found["Accuracy by client, against a"]
+    assert table.lines == [["b", "cannot be said", "0.790", "+0.090", "-", "5", "-", "1"]]
+    assert "An interval over clients takes 6 of them." in table.caption
 
 
 def test_seeds_that_contradict_each_other_are_noise(tmp_path):
@@ -68,8 +77,8 @@ def test_seeds_that_agree_are_beyond_noise(tmp_path):
 
 
 def test_questions_are_paired(tmp_path):
-    fit(tmp_path, 0, "a", scores=[0, 0, 1, 1])
-    fit(tmp_path, 0, "b", scores=[1, 0, 0, 1])
+    fit(tmp_path, 0, "a", scores=[0, 0, 1, 1, 0, 1])
+    fit(tmp_path, 0, "b", scores=[1, 0, 0, 1, 0, 1])
     _, found = tables(tmp_path)
     (line,) = found["Task qa, against a"].lines
     assert line[1:4] == ["within noise", "0.500", "+0.000"]

@@ -24,6 +24,8 @@ from fedlight.report.tables import capitalized, number, short
 METRICS = re.compile(r"^(val|test)/(accuracy|loss|client_mean|accuracy_both_orders)$|^win_rate/(?!words)")
 """Of which there is a single value in each run, so that seeds alone can tell."""
 SINGLE = "the run"
+FEWEST_PAIRS = 6
+"""Clients or questions from which on chance can be told: five differences of one sign happen by chance in 6 % of cases."""
 BEYOND, WITHIN, UNKNOWN = "beyond noise", "within noise", "cannot be said"
 
 Scores = dict[str, float]
@@ -35,7 +37,7 @@ class Difference(NamedTuple):
 
     mean: float
     pairs: int  # clients or questions that both have, over all seeds; 0 for a metric of whole runs
-    over_pairs: Interval  # NaN for fewer than two of them
+    over_pairs: Interval  # NaN for fewer clients or questions than `FEWEST_PAIRS`
     over_seeds: Interval  # NaN for fewer than two seeds
     seeds: int  # that both have
 
@@ -99,7 +101,7 @@ def difference(ours: Mapping[str, Scores], theirs: Mapping[str, Scores]) -> Diff
     Examples:
         >>> found = difference({"0": {"a": 1.0, "b": 0.5}}, {"0": {"a": 0.5, "b": 0.0, "c": 1.0}})
         >>> found.mean, found.pairs, found.over_pairs, found.seeds
-        (0.5, 2, Interval(low=0.5, high=0.5), 1)
+        (0.5, 2, Interval(low=nan, high=nan), 1)
     """
     by_seed = {
         seed: {pair: value - theirs[seed][pair] for pair, value in own.items() if pair in theirs[seed]}
@@ -113,10 +115,13 @@ def difference(ours: Mapping[str, Scores], theirs: Mapping[str, Scores]) -> Diff
     pairs = [pair for own in by_seed.values() for pair in own]
     means = [fmean(own.values()) for own in by_seed.values()]
     is_single = set(pairs) == {SINGLE}
+    over_pairs = Interval(math.nan, math.nan)
+    if len(set(pairs)) >= FEWEST_PAIRS:
+        over_pairs = bootstrap_interval(values, pairs)  # a client of several seeds is drawn with all of them
     return Difference(
         fmean(values),
         0 if is_single else len(pairs),
-        bootstrap_interval(values, pairs),  # a client of several seeds is drawn with all of them
+        over_pairs,
         student_interval(means),
         len(by_seed),
     )
@@ -164,6 +169,8 @@ def _table(name: str, of_methods: Mapping[str, Mapping[str, Scores]]) -> Table:
     header += [] if is_single else [f"over {what}", "pairs"]
     header += ["over seeds", "seeds"]
     caption = f"Against {first}, whose mean is {_mean(of_methods[first])}; of what both have."
+    if any(found.pairs and math.isnan(found.over_pairs.low) for found in shared.values()):
+        caption += f" An interval over {what} takes {FEWEST_PAIRS} of them."
     if len(lines) > 1:
         caption += f" Of {len(lines)} comparisons one in twenty would be beyond noise by chance."
     left = len(compared) - len(shared)
