@@ -115,10 +115,18 @@ class Run:
 
     def record(self) -> dict[str, Any]:
         """Return what ``run.json`` has of the last fit, else of the last command: versions, start, end."""
-        commands = self.json("run.json").get("commands")
-        entries = objects(commands)
-        fits = [entry for entry in entries if entry.get("command") == "fit"]
-        return (fits or entries or [{}])[-1]
+        return (self._fits() or self._commands() or [{}])[-1]
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether several commands trained in the folder."""
+        return len(self._fits()) > 1
+
+    def _commands(self) -> list[dict[str, Any]]:
+        return objects(self.json("run.json").get("commands"))
+
+    def _fits(self) -> list[dict[str, Any]]:
+        return [entry for entry in self._commands() if entry.get("command") == "fit"]
 
     def done(self) -> dict[str, Any]:
         """Return the result of a finished stage, or the last metrics of its command; empty before the end."""

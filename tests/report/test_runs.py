@@ -4,6 +4,7 @@ import os
 import pytest
 
 from fedlight.report.runs import read_runs
+from fedlight.report.sections.overview import runs_table
 
 
 @pytest.fixture
@@ -118,3 +119,15 @@ def test_the_record_is_that_of_the_training(tmp_path):
     (run,) = read_runs([tmp_path])
     assert run.command == "fit"
     assert run.is_done
+
+
+def test_the_time_of_a_continued_run_is_said_to_be_that_of_its_last_command(tmp_path):
+    fits = [{"command": "fit", "seconds": seconds} for seconds in (50, 9)]
+    captions = []
+    for commands in (fits[:1], fits):
+        (tmp_path / "run.json").write_text(json.dumps({"commands": commands}))
+        table = runs_table(read_runs([tmp_path]), "Runs")
+        captions.append(table.caption)
+    assert "that of the last one" not in captions[0]
+    assert captions[1].endswith("Of a run that several commands trained, the time is that of the last one.")
+    assert table.lines[0][7].startswith("9")

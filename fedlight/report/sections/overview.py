@@ -103,6 +103,8 @@ def runs_table(runs: Sequence[Run], title: str) -> Table:
     caption = "Rounds are epochs where training is centralised."
     if len(lines) < len(runs):
         caption += " Time: mean over seeds."
+    if any(run.is_continued for run in runs):
+        caption += " Of a run that several commands trained, the time is that of the last one."
     return Table(title, header, lines, caption)
 
 
