@@ -1,4 +1,4 @@
-"""``fedlight export RUN [--format adapter|merged|gguf] [--output FOLDER] [--checkpoint FILE] [--push REPO]``."""
+"""``fedlight export RUN [--format FORMAT] [--output FOLDER] [--checkpoint FILE] [--push REPO]``."""
 
 import argparse
 import sys

@@ -17,6 +17,8 @@ OUTCOMES = ("", *NO_PART)
 """Why a client dropped out; the empty one took part."""
 PARTS = ("base", "adapter", "gradient", "moment", "activation")
 """Of a visit's memory, as columns ``*_bytes``."""
+MOST_ROUNDS = 1_000_000
+"""Columns by round are as long as the largest one: a damaged number must not fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,18 @@ class Visits:
 
 
 def visits_of(rows: Rows) -> Visits | None:
-    """Return the columns of ``visits.csv``, without rows that have no round; None where there is no visit."""
+    """Return the columns of ``visits.csv``, without rows that have no round; None where there is no visit.
+
+    Raises:
+        ValueError: a round is beyond `MOST_ROUNDS`.
+    """
     rounds = [number(row.get("round")) for row in rows]
     whole = [row for row, own in zip(rows, rounds, strict=True) if own is not None and own >= 0]
     if not whole:
         return None
+    last = max(own for own in rounds if own is not None)
+    if last >= MOST_ROUNDS:
+        raise ValueError(f"visits.csv names round {last:.0f}, and no run has that many: the file is damaged")
     client_names, clients = _codes([row.get("client", "") for row in whole])
     device_names, devices = _codes([row.get("device", "") for row in whole])
     place = {reason: index for index, reason in enumerate(OUTCOMES)}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_world import fedlight, refused
 
-from fedlight.export import gguf, graphs, hub
+from fedlight.export import command, gguf, graphs, hub, write
 from fedlight.export.opened import open_run
 from fedlight.export.vote import Selectors
 
@@ -53,6 +53,10 @@ def test_exporters_that_are_too_old_are_named_with_the_release_that_has_them(run
     assert done.code == 1
     assert "pip install --upgrade 'transformers>=5.23'" in done.err
     assert not (tmp_path / "out").exists()
+
+
+def test_the_command_offers_the_forms_that_can_be_written():
+    assert command.FORMATS == write.FORMATS
 
 
 @pytest.mark.parametrize("form", ["adapter", "merged"])

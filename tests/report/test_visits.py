@@ -45,6 +45,11 @@ def test_a_client_with_two_visits_takes_part_once():
     assert visits.times_taken_part() == {"a": 1, "b": 1, "c": 0}
 
 
+def test_a_damaged_round_does_not_fill_the_memory():
+    with pytest.raises(ValueError, match=r"round 1000000000000, and no run has that many"):
+        visits_of(table("0,a,phone,,10,7,9,5.0", "1e12,a,phone,,10,7,9,5.0"))
+
+
 def test_sums_of_rounds_and_the_clock():
     visits = visits_of(ROWS)
     assert visits.per_round("bytes_up").tolist() == [30, 0, 40]
