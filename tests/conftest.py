@@ -3,6 +3,8 @@
 What is marked ``gpu`` runs where it is asked for, with ``pytest -m gpu``, and there is a GPU.
 """
 
+import functools
+import importlib.metadata
 import os
 import re
 
@@ -14,6 +16,8 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+# Every Trainer asks for callbacks of installed packages, and reads the folders of all for it: once is enough.
+importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)
 
 
 @pytest.fixture

@@ -138,7 +138,7 @@ TOP_K = "class_path: TopK, init_args: {share: 0}"
         ("# nothing\n", "is empty"),
         (
             "trainer:\n  max_epochs: 3: 4",
-            "config.yaml', line 2 is no YAML: mapping values are not allowed here",
+            "config.yaml', line 2 is no YAML: mapping values are not allowed",
         ),
         ("- a\n- b\n", "holds no keys: write one to a line"),
         ("just text", "holds no keys"),

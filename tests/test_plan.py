@@ -143,6 +143,7 @@ def test_ranks_by_device_cost_what_modules_of_these_ranks_cost():
         assert (one.fit, one.job.flops, one.job.bytes_up) == at_rank(rank)[name]
 
 
+@pytest.mark.slow
 def test_the_largest_rank_that_fits_is_planned_for_each_device(fleet, tmp_path):
     """What one example at a time takes with a rank decides, to the byte."""
     few = ["--config=selector.yaml", NO_DATA, *HETLORA]
@@ -169,6 +170,7 @@ def test_the_largest_rank_that_fits_is_planned_for_each_device(fleet, tmp_path):
     assert ["enough", "25%", "yes", "16", "8"] in [line[1:6] for line in lines]
 
 
+@pytest.mark.slow
 def test_backpropagation_at_a_small_rank_comes_before_forward_passes_at_a_large_one(
     fleet, tiny_model, tmp_path
 ):

@@ -103,7 +103,7 @@ class Measurement:
         return self.tolerances.get(column, self.tolerance if here else self.elsewhere or anywhere)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Published:
     """All of ``docs/results.toml``.
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -130,15 +131,22 @@ def said(published: Published, measurement: Measurement) -> list[Figure]:
         raise ValueError(f"docs/results.toml: measurements.{measurement.name}: said: {error}") from None
 
 
-def figures(published: Published, measurement: Measurement) -> list[Figure]:
-    """All published figures of a measurement, each once, in the form with the most digits in which it is printed."""
+@cache
+def _by_measurement(published: Published) -> Mapping[str, list[Figure]]:
+    """All figures of the tables and of what the prose has, as often as they stand there."""
     names = [*published.tables, *(name for one in published.measurements.values() for name in one.tables)]
     found = [figure for name in names for figure in table(published, name)[1]]
-    for one in published.measurements.values():
-        found += said(published, one)
-    own = [figure for figure in found if figure.measurement.name == measurement.name]
+    found += [figure for one in published.measurements.values() for figure in said(published, one)]
+    own: dict[str, list[Figure]] = {name: [] for name in published.measurements}
+    for figure in found:
+        own[figure.measurement.name].append(figure)
+    return own
+
+
+def figures(published: Published, measurement: Measurement) -> list[Figure]:
+    """All published figures of a measurement, each once, in the form with the most digits in which it is printed."""
     found_once: dict[tuple[str, tuple[int, ...]], Figure] = {}
-    for figure in own:
+    for figure in _by_measurement(published)[measurement.name]:
         other = found_once.setdefault((figure.column, figure.rows), figure)
         if figure.unit < other.unit:
             found_once[figure.column, figure.rows] = figure

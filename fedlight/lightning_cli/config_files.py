@@ -18,8 +18,12 @@ OF_RECIPES = "stages"
 OPTIONS = ("--config", "-c")
 
 
-def check_config(config: str) -> None:
-    """Raise ValueError if a config is missing, a folder, empty, no YAML, no map of keys, a recipe, or has a key twice."""
+def check_config(config: str) -> Any:
+    """Return the node of a config's map of keys, which is no recipe.
+
+    Raises:
+        ValueError: it is missing, a folder, empty, no YAML, no map of keys, a recipe, or has a key twice.
+    """
     import yaml
 
     path = Path(config)
@@ -32,7 +36,7 @@ def check_config(config: str) -> None:
             f"config {config!r}: there is no such file{hint}; fedlight's own configs are {', '.join(own)}"
         )
     try:
-        root = yaml.compose(path.read_text(encoding="utf-8"))
+        root = yaml.compose(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except UnicodeDecodeError:
         raise ValueError(f"config {config!r} is no text in UTF-8: give a YAML file") from None
     except yaml.MarkedYAMLError as error:
@@ -52,6 +56,7 @@ def check_config(config: str) -> None:
         )
     if twice := _given_twice(root):
         raise ValueError(f"config {config!r}{twice}: YAML would take the last one alone; delete one of them")
+    return root
 
 
 def _given_twice(node: Any, within: str = "") -> str:
@@ -78,9 +83,8 @@ def layers(config: str, above: tuple[Path, ...] = ()) -> list[Path]:
     """
     import yaml
 
-    check_config(config)
+    below = yaml.SafeLoader("").construct_document(check_config(config)).get(EXTENDS)
     file = Path(config)
-    below = yaml.safe_load(file.read_text(encoding="utf-8")).get(EXTENDS)
     names = [below] if isinstance(below, str) else below or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(

@@ -146,6 +146,7 @@ def test_a_mixed_round_weighs_both_kinds(tmp_path, peaks):
         assert not torch.equal(none[name], whole[name])
 
 
+@pytest.mark.slow
 def test_groups_hold_one_kind_of_training(tiny_model, tmp_path):
     """Language models with seeded dropout: alone and side by side the same, also in fleets with both kinds."""
 

@@ -125,6 +125,7 @@ class Slow(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1.0)
 
 
+@pytest.mark.slow
 def test_a_log_says_that_validation_comes_on_top_until_one_was_timed():
     """Of six rounds the third and the last are validated."""
     bar = RoundProgress()

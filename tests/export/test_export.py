@@ -60,6 +60,7 @@ def test_the_command_offers_the_forms_that_can_be_written():
 
 
 @pytest.mark.parametrize("form", ["adapter", "merged"])
+@pytest.mark.slow
 def test_plain_libraries_answer_as_the_run_did(run, base, form, tmp_path):
     done = fedlight("export", str(run), "--format", form, "--output", str(tmp_path / "out"))
     assert done.code == 0, done.err
@@ -76,6 +77,7 @@ def test_plain_libraries_answer_as_the_run_did(run, base, form, tmp_path):
     "ignore::DeprecationWarning", "ignore::FutureWarning"
 )  # of the exporters' packages
 @pytest.mark.parametrize(("form", "needs"), [("onnx", "onnxscript"), ("executorch", "executorch")])
+@pytest.mark.slow
 def test_exported_programs_answer_as_the_run_did_with_the_lines_of_their_card(run, form, needs, tmp_path):
     pytest.importorskip(needs)
     if not hasattr(pytest.importorskip("transformers.exporters"), "ExportedModel"):

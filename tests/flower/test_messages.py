@@ -107,6 +107,7 @@ def test_the_other_files_do_not_reach_flower_through_these():
         assert not [name for name in needing if name in path.read_text()], path
 
 
+@pytest.mark.slow
 def test_server_and_node_are_there_without_flower_until_sums_are_masked():
     missing = "import sys; sys.modules |= {'flwr': None, 'cryptography': None}; "
     program = missing + "import fedlight.flower.server, fedlight.flower.node"

@@ -36,6 +36,7 @@ def test_reload(trained, make_sft_batch):
     assert torch.equal(module.eval().example_losses(batch), again.eval().example_losses(batch))
 
 
+@pytest.mark.slow
 def test_reload_in_a_fresh_process(trained):
     module, path = trained
     code = (

@@ -201,6 +201,7 @@ def memory_findings(recipe, tmp_path, **settings):
     return " ".join(outcome.out.replace("│", " ").split())
 
 
+@pytest.mark.slow
 def test_a_fleet_is_looked_at_with_the_ranks_of_its_devices(recipe, tmp_path):
     """A device with room for rank 2 alone takes part where 2 is among the ranks, as in ``fedlight plan``."""
     ranked = ["--model.lora_rank=8", "--federated.algorithm=HetLoRA"]
