@@ -53,6 +53,7 @@ def test_a_recipe_is_read_without_torch():
     assert imported("from fedlight.recipes.recipe import load; load('demo')") & HEAVY == {"omegaconf"}
 
 
+@pytest.mark.slow
 def test_settings_of_a_fit_are_parsed_without_what_its_classes_need_later():
     code = "from fedlight.cli.main import main; main('fit --config selector.yaml --print_config'.split())"
     later = {"peft", "datasets", "bitsandbytes", "accelerate", "sentence_transformers", "sklearn", "pandas"}

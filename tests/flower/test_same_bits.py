@@ -33,11 +33,13 @@ FOR_HOSTILE_REPLIES = ("everybody", "everybody_coded")
 FOR_SECURE_SUMS = ("all_fedprox", "all_uniform", "all_noised")
 OTHERS = (*REFUSED, *EMULATED_DEVICES, *MORE_OF_THE_SAME, *FOR_HOSTILE_REPLIES, *FOR_SECURE_SUMS)
 EQUAL = [name for name in ALL_KINDS if name not in OTHERS]
+SLOW = ("written_fewfedpit", "written_fedmit", "written_local")
+MARKED = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in EQUAL]
 UNIFORM = ("uniform", "uniform_fewfedpit", "hetlora_alike", "hetlora_pruning")
 """Kinds in which all clients count alike, so that the server does not learn how many examples they have."""
 
 
-@pytest.mark.parametrize("name", EQUAL)
+@pytest.mark.parametrize("name", MARKED)
 def test_a_deployment_ends_with_the_emulators_bits_and_bytes(tmp_path, name):
     emulated = emulate(name, tmp_path / "emulated")
     there = Here(two_nodes(name, tmp_path))
