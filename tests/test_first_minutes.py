@@ -138,8 +138,15 @@ TOP_K = "class_path: TopK, init_args: {share: 0}"
         ("# nothing\n", "is empty"),
         (
             "trainer:\n  max_epochs: 3: 4",
-            "config.yaml', line 2 is no YAML: mapping values are not allowed",
+            "config.yaml', line 2 is no YAML: mapping values are not allowed here",
         ),
+        (
+            "trainer:\n  max_epochs: !rounds 3",
+            "config.yaml', line 2 is no YAML: could not determine a constructor",
+        ),
+        ("? [a, b]\n: 3", "config.yaml', line 1 is no YAML: found unhashable key"),
+        ("ckpt_path: 2024-13-45", "config.yaml' is no YAML: month must be in 1..12"),
+        ("data: &own [*own]", "config.yaml' is no YAML: maximum recursion depth"),
         ("- a\n- b\n", "holds no keys: write one to a line"),
         ("just text", "holds no keys"),
         (

@@ -5,7 +5,7 @@ stands in one file, data and model in another. The name is that of a file beside
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fedlight.conf import configs
 from fedlight.conf import path as conf_path
@@ -18,8 +18,8 @@ OF_RECIPES = "stages"
 OPTIONS = ("--config", "-c")
 
 
-def check_config(config: str) -> Any:
-    """Return the node of a config's map of keys, which is no recipe.
+def check_config(config: str) -> dict[str, Any]:
+    """Return the values of a config by their keys.
 
     Raises:
         ValueError: it is missing, a folder, empty, no YAML, no map of keys, a recipe, or has a key twice.
@@ -36,13 +36,19 @@ def check_config(config: str) -> Any:
             f"config {config!r}: there is no such file{hint}; fedlight's own configs are {', '.join(own)}"
         )
     try:
-        root = yaml.compose(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        root = yaml.compose(path.read_text(encoding="utf-8"))
+        values = yaml.SafeLoader("").construct_document(root) if root else None
+        twice = _given_twice(root) if root else ""
     except UnicodeDecodeError:
         raise ValueError(f"config {config!r} is no text in UTF-8: give a YAML file") from None
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ValueError(f"config {config!r}{line} is no YAML: {error.problem or error.context}") from None
-    except yaml.YAMLError as error:
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # such as month 13, or a list that holds itself
         raise ValueError(f"config {config!r} is no YAML: {error}") from None
     if root is None:
         raise ValueError(f"config {config!r} is empty: {EXAMPLE} is an example of what a config holds")
@@ -54,9 +60,9 @@ def check_config(config: str) -> Any:
         raise ValueError(
             f"config {config!r} is a recipe: fedlight run {config} --output FOLDER does its stages"
         )
-    if twice := _given_twice(root):
+    if twice:
         raise ValueError(f"config {config!r}{twice}: YAML would take the last one alone; delete one of them")
-    return root
+    return cast(dict[str, Any], values)
 
 
 def _given_twice(node: Any, within: str = "") -> str:
@@ -81,9 +87,7 @@ def layers(config: str, above: tuple[Path, ...] = ()) -> list[Path]:
     Raises:
         ValueError: see `check_config`; or a config extends itself, or something that is no name of a file.
     """
-    import yaml
-
-    below = yaml.SafeLoader("").construct_document(check_config(config)).get(EXTENDS)
+    below = check_config(config).get(EXTENDS)
     file = Path(config)
     names = [below] if isinstance(below, str) else below or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

@@ -169,6 +169,20 @@ def test_without_a_fleet_there_is_the_wire_and_a_damaged_fleet_has_no_table(tmp_
     assert [row["so_far"] for row in charts(damaged)["energy"].rows] == [2.0, 3.0]
 
 
+def test_a_run_with_a_damaged_round_is_named_and_the_others_are_shown(tmp_path):
+    for name in ("good", "bad"):
+        write(tmp_path / f"{name}/config.yaml", "seed_everything: 0")
+    write(tmp_path / "good/visits.csv", VISITS, "0,a,train,6,1,1")
+    write(tmp_path / "bad/visits.csv", VISITS, "0,a,train,6,1,1", "1000000000000,a,train,6,1,1")
+    both = devices.section(read_runs([tmp_path / "good", tmp_path / "bad"]))
+    alone = devices.section(read_runs([tmp_path / "bad"]))
+    why = "left out: visits.csv names round 1000000000000, and no run has that many: the file is damaged"
+    assert [note.partition(": ")[2] for note in (*both.notes, *alone.notes)] == [why, why]
+    assert "bad" in both.notes[0]
+    assert both.parts
+    assert not alone.parts
+
+
 def test_groups_that_move_towards_the_known_ones(tmp_path):
     at = {0: "0001", 3: "0011"}
     known = "xxyy"

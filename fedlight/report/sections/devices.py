@@ -32,9 +32,18 @@ PANELS = 4
 
 def section(runs: Sequence[Run]) -> Section | None:
     """Return charts of the visits of all runs; None where no run has any."""
-    every = {run.label: visits for run in runs if (visits := visits_of(run.csv("visits.csv")))}
+    every: dict[str, Visits] = {}
+    notes: list[str] = []
+    for run in runs:
+        try:
+            visits = visits_of(run.csv("visits.csv"))
+        except ValueError as error:  # a damaged file of one run; the others are shown
+            notes.append(f"{run.label}: left out: {error}")
+            continue
+        if visits:
+            every[run.label] = visits
     if not every:
-        return None
+        return Section("devices", "Participation and the wire", "", [], tuple(notes)) if notes else None
     methods = {run.label: run.method for run in runs}
     by_method: ByMethod = {}
     for label, visits in every.items():
@@ -45,7 +54,6 @@ def section(runs: Sequence[Run]) -> Section | None:
     parts.append(_times_chart(by_method, known))
     parts += cost_charts(by_method, fleets, known)
     parts.append(_totals(by_method))
-    notes = []
     for method, own in list(fleets.items())[:PANELS]:
         try:
             parts.append(_devices(method, own[0]))
