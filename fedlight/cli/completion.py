@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from fedlight.conf import configs
 from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.help_page import settings
+from fedlight.support.console import OneLineArguments
 
 
-def main(argv: list[str], names: Sequence[str]) -> None:
-    """Print the script for bash or zsh: ``eval "$(fedlight completion bash)"``; ``names`` are all commands.
+def main(argv: list[str]) -> None:
+    """Print the script for bash or zsh: ``eval "$(fedlight completion bash)"``.
 
     Raises:
         ModuleNotFoundError: shtab is not installed.
     """
-    parser = argparse.ArgumentParser(
+    parser = OneLineArguments(
         "fedlight completion", description='A script for a shell: eval "$(fedlight completion bash)"'
     )
     parser.add_argument("shell", choices=("bash", "zsh"))
@@ -26,7 +27,9 @@ def main(argv: list[str], names: Sequence[str]) -> None:
         raise ModuleNotFoundError(
             "shtab is missing, which writes the script: pip install 'fedlight[completion]'"
         ) from error
-    sys.stdout.write(shtab.complete(commands(names), shell=shell) + "\n")
+    from fedlight.cli.main import COMMANDS
+
+    sys.stdout.write(shtab.complete(commands(COMMANDS), shell=shell) + "\n")
 
 
 def commands(names: Sequence[str]) -> argparse.ArgumentParser:

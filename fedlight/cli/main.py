@@ -1,6 +1,7 @@
 """Entry point of the command line; each command is imported when it is called, so that ``fedlight --help`` stays fast."""
 
 import sys
+from importlib import import_module
 
 from fedlight.cli.threads import take_threads
 from fedlight.support.console import one_line_errors, quiet_when_unread
@@ -30,32 +31,28 @@ Federated fine-tuning of language models inside PyTorch Lightning.
 A second call of the same run skips what is done and resumes what was stopped."""
 
 
-COMMANDS = (
-    "fit",
-    "validate",
-    "test",
-    "predict",
-    "init",
-    "run",
-    "plan",
-    "device",
-    "flower",
-    "client",
-    "report",
-    "methods",
-    "devices",
-    "completion",
-    "export",
-    "chat",
-)
+OF_LIGHTNING = ("fit", "validate", "test", "predict")
+LISTED = ("methods", "devices")
+MODULES = {
+    "init": "fedlight.cli.init",
+    "run": "fedlight.cli.run",
+    "plan": "fedlight.plan.command",
+    "device": "fedlight.devices.measure.command",
+    "flower": "fedlight.cli.flower",
+    "client": "fedlight.cli.client",
+    "report": "fedlight.report.command",
+    "completion": "fedlight.cli.completion",
+    "export": "fedlight.export.command",
+    "chat": "fedlight.export.chat",
+}
+"""Command -> module with its ``main``, which is given the other arguments."""
+COMMANDS = (*OF_LIGHTNING, *LISTED, *MODULES)
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run ``fedlight`` with the arguments of the process, or those given."""
-    with quiet_when_unread():
-        with one_line_errors():
-            arguments = take_threads(sys.argv[1:] if argv is None else argv)
-        _main(arguments)
+    """Run ``fedlight`` with the arguments of the process, or those given; see `one_line_errors` for its exit codes."""
+    with quiet_when_unread(), one_line_errors():
+        _main(take_threads(sys.argv[1:] if argv is None else argv))
 
 
 def _main(argv: list[str]) -> None:
@@ -66,70 +63,20 @@ def _main(argv: list[str]) -> None:
         from fedlight import __version__
 
         print(f"fedlight {__version__}")
-    elif command == "run":
-        with one_line_errors():
-            from fedlight.cli.run import main as run_recipe
+    elif command in MODULES:
+        import_module(MODULES[command]).main(argv[1:])
+    elif command in LISTED:
+        from fedlight.cli import listing
 
-            run_recipe(argv[1:])
-    elif command == "init":
-        with one_line_errors():
-            from fedlight.cli.init import main as init_config
-
-            init_config(argv[1:])
-    elif command == "plan":
-        with one_line_errors():
-            from fedlight.plan.command import main as plan_run
-
-            plan_run(argv[1:])
-    elif command == "device":
-        with one_line_errors():
-            from fedlight.devices.measure.command import main as device_command
-
-            device_command(argv[1:])
-    elif command == "flower":
-        with one_line_errors():
-            from fedlight.cli.flower import main as flower_command
-
-            flower_command(argv[1:])
-    elif command == "client":
-        with one_line_errors():
-            from fedlight.cli.client import main as client_command
-
-            client_command(argv[1:])
-    elif command == "report":
-        with one_line_errors():
-            from fedlight.report.command import main as report_runs
-
-            report_runs(argv[1:])
-    elif command in ("methods", "devices"):
-        with one_line_errors():
-            from fedlight.cli import listing
-
-            if argv[1:] in (["-h"], ["--help"]):
-                print(f"usage: fedlight {argv[0]}\n")
-            else:
-                _refuse_more(argv)
-            getattr(listing, command)()
-    elif command == "completion":
-        with one_line_errors():
-            from fedlight.cli.completion import main as print_script
-
-            print_script(argv[1:], COMMANDS)
-    elif command == "export":
-        with one_line_errors():
-            from fedlight.export.command import main as export_run
-
-            export_run(argv[1:])
-    elif command == "chat":
-        with one_line_errors():
-            from fedlight.export.chat import main as chat
-
-            chat(argv[1:])
-    elif command in COMMANDS:
-        with one_line_errors():
-            run_lightning_command(argv)
+        if argv[1:] in (["-h"], ["--help"]):
+            print(f"usage: fedlight {argv[0]}\n")
+        else:
+            _refuse_more(argv)
+        getattr(listing, command)()
+    elif command in OF_LIGHTNING:
+        run_lightning_command(argv)
     else:
-        sys.exit(f"fedlight: {_no_command(command)}\n(fedlight --help says what they do)")
+        raise ValueError(f"{_no_command(command)} (fedlight --help says what they do)")
 
 
 def _refuse_more(argv: list[str]) -> None:
@@ -147,7 +94,7 @@ def run_lightning_command(argv: list[str]) -> None:
         sys.exit()
     from fedlight.lightning_cli.cli import lightning_cli
 
-    lightning_cli([argv[0], "--help"] if wanted else argv)
+    lightning_cli([argv[0], "--help"] if wanted else argv, resumes=True)
 
 
 def _no_command(given: str) -> str:

@@ -1,6 +1,5 @@
 """Server of a deployment: waits for nodes, runs the rounds, and goes on from its newest checkpoint after a stop."""
 
-import logging
 import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.flower.loops.server_data import ServerData, without_hooks
@@ -25,10 +23,8 @@ from fedlight.flower.parts import (
 from fedlight.flower.secure.refusals import refuse_unsummable
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
-from fedlight.support.checkpoint_files import check_resumable
-
-logger = logging.getLogger("fedlight")
-
+from fedlight.lightning_cli.second_fit import checkpoints_of
+from fedlight.support.checkpoint_files import newest_checkpoint
 
 def serve(
     args: Sequence[str],
@@ -83,27 +79,6 @@ def serve(
         stack.enter_context(recorded(folder, "fit", ["fit", *args], parts.config["fit"].seed_everything))
         nodes.wait_for(min_clients or settings["clients_per_round"], wait_seconds, own, asks)
         stack.enter_context(without_hooks(parts.model))
-        trainer.fit(parts.model, datamodule=data, ckpt_path=newest_checkpoint(trainer))
+        checkpoint = newest_checkpoint(checkpoints_of(trainer), federated=True)
+        trainer.fit(parts.model, datamodule=data, ckpt_path=checkpoint)
     return trainer, loop
-
-
-def newest_checkpoint(trainer: Any) -> str | None:
-    """Return the newest checkpoint of the trainer's folders from which a federation can go on; None without one."""
-    folders = [
-        one.dirpath
-        for one in trainer.checkpoint_callbacks
-        if isinstance(one, ModelCheckpoint) and one.dirpath
-    ]
-    files = sorted(
-        (file for folder in folders for file in Path(folder).glob("*.ckpt")),
-        key=lambda file: file.stat().st_mtime_ns,
-        reverse=True,
-    )
-    for file in files:
-        try:
-            check_resumable(file, federated=True)
-        except (ValueError, OSError) as error:
-            logger.warning("%s is passed over: %s", file, error)
-            continue
-        return str(file)
-    return None

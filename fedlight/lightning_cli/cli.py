@@ -32,6 +32,7 @@ from fedlight.lightning_cli.given_once import share_settings
 from fedlight.lightning_cli.parser_words import near, one_line, one_line_reference
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
+from fedlight.lightning_cli.second_fit import FitFolder, checkpoints_of
 from fedlight.lightning_cli.typed_templates import loaded_as_written, typed_templates
 from fedlight.support.checkpoint_files import check_readable, check_resumable
 from fedlight.support.files import full_disk_named
@@ -137,14 +138,19 @@ def import_public_classes() -> None:
 
 
 class FedlightCLI(LightningCLI):
-    """LightningCLI for any LightningModule and LightningDataModule, federated if ``federated:`` is given."""
+    """LightningCLI for any LightningModule and LightningDataModule, federated if ``federated:`` is given.
 
-    def __init__(self, args: list[str]) -> None:
+    Args:
+        args: the command and its arguments.
+        resumes: whether ``fit`` looks for a run in its folder first, see `fedlight.lightning_cli.second_fit`.
+    """
+
+    def __init__(self, args: list[str], resumes: bool = False) -> None:
         # Lightning's own call of a function that torch is about to rename.
         warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated")
         import_public_classes()
         set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
-        self.command, self.given = args[0], args
+        self.command, self.given, self._resumes = args[0], args, resumes
         super().__init__(
             L.LightningModule,
             L.LightningDataModule,
@@ -162,10 +168,13 @@ class FedlightCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add ``federated:``, without which training is centralised, and ``drop_callbacks``."""
+        """Add ``federated:``, without which training is centralised, ``drop_callbacks`` and ``resume``."""
         parser.add_lightning_class_args(FederatedLoop, "federated", subclass_mode=True, required=False)
         parser.add_argument(
             "--drop_callbacks", type=list[str], default=[], help="classes in trainer.callbacks to leave out"
+        )
+        parser.add_argument(
+            "--resume", type=bool, default=True, help="of fit: go on with the run in the folder; false starts over"
         )
         parser.add_argument(
             f"--{EXTENDS}",
@@ -183,6 +192,8 @@ class FedlightCLI(LightningCLI):
         self.config = parser.parse_args(args)
         drop_callbacks(self.config[self.command])
         share_settings(self.config[self.command])
+        self._starts_over = not self.config[self.command].resume
+        self.config[self.command].resume = True  # the config that a run saves can be given again
         if self.config[self.command][EXTENDS]:
             raise ValueError("extends: is a key of config files; on the command line give --config twice")
 
@@ -225,8 +236,8 @@ class FedlightCLI(LightningCLI):
                 check_resumable(path, federated=self.config[self.command].get("federated") is not None)
             else:
                 check_readable(path)
-        if path:  # resuming writes into the same folder
-            warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
+        if path:
+            _allow_checkpoints()
 
     def _run_subcommand(self, subcommand: str) -> None:
         with full_keys(self.config[self.command].as_dict()):
@@ -238,19 +249,47 @@ class FedlightCLI(LightningCLI):
                 if isinstance(callback, ChecksSettings):
                     callback.check_settings(self.model, self.datamodule)
         try:
-            with full_disk_named(Path(self.trainer.default_root_dir)), self._alone(), self._recorded():
-                super()._run_subcommand(subcommand)
+            with full_disk_named(Path(self.trainer.default_root_dir)), self._alone():
+                run = self._run_in_folder()
+                if run is not None and not self._finds_work(run):
+                    return
+                with self._recorded() as ended:
+                    if run is not None and self.trainer.is_global_zero:
+                        run.begin(self._starts_over, self.config_init[subcommand].ckpt_path)
+                    super()._run_subcommand(subcommand)
+                    if subcommand == "fit":
+                        ended["epochs"] = self.trainer.current_epoch
         except SystemExit as stop:  # into which Lightning turns a Ctrl-C
             if isinstance(stop.__context__, KeyboardInterrupt):
-                raise KeyboardInterrupt(self._how_to_resume()) from None
+                raise type(stop.__context__)(self._how_to_resume()) from None
             raise
+
+    def _run_in_folder(self) -> FitFolder | None:
+        """Return the run in the folder of ``fit``; None where it has no folder or goes on by the caller's word."""
+        if self.command != "fit" or not self._resumes or not self._names_folder():
+            return None
+        config = self.config[self.command].as_dict()
+        return FitFolder(Path(self.trainer.default_root_dir), config, checkpoints_of(self.trainer))
+
+    def _finds_work(self, run: FitFolder) -> bool:
+        """Return whether there is something to do; set the checkpoint where the run goes on, and say so."""
+        settings = self.config_init[self.command]
+        if self._starts_over or settings.ckpt_path:
+            return True
+        has_work = run.has_work()
+        if run.said and self.trainer.is_global_zero:
+            print(run.said, file=sys.stderr, flush=True)
+        if run.checkpoint:
+            settings.ckpt_path = str(run.checkpoint)
+            _allow_checkpoints()
+        return has_work
+
+    def _names_folder(self) -> bool:
+        return bool(self.config[self.command].trainer.default_root_dir) and not self.trainer.fast_dev_run  # type: ignore[attr-defined]
 
     def _has_folder(self) -> bool:
         """Return whether the command has a folder for its results and this process writes there."""
-        config, trainer = self.config[self.command], self.trainer
-        return bool(
-            config.trainer.default_root_dir and not trainer.fast_dev_run and trainer.is_global_zero  # type: ignore[attr-defined]
-        )
+        return self._names_folder() and self.trainer.is_global_zero
 
     def _alone(self) -> AbstractContextManager[None]:
         """Return a context that keeps other commands out of the folder."""
@@ -258,16 +297,17 @@ class FedlightCLI(LightningCLI):
             return nullcontext()
         return alone_in(Path(self.trainer.default_root_dir), "--trainer.default_root_dir")
 
-    def _recorded(self) -> AbstractContextManager[None]:
+    def _recorded(self) -> AbstractContextManager[dict[str, Any]]:
         """Return a context that records the command in ``run.json``."""
         if not self._has_folder():
-            return nullcontext()
+            return nullcontext({})
         seed = self.config[self.command].seed_everything
         return recorded(Path(self.trainer.default_root_dir), self.command, self.given, seed)
 
     def _how_to_resume(self) -> str:
         newest = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
-        return f"after a checkpoint: --ckpt_path {newest} goes on from there" if newest else ""
+        way = "the same command goes on from it" if self._resumes and self._names_folder() else f"--ckpt_path {newest} goes on"
+        return f"after a checkpoint: {way}" if newest else ""
 
 
 class ReadSettings(FedlightCLI):
@@ -283,13 +323,20 @@ class ReadSettings(FedlightCLI):
         pass
 
 
-def lightning_cli(argv: list[str]) -> FedlightCLI:
+def lightning_cli(argv: list[str], resumes: bool = False) -> FedlightCLI:
     """Parse and run one Lightning command; return its objects ``trainer``, ``model`` and ``datamodule``.
 
     Args:
         argv: the command and its arguments, such as ``["fit", "--config", "fedbis.yaml"]``.
+        resumes: whether ``fit`` goes on with the run in its folder, as on the command line; a stage of a recipe has been
+            compared with its settings already, and says itself from which checkpoint it goes on.
     """
-    return FedlightCLI(args=[find_config(argument) for argument in argv])
+    return FedlightCLI([find_config(argument) for argument in argv], resumes)
+
+
+def _allow_checkpoints() -> None:
+    """Leave out Lightning's warning about checkpoints in the folder, with which the run goes on."""
+    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
 
 
 def find_config(argument: str) -> str:

@@ -89,6 +89,7 @@ def help_page(command: str) -> str:
         + _lines(
             {
                 "--ckpt_path FILE": "checkpoint from which a run goes on, or whose weights are used",
+                "--resume false": "of fit: start over, instead of going on with the run in trainer.default_root_dir",
                 "--drop_callbacks '[NAME]'": "classes in trainer.callbacks to leave out; a config may have the key",
                 "--seed_everything 0": "seed of what has no seed of its own",
             }

@@ -25,8 +25,11 @@ NAME = "run.json"
 
 
 @contextmanager
-def recorded(folder: Path, command: str, argv: Sequence[str], seed: Any) -> Iterator[None]:
-    """Write an entry for a Lightning command when the block begins, and its end when the block ends."""
+def recorded(folder: Path, command: str, argv: Sequence[str], seed: Any) -> Iterator[dict[str, Any]]:
+    """Write an entry for a Lightning command when the block begins, and its end when the block ends.
+
+    The block is given a dictionary, and adds to it what else the entry says of the end.
+    """
     file = folder / NAME
     entry: dict[str, Any] = {
         "command": command,
@@ -42,21 +45,29 @@ def recorded(folder: Path, command: str, argv: Sequence[str], seed: Any) -> Iter
     others = _entries(file)
     write_json(file, sealed({"commands": [*others, entry]}))
     began, start, state = time.monotonic(), time.time(), "failed"
+    ended: dict[str, Any] = {}
     try:
-        yield
+        yield ended
         state = "done"
     except (KeyboardInterrupt, SystemExit):
         state = "stopped"
         raise
     finally:
-        ended: dict[str, Any] = {
-            "state": state,
-            "end": _now(),
-            "seconds": round(time.monotonic() - began, 1),
-        }
+        ended |= {"state": state, "end": _now(), "seconds": round(time.monotonic() - began, 1)}
         if state == "done":
             ended["files"] = tables_since(folder, start)
         write_json(file, sealed({"commands": [*others, {**entry, **ended}]}))
+
+
+def last_fit(folder: Path) -> dict[str, Any] | None:
+    """Return the entry of the last ``fit`` in a folder, empty where the record is damaged; None without one."""
+    try:
+        entries = read_json(folder / NAME, "")["commands"]
+        return next((entry for entry in reversed(entries) if entry["command"] == "fit"), None)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        return {}
 
 
 def configs(argv: Sequence[str]) -> list[str]:

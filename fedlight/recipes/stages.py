@@ -20,7 +20,8 @@ from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.config_files import EXTENDS, layers
 from fedlight.recipes.followers import Followers, for_processes, why_one_process
 from fedlight.recipes.overlay import as_yaml, is_class, laid_over, set_in, setting_order
-from fedlight.support.contents import Contents, changed, contents_of, left_in, refuse_changed_results
+from fedlight.support.checkpoint_files import newest_checkpoint
+from fedlight.support.contents import left_in, refuse_changed_results
 from fedlight.support.files import (
     DONE,
     full_disk_named,
@@ -30,8 +31,8 @@ from fedlight.support.files import (
     write_json,
     write_whole,
 )
+from fedlight.support.made_with import MadeWith, in_words
 
-CONTENTS = "contents of files"
 CONFIG = "stage.yaml"
 BEFORE_WORK = ("settings.json", "run.json", "run.lock", "config.yaml", CONFIG)
 """Files in a stage's folder before its work begins."""
@@ -93,8 +94,8 @@ class Stage:
         try:
             with full_disk_named(self.folder):
                 result = self._call() if self.command == "call" else self._lightning(followers)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"in stage {self.name}; the same command goes on from here") from None
+        except KeyboardInterrupt as stop:
+            raise type(stop)(f"in stage {self.name}; the same command goes on from here") from None
         if "report" in result:
             print(result["report"], file=sys.stderr, flush=True)
         done = {
@@ -125,35 +126,27 @@ class Stage:
     def _check_settings(self) -> None:
         """Write ``settings.json`` before the first work; refuse to resume with other settings."""
         self.refuse_other_settings()
-        file = self.folder / "settings.json"
-        if not file.is_file() or self._not_begun():
-            contents = contents_of(self._named(), self.folder, self.run_folder)
-            write_json(file, sealed({**self._settings(), CONTENTS: contents}))
+        made = self._made_with()
+        if not made.file.is_file() or self._not_begun():
+            made.write()
 
     def refuse_other_settings(self) -> None:
         """Raise ValueError if settings or files' contents are unknown or not those the stage was done, or begun, with."""
-        file = self.folder / "settings.json"
-        if not file.is_file():
+        made = self._made_with()
+        if not made.file.is_file():
             self._refuse_work_without_settings()
             return
         if self._not_begun():
             return
-        made_with = read_json(file, remedy_for(self.folder))
-        contents: Contents = made_with.pop(CONTENTS, {})
-        settings = self._settings()
-        other = [key for key in {**made_with, **settings} if made_with.get(key) != settings.get(key)]
-        if other:
-            was, now = (json.dumps(of.get(other[0])) for of in (made_with, settings))
-            raise ValueError(
-                f"{self.folder} was made with {other[0]}={was}, now it is {now}: give another --output, or delete "
-                "that folder and those of the stages after it"
-            )
+        remedy = "give another --output, or delete that folder and those of the stages after it"
+        if found := made.differences():
+            raise ValueError(f"{self.folder} was made with other settings ({in_words(found)}): {remedy}")
         # An unfinished stage reads its files again, so their content is compared, not only size and time.
-        if (name := changed(contents, everything=not self.is_done)) is not None:
-            raise ValueError(
-                f"{self.folder} was made with another content of {name}, which has changed since: put the old one "
-                "back, give another --output, or delete that folder and those of the stages after it"
-            )
+        made.refuse_changed_files(everything=not self.is_done, remedy=remedy)
+
+    def _made_with(self) -> MadeWith:
+        file = self.folder / "settings.json"
+        return MadeWith(file, self._settings(), self._named(), self.run_folder, remedy_for(self.folder))
 
     def _not_begun(self) -> bool:
         """Return whether no work was done, as after a refused setting, which may then be replaced."""
@@ -183,7 +176,6 @@ class Stage:
         settings: dict[str, Any] = json.loads(
             json.dumps({"stage": f"{self.command} {self.target}", **self.arguments})
         )
-        # Older folders have no such digest, and their texts with a colon reached the commands changed.
         if self.command != "call":
             whole = as_yaml(self.config()).encode()
             settings["digest of the config"] = hashlib.sha256(whole).hexdigest()[:16]
@@ -223,7 +215,8 @@ class Stage:
     def _lightning(self, followers: Followers | None) -> dict[str, Any]:
         from fedlight.lightning_cli.cli import lightning_cli
 
-        checkpoint = newest_checkpoint(self.folder / "checkpoints") if self.command == "fit" else None
+        written = self.folder.glob("checkpoints/*.ckpt") if self.command == "fit" else ()
+        checkpoint = newest_checkpoint(written)
         if followers is None or followers.number == 1 or self.why_one_process() is not None:
             file = self.write_config(self.folder, checkpoint)
             shared: AbstractContextManager[None] = nullcontext()
@@ -294,16 +287,3 @@ def refuse_tied_votes(stages: Sequence[Stage]) -> None:
                 f"stage {stage.name} has {number} selectors vote, of which an even number can tie: set num_adapters of "
                 f"stage {known[0][0].name} to an odd number, or leave out the stages that label"
             )
-
-
-def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest checkpoint that training can resume from; print the name of a damaged one that is skipped."""
-    from fedlight.support.checkpoint_files import check_resumable
-
-    for file in sorted(folder.glob("*.ckpt"), key=lambda f: f.stat().st_mtime, reverse=True):
-        try:
-            check_resumable(file)
-            return file
-        except ValueError as error:
-            print(f"passed over: {error}", file=sys.stderr)
-    return None

@@ -3,8 +3,9 @@
 torch stores checksums of a file's parts and does not check them when it loads: a flipped bit would change a weight.
 """
 
+import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,20 @@ def check_resumable(path: str | Path, federated: bool | None = None) -> None:
             f"checkpoint {str(path)!r} was written inside a round by an earlier version and holds one client's local "
             "weights: use another"
         )
+
+
+def newest_checkpoint(files: Iterable[Path], federated: bool | None = None) -> Path | None:
+    """Return the newest of the checkpoints that training can go on from; print the name of one that is passed over.
+
+    ``federated`` is as for `check_resumable`.
+    """
+    for file in sorted(files, key=lambda file: file.stat().st_mtime_ns, reverse=True):
+        try:
+            check_resumable(file, federated)
+            return file
+        except (ValueError, OSError) as error:
+            print(f"passed over: {error}", file=sys.stderr)
+    return None
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,12 +20,21 @@ from types import FrameType
 from typing import NoReturn
 
 
+REFUSED = 2
+"""Exit code for an error that the user can mend: of the arguments, a config, a file, the disk, or a missing package."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: ends the program as Ctrl-C does, with another exit code."""
+
+
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the program with one line for an error that the user can mend, instead of a stack trace.
+    """End the program with one line and exit code 2 for an error that the user can mend, instead of a stack trace.
 
-    ``FEDLIGHT_TRACEBACK=1`` in the environment shows the stack. Ctrl-C ends it with exit code 130, and so does SIGTERM, at
-    which Lightning would end with exit code 0, or go on until the stage is over. Notices of libraries are left out.
+    ``FEDLIGHT_TRACEBACK=1`` in the environment shows the stack too. Ctrl-C ends the program with exit code 130 and SIGTERM
+    with 143; Lightning would end with 0, or go on until the stage is over. Another error passes, so Python shows the
+    stack and ends with 1. Notices of libraries are left out.
     """
     signal.signal(signal.SIGTERM, _stop)
     try:
@@ -32,13 +42,17 @@ def one_line_errors() -> Iterator[None]:
             yield
     except KeyboardInterrupt as stop:
         print(f"fedlight: stopped {stop}".rstrip(), file=sys.stderr)
-        sys.exit(130)
+        sys.exit(128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT))
     except BrokenPipeError:
         raise
     except Exception as error:
-        if os.environ.get("FEDLIGHT_TRACEBACK") or not _can_be_mended(error):
+        if not _can_be_mended(error):
             raise
-        sys.exit(f"fedlight: {_message(error)}\n(FEDLIGHT_TRACEBACK=1 shows where)")
+        if os.environ.get("FEDLIGHT_TRACEBACK"):
+            traceback.print_exc()
+        else:
+            print(f"fedlight: {_message(error)}\n(FEDLIGHT_TRACEBACK=1 shows where)", file=sys.stderr)
+        sys.exit(REFUSED)
 
 
 @contextmanager
@@ -61,7 +75,7 @@ class OneLineArguments(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End the program with exit code 2."""
         print(f"{self.prog.split()[0]}: {message}; see {self.prog} --help", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(REFUSED)
 
 
 def _message(error: Exception) -> str:
@@ -72,7 +86,7 @@ def _message(error: Exception) -> str:
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    raise Terminated
 
 
 def _can_be_mended(error: Exception) -> bool:

@@ -20,7 +20,7 @@ OUTPUT_ENDINGS = ("_folder", "_dir", "_cache", "_path")
 BARE_FOLDERS = ("source", "model", "tokenizer", "adapter", "encoder")
 """Settings, or ends of their names, whose value may be a folder's name without a slash."""
 
-OWN_FILES = ("settings.json", DONE, "run.json", "run.lock")
+OWN_FILES = ("settings.json", DONE, "run.json", "fit.json", "run.lock")
 OWN_FOLDERS = ("checkpoints", "clients", "metrics")
 """Folders of a stage that later stages do not read."""
 

@@ -141,8 +141,8 @@ def full_disk_named(path: Path) -> Iterator[None]:
             raise
         raise OSError(
             errno.ENOSPC,
-            f"{MESSAGE} while writing {path}: free some space and give the same command again; "
-            "a recipe goes on from what is finished, fit from the checkpoint in --ckpt_path",
+            f"{MESSAGE} while writing {path}: free some space and give the same command again, which goes on from what "
+            "is finished",
         ) from error
 
 

@@ -20,6 +20,8 @@ from torch import Tensor
 CLASS = "class"
 MOST_ITEMS = 1000
 MOST_NAMED = 3
+Difference = tuple[str, Any, Any]
+"""Name of a setting, its value before and its value now."""
 OWN_PATH = re.compile(r"^fedlight\.(?:[a-z_0-9]+\.)+(?=\w)")
 
 
@@ -58,24 +60,35 @@ def described(value: Any, seen: tuple[object, ...] = ()) -> Any:
 def refuse_other_settings(saved: Mapping[str, Any], own: Mapping[str, Any], remedy: str) -> None:
     """Raise ValueError for settings that differ from a checkpoint's; ``remedy`` is the alternative to giving the same.
 
-    Settings and attributes that only one side has are not compared: another version may have more.
-
     Examples:
         >>> refuse_other_settings({"lr": 0.1}, {"lr": 0.2}, "start anew")
         Traceback (most recent call last):
         ValueError: the checkpoint was trained with lr=0.1 and goes on with it, not with lr=0.2: give the same, or start anew
     """
-    known = [name for name in saved if name in own]
-    differences = [each for name in known for each in _differences(saved[name], own[name], name)]
-    if not differences:
+    found = differences(saved, own)
+    if not found:
         return
-    (name, was, now), *others = differences
+    (name, was, now), *others = found
     also = "".join(f"; {name}={was}, not {now}" for name, was, now in others[: MOST_NAMED - 1])
     more = f"; and {len(others) + 1 - MOST_NAMED} more" if len(others) >= MOST_NAMED else ""
     raise ValueError(
         f"the checkpoint was trained with {name}={was} and goes on with it, not with {name}={now}{also}{more}: "
         f"give the same, or {remedy}"
     )
+
+
+def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[Difference]:
+    """Return the name of each setting in ``saved`` and ``own`` that differs, and both values, those of objects one by one.
+
+    Names that only one side has are not compared, neither here nor in an object: another version may have more.
+
+    Examples:
+        >>> was, now = ({"server": {"class": "fedlight.FedAvgM", "beta": beta}} for beta in (0.5, 0.9))
+        >>> differences(was, now)
+        [('server.beta', 0.5, 0.9)]
+    """
+    known = [name for name in saved if name in own]
+    return [each for name in known for each in _differences(saved[name], own[name], name)]
 
 
 def constructor_arguments(of: type) -> list[str]:
@@ -103,7 +116,7 @@ def digest(*parts: Any) -> str:
     return found.hexdigest()
 
 
-def _differences(saved: Any, own: Any, name: str) -> list[tuple[str, Any, Any]]:
+def _differences(saved: Any, own: Any, name: str) -> list[Difference]:
     if isinstance(saved, Mapping) and isinstance(own, Mapping):
         if _without_file(saved.get(CLASS)) != _without_file(own.get(CLASS)):
             return [(name, saved.get(CLASS, saved), own.get(CLASS, own))]

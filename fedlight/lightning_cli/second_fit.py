@@ -1,0 +1,213 @@
+"""A second ``fedlight fit`` in the folder of a run: nothing is done, the run goes on, starts over, or is refused.
+
+A finished run with the same settings is left as it is; one that was stopped goes on from its newest checkpoint, and ends
+with the same bits as without the stop; other settings are refused, but for more epochs, with which a run goes on. The
+settings are kept in ``fit.json``, the end of a run in ``run.json``.
+"""
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import (
+    DeviceStatsMonitor,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    ModelSummary,
+    ProgressBar,
+)
+
+from fedlight.callbacks.loop.guard import MAY_CHANGE
+from fedlight.lightning_cli.class_names import find_object, last_part
+from fedlight.lightning_cli.run_record import last_fit
+from fedlight.support.checkpoint_files import newest_checkpoint
+from fedlight.support.contents import digest_of
+from fedlight.support.made_with import MadeWith, in_words
+from fedlight.support.settings_record import CLASS, Difference, described
+
+NAME = "fit.json"
+EPOCHS = "trainer.max_epochs"
+OF_COMMAND = ("config", "ckpt_path", "resume", "weights_only", "extends", "drop_callbacks")
+OF_OUTPUT = ("default_root_dir", "logger", "enable_progress_bar", "enable_model_summary", "log_every_n_steps")
+OF_LOADERS = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
+OF_PROCESSES = ("strategy", "devices", "num_nodes")
+"""Of a federation under ``client_parallel``, whose result is the same for any number of processes."""
+SHOW_ONLY = (ProgressBar, ModelSummary, LearningRateMonitor, DeviceStatsMonitor)
+REMEDY = "start over with --resume false, or choose another --trainer.default_root_dir"
+
+
+class FitFolder:
+    """Folder of a run that ``fedlight fit`` has been given.
+
+    Args:
+        folder: the trainer's ``default_root_dir``.
+        config: all settings of the command.
+        checkpoints: files of the run's checkpoints, see `checkpoints_of`.
+
+    Attributes:
+        checkpoint: where the run goes on; None where it starts.
+        said: what is done, in one line; empty for a new run.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], checkpoints: Iterable[Path]) -> None:
+        self.folder = folder
+        settings = compared(config, str(folder))
+        self.made = MadeWith(folder / NAME, settings, settings, folder, REMEDY)
+        self.checkpoint: Path | None = None
+        self.said = ""
+        self._federated = config.get("federated") is not None
+        self._checkpoints = {os.path.relpath(file, folder): file for file in checkpoints}
+
+    def has_work(self) -> bool:
+        """Return whether there is something to do, and set ``checkpoint`` and ``said``.
+
+        Raises:
+            ValueError: the run has other settings, they are not known, or a finished run has no checkpoint for more epochs.
+        """
+        last = last_fit(self.folder)
+        if not self.made.file.is_file():
+            self._refuse_unknown(last)
+            return True
+        done = last is not None and last.get("state") == "done"
+        found = self.made.differences()
+        raised = _raised_epochs(found)
+        if found and raised is None:
+            raise ValueError(
+                f"{self.folder} has a {'finished' if done else 'stopped'} run with other settings "
+                f"({in_words(found)}): give the same, {REMEDY}"
+            )
+        self.made.refuse_changed_files(everything=not done, remedy=REMEDY)
+        if done and not (raised and (last or {}).get("epochs", raised[0]) >= raised[0]):
+            ended = f" It ended by itself after {(last or {})['epochs']} epochs." if raised else ""
+            self.said = (
+                f"{self.folder} has the finished run with these settings: nothing is done.{ended} A larger {EPOCHS} "
+                "goes on, --resume false starts over"
+            )
+            return False
+        self.checkpoint = newest_checkpoint(self._own_checkpoints(), self._federated)
+        if self.checkpoint is None and done:
+            raise ValueError(f"{self.folder} has a finished run without a checkpoint to go on from: {REMEDY}")
+        longer = f", to {raised[1]} epochs instead of {raised[0]}; schedules follow" if raised else ""
+        self.said = f"{self.folder}: " + (
+            f"the run goes on from {self.checkpoint.name}{longer}"
+            if self.checkpoint
+            else "the run there was stopped and left no checkpoint, so it starts over"
+        )
+        return True
+
+    def begin(self, starts_over: bool, given: str | None) -> None:
+        """Write the settings, before the first work.
+
+        Args:
+            starts_over: the checkpoints in the folder are not of this run.
+            given: checkpoint that the user has named, which is of this run.
+        """
+        if self.made.file.is_file() and not starts_over and not (given and self.made.differences()):
+            earlier = self.made.earlier()
+        else:
+            own = os.path.relpath(given, self.folder) if given else None
+            earlier = {name: digest_of(file) for name, file in self._checkpoints.items() if name != own}
+        self.made.write(earlier)
+
+    def _own_checkpoints(self) -> list[Path]:
+        """Return the checkpoints of this run, without those that were there before it."""
+        earlier = self.made.earlier()
+        files = self._checkpoints.items()
+        return [file for name, file in files if name not in earlier or digest_of(file) != earlier[name]]
+
+    def _refuse_unknown(self, last: Mapping[str, Any] | None) -> None:
+        if last is not None or self._checkpoints:
+            name = next(iter(self._checkpoints), "run.json")
+            raise ValueError(
+                f"{self.folder} has a run ({name}) and no {NAME}, so its settings are not known: put it back, go on with "
+                f"--ckpt_path FILE, {REMEDY}"
+            )
+
+
+def checkpoints_of(trainer: L.Trainer) -> list[Path]:
+    """Return the files in the folders to which a trainer's ``ModelCheckpoint`` write, those of earlier versions included.
+
+    Without a ``dirpath`` they are below the first logger's folder, one for each version, if that is in the trainer's
+    ``default_root_dir``: others may belong to other runs.
+    """
+    root = Path(trainer.default_root_dir)
+    found: set[Path] = set()
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if not isinstance(callback, ModelCheckpoint):
+            continue
+        if callback.dirpath is not None:
+            found |= set(Path(callback.dirpath).glob("*.ckpt"))
+        elif trainer.loggers:
+            logs = Path(trainer.loggers[0].save_dir or root, str(trainer.loggers[0].name))
+            found |= set(logs.glob("*/checkpoints/*.ckpt")) if logs.is_relative_to(root) else set()
+        else:
+            found |= set(root.glob("checkpoints/*.ckpt"))
+    return sorted(found)
+
+
+def compared(config: Mapping[str, Any], root: str) -> dict[str, Any]:
+    """Return the settings on which a run's result depends, as plain values.
+
+    Left out are loggers, progress bars, processes of loaders, and the processes that share a federation. Paths below the
+    run's folder are relative to it, so it may be moved.
+
+    Examples:
+        >>> config = {"trainer": {"max_epochs": 3, "logger": True}, "resume": True}
+        >>> compared(config, "runs/a")
+        {'trainer': {'max_epochs': 3}}
+    """
+    whole = _plain(described({key: value for key, value in config.items() if key not in OF_COMMAND}), root)
+    trainer, federated = whole["trainer"], whole.get("federated")
+    left_out = set(OF_OUTPUT)
+    if federated and trainer.get("strategy") in ("auto", "client_parallel", None):
+        left_out |= set(OF_PROCESSES)
+    whole["trainer"] = {key: value for key, value in trainer.items() if key not in left_out}
+    for part, names in (("data", OF_LOADERS), ("federated", MAY_CHANGE)):
+        if isinstance(whole.get(part), dict):
+            whole[part] = {key: value for key, value in whole[part].items() if key not in names}
+    return whole
+
+
+def _plain(value: Any, root: str) -> Any:
+    """Return settings in which a class and its arguments are one map, and callbacks have their classes' names."""
+    if isinstance(value, str):
+        inside = value == root or value.startswith(f"{root}/")
+        return f".{value.removeprefix(root)}" if inside else value
+    if isinstance(value, list):
+        return [_plain(one, root) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if isinstance(value.get("class_path"), str):
+        arguments = {**(value.get("init_args") or {}), **(value.get("dict_kwargs") or {})}
+        return {CLASS: value["class_path"], **{key: _plain(one, root) for key, one in arguments.items()}}
+    return {
+        key: _by_class(_plain(one, root)) if key == "callbacks" else _plain(one, root) for key, one in value.items()
+    }
+
+
+def _by_class(callbacks: Any) -> Any:
+    """Return callbacks by the names of their classes, without those that only show something."""
+    if not isinstance(callbacks, list):
+        return callbacks
+    named: dict[str, Any] = {}
+    for one in callbacks:
+        path = one.get(CLASS) if isinstance(one, dict) else one
+        kind = find_object(str(path))
+        if isinstance(kind, type) and issubclass(kind, SHOW_ONLY):
+            continue
+        name = last_part(str(path))
+        number = sum(key.partition(" ")[0] == name for key in named)
+        named[f"{name} {number + 1}" if number else name] = one
+    return named
+
+
+def _raised_epochs(found: list[Difference]) -> tuple[int, int] | None:
+    """Return the old and new number of epochs where a run of more epochs is the only difference."""
+    if [name for name, _, _ in found] != [EPOCHS]:
+        return None
+    ((_, was, now),) = found
+    ends = [math.inf if epochs == -1 else epochs for epochs in (was, now)]
+    return (was, now) if all(isinstance(end, (int, float)) for end in ends) and ends[0] < ends[1] else None
