@@ -43,7 +43,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from fedlight.cli.main import main as fedlight
-from fedlight.recipes.stages import newest_checkpoint
 from fedlight.support.files import read_json, sealed, write_json
 
 KILLS_OF_A_RUN = 4
@@ -78,8 +77,7 @@ def command_of(what: str, folder: Path) -> list[str]:
     ]
     if what == "processes":
         command += ["--trainer.strategy=client_parallel", "--trainer.devices=2"]
-    checkpoint = newest_checkpoint(folder / "checkpoints")
-    return [*command, f"--ckpt_path={checkpoint}"] if checkpoint else command
+    return command
 
 
 def attempt(what: str, folder: Path, kill_after: float | None) -> int | None:

@@ -42,7 +42,7 @@ def test_help_needs_no_torch():
 def test_version_and_unknown_command():
     assert fedlight("--version").out.startswith("fedlight 0")
     outcome = fedlight("train")
-    assert outcome.code == 1
+    assert outcome.code == 2
     assert "no command 'train'" in outcome.err
 
 

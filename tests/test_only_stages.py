@@ -98,7 +98,7 @@ def test_no_such_stage(run_small):
 
 def test_a_dry_run_looks_at_all_stages(run_small):
     outcome, _ = run_small("--only", "a", "--dry-run")
-    assert outcome.code == 1
+    assert outcome.code == 2
     assert "leave out --only" in outcome.err
 
 

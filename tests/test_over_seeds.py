@@ -67,8 +67,8 @@ def test_another_set_of_seeds_has_stages_of_its_own(run, tmp_path):
     assert outcome.err.split() == ["──", "train", "──", "table", "──", "figure", "──", "other"]
     assert (tmp_path / "out/seeds_1_2/figure/done.json").is_file()
     changed = run({**RECIPE, "x": 9}, "--seeds", "1")
-    assert changed.code == 1
-    assert "seeds_1/figure was made with x=7, now it is 9" in changed.err
+    assert changed.code == 2
+    assert "seeds_1/figure was made with other settings (x: 7 -> 9)" in changed.err
 
 
 def test_what_is_wrong_is_said_before_any_stage(run, tmp_path):
@@ -82,7 +82,7 @@ def test_what_is_wrong_is_said_before_any_stage(run, tmp_path):
         (["figure"], "a recipe needs stages"),
     ):
         outcome = run({**RECIPE, "over_seeds": wrong})
-        assert outcome.code == 1
+        assert outcome.code == 2
         assert why in outcome.err
     assert not (tmp_path / "out/seed0").exists()
 

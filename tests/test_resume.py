@@ -88,7 +88,7 @@ def test_a_resumed_run_keeps_its_optimizers_settings(tiny_model, tmp_path):
     assert fedlight(*arguments).code == 0
     going_on = f"--ckpt_path={tmp_path / 'checkpoints/epoch=0.ckpt'}"
     outcome = fedlight(*arguments, "--model.lr=0.5", going_on)
-    assert outcome.code == 1
+    assert outcome.code == 2
     assert (
         "trained with lr=0.003 and goes on with it, not with model.init_args.lr=0.5: give the same, or start anew"
         in outcome.err

@@ -136,7 +136,9 @@ def test_results_of_before_are_not_taken_for_results_of_now(tmp_path):
     assert settings.pop("digest of the config")
     file.write_text(json.dumps(sealed({key: value for key, value in settings.items() if key != DIGEST})))
     (tmp_path / "one/rows.jsonl.partial").touch()
-    with pytest.raises(ValueError, match="one was made with digest of the config=null, now it is "):
+    with pytest.raises(
+        ValueError, match=r"one was made with other settings \(digest of the config: nothing -> "
+    ):
         made.refuse_other_settings()
 
 

@@ -34,8 +34,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="check settings, data, models, memory, disk and keys, and do nothing; ends with 0 if all is well, 1 at a "
-        "problem, 2 if something could not be checked",
+        help="check settings, data, models, memory, disk and keys, and do nothing; ends with 0 if all is well, 2 at a "
+        "problem, 3 if something could not be checked",
     )
     parser.add_argument(
         "set", nargs="*", default=[], metavar="KEY=VALUE", help="change a value of the recipe: rounds=3"

@@ -4,7 +4,6 @@ import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
@@ -25,6 +24,7 @@ from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
 from fedlight.lightning_cli.second_fit import checkpoints_of
 from fedlight.support.checkpoint_files import newest_checkpoint
+
 
 def serve(
     args: Sequence[str],

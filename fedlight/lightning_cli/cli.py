@@ -174,7 +174,10 @@ class FedlightCLI(LightningCLI):
             "--drop_callbacks", type=list[str], default=[], help="classes in trainer.callbacks to leave out"
         )
         parser.add_argument(
-            "--resume", type=bool, default=True, help="of fit: go on with the run in the folder; false starts over"
+            "--resume",
+            type=bool,
+            default=True,
+            help="of fit: go on with the run in the folder; false starts over",
         )
         parser.add_argument(
             f"--{EXTENDS}",
@@ -306,7 +309,11 @@ class FedlightCLI(LightningCLI):
 
     def _how_to_resume(self) -> str:
         newest = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
-        way = "the same command goes on from it" if self._resumes and self._names_folder() else f"--ckpt_path {newest} goes on"
+        way = (
+            "the same command goes on from it"
+            if self._resumes and self._names_folder()
+            else f"--ckpt_path {newest} goes on"
+        )
         return f"after a checkpoint: {way}" if newest else ""
 
 

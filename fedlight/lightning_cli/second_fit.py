@@ -24,8 +24,7 @@ from fedlight.callbacks.loop.guard import MAY_CHANGE
 from fedlight.lightning_cli.class_names import find_object, last_part
 from fedlight.lightning_cli.run_record import last_fit
 from fedlight.support.checkpoint_files import newest_checkpoint
-from fedlight.support.contents import digest_of
-from fedlight.support.made_with import MadeWith, in_words
+from fedlight.support.contents import MadeWith, digest_of, in_words
 from fedlight.support.settings_record import CLASS, Difference, described
 
 NAME = "fit.json"
@@ -184,7 +183,8 @@ def _plain(value: Any, root: str) -> Any:
         arguments = {**(value.get("init_args") or {}), **(value.get("dict_kwargs") or {})}
         return {CLASS: value["class_path"], **{key: _plain(one, root) for key, one in arguments.items()}}
     return {
-        key: _by_class(_plain(one, root)) if key == "callbacks" else _plain(one, root) for key, one in value.items()
+        key: _by_class(_plain(one, root)) if key == "callbacks" else _plain(one, root)
+        for key, one in value.items()
     }
 
 

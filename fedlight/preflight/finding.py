@@ -47,14 +47,14 @@ def unknown(what: str, detail: str) -> Finding:
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """Return 1 with a problem, else 2 where a check could not be made, else 0.
+    """Return 2 with a problem, as for any error of the input, else 3 where a check could not be made, else 0.
 
     Examples:
         >>> exit_code([ok("a", "")]), exit_code([ok("a", ""), unknown("b", "")]), exit_code([problem("c", "")])
-        (0, 2, 1)
+        (0, 3, 2)
     """
     states = {finding.state for finding in findings}
-    return 1 if State.PROBLEM in states else 2 if State.UNKNOWN in states else 0
+    return 2 if State.PROBLEM in states else 3 if State.UNKNOWN in states else 0
 
 
 def verdict(findings: Sequence[Finding]) -> str:

@@ -21,7 +21,7 @@ from fedlight.lightning_cli.config_files import EXTENDS, layers
 from fedlight.recipes.followers import Followers, for_processes, why_one_process
 from fedlight.recipes.overlay import as_yaml, is_class, laid_over, set_in, setting_order
 from fedlight.support.checkpoint_files import newest_checkpoint
-from fedlight.support.contents import left_in, refuse_changed_results
+from fedlight.support.contents import MadeWith, in_words, left_in, refuse_changed_results
 from fedlight.support.files import (
     DONE,
     full_disk_named,
@@ -31,9 +31,9 @@ from fedlight.support.files import (
     write_json,
     write_whole,
 )
-from fedlight.support.made_with import MadeWith, in_words
 
 CONFIG = "stage.yaml"
+DIGEST = "digest of the config"
 BEFORE_WORK = ("settings.json", "run.json", "run.lock", "config.yaml", CONFIG)
 """Files in a stage's folder before its work begins."""
 COMMANDS = ("fit", "validate", "test", "predict", "call")
@@ -140,7 +140,8 @@ class Stage:
             return
         remedy = "give another --output, or delete that folder and those of the stages after it"
         if found := made.differences():
-            raise ValueError(f"{self.folder} was made with other settings ({in_words(found)}): {remedy}")
+            named = [one for one in found if one[0] != DIGEST] or found
+            raise ValueError(f"{self.folder} was made with other settings ({in_words(named)}): {remedy}")
         # An unfinished stage reads its files again, so their content is compared, not only size and time.
         made.refuse_changed_files(everything=not self.is_done, remedy=remedy)
 
@@ -178,7 +179,7 @@ class Stage:
         )
         if self.command != "call":
             whole = as_yaml(self.config()).encode()
-            settings["digest of the config"] = hashlib.sha256(whole).hexdigest()[:16]
+            settings[DIGEST] = hashlib.sha256(whole).hexdigest()[:16]
         return {**settings, "contents of configs": contents}
 
     def _call(self) -> dict[str, Any]:

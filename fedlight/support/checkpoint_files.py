@@ -25,8 +25,7 @@ def check_resumable(path: str | Path, federated: bool | None = None) -> None:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is damaged or no checkpoint, has the weights alone, was written inside a round by an earlier
-            version, or only one of checkpoint and run is a federation.
+        ValueError: it is damaged or no checkpoint, has the weights alone, or only one of checkpoint and run is a federation.
     """
     content = _content(path)
     if "optimizer_states" not in content:
@@ -44,11 +43,6 @@ def check_resumable(path: str | Path, federated: bool | None = None) -> None:
         raise ValueError(
             f"checkpoint {str(path)!r} is of a run without a federation, and this one has the setting federated: set it to "
             "null, or start anew without the checkpoint"
-        )
-    if (of_loop or {}).get("inside_round"):
-        raise ValueError(
-            f"checkpoint {str(path)!r} was written inside a round by an earlier version and holds one client's local "
-            "weights: use another"
         )
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-
 REFUSED = 2
 """Exit code for an error that the user can mend: of the arguments, a config, a file, the disk, or a missing package."""
 

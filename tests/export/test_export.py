@@ -50,7 +50,7 @@ def answers_of_the_run(run):
 def test_exporters_that_are_too_old_are_named_with_the_release_that_has_them(run, monkeypatch, tmp_path):
     monkeypatch.setattr("fedlight.export.graphs.import_module", lambda name: object())
     done = fedlight("export", str(run), "--format", "onnx", "--output", str(tmp_path / "out"))
-    assert done.code == 1
+    assert done.code == 2
     assert "pip install --upgrade 'transformers>=5.23'" in done.err
     assert not (tmp_path / "out").exists()
 
@@ -115,7 +115,7 @@ def test_an_exporter_that_is_not_installed_is_named_before_the_model_is_loaded(
 ):
     monkeypatch.setattr(graphs, "find_spec", lambda name: None if name in graphs.PACKAGES[form] else name)
     done = fedlight("export", str(run), "--format", form, "--output", str(tmp_path / "out"))
-    assert done.code == 1
+    assert done.code == 2
     assert f"pip install 'fedlight[{form}]'" in done.err
     assert not (tmp_path / "out").exists()
 

@@ -81,7 +81,7 @@ def change_config(folder, before, after):
 def test_a_global_model_that_nobody_trained_is_refused(own, tmp_path):
     change_config(own, "algorithm: null", "algorithm: {class_path: fedlight.LocalOnly}")
     done = fedlight("export", str(own), f"--output={tmp_path / 'out'}")
-    assert done.code == 1
+    assert done.code == 2
     assert "LocalOnly, which leaves the global model as it was" in done.err
 
 

@@ -73,7 +73,7 @@ def test_every_mistake_is_in_the_table(recipe, tmp_path, monkeypatch):
         last={"duel": duel, "unbound": unbound},
     )
     outcome = fedlight("run", file, "--dry-run", f"--output={tmp_path / 'out'}")
-    assert outcome.code == 1
+    assert outcome.code == 2
     text = " ".join(outcome.out.replace("│", " ").split())
     assert "model.lr: expected a number" in text
     assert "merge_adapter: missing a required argument: 'model'" in text
@@ -86,8 +86,8 @@ def test_every_mistake_is_in_the_table(recipe, tmp_path, monkeypatch):
 
 def test_exit_codes():
     assert exit_code([]) == exit_code([ok("a", "")]) == 0
-    assert exit_code([ok("a", ""), unknown("b", "")]) == 2
-    assert exit_code([unknown("b", ""), problem("c", "")]) == 1
+    assert exit_code([ok("a", ""), unknown("b", "")]) == 3
+    assert exit_code([unknown("b", ""), problem("c", "")]) == 2
 
 
 def stage(folder, name, config=None, command="fit", **settings):

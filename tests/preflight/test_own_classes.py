@@ -77,7 +77,7 @@ def duel(**settings):
 def test_all_that_a_judge_needs_is_in_the_table(project, tmp_path, monkeypatch):
     monkeypatch.delenv(KEY, raising=False)
     code, text = dry_run(tmp_path, duel=duel(model="./no/such", gib=2**20))
-    assert code == 1
+    assert code == 2
     assert "model ./no/such problem model='./no/such': there is no such folder" in text
     assert f"server http://judge/v1 problem the environment variable {KEY} is not set" in text
     assert "no column 'no_such_column' (mapped to 'prompt')" in text
@@ -113,7 +113,7 @@ def test_an_augmentation_inside_a_datamodule(project, tmp_path):
         },
     }
     code, text = dry_run(tmp_path, train={"fit": "sft.yaml", "with": {"data": data}})
-    assert code == 1
+    assert code == 2
     assert "model ./nor/this problem model='./nor/this': there is no such folder" in text
 
 

@@ -7,7 +7,7 @@ from tiny_world import fedlight
 
 KILLED, STOPPED, TERMINATED = "killed", "stopped", "terminated"
 SIGNALS = {KILLED: signal.SIGKILL, STOPPED: signal.SIGINT, TERMINATED: signal.SIGTERM}
-CODES = {KILLED: -signal.SIGKILL, STOPPED: 130, TERMINATED: 130}
+CODES = {KILLED: -signal.SIGKILL, STOPPED: 130, TERMINATED: 143}
 
 
 class Child:
