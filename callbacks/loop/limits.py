@@ -39,6 +39,13 @@ from fedlight.support.checks import refuse_below
 
 logger = logging.getLogger("fedlight")
 DAY_SECONDS = 86_400
+DONE = {
+    CAPPED: "its weight is lowered to that",
+    CLIPPED: "it is scaled down to the limit",
+    LEFT_OUT: "it is left out",
+    **dict.fromkeys((LARGE_NORM, LARGE_SHARE), "it counts as it is, and would not in a deployment"),
+}
+"""Reason -> what has happened."""
 
 
 class Limits:
@@ -193,7 +200,7 @@ class LimitedRounds:
     ) -> None:
         """Count the rounds in a row in which no client took part.
 
-        Emulated devices that are all absent for a night come back, so these rounds count once a day is over.
+        Emulated devices that are absent for a night come back, so rounds without them count once a day is over.
 
         Args:
             done: number of rounds that are over.
@@ -210,7 +217,7 @@ class LimitedRounds:
         self._empty_since = self._empty_since if self._empty else seconds
         self._empty.append(Counter(str(row["reason"]) for row in rows))
         number, why = len(self._empty), sum(self._empty, Counter[str]())
-        waits = {*why} == {"absent"} and 0 < seconds < self._empty_since + DAY_SECONDS
+        waits = "absent" in why and 0 < seconds < self._empty_since + DAY_SECONDS
         if number < self.limits.empty_rounds or waits:
             return
         reasons = ", ".join(f"{reason} ({times})" for reason, times in why.most_common(8))
@@ -228,25 +235,19 @@ class LimitedRounds:
         if key in self._said:
             return
         self._said.add(key)
-        limits, round_of = self.limits, self._round
-        assert round_of is not None
+        assert self._round is not None
         if reason in (CAPPED, LARGE_SHARE):
             claim = f", which claims {self.claims[client_id]:,} examples," if client_id in self.claims else ""
-            what = f"client {client_id}{claim} has more than a share {round_of.share:.2g} of the weights"
-            setting = f"federated.limits.share={limits.share}"
+            what = f"client {client_id}{claim} has more than a share {self._round.share:.2g} of the weights"
+            remedy = f"raise federated.limits.share={self.limits.share}, or weight clients alike"
         else:
-            what = (
-                f"the update of client {client_id} has {round_of.times[client_id]:.3g} times the median norm"
+            times = self._round.times[client_id]
+            what = f"the update of client {client_id} has {times:.3g} times the median norm of the round"
+            remedy = (
+                f"lower the learning rate if it diverges, or raise federated.limits.norm={self.limits.norm}"
             )
-            setting = f"federated.limits.norm={limits.norm}"
-        then = {
-            CAPPED: "its weight is lowered to that",
-            CLIPPED: "it is scaled down to the limit",
-            LEFT_OUT: "it is left out",
-        }.get(reason, "it counts as it is here; a deployment would not let it")
         logger.warning(
-            f"round {round_idx + 1}: {what} ({setting}): {then}. If it has not diverged (lower the "
-            f"learning rate), raise the limit. Further ones are in visits.csv alone, as {reason}"
+            f"round {round_idx + 1}: {what}; {DONE[reason]}. Further ones: visits.csv. If it is honest, {remedy}"
         )
 
 
@@ -284,7 +285,8 @@ class LimitedRound(Aggregation):
         """Compare the updates of all processes, pass on those held, and return client -> reasons of those over a limit."""
         gathered = team.gather([[*one] for one in self._arrived], "limits")
         everything = [Arrived(*one) for own in gathered for one in own]
-        self._compare_norms(everything)
+        if self._limits.norm is not None:
+            self._compare_norms(everything)
         if self._weighs:
             self._compare_weights(everything)
         for one, update in zip(self._arrived, self._held):  # noqa: B905  nothing is held without enforcement
@@ -315,7 +317,9 @@ class LimitedRound(Aggregation):
 
     def _scale(self, one: Arrived) -> float:
         """Return the factor in [0, 1] that brings an update down to the limit."""
-        most = self._medians[one.numbers] * (self._limits.norm or math.inf)
+        if self._limits.norm is None:
+            return 1.0
+        most = self._medians[one.numbers] * self._limits.norm
         # The last bits of a norm depend on the processor; those that fp32 keeps hardly ever do.
         return 1.0 if one.norm <= most else float(torch.tensor(most / one.norm, dtype=torch.float32))
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from nodes_here import ALL_KINDS, Here, Kind, deploy, two_nodes
+from nodes_here import ALL_KINDS, Here, Kind, deploy, make_node, two_nodes
 from safetensors.torch import load, save
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fedlight.callbacks.loop.limits import Limits
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.flower.messages import Parcel
 
@@ -130,6 +132,13 @@ LIES = {
     "a huge loss": partial(saying, loss=1e308),
     "a loss below all": partial(saying, loss=-1e6, training={"train/loss": [-1e6, 1]}, rounds=[0]),
 }
+REASONS = {
+    "a billion examples": {"capped": 8},
+    "a huge update": {"": 7, "clipped": 1},
+    "a flipped update": {"clipped": 8},
+    "a huge loss": {"dropped: client c9 has a loss of 1e+308": 8},
+    "a loss below all": {"": 8},
+}
 
 
 def accuracy(folder, name, change=lambda message: message.answer, **how):
@@ -148,12 +157,49 @@ def without(message):
     return saying(message, diverged="it is not there")
 
 
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """Accuracy of the run without the liar."""
+    ALL_KINDS["ten without"] = lambda root: classifying()
+    found, _ = accuracy(tmp_path_factory.mktemp("without"), "ten without", without)
+    del ALL_KINDS["ten without"]
+    return found
+
+
 @pytest.mark.parametrize("lie", LIES)
-def test_one_of_ten_liars_costs_no_accuracy_under_the_defaults(tmp_path, kind, lie):
-    expected, _ = accuracy(tmp_path / "without", kind("ten"), without)
-    found, _ = accuracy(tmp_path / "lie", "ten", LIES[lie])
+def test_one_of_ten_liars_costs_no_accuracy_under_the_defaults(tmp_path, kind, expected, lie):
+    found, rows = accuracy(tmp_path, kind("ten"), LIES[lie])
     assert expected > 0.65  # the best line finds 0.69
     assert found == pytest.approx(expected, abs=0.02)
+    reasons = Counter(row["reason"] for row in rows)
+    assert reasons == REASONS[lie]
+
+
+def test_limits_that_are_off_leave_the_model_to_the_liar(tmp_path, kind):
+    name = kind("off", limits=Limits(share=None, norm=None))
+    found, rows = accuracy(tmp_path, name, LIES["a huge update"], rounds=6)
+    assert found < 0.4
+    assert {row["reason"] for row in rows} == {""}
+
+
+def test_a_claim_counts_as_the_limit_and_is_said(tmp_path, kind, caplog):
+    """Sizes are 20, 30 and 40, the median 30; 0.3 of a round of ten is 9 * 0.3 / 0.7 = 3.857 medians."""
+    _, loop = deploy(
+        kind("ten"), tmp_path / "server", Here(two_nodes("ten", tmp_path), LIES["a billion examples"]), 1
+    )
+    assert loop.clients[LIAR].num_examples == 115
+    assert loop.clients[LIAR].share == 115 / (270 + 115)
+    assert caplog.text.count("client c9, which claims 1,000,000,000 examples, has more than a share 0.3") == 1
+
+
+def test_secure_sums_are_protected_from_claims_alone_and_say_so(tmp_path, kind, caplog):
+    caplog.set_level("INFO")
+    homes = {n: make_node(kind(f"ten{n}"), tmp_path / f"node{n}", (n, 3), secure=True) for n in range(3)}
+    there = Here(homes, LIES["a billion examples"])
+    _, loop = deploy("ten0", tmp_path / "server", there, 1, secure=True)
+    assert "federated.limits.norm is not held" in caplog.text
+    assert loop.clients[LIAR].num_examples == 115
+    assert [row["reason"] for row in rows_of(tmp_path / "server", LIAR)] == ["capped"]
 
 
 def test_a_reported_loss_neither_ends_a_run_nor_keeps_a_checkpoint(tmp_path, kind):
