@@ -54,6 +54,7 @@ _FILES = {
     "LocalSelfGeneration": "federation.algorithms.local_self_generation",
     "ZerothOrder": "federation.forward.zeroth_order",
     "FedBuff": "federation.asynchronous.fedbuff",
+    "Limits": "callbacks.loop.limits",
     "Average": "federation.server",
     "FedAvgM": "federation.server",
     "FedAdagrad": "federation.server",
@@ -173,6 +174,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.callbacks.logs.group_log import GroupLog as GroupLog
     from fedlight.callbacks.logs.visit_log import VisitLog as VisitLog
     from fedlight.callbacks.loop.federated_loop import FederatedLoop as FederatedLoop
+    from fedlight.callbacks.loop.limits import Limits as Limits
     from fedlight.callbacks.progress.round_progress import RoundProgress as RoundProgress
     from fedlight.callbacks.scores.task_scores import TaskScores as TaskScores
     from fedlight.callbacks.scores.win_rate import WinRate as WinRate

@@ -24,6 +24,7 @@ from fedlight.callbacks.loop.devices import DeviceEmulation, PayloadSizes
 from fedlight.callbacks.loop.forward.forward_visits import ForwardVisits
 from fedlight.callbacks.loop.groups.at_once import AtOnce, ClientsAtOnce
 from fedlight.callbacks.loop.guard import SameFederation
+from fedlight.callbacks.loop.limits import LimitedRounds, Limits
 from fedlight.callbacks.loop.modes.buffered import Mode, make_mode
 from fedlight.callbacks.loop.plan import RoundPlanner, RoundSchedule
 from fedlight.callbacks.loop.round_table import Record
@@ -108,6 +109,7 @@ class FederatedLoop(L.Callback):
         mode: ``sync``: a round asks a cohort and waits for it; ``buffered``: a round is a server step with the updates that
             arrive first on the devices' virtual clock, each from the model that its client received; it needs a fleet.
         fedbuff: size of the buffer, clients at a time and weights of stale updates in the mode ``buffered``.
+        limits: bounds of one client's part in a round, and of rounds without a client; its defaults if not given.
 
     Attributes:
         rounds_done: number of rounds with a finished server step.
@@ -120,6 +122,7 @@ class FederatedLoop(L.Callback):
     """
 
     planner_type, run_type = RoundPlanner, Run  # others where clients are in other processes: fedlight.flower
+    deployed = False  # whether numbers of clients are their words, so that one of them may lie
 
     def __init__(
         self,
@@ -143,37 +146,32 @@ class FederatedLoop(L.Callback):
         zeroth_order: ZerothOrder | None = None,
         mode: Mode = "sync",
         fedbuff: FedBuff | None = None,
+        limits: Limits | None = None,
     ) -> None:
         refuse_below(1, "federated.", clients_per_round=clients_per_round, local_steps=local_steps)
         self.algorithm = algorithm or FedAvg()
         self.server = server or Average()
         self.clients_per_round, self.local_steps = clients_per_round, local_steps
-        self.channel = channel or Identity()
-        self.aggregation = aggregation
+        self.channel, self.aggregation = channel or Identity(), aggregation
         self.memory = memory or ClientMemories()
-        self.seed = seed
-        self.fleet = fleet
+        self.seed, self.fleet = seed, fleet
         self.deadline_seconds, self.over_selection = deadline_seconds, over_selection
         self.buffers, self.step_schedule = buffer_policy(buffers), step_schedule
-        self.clients_at_once = clients_at_once
-        self.product_error = product_error
+        self.clients_at_once, self.product_error = clients_at_once, product_error
         self.lora_ranks = check_lora_ranks(lora_ranks, self.algorithm, fleet is not None)
         self.train, self.zeroth_order = train, zeroth_order
         self._forward = ForwardVisits(train, zeroth_order, fleet, aggregation)
-        self.mode = mode
-        self.fedbuff = fedbuff
+        self.mode, self.fedbuff, self.limits = mode, fedbuff, limits or Limits()
+        self._limits = LimitedRounds(self.limits, self.deployed)
         clock = (fleet, deadline_seconds, over_selection)
         self._mode = make_mode(mode, fedbuff, clients_per_round, seed, *clock)
         self._schedules = optimizers.StepSchedules(step_schedule)
-        self._cores = CoreWatch()
-        self._loss_scale = optimizers.LossScale()
-        self._optimizers = optimizers.FreshOptimizers()
+        self._cores, self._loss_scale = CoreWatch(), optimizers.LossScale()
         self._at_once = AtOnce(clients_at_once)
         self._product_error = ProductError(self._mode.product_error(product_error))
         self._left: ParametersLeft | None = None
-        self.virtual_seconds = 0.0
+        self.rounds_done, self.virtual_seconds = 0, 0.0
         self.privacy = PrivacyAccount(aggregation, self.channel)
-        self.rounds_done = 0
         self.clients: dict[str, Client] = {}
         self.visit_records: list[Record] = []
         self.group = OpenGroup([], LocalWork(()))
@@ -365,9 +363,9 @@ class FederatedLoop(L.Callback):
     def _open_round(self, opened: State, state: State) -> OpenRound:
         clients, self._run.state = self._rounds.everything.clients, state
         aggregation = self.aggregation or self.algorithm.aggregation(len(self.clients))
-        aggregation = self._product_error.watch(aggregation, self.algorithm, self._run, len(clients))
+        watched = self._product_error.watch(aggregation, self.algorithm, self._run, len(clients))
         self._exchange = self._make_exchange(self.buffers.shared(state))
-        of = self.rounds_done, aggregation, self.buffers, self._schedule, clients
+        of = self.rounds_done, self._limits.watch(watched), self.buffers, self._schedule, clients
         return OpenRound(opened, state, self._exchange, Contributions(*of))
 
     def _make_exchange(self, state: State) -> Exchange:
@@ -480,6 +478,7 @@ class FederatedLoop(L.Callback):
             "trainer.gradient_clip_val": trainer.gradient_clip_val,
         }
         self._schedules.finish_round(module)
+        self._limits.settle(self.rounds_done, self.visit_records, current_team())
         self._ranks.exchange(
             *(under_way.contributions, under_way.training, self.buffers, self._schedules, self._loss_scale)
         )
@@ -495,13 +494,15 @@ class FederatedLoop(L.Callback):
         self._optimizers.forget(trainer.optimizers)  # or a checkpoint would carry the last client's moments
         self.group, self._round = OpenGroup([], LocalWork(())), None
         self.rounds_done += 1
-        metrics = round_metrics(self.visit_records, len(self._rounds.cohort)) | lost | self._run.logged
+        metrics = round_metrics(self.visit_records, len(self._rounds.cohort), self.deployed)
+        metrics |= lost | self._run.logged
         self._run.logged = {}
         metrics |= self.privacy.after_round(self._rounds.num_asked, len(self.clients))
         metrics |= self._devices.metrics(self.visit_records)
         metrics |= self._mode.finish_round(under_way.exchange.state)
         self.virtual_seconds = self._devices.round_end_seconds
-        log_round(trainer, module, metrics, under_way.training.means())
+        log_round(trainer, module, metrics, under_way.training.means(self.deployed))
+        self._limits.after_round(self.rounds_done, self.visit_records, metrics, self.virtual_seconds)
 
     def refuse_changed(self) -> None:
         """Raise ``ValueError`` if a callback has changed parameters since the last batch of a visit."""
@@ -584,10 +585,8 @@ class FederatedLoop(L.Callback):
         """Restore the state after the last round that was over when the checkpoint was made.
 
         Raises:
-            ValueError: an earlier version wrote the checkpoint inside a round, with one client's local weights; or the run
-                trains, and the checkpoint is of a federation with other settings.
+            ValueError: the run trains, and the checkpoint is of a federation with other settings.
         """
-        guard.refuse_inside_round(state_dict)
         self._federation.restore(state_dict.get("federation"))
         self.rounds_done = state_dict["rounds_done"]
         self.virtual_seconds = state_dict.get("virtual_seconds", 0.0)

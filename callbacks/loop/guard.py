@@ -124,15 +124,6 @@ def refuse_middle_of_epoch(epoch: int, batch_idx: int) -> NoReturn:
     )
 
 
-def refuse_inside_round(state: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` for a checkpoint that an earlier version saved inside a round."""
-    if state.get("inside_round"):
-        raise ValueError(
-            f"this checkpoint was written inside round {state['rounds_done'] + 1} by an earlier version and holds one "
-            "client's local weights: resume from one that was written after a round"
-        )
-
-
 def check_cohort(clients_per_round: int, num_clients: int) -> None:
     """Raise ``ValueError`` if a round needs more clients than there are."""
     if clients_per_round > num_clients:

@@ -1,8 +1,8 @@
 """Run of a federated loop as an algorithm sees it, and the metrics of its rounds."""
 
-import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from statistics import fmean, median
 from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedlight.callbacks.loop.buffers import put, put_back, snapshot
 from fedlight.callbacks.loop.round_table import Record
+from fedlight.devices.outcomes import LEFT_OUT
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.candidates import MIXED, SYNTHETIC
@@ -433,20 +434,24 @@ def visit_row(
     return row if visiting.lora_rank is None else row | {"lora_rank": visiting.lora_rank}
 
 
-def round_metrics(rows: Sequence[Record], num_clients: int) -> dict[str, float]:
+def round_metrics(rows: Sequence[Record], num_clients: int, reported: bool = False) -> dict[str, float]:
     """Return metrics of a round: mean loss of its visits if known, clients that took part or diverged, bytes.
 
-    If visits were on different kinds of data, ``loss/SPLIT`` is the mean loss on each.
+    If visits were on different kinds of data, ``loss/SPLIT`` is the mean loss on each. Losses that are ``reported`` by
+    clients who may lie have their median in the place of their mean.
     """
+    average = median if reported else fmean
     losses: dict[str, list[float]] = {}
     for row in rows:
         for name in ("loss", f"loss/{row['split']}") if row["loss"] != "" else ():
             losses.setdefault(name, []).append(float(row["loss"]))
     several = len(losses) > 2
-    loss = {name: math.fsum(each) / len(each) for name, each in losses.items() if several or name == "loss"}
+    loss = {name: average(each) for name, each in losses.items() if several or name == "loss"}
     totals = {name: float(sum(int(row[name]) for row in rows)) for name in ("bytes_down", "bytes_up")}
-    diverged = len({row["client"] for row in rows if row["reason"] == DIVERGED})
-    counts = {"clients": float(num_clients - diverged), "diverged": float(diverged)}
+    diverged, left_out = (
+        len({row["client"] for row in rows if row["reason"] == reason}) for reason in (DIVERGED, LEFT_OUT)
+    )
+    counts = {"clients": float(num_clients - diverged - left_out), "diverged": float(diverged)}
     return {**loss, **counts, **totals}
 
 

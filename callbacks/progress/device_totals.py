@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fedlight.devices.outcomes import took_part
 from fedlight.support.words import three_digits
 
 
@@ -32,7 +33,7 @@ class DeviceTotals:
         self.clients.add(row["client"])
         is_new = (row["round"], row["client"]) not in self.asked
         self.asked.add((row["round"], row["client"]))
-        if row["reason"] and is_new:  # all visits of a client in a round have the same reason
+        if is_new and not took_part(row["reason"]):  # all visits of a client in a round have the same reason
             self.dropped[row["reason"]] += 1
         if rank := row.get("lora_rank"):
             self.lora_ranks.add(int(rank))

@@ -23,6 +23,7 @@ from fedlight.callbacks.progress.run_summary import (
     traffic,
 )
 from fedlight.callbacks.progress.time_left import TimeLeft
+from fedlight.devices.outcomes import took_part
 from fedlight.federation.client import Visit
 from fedlight.support.words import count_noun, in_largest_unit
 
@@ -321,7 +322,7 @@ def staleness_in_words(rows: Sequence[Record]) -> str:
         >>> staleness_in_words([{"staleness": 1, "reason": ""}]), staleness_in_words([{"reason": ""}])
         ('  staleness 1', '')
     """
-    ages = [int(row["staleness"]) for row in rows if "staleness" in row and not row["reason"]]
+    ages = [int(row["staleness"]) for row in rows if "staleness" in row and took_part(str(row["reason"]))]
     if not ages:
         return ""
     return f"  staleness {min(ages)}" + (f" to {max(ages)}" if max(ages) > min(ages) else "")

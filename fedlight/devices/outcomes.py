@@ -3,5 +3,21 @@
 REASONS = ("absent", "out_of_memory", "left", "late", "surplus")
 """Reasons why a client did not finish a round, in the order in which they are checked."""
 
-NO_PART = (*REASONS, "diverged")  # `fedlight.federation.state.DIVERGED`, whose file needs torch
-"""Reasons why a client did not take part: it did not finish, or what it trained was not finite."""
+LEFT_OUT = "left_out"
+"""Reason of a client whose update was over `federated.limits` and was dropped."""
+
+NO_PART = (*REASONS, "diverged", LEFT_OUT)  # `fedlight.federation.state.DIVERGED`, whose file needs torch
+"""Reasons why a client did not take part: it did not finish, what it trained was not finite, or it was over a limit."""
+
+LARGE_NORM, CLIPPED, LARGE_SHARE, CAPPED = "large_norm", "clipped", "large_share", "capped"
+"""What a client was over that took part all the same, joined by ``+``; the second and the last were held to a limit."""
+
+
+def took_part(reason: str) -> bool:
+    """Return whether a client with this reason took part in the round.
+
+    Examples:
+        >>> [took_part(reason) for reason in ("", "late", "clipped", "capped+clipped", "dropped: it has failed")]
+        [True, False, True, True, False]
+    """
+    return {*reason.split("+")} <= {"", LARGE_NORM, CLIPPED, LARGE_SHARE, CAPPED}

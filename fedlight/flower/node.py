@@ -10,6 +10,7 @@ import lightning as L
 import torch
 
 from fedlight import __version__
+from fedlight.callbacks.loop.limits import Limits
 from fedlight.federation.protocols import LossesOn, NamesGroups, SynthesizesData
 from fedlight.flower.loops.node_loop import Answered, NodeLoop, Task, base_digest
 from fedlight.flower.loops.node_memories import NodeMemories, Versions
@@ -234,7 +235,9 @@ class Node:
         folder = self._folder / digest(run)
         kept = {} if asked is None else _versions(asked)
         changes = {"clients_per_round": 1, "over_selection": 1.0, "clients_at_once": 1, "memory": None}
-        loop = NodeLoop(**(self._settings | changes))
+        loop = NodeLoop(
+            **(self._settings | changes | {"limits": Limits(share=None, norm=None, enforce=False)})
+        )
         loop.give(task, NodeMemories(folder / "clients", kept), self._secure)
         of_round = {"max_epochs": task.num_rounds, "min_epochs": None, "default_root_dir": str(folder)}
         trainer = self._parts.new_trainer([loop], **QUIET, **of_round)

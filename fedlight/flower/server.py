@@ -69,7 +69,7 @@ def serve(
     }
     own = versions()
     loop.connect(nodes, asks, own, secure)
-    data = ServerData(nodes, parts.datamodule, loop.prepare)
+    data = ServerData(nodes, parts.datamodule, loop.prepare, loop.believe)
     if not data.validates:
         rank_zero_info("no validation at the server: it has no rows, and data.val_source names none for it")
         refuse_unknown_monitors(parts.callbacks)

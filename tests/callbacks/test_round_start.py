@@ -356,16 +356,6 @@ def test_saving_inside_a_round_leaves_it_alone(uninterrupted, tmp_path):
     assert what_counts(tmp_path, *run_) == uninterrupted("on_disk")
 
 
-def test_a_checkpoint_that_an_earlier_version_wrote_inside_a_round_is_refused(tmp_path):
-    _, _, fit = run(tmp_path, rounds=1)
-    fit.save_checkpoint(tmp_path / "old.ckpt")
-    checkpoint = torch.load(tmp_path / "old.ckpt", weights_only=True)
-    checkpoint["callbacks"]["FederatedLoop"]["inside_round"] = True
-    torch.save(checkpoint, tmp_path / "old.ckpt")
-    with pytest.raises(ValueError, match="written inside round 2 by an earlier version"):
-        run(tmp_path, ckpt_path=tmp_path / "old.ckpt")
-
-
 def test_the_datamodules_state_is_that_of_before_the_round(tmp_path):
     class Counting(FederatedWrapper):
         loaders = 0

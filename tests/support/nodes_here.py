@@ -18,6 +18,7 @@ from stacked import Points
 
 from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.limits import Limits
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
@@ -66,7 +67,7 @@ class Paced(Regression):
         return left * super().training_step(batch, batch_idx)
 
 
-def writing(algorithm, by=None):
+def writing(algorithm, by=None, **loop):
     """A run of a language model whose clients write their own data, some candidates of which are dropped and replaced."""
     example = "POST : {instruction} {input}\nCHOICE : {response}\n"
     prompts = replace(
@@ -96,16 +97,20 @@ def writing(algorithm, by=None):
     def model():
         return SFTModule("toy", dtype="fp32", lr=0.003)
 
-    return Kind({"algorithm": algorithm, "clients_per_round": 3}, model, data, rounds=2)
+    return Kind({"algorithm": algorithm, "clients_per_round": 3, **loop}, model, data, rounds=2)
 
 
 MORE_KINDS = {
     "written_fewfedpit": lambda root: writing(FewFedPIT()),
     "written_fedmit": lambda root: writing(FedMIT()),
     "written_local": lambda root: writing(LocalSelfGeneration()),
-    "written_fewfedweight": lambda root: writing(FewFedWeight(), PseudoResponses(6)),
+    "written_fewfedweight": lambda root: writing(
+        FewFedWeight(), PseudoResponses(6), limits=Limits(share=None)
+    ),
     "fedmit": lambda root: Kind({"algorithm": FedMIT()}, data=Choosing),
-    "fewfedweight": lambda root: Kind({"algorithm": FewFedWeight()}, data=Choosing),
+    "fewfedweight": lambda root: Kind(
+        {"algorithm": FewFedWeight(), "limits": Limits(share=None)}, data=Choosing
+    ),
     "local_self_generation": lambda root: Kind({"algorithm": LocalSelfGeneration()}, data=Choosing),
     "hetlora_alike": lambda root: Kind({"algorithm": HetLoRA(gamma=0.5, lam=0.5)}, Ranked, Points),
     "flexlora_alike": lambda root: Kind({"algorithm": FlexLoRA()}, Ranked, Points),

@@ -22,6 +22,7 @@ from tastes import Adapters, Tastes
 
 from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.limits import Limits
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.devices.fleet import Fleet
 from fedlight.federation.aggregation import TrimmedMean
@@ -239,6 +240,8 @@ KINDS = {
     "private_wire": lambda root: Kind({"channel": Wire(up=ClipAndNoise(1.0, 0.1, delta=0.01))}),
     "private_mean": lambda root: Kind({"aggregation": PrivateMean(1.0, 0.5, delta=0.01)}),
     "trimmed_mean": lambda root: Kind({"aggregation": TrimmedMean(0.3), "clients_per_round": 5}),
+    "clipped": lambda root: Kind({"limits": Limits(norm=1.0, enforce=True), "clients_per_round": 5}),
+    "left_out": lambda root: Kind({"limits": Limits(share=None, norm=1.2, action="leave_out", enforce=True)}),
     "accumulation": lambda root: Kind(settings={"accumulate_grad_batches": 2}),
     "by_hand": lambda root: Kind(model=ByHand),
     "one_client": lambda root: Kind({"clients_per_round": 1}),

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
@@ -159,12 +160,17 @@ class TrainingMetrics:
         for partial in partials:
             self.visits |= partial
 
-    def means(self) -> dict[str, float]:
-        """Return the mean of each metric over the examples of all visits; their order does not matter."""
+    def means(self, reported: bool = False) -> dict[str, float]:
+        """Return the mean of each metric over the examples of all visits; their order does not matter.
+
+        Where clients that may lie have ``reported`` it, the median of the visits' means.
+        """
         parts: dict[str, list[tuple[float, int]]] = {}
         for metrics in (metrics for visits in self.visits.values() for metrics in visits):
             for name, part in metrics.items():
                 parts.setdefault(name, []).append(part)
+        if reported:
+            return {name: median(total / count for total, count in own) for name, own in parts.items()}
         return {
             name: math.fsum(total for total, _ in own) / sum(count for _, count in own)
             for name, own in parts.items()

@@ -107,6 +107,8 @@ def read_reply(answer: Parcel, sent: Sent, channel: Channel, state: State, maske
         found.diverged = found.diverged or shown(value_of(entry, "diverged", str))
         steps, seconds = value_of(entry, "steps", int), value_of(entry, "seconds", (int, float))
         loss = None if entry.get("loss") is None else float(value_of(entry, "loss", (int, float)))
+        if loss is not None and abs(loss) > MOST_VALUE:
+            raise Refused(f"client {name} has a loss of {loss:g}")
         if not 0 <= steps < MOST_STEPS or not 0 <= seconds < MOST_STEPS:
             raise Refused(f"client {name} has made {steps} steps in {seconds} s")
         found.works.append(Work(steps, 0.0, loss, float(seconds)))
@@ -178,8 +180,8 @@ def _metrics(entry: Mapping[str, Any]) -> dict[str, tuple[float, int]]:
             raise Refused("its training metrics are no sums and counts")
         values = {"its sum": pair[0], "its count": pair[1]}
         total, count = value_of(values, "its sum", (int, float)), value_of(values, "its count", int)
-        if not 0 < count < MOST_STEPS:
-            raise Refused(f"its training metrics have the count {count}")
+        if not 0 < count < MOST_STEPS or abs(total) > MOST_VALUE:
+            raise Refused(f"its training metrics have the sum {total:g} over {count} examples")
         found[name] = (float(total), count)
     return found
 

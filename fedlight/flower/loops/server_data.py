@@ -68,6 +68,7 @@ class ServerData(L.LightningDataModule):
         nodes: the nodes.
         inner: datamodule of the config, whose validation rows are read if they have a source of their own.
         prepare: function that lets clients make candidates in a round; it returns how many each keeps.
+        believe: function from the clients' claimed numbers of examples to those that count.
     """
 
     def __init__(
@@ -75,9 +76,10 @@ class ServerData(L.LightningDataModule):
         nodes: Nodes,
         inner: L.LightningDataModule,
         prepare: Callable[[int, Sequence[str]], Mapping[str, int]],
+        believe: Callable[[Mapping[str, int]], dict[str, int]],
     ) -> None:
         super().__init__()
-        self._nodes, self._inner, self._prepare = nodes, inner, prepare
+        self._nodes, self._inner, self._prepare, self._believe = nodes, inner, prepare, believe
         self._made: dict[str, int] = {}
         self.accumulation = 1
         self.validates = has_rows_for_validation(inner)
@@ -94,8 +96,8 @@ class ServerData(L.LightningDataModule):
             self._inner.setup("validate")
 
     def client_sizes(self) -> dict[str, int]:
-        """Return the number of examples of each client; 1 where the server need not know."""
-        return dict(self._nodes.sizes)
+        """Return with how many examples each client counts; 1 where the server need not know."""
+        return self._believe(self._nodes.sizes)
 
     def num_batches(self, client_id: str, split: str = "train") -> int:
         """Return 1: how many batches a visit has is the node's."""

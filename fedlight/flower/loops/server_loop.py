@@ -100,7 +100,7 @@ class ServerLoop(FederatedLoop):
             them. The server computes them, and learns no value.
     """
 
-    planner_type, run_type = ServerPlanner, ServerRun
+    planner_type, run_type, deployed = ServerPlanner, ServerRun, True
 
     def connect(
         self, nodes: Nodes, asks: Mapping[str, Any], own: Mapping[str, Any], secure: bool = False
@@ -139,6 +139,7 @@ class ServerLoop(FederatedLoop):
                 "trainer.precision=16-mixed has a loss scale, which is not sent: set bf16-mixed or 32-true"
             )
         self.nodes.compare_bases(base_digest(pl_module))
+        self._limits.say_what_is_not_limited(self.algorithm, self._secure)
         assert isinstance(trainer.datamodule, ServerData)  # type: ignore[attr-defined]
         trainer.datamodule.accumulation = trainer.accumulate_grad_batches  # type: ignore[attr-defined]
         super().on_fit_start(trainer, pl_module)
@@ -147,7 +148,7 @@ class ServerLoop(FederatedLoop):
         """Take nodes that have come since, and plan the next round."""
         self._global = read(self._parameters)
         self.nodes.welcome(self._own, self._asks)
-        if self.nodes.sizes != {name: one.num_examples for name, one in self.clients.items()}:
+        if self._data.client_sizes() != {name: one.num_examples for name, one in self.clients.items()}:
             clients = build_clients(self._data.client_sizes())
             self.clients.clear()
             self.clients.update(clients)
@@ -162,6 +163,10 @@ class ServerLoop(FederatedLoop):
         super().begin_batch(trainer, module, batch, batch_idx)
         if batch_idx == 0:
             self._rates = rates_of(trainer)
+
+    def believe(self, claimed: Mapping[str, int]) -> dict[str, int]:
+        """Return with how many examples clients count that claim so many."""
+        return self._limits.believe(claimed, self.clients_per_round)
 
     # What is asked of nodes
 

@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
+from fedlight.devices.outcomes import took_part
 from fedlight.report.figures.style import STYLE, add_legend, colors, new_panels, read_rows, save
 from fedlight.support.words import time_unit
 
@@ -142,7 +143,7 @@ def _validated(folder: Path, metric: str) -> dict[int, float]:
 def _participation(folder: Path) -> dict[str, float]:
     rows = read_rows(folder / "visits.csv", ("round", "client", "reason"))
     reasons = {(row["round"], row["client"]): row["reason"] for row in rows}
-    named = [reason for reason in reasons.values() if reason]
+    named = [reason for reason in reasons.values() if not took_part(reason)]
     dropped = {reason: float(named.count(reason)) for reason in sorted(set(named))}
     return {"took_part": float(len(reasons) - len(named)), **dropped}
 

@@ -16,7 +16,7 @@ from fedlight.report.visits import OUTCOMES, PARTS, Peak, binned
 
 POINTS = 100
 """Most places along an axis of rounds; of more rounds, neighbours are averaged."""
-SHADES = (COLORS[0], "0.75", COLORS[1], COLORS[4], COLORS[3], COLORS[5], COLORS[2])
+SHADES = (COLORS[0], "0.75", COLORS[1], COLORS[4], COLORS[3], COLORS[5], COLORS[2], COLORS[6])
 """Of `OUTCOMES`."""
 BAR = 0.26  # inches
 Styles = Mapping[str, Mapping[str, Any]]

@@ -1,0 +1,351 @@
+"""Limits of what one client does to a round: ``federated.limits``.
+
+A weighted mean has no bound by itself: one client that claims many examples decides the round, and one huge update replaces
+the model. Two limits hold without a look at anybody's rows. Both compare a client with the others of its round:
+
+    weight of a client     at most ``share`` of the sum of the round's weights
+    norm of an update      at most ``norm`` times the median norm of the round, else it is scaled down to that
+
+The second is norm clipping with a threshold that follows the round (Sun et al., "Can You Really Backdoor Federated
+Learning?", 2019, https://arxiv.org/abs/1911.07963, section 4, has a fixed one). The median is the lower one of the middle
+two, so that a large update among two does not raise it. Whether a client is over a limit is known when all updates have
+arrived, so a run that enforces the limits holds the round's updates until then. One that only warns holds two numbers each.
+
+What the limits do not do: a client that stays below them is believed. A hostile share of clients needs a robust aggregation
+(`fedlight.federation.aggregation`), and what an algorithm adds up beside the updates, as `Scaffold` its control variates, is
+not limited. `PrivateMean` clips by itself, with a threshold that must not follow the data, so it has no further limits.
+"""
+
+import logging
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import median_low
+from typing import Any, Literal, NamedTuple
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+
+from fedlight.callbacks.loop.round_table import Record
+from fedlight.devices.outcomes import CAPPED, CLIPPED, LARGE_NORM, LARGE_SHARE, LEFT_OUT
+from fedlight.federation.aggregation import Aggregation, TrimsCoordinates
+from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.client import Update
+from fedlight.federation.privacy import Private
+from fedlight.federation.state import State
+from fedlight.processes.team import Team
+from fedlight.support.checks import refuse_below
+
+logger = logging.getLogger("fedlight")
+DAY_SECONDS = 86_400
+DONE = {
+    CAPPED: "its weight is lowered to that",
+    CLIPPED: "it is scaled down to the limit",
+    LEFT_OUT: "it is left out",
+    **dict.fromkeys((LARGE_NORM, LARGE_SHARE), "it counts as it is, and would not in a deployment"),
+}
+"""Reason -> what has happened."""
+
+
+class Limits:
+    """Settings ``federated.limits``: bounds of one client's part in a round, and of rounds without any client.
+
+    Args:
+        share: largest share of a round's weights that one client has, in (0, 1]; None: any. In a round of n clients it is at
+            least ``2 / n``, as a smaller one would make the weights of few clients equal.
+        norm: largest L2 norm of an update, all tensors together, as a multiple of the median of the round's updates with
+            equally many numbers, at least 1; None: any.
+        action: what happens to a larger update: ``clip`` scales it down to the bound, ``leave_out`` drops it.
+        enforce: true holds the limits; false says who is over them, in ``visits.csv`` and in one warning; None: true in a
+            deployment, whose clients may lie, and false in the emulator.
+        empty_rounds: rounds in a row without a client that took part, after which the run stops; None: it never does.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    def __init__(
+        self,
+        share: float | None = 0.3,
+        norm: float | None = 3.0,
+        action: Literal["clip", "leave_out"] = "clip",
+        enforce: bool | None = None,
+        empty_rounds: int | None = 5,
+    ) -> None:
+        if share is not None and not 0 < share <= 1:
+            raise ValueError(f"federated.limits.share={share} must be in (0, 1], or null for any")
+        if norm is not None and not 1 <= norm < math.inf:
+            raise ValueError(f"federated.limits.norm={norm} must be at least 1, or null for any")
+        if action not in ("clip", "leave_out"):
+            raise ValueError(f"federated.limits.action={action!r} is not one of clip, leave_out")
+        refuse_below(1, "federated.limits.", empty_rounds=empty_rounds)
+        self.share, self.norm, self.action = share, norm, action
+        self.enforce, self.empty_rounds = enforce, empty_rounds
+
+    def largest_share(self, clients: int) -> float:
+        """Return the largest share of a client in a round of so many clients.
+
+        Examples:
+            >>> [Limits(share=0.3).largest_share(clients) for clients in (2, 4, 10)]
+            [1.0, 0.5, 0.3]
+        """
+        return 1.0 if self.share is None else max(self.share, min(1.0, 2 / clients))
+
+    def believed(self, claimed: Mapping[str, int], clients_per_round: int) -> dict[str, int]:
+        """Return the numbers of examples that count in a deployment, given those that the clients claim.
+
+        A client counts with as many as give it the largest share of a round whose other clients have the median number. This
+        has to be done before a round: a share of all examples would be that of the liar alone. Rounds of one or two
+        clients have the bound of three.
+
+        Examples:
+            >>> Limits(share=0.5).believed({"a": 100, "b": 80, "c": 120, "d": 10**9}, clients_per_round=4)
+            {'a': 100, 'b': 80, 'c': 120, 'd': 300}
+        """
+        clients = max(3, clients_per_round)
+        share = self.largest_share(clients)
+        if share == 1 or not claimed:
+            return dict(claimed)
+        most = int(median_low(claimed.values()) * (clients - 1) * share / (1 - share))
+        return {name: min(number, most) for name, number in claimed.items()}
+
+
+class Arrived(NamedTuple):
+    """Update of a round as it is compared with the others: its names, numbers, L2 norm and weight."""
+
+    client_id: str
+    names: tuple[str, ...]
+    numbers: int
+    norm: float
+    weight: float
+
+
+def capped(weights: Mapping[str, float], share: float) -> dict[str, float]:
+    """Return the weights with none above ``share`` of their new sum; the order of the clients changes no bit.
+
+    Args:
+        weights: client -> weight, at least 0.
+        share: largest share, above one over the number of weights.
+
+    Examples:
+        >>> capped({"a": 1.0, "b": 1.0, "c": 2.0, "d": 100.0}, share=0.5)
+        {'a': 1.0, 'b': 1.0, 'c': 2.0, 'd': 4.0}
+    """
+    falling = sorted(weights.values(), reverse=True)
+    for over, largest in enumerate(falling):  # so many are above the cap
+        most = share / (1 - over * share) * math.fsum(falling[over:])
+        if largest <= most:
+            return {name: min(weight, most) for name, weight in weights.items()} if over else dict(weights)
+    return dict(weights)
+
+
+class LimitedRounds:
+    """Limits in the rounds of a run.
+
+    Args:
+        limits: their settings.
+        deployed: whether the clients are in a deployment.
+    """
+
+    def __init__(self, limits: Limits, deployed: bool) -> None:
+        self.limits = limits
+        self.enforced = deployed if limits.enforce is None else limits.enforce
+        self._said: set[str] = set()
+        self._round: LimitedRound | None = None
+        self._empty: list[Counter[str]] = []
+        self._empty_since = 0.0
+        self.claims: dict[str, int] = {}
+
+    def say_what_is_not_limited(self, algorithm: Algorithm, secure: bool) -> None:
+        """Say what a deployment cannot limit: updates that the server does not see, and what is added up beside them."""
+        if self.enforced and secure:
+            rank_zero_info(
+                "secure-aggregation: the server sees no single update, so federated.limits.norm is not held; the numbers of "
+                "examples that clients claim are limited"
+            )
+        if self.enforced and type(algorithm).pieces is not Algorithm.pieces:
+            rank_zero_info(
+                f"federated.limits do not hold for what {type(algorithm).__name__} adds up beside the updates"
+            )
+
+    def watch(self, aggregation: Aggregation) -> Aggregation:
+        """Return the aggregation of the round that begins, with limits before it unless it is private."""
+        self._round = None if isinstance(aggregation, Private) else LimitedRound(self, aggregation)
+        return self._round or aggregation
+
+    def settle(self, round_idx: int, rows: Sequence[Record], team: Team) -> None:
+        """Decide who is over a limit, once all updates have arrived, and write the reason into the rows of these clients."""
+        if self._round is None:
+            return
+        found = self._round.settle(team)
+        for name in self.claims.keys() & {str(row["client"]) for row in rows if not row["reason"]}:
+            found.setdefault(name, set()).add(CAPPED)
+        for name in sorted(found):
+            for reason in sorted(found[name]):
+                self._say(round_idx, name, reason)
+        for row in rows:
+            row["reason"] = row["reason"] or "+".join(sorted(found.get(str(row["client"]), ())))
+
+    def believe(self, claimed: Mapping[str, int], clients_per_round: int) -> dict[str, int]:
+        """Return `Limits.believed` where limits are enforced, and note who has claimed more."""
+        if not self.enforced:
+            return dict(claimed)
+        found = self.limits.believed(claimed, clients_per_round)
+        self.claims = {name: number for name, number in claimed.items() if number > found[name]}
+        return found
+
+    def after_round(
+        self, done: int, rows: Sequence[Record], metrics: Mapping[str, float], seconds: float
+    ) -> None:
+        """Count the rounds in a row in which no client took part.
+
+        Emulated devices that are absent for a night come back, so rounds without them count once a day is over.
+
+        Args:
+            done: number of rounds that are over.
+            rows: rows of the last one.
+            metrics: its metrics, among them ``clients``, those that took part.
+            seconds: its end on the devices' clock; 0 without one.
+
+        Raises:
+            ValueError: it is the last of ``empty_rounds`` rounds in a row without anybody.
+        """
+        if metrics["clients"] or self.limits.empty_rounds is None:
+            self._empty = []
+            return
+        self._empty_since = self._empty_since if self._empty else seconds
+        self._empty.append(Counter(str(row["reason"]) for row in rows))
+        number, why = len(self._empty), sum(self._empty, Counter[str]())
+        waits = "absent" in why and 0 < seconds < self._empty_since + DAY_SECONDS
+        if number < self.limits.empty_rounds or waits:
+            return
+        reasons = ", ".join(f"{reason} ({times})" for reason, times in why.most_common(8))
+        raise ValueError(
+            f"{number} rounds in a row, the last of them round {done}, had no client that took part: "
+            f"{reasons or 'none was asked'}. The model is that of round {done - number}, and the run goes on from "
+            "its newest checkpoint once the reason is gone: give late clients more time (the deadline), devices that are "
+            "out of memory a smaller batch, and start nodes that are away. To go on all the same, set "
+            "federated.limits.empty_rounds to more rounds, or to null"
+        )
+
+    def _say(self, round_idx: int, client_id: str, reason: str) -> None:
+        """Warn once a run for each reason, and in a deployment for each client."""
+        key = f"{reason} {client_id}" if self.enforced else reason
+        if key in self._said:
+            return
+        self._said.add(key)
+        assert self._round is not None
+        if reason in (CAPPED, LARGE_SHARE):
+            claim = f", which claims {self.claims[client_id]:,} examples," if client_id in self.claims else ""
+            what = f"client {client_id}{claim} has more than a share {self._round.share:.2g} of the weights"
+            remedy = f"raise federated.limits.share={self.limits.share}, or weight clients alike"
+        else:
+            times = self._round.times[client_id]
+            what = f"the update of client {client_id} has {times:.3g} times the median norm of the round"
+            remedy = (
+                f"lower the learning rate if it diverges, or raise federated.limits.norm={self.limits.norm}"
+            )
+        logger.warning(
+            f"round {round_idx + 1}: {what}; {DONE[reason]}. Further ones: visits.csv. If it is honest, {remedy}"
+        )
+
+
+class LimitedRound(Aggregation):
+    """Aggregation of one round with limits before it.
+
+    Attributes:
+        times: client -> norm of its update over the median, of those over the limit.
+        share: largest share of a client in the round.
+    """
+
+    def __init__(self, run: LimitedRounds, inner: Aggregation) -> None:
+        self._limits, self._enforced, self._inner = run.limits, run.enforced, inner
+        # Those that count clients alike have no weights to limit.
+        self._weighs = run.limits.share is not None and not isinstance(inner, TrimsCoordinates)
+        self._arrived: list[Arrived] = []
+        self._held: list[Update] = []
+        self._medians: dict[int, float] = {}
+        self._lowered: dict[tuple[str, tuple[str, ...]], float] = {}
+        self.times: dict[str, float] = {}
+        self.share = 1.0
+
+    def add(self, update: Update) -> None:
+        """Measure an update; hold it where limits are enforced."""
+        tensors = update.movement.values()
+        norms = [torch.linalg.vector_norm(value.double()) for value in tensors if value.numel()]
+        norm = math.hypot(*(one.item() for one in norms)) if self._limits.norm is not None else 0.0
+        numbers = sum(value.numel() for value in tensors)
+        self._arrived.append(
+            Arrived(update.client_id, tuple(sorted(update.movement)), numbers, norm, update.weight)
+        )
+        self._held.append(update) if self._enforced else self._inner.add(update)
+
+    def settle(self, team: Team) -> dict[str, set[str]]:
+        """Compare the updates of all processes, pass on those held, and return client -> reasons of those over a limit."""
+        gathered = team.gather([[*one] for one in self._arrived], "limits")
+        everything = [Arrived(*one) for own in gathered for one in own]
+        if self._limits.norm is not None:
+            self._compare_norms(everything)
+        if self._weighs:
+            self._compare_weights(everything)
+        for one, update in zip(self._arrived, self._held):  # noqa: B905  nothing is held without enforcement
+            scale = self._scale(one)
+            if scale < 1 and self._limits.action == "leave_out":
+                continue
+            if scale < 1:
+                update = replace(update, movement={n: value * scale for n, value in update.movement.items()})
+            lowered = self._lowered.get((one.client_id, one.names), 1.0)
+            self._inner.add(update if lowered == 1 else replace(update, weight=update.weight * lowered))
+        self._arrived, self._held = [], []
+        large = LARGE_NORM if not self._enforced else CLIPPED if self._limits.action == "clip" else LEFT_OUT
+        heavy = CAPPED if self._enforced else LARGE_SHARE
+        found = {name: {large} for name in self.times}
+        for name, _ in self._lowered:
+            found.setdefault(name, set()).add(heavy)
+        return found
+
+    def _compare_norms(self, everything: Sequence[Arrived]) -> None:
+        norms = defaultdict[int, list[float]](list)
+        for one in everything:
+            norms[one.numbers].append(one.norm)
+        self._medians = {numbers: median_low(own) for numbers, own in norms.items()}
+        for one in everything:
+            if self._scale(one) < 1:
+                times = one.norm / self._medians[one.numbers] if self._medians[one.numbers] else math.inf
+                self.times[one.client_id] = max(times, self.times.get(one.client_id, 0.0))
+
+    def _scale(self, one: Arrived) -> float:
+        """Return the factor in [0, 1] that brings an update down to the limit."""
+        if self._limits.norm is None:
+            return 1.0
+        most = self._medians[one.numbers] * self._limits.norm
+        # The last bits of a norm depend on the processor; those that fp32 keeps hardly ever do.
+        return 1.0 if one.norm <= most else float(torch.tensor(most / one.norm, dtype=torch.float32))
+
+    def _compare_weights(self, everything: Sequence[Arrived]) -> None:
+        """Note by which factor weights are lowered, tensor by tensor, since each is averaged over those that sent it."""
+        weights = defaultdict[tuple[str, ...], dict[str, float]](dict)
+        for one in everything:
+            if one.weight > 0:
+                own = weights[one.names]
+                own[one.client_id] = own.get(one.client_id, 0.0) + one.weight
+        for names, own in weights.items():
+            self.share = self._limits.largest_share(len(own))
+            for name, weight in capped(own, self.share).items():
+                if weight < own[name]:
+                    self._lowered[name, names] = weight / own[name]
+
+    def partial(self) -> dict[str, Any]:
+        return self._inner.partial()
+
+    def pieces(self) -> Iterator[dict[str, Any]]:
+        # An aggregation of somebody's own need not derive from the class.
+        own = getattr(self._inner, "pieces", None)
+        return own() if own else iter([self._inner.partial()])
+
+    def merge(self, partial: Mapping[str, Any]) -> None:
+        self._inner.merge(partial)
+
+    def result(self) -> State:
+        return self._inner.result()

@@ -1,0 +1,210 @@
+"""Limits of one client's part in a round: numbers by hand, and the word of a run that only warns."""
+
+import itertools
+
+import pytest
+import torch
+from fleets import make_fleet, rounds_of
+from plain_lightning import Numbers, Regression, assert_equal, ten_clients, trainer, weights
+
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.limits import LimitedRounds, Limits
+from fedlight.datamodules.federated.by_client import FederatedWrapper
+from fedlight.federation.aggregation import CoordinateMedian, WeightedSum
+from fedlight.federation.asynchronous.fedbuff import FedBuff
+from fedlight.federation.client import Update
+from fedlight.federation.privacy import PrivateMean
+from fedlight.processes.team import Team
+
+ALONE = Team()
+FIVE = {"a": 1.0, "b": 2.0, "c": 2.0, "d": 3.0, "e": 2.0**62}
+"""Norm of each update; the median is 2."""
+
+
+def updates(norms, heavy=None):
+    """Updates of weight 1, or of a weight of their own, along the diagonal of two tensors."""
+    heavy = heavy or {}
+    return [
+        Update(
+            name,
+            {"v": torch.tensor([0.6 * n]).double(), "w": torch.tensor([0.8 * n]).double()},
+            heavy.get(name, 1.0),
+        )
+        for name, n in norms.items()
+    ]
+
+
+def settle(limits, given, aggregation=None, round_idx=0):
+    """Return the movement of w, and the reason of each client."""
+    run = limits if isinstance(limits, LimitedRounds) else LimitedRounds(limits, deployed=True)
+    watched = run.watch(aggregation or WeightedSum("weight"))
+    for one in given:
+        watched.add(one)
+    rows = [{"client": one.client_id, "reason": ""} for one in given]
+    run.settle(round_idx, rows, ALONE)
+    return watched.result()["w"].item() / 0.8, {row["client"]: row["reason"] for row in rows}
+
+
+def test_a_larger_update_is_scaled_down_to_the_multiple_of_the_median():
+    found, reasons = settle(Limits(share=None, norm=3.0), updates(FIVE))
+    assert found == pytest.approx((1 + 2 + 2 + 3 + 6) / 5)
+    assert reasons == {"a": "", "b": "", "c": "", "d": "", "e": "clipped"}
+
+
+def test_a_larger_update_is_left_out():
+    found, reasons = settle(Limits(share=None, norm=3.0, action="leave_out"), updates(FIVE))
+    assert found == pytest.approx((1 + 2 + 2 + 3) / 4)
+    assert reasons["e"] == "left_out"
+
+
+def test_of_two_updates_the_smaller_one_is_the_median():
+    assert settle(Limits(share=None, norm=2.0), updates({"a": 1.0, "b": 100.0}))[0] == pytest.approx(1.5)
+
+
+def test_a_majority_that_has_not_moved_holds_the_model():
+    found, reasons = settle(Limits(), updates({"a": 0.0, "b": 0.0, "c": 9.0}))
+    assert (found, reasons["c"]) == (0.0, "clipped")
+
+
+def test_a_heavier_client_has_the_share_of_the_limit():
+    """Nine of weight 1 and one of 1000: with 0.3 of the sum it weighs 9 * 0.3 / 0.7."""
+    norms = dict.fromkeys("abcdefghi", 1.0) | {"j": 2.0}
+    found, reasons = settle(Limits(share=0.3), updates(norms, {"j": 1000.0}))
+    assert found == pytest.approx(0.7 * 1 + 0.3 * 2)
+    assert reasons["j"] == "capped"
+    assert {*reasons.values()} == {"", "capped"}
+
+
+@pytest.mark.parametrize(("clients", "share"), [(2, 1000 / 1001), (3, 2 / 3), (4, 0.5), (5, 0.4)])
+def test_a_small_round_has_twice_an_even_share(clients, share):
+    norms = {f"c{i}": 1.0 for i in range(clients - 1)} | {"heavy": 2.0}
+    found, _ = settle(Limits(share=0.3), updates(norms, {"heavy": 1000.0 * (clients - 1)}))
+    assert found == pytest.approx(1 + share)
+
+
+def test_updates_of_other_tensors_have_shares_of_their_own():
+    """Of two clients that send the first tensor alone, none can have less than the other."""
+    run = LimitedRounds(Limits(share=0.3), deployed=True)
+    watched = run.watch(WeightedSum("weight"))
+    for name, weight in (("a", 1.0), ("b", 50.0)):
+        watched.add(Update(name, {"first": torch.ones(1).double()}, weight))
+    for name in "cdef":
+        watched.add(Update(name, {"second": torch.ones(1).double()}, 50.0))
+    rows = [{"client": name, "reason": ""} for name in "abcdef"]
+    run.settle(0, rows, ALONE)
+    assert {row["reason"] for row in rows} == {""}
+
+
+def test_the_order_of_the_clients_changes_no_bit():
+    found = {settle(Limits(), order)[0] for order in itertools.permutations(updates(FIVE, {"b": 20.0}))}
+    assert len(found) == 1
+
+
+def test_a_robust_aggregation_has_no_weights_to_limit_and_a_private_one_no_limits():
+    _, reasons = settle(Limits(), updates(FIVE, {"b": 1e9}), CoordinateMedian())
+    assert reasons == {"a": "", "b": "", "c": "", "d": "", "e": "clipped"}
+    private = PrivateMean(1.0, 0.0)
+    assert LimitedRounds(Limits(), deployed=True).watch(private) is private
+
+
+def test_a_run_that_warns_adds_up_the_same_bits_and_holds_nothing(caplog):
+    run = LimitedRounds(Limits(norm=3.0), deployed=False)
+    given = updates(FIVE, {"a": 40.0})
+    plain = WeightedSum("weight")
+    for one in given:
+        plain.add(one)
+    found, reasons = settle(run, given)
+    assert found == plain.result()["w"].item() / 0.8
+    assert reasons == {"a": "large_share", "b": "", "c": "", "d": "", "e": "large_norm"}
+    settle(run, given, round_idx=1)
+    assert len(caplog.records) == 2
+    assert (
+        "round 1: the update of client e has 2.31e+18 times the median norm of the round; it counts as it is"
+        in caplog.text
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"share": 0},
+        {"share": 1.5},
+        {"norm": 0.9},
+        {"norm": float("inf")},
+        {"action": "drop"},
+        {"empty_rounds": 0},
+    ],
+)
+def test_values_out_of_their_range_are_refused(wrong):
+    [name] = wrong
+    with pytest.raises(ValueError, match=rf"federated\.limits\.{name}="):
+        Limits(**wrong)
+
+
+class Exploding(Regression):
+    """The loss of one client is a million times as large; numbers stay finite."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss * 1e6 if self.loop.visit.client_id == "c4" else loss
+
+
+def run(rounds, **loop):
+    torch.manual_seed(0)
+    module = Exploding(dropout=0.0, optimizer="SGD", lr=1e-3)
+    module.loop = FederatedLoop(**{"clients_per_round": 10, "local_steps": 1} | loop)
+    fit = trainer(rounds, [module.loop])
+    fit.fit(module, FederatedWrapper(Numbers(), ten_clients))
+    return module, module.loop.visit_records, fit
+
+
+def test_an_emulated_client_whose_loss_explodes_gets_a_reason_and_a_word(caplog):
+    module, rows, fit = run(1)
+    off, _, _ = run(1, limits=Limits(share=None, norm=None))
+    assert_equal(weights(module), weights(off))
+    assert {row["client"]: row["reason"] for row in rows if row["reason"]} == {"c4": "large_norm"}
+    assert caplog.text.count("the update of client c4 has") == 1
+    assert fit.callback_metrics["fed/clients"] == 10
+
+
+def test_limits_can_be_enforced_in_the_emulator(caplog):
+    _, rows, fit = run(1, limits=Limits(action="leave_out", enforce=True))
+    assert {row["client"]: row["reason"] for row in rows if row["reason"]} == {"c4": "left_out"}
+    assert fit.callback_metrics["fed/clients"] == 9
+
+
+def test_buffered_rounds_are_limited_as_others(tmp_path):
+    more = {"fleet": make_fleet(tmp_path, phone={}), "mode": "buffered", "fedbuff": FedBuff(4)}
+    rows, *_ = rounds_of(3, clients_per_round=6, limits=Limits(norm=1.0, enforce=True), **more)
+    for idx in range(3):
+        assert "clipped" in {row["reason"] for row in rows if row["round"] == idx}
+
+
+def test_rounds_of_which_everybody_drops_out_end_the_run(tmp_path):
+    tiny = make_fleet(tmp_path, tiny={"memory_gib": "0.000000001"})
+    with pytest.raises(
+        ValueError, match=r"5 rounds in a row, the last of them round 5.*out_of_memory \(15\)"
+    ):
+        rounds_of(6, fleet=tiny)
+    _, _, loop, _ = rounds_of(6, fleet=tiny, limits=Limits(empty_rounds=None))
+    assert loop.rounds_done == 6
+    with pytest.raises(ValueError, match=r"2 rounds in a row, the last of them round 2"):
+        rounds_of(6, fleet=tiny, limits=Limits(empty_rounds=2))
+
+
+def test_devices_that_are_absent_are_waited_for_a_day():
+    run = LimitedRounds(Limits(), deployed=False)
+    rows = [{"client": "a", "reason": "absent"}]
+    for done in range(1, 145):  # ten minutes each
+        run.after_round(done, rows, {"clients": 0.0}, 600.0 * done)
+    with pytest.raises(ValueError, match=r"145 rounds in a row.*absent \(145\)"):
+        run.after_round(145, rows, {"clients": 0.0}, 600.0 * 145)
+
+
+def test_a_client_in_between_counts_anew():
+    run = LimitedRounds(Limits(empty_rounds=2), deployed=True)
+    rows = [{"client": "a", "reason": "late"}]
+    for done in range(1, 10):
+        run.after_round(done, rows, {"clients": float(done % 2)}, 0.0)
+    with pytest.raises(ValueError, match=r"2 rounds in a row.*late \(2\)"):
+        [run.after_round(done, rows, {"clients": 0.0}, 0.0) for done in (10, 11)]
