@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
 from flwr.app import Array, Message, MessageType
 from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 from flwr.serverapp import Grid
@@ -28,6 +27,9 @@ from fedlight.flower.records import from_record, to_record
 POLL_SECONDS = 1.0
 LEAST_BYTES = 256
 """What a response counts at least, so that a reply cannot have any number of empty objects."""
+
+BROKEN = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, RuntimeError)
+"""What Flower's readers raise for a broken object; a SuperLink that is gone raises an error of its HTTP client."""
 
 
 class Meter:
@@ -45,18 +47,18 @@ class Meter:
 
     def allow(self, due: int, bounds: Bounds) -> None:
         """Begin with a reply in which ``due`` bytes of tensors may come."""
-        self._read, self._due, self._bounds = 0, due, bounds
+        self._read, self._whole, self._due, self._bounds = 0, 0, due, bounds
         self._chunks: dict[str, int] = {}
         self._used: Counter[str] = Counter()
 
-    def __call__(self, response: httpx.Response) -> None:
+    def __call__(self, response: Any) -> None:
         """Count a response before its body is read, and then what its object becomes in memory.
 
         Raises:
             Refused: it is too much.
         """
         action = response.request.url.path.rsplit("/", 1)[-1]
-        if response.status_code != httpx.codes.OK or action not in ("pull-messages", "pull-object"):
+        if not response.is_success or action not in ("pull-messages", "pull-object"):
             return  # other threads send heartbeats and logs
         with self._lock:
             self._read += max(int(response.headers.get("content-length", 0)), LEAST_BYTES)
@@ -73,12 +75,13 @@ class Meter:
         kind, children, _ = get_object_head_values_from_object_content(content)
         if kind == "ArrayChunk":
             self._chunks[name] = len(content)
+            self._whole += len(content) * self._used[name]
         elif kind == "Array":
-            self._used.update(
-                children[i] for i in json.loads(get_object_body(content, Array))["arraychunk_ids"]
-            )
-        whole = sum(self._chunks.get(one, 0) * number for one, number in self._used.items())
-        self._bounds.refuse_larger(whole, self._due)
+            named = json.loads(get_object_body(content, Array))["arraychunk_ids"]
+            for chunk, number in Counter(children[i] for i in named).items():
+                self._used[chunk] += number
+                self._whole += self._chunks.get(chunk, 0) * number
+        self._bounds.refuse_larger(self._whole, self._due)
 
 
 class OverGrid:
@@ -119,11 +122,9 @@ class OverGrid:
         try:
             replies = [*self._grid.pull_messages([message])]
             return self._parcel(replies[0]) if replies else None
-        except httpx.HTTPError:  # the SuperLink is gone
-            raise
         except Refused as error:
             return Failure(f"refused: {error}")
-        except Exception as error:  # Flower's readers can raise anything for a broken object
+        except BROKEN as error:
             return Failure(f"refused: Flower cannot read it ({type(error).__name__}: {error})")
 
     def _parcel(self, reply: Message) -> Parcel | Failure:
