@@ -1,4 +1,4 @@
-"""Transport over Flower's grid, which stops reading a reply once it is larger than what was due.
+"""Transport over Flower's grid, with replies of a bounded size.
 
 Flower's client holds a reply in memory before an app sees it: each object of it, and then arrays, which may name one chunk
 many times. `Meter` looks at each response of the SuperLink before its body is read.
@@ -46,13 +46,13 @@ class Meter:
             client._client.event_hooks["response"].append(self)
 
     def allow(self, due: int, bounds: Bounds) -> None:
-        """Begin with a reply in which ``due`` bytes of tensors may come."""
+        """Start counting a reply; tensors of ``due`` bytes are expected in it."""
         self._read, self._whole, self._due, self._bounds = 0, 0, due, bounds
         self._chunks: dict[str, int] = {}
         self._used: Counter[str] = Counter()
 
     def __call__(self, response: Any) -> None:
-        """Count a response before its body is read, and then what its object becomes in memory.
+        """Count a response before its body is read, and then the memory of its object.
 
         Raises:
             Refused: it is too much.
@@ -100,7 +100,7 @@ class OverGrid:
         return sorted(self._grid.get_node_ids())
 
     def ask(self, parcels: Mapping[int, Parcel], timeout: float | None) -> dict[int, Parcel | Failure]:
-        """Send each node its parcel, and return what has come back in time; what a node has not begun by then expires."""
+        """Send each node its parcel, and return the replies within ``timeout`` seconds; then the messages expire."""
         waiting: dict[str, int] = {}
         for node, parcel in parcels.items():  # one by one: replies are as well, each with its own bound
             message = Message(to_record(parcel), node, MessageType.TRAIN, ttl=timeout)

@@ -1,4 +1,4 @@
-"""Key by which a node is known again: the node makes it, keeps it in its folder, and signs its answer to a join with it.
+"""Signing key of a node, kept in its folder: a restarted node proves with it that it is the same node.
 
 Signatures are those of Ed25519 (package cryptography). Flower's ids and, without registered keys, Flower's keys are new
 at each start of a SuperNode; this key is as old as the folder. A signature is over the server's nonce and the name of the

@@ -65,7 +65,7 @@ class Parcel:
     Attributes:
         header: the header.
         payloads: safetensors files.
-        due_bytes: bytes of the payloads with which it can be answered; not sent.
+        due_bytes: bytes of the payloads expected in the answer; not sent.
     """
 
     header: dict[str, Any]

@@ -39,7 +39,7 @@ def config_arguments(run: Mapping[str, Any]) -> list[str]:
 
 
 def bounds_of(run: Mapping[str, Any]) -> Bounds:
-    """Return the bounds on what a node may send that the settings of an app mean.
+    """Return the bounds on a node's replies from the settings of an app.
 
     Raises:
         ValueError: a setting is no whole number of at least 1.

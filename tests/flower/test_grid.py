@@ -1,4 +1,4 @@
-"""Messages over Flower's own client: what a node sends too much is not read, and what is too late is not begun."""
+"""Messages over Flower's own client: replies of a bounded size, and messages that expire."""
 
 import json
 import time
@@ -103,7 +103,7 @@ def test_a_reply_with_broken_objects_is_refused_and_the_others_are_read(change):
 
 
 def at_node(created_at, ttl, monkeypatch):
-    """Return the header with which a node answers a message."""
+    """Return the header of a node's answer."""
     monkeypatch.setattr(client_app, "_node", lambda *args: SimpleNamespace(answer=lambda asked: GOOD))
     monkeypatch.setattr(client_app, "Message", lambda content, reply_to: content)
     metadata = SimpleNamespace(created_at=created_at, ttl=ttl)

@@ -18,7 +18,7 @@ MIB = 2**20
 
 
 class Body(httpx.SyncByteStream):
-    """Body of a response that counts what is read of it."""
+    """Body of a response; counts the bytes that are read."""
 
     def __init__(self, data, link):
         self.data, self.link = data, link
@@ -32,7 +32,7 @@ class Body(httpx.SyncByteStream):
 
 @dataclass
 class SuperLink:
-    """What the server asks of Flower; ``answer``: function from a node to its parcel, None for no answer.
+    """SuperLink in memory; ``answer``: function from a node to its parcel, None for no answer.
 
     ``more`` are further objects of a node's reply, by node.
     """
