@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 
+from fedlight.flower.messages import Bounds
 from fedlight.flower.settings import OF_APP
 
 GITIGNORE = "# What Flower does not send to the nodes.\nruns/\nnodes/\nkeys/\ncertificates/\nsuperlink.db*\n"
@@ -15,6 +16,9 @@ DEFAULTS: dict[str, str | int | bool] = {
     "min-clients": 0,
     "deadline-seconds": 0,
     "wait-seconds": 600,
+    "max-clients": Bounds.clients,
+    "max-metrics": Bounds.metrics,
+    "max-header-mib": Bounds.header_mib,
     "secure-aggregation": False,
 }
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from functools import lru_cache
 
 from flwr.app import Context, Message
@@ -24,11 +25,21 @@ def _node(of_run: str, of_node: str, node_id: int) -> Node:
     return Node(config_arguments(run), own, folder, clients, part, is_secure(run))
 
 
+def refuse_late(end: float) -> None:
+    """Raise Refused for a message that was good until ``end``, in seconds since 1970, and is not any more."""
+    if (late := time.time() - end) > 0:
+        raise Refused(
+            f"the round of the message was over {late:.0f} s ago by this node's clock: compare it with the server's, or "
+            "raise deadline-seconds in the app's settings"
+        )
+
+
 @app.query()
 @app.train()
 def answer(message: Message, context: Context) -> Message:
     """Answer a message of the server; what cannot be done is answered with the reason."""
     try:
+        refuse_late(message.metadata.created_at + message.metadata.ttl)
         asked = from_record(message.content)
         settings = [
             json.dumps(dict(one), sort_keys=True) for one in (context.run_config, context.node_config)

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,8 +20,6 @@ from fedlight.federation.state import State
 
 FORMAT = 1
 """Version of the messages; both ends must have the same."""
-MOST_HEADER_BYTES = 16 * 2**20
-"""Longest header that is read."""
 MOST_NUMBER = 2**63
 """Integers of this magnitude or above are refused: not all of them are numbers of a float."""
 Layout = Mapping[str, tuple[Size, torch.dtype]]
@@ -32,11 +31,46 @@ class Refused(ValueError):
 
 
 @dataclass(frozen=True)
+class Bounds:
+    """Most that the server takes of one node: settings of the app.
+
+    Attributes:
+        clients: clients of a node.
+        metrics: training metrics of a visit.
+        header_mib: MiB of a message beside the tensors that are due in it.
+    """
+
+    clients: int = 10_000
+    metrics: int = 100
+    header_mib: int = 16
+
+    @property
+    def header_bytes(self) -> int:
+        """Bytes of a message beside its tensors."""
+        return self.header_mib * 2**20
+
+    def refuse_larger(self, num_bytes: int, due: int) -> None:
+        """Raise Refused for a message with more bytes than ``due`` bytes of tensors and a header have."""
+        if num_bytes > due + self.header_bytes:
+            raise Refused(
+                f"it has {num_bytes:,} bytes or more, of which {due:,} are due: the rest is more than "
+                f"max-header-mib={self.header_mib} in the app's settings"
+            )
+
+
+@dataclass(frozen=True)
 class Parcel:
-    """A message: a header of JSON's values, and payloads by name."""
+    """A message: a header of JSON's values, and payloads by name.
+
+    Attributes:
+        header: the header.
+        payloads: safetensors files.
+        due_bytes: bytes of the payloads expected in the answer; not sent.
+    """
 
     header: dict[str, Any]
     payloads: dict[str, bytes] = field(default_factory=dict)
+    due_bytes: int = field(default=0, compare=False)
 
     @property
     def num_bytes(self) -> int:
@@ -56,8 +90,8 @@ def write_header(header: Mapping[str, Any]) -> bytes:
         raise ValueError(f"a message holds plain values alone: {error}") from error
 
 
-def read_header(text: bytes) -> dict[str, Any]:
-    """Return the header that `write_header` wrote.
+def read_header(text: bytes, most_bytes: int = Bounds().header_bytes) -> dict[str, Any]:
+    """Return the header that `write_header` wrote, of at most ``most_bytes``.
 
     Raises:
         Refused: it is no JSON object, too long or too deep, holds what is not finite, or has another version.
@@ -66,8 +100,8 @@ def read_header(text: bytes) -> dict[str, Any]:
     def refuse(constant: str) -> None:
         raise Refused(f"the header holds {constant}")
 
-    if len(text) > MOST_HEADER_BYTES:
-        raise Refused(f"the header has {len(text):,} bytes, more than {MOST_HEADER_BYTES:,}")
+    if len(text) > most_bytes:
+        raise Refused(f"the header has {len(text):,} bytes, more than {most_bytes:,}")
     try:
         header = json.loads(text.decode(), parse_constant=refuse)
         if b"\\u" in text:  # half a character would pass, and could not be written anywhere
@@ -100,6 +134,18 @@ def value_of(header: Mapping[str, Any], key: str, kind: type | tuple[type, ...],
     return value
 
 
+def hex_of(header: Mapping[str, Any], key: str, size: int) -> bytes:
+    """Return the bytes of a text of hexadecimal digits; raise Refused for other texts and lengths."""
+    text = value_of(header, key, str)
+    try:
+        found = bytes.fromhex(text) if len(text) == 2 * size else b""
+    except ValueError:
+        found = b""
+    if len(found) != size:
+        raise Refused(f"{key:.40} in the header is no text of {2 * size} hexadecimal digits")
+    return found
+
+
 def write_payload(tensors: State) -> bytes:
     """Return tensors as a safetensors file; empty for none."""
     return save({name: value.contiguous() for name, value in tensors.items()}) if tensors else b""
@@ -115,10 +161,7 @@ def read_payload(data: bytes, layout: Layout) -> State:
         if data:
             raise Refused(f"a payload of {len(data):,} bytes came where none was due")
         return {}
-    expected = len(
-        write_payload({n: torch.zeros(shape, dtype=dtype) for n, (shape, dtype) in layout.items()})
-    )
-    if len(data) != expected:
+    if len(data) != (expected := payload_bytes(tuple(layout.items()))):
         raise Refused(f"a payload has {len(data):,} bytes instead of {expected:,}")
     try:
         found = load(data)
@@ -133,6 +176,12 @@ def read_payload(data: bytes, layout: Layout) -> State:
                 f"{name} of a payload is {value.dtype} {tuple(value.shape)} instead of {dtype} {tuple(shape)}"
             )
     return found
+
+
+@lru_cache(maxsize=64)
+def payload_bytes(layout: tuple[tuple[str, tuple[Size, torch.dtype]], ...]) -> int:
+    """Return the bytes of a payload with the items of a layout."""
+    return len(write_payload({name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in layout}))
 
 
 def layout_of(tensors: State) -> dict[str, tuple[Size, torch.dtype]]:

@@ -12,6 +12,7 @@ import torch
 from fedlight import __version__
 from fedlight.callbacks.loop.limits import Limits
 from fedlight.federation.protocols import LossesOn, NamesGroups, SynthesizesData
+from fedlight.flower.identity import own_key, signed
 from fedlight.flower.loops.node_loop import Answered, NodeLoop, Task, base_digest
 from fedlight.flower.loops.node_memories import NodeMemories, Versions
 from fedlight.flower.messages import FORMAT, Parcel, Refused, value_of
@@ -113,6 +114,9 @@ class Node:
             "groups": groups,
             "base": base_digest(trainer.lightning_module),
             **versions(),
+            **signed(
+                own_key(self._folder), *(value_of(asked.header, name, str) for name in ("run", "nonce"))
+            ),
         }, {}
 
     def _prepare(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:

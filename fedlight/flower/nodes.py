@@ -4,14 +4,13 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
-from fedlight.flower.messages import FORMAT, Parcel, Refused, value_of
+from fedlight.flower.identity import verified
+from fedlight.flower.messages import FORMAT, Bounds, Parcel, Refused, value_of
 from fedlight.support.words import count_noun
 
-MOST_CLIENTS = 100_000
-"""Most clients of one node."""
 MOST_ID = 200
 """Longest id of a client, in characters."""
 MOST_REASONS, OTHER_REASONS = 1000, "other reasons"
@@ -67,10 +66,12 @@ class Nodes:
         run: name of the run, by which nodes keep its clients' memories apart from those of others.
         deadline_seconds: wall time after which a round goes on without those that have not answered; None: it waits.
         join_seconds: wall time after which a node that is asked to join counts as away.
+        bounds: most that is taken of one node.
 
     Attributes:
         sizes: client -> number of its examples; 1 where nobody needs to know.
         groups: client -> known group.
+        keys: client -> key of the node that serves it, the first that has named it; no other can from then on.
         traffic: bytes since the attribute was set anew.
         refused: messages that were refused, by reason.
     """
@@ -79,8 +80,10 @@ class Nodes:
     run: str
     deadline_seconds: float | None = None
     join_seconds: float | None = 600.0
+    bounds: Bounds = field(default_factory=Bounds)
     sizes: dict[str, int] = field(default_factory=dict)
     groups: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
     refused: dict[str, int] = field(default_factory=dict)
     _home: dict[str, int] = field(default_factory=dict)
@@ -95,8 +98,7 @@ class Nodes:
             own: what a node must have as the server has it, such as versions.
             asks: further fields of the message.
         """
-        there = self.transport.nodes()
-        new = [node for node in there if node not in self._known]
+        new = [node for node in self.transport.nodes() if node not in self._known]
         for node, answer in self.ask(
             "join", {node: Parcel(dict(asks)) for node in new}, self.join_seconds
         ).items():
@@ -104,14 +106,12 @@ class Nodes:
             try:
                 if isinstance(answer, Failure):
                     raise Refused(answer.reason)
-                self._take(node, answer.header, own, there)
+                self._take(node, answer.header, own)
             except Refused as error:
                 self._known[node] = str(error)
                 logger.warning("node %s does not take part: %s", node, error)
 
-    def _take(
-        self, node: int, header: Mapping[str, Any], own: Mapping[str, Any], there: Sequence[int]
-    ) -> None:
+    def _take(self, node: int, header: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         for name, value in own.items():
             if header.get(name) != value:
                 raise Refused(
@@ -122,23 +122,32 @@ class Nodes:
             raise Refused(
                 "what it does not train, the base, has other weights than the server's: give both the same model"
             )
+        key = verified(header, self.run, header["nonce"])
         clients, groups = value_of(header, "clients", dict), value_of(header, "groups", dict)
-        if len(clients) > MOST_CLIENTS:
-            raise Refused(f"it names {count_noun(len(clients), 'client')}, more than {MOST_CLIENTS:,}")
+        if len(clients) > self.bounds.clients:
+            raise Refused(
+                f"it names {count_noun(len(clients), 'client')}, more than max-clients={self.bounds.clients} in the app's "
+                "settings: raise it if all of them are its own"
+            )
         for client in clients:
             if not 0 < len(client) <= MOST_ID or not client.isprintable():
                 raise Refused(f"it names a client {client!r:.60}, which is no id")
             if not 1 <= value_of(clients, client, int) <= MOST_EXAMPLES:
                 raise Refused(f"client {client} has {clients[client]} examples")
-            home = self._home.get(client)
-            if home is not None and home != node and home in there:
-                raise Refused(f"client {client} is served by node {home} already")
+            if (bound := self.keys.get(client, key)) != key:
+                raise Refused(
+                    f"client {client} belongs to the node with the key {bound[:16]}, and this one has {key[:16]}: if it is "
+                    "the same node, give it the folder that it had, else give the client to one node alone"
+                )
         for client, group in groups.items():
             if client not in clients or not isinstance(group, str) or len(group) > MOST_ID:
                 raise Refused(f"it names a group of {client!r:.60}, which is none of its clients")
         self.sizes |= clients
         self.groups |= groups
-        self._home |= dict.fromkeys(clients, node)
+        self.keys |= dict.fromkeys(clients, key)
+        # Of a node that is back under another id of Flower's: the old one may be listed for a while.
+        before = {name: home for name, home in self._home.items() if self.keys[name] != key}
+        self._home = before | dict.fromkeys(clients, node)
         self._bases[node] = base
         logger.info("node %s takes part with %s", node, count_noun(len(clients), "client"))
 
@@ -183,7 +192,7 @@ class Nodes:
         sent = {}
         for node, parcel in parcels.items():
             head = {"format": FORMAT, "action": action, "run": self.run, "nonce": secrets.token_hex(16)}
-            sent[node] = Parcel({**head, **parcel.header}, parcel.payloads)
+            sent[node] = replace(parcel, header={**head, **parcel.header})
             self.traffic.down += sent[node].num_bytes
         answers = self.transport.ask(sent, timeout or self.deadline_seconds) if sent else {}
         found: dict[int, Parcel | Failure] = {}
@@ -201,7 +210,11 @@ class Nodes:
     def _counted(self, answer: Parcel, asked: Parcel) -> Parcel | Failure:
         """Count the bytes of an answer, and return it if it is one to this very message."""
         try:
-            self.traffic.up += answer.num_bytes
+            num_bytes = answer.num_bytes
+            self.traffic.up += num_bytes
+            self.bounds.refuse_larger(num_bytes, asked.due_bytes)
+        except Refused as error:
+            return Failure(f"refused: {error}")
         except (ValueError, RecursionError):  # of a transport that does not read headers
             return Failure("refused: its header is no message")
         for name in ("action", "run", "nonce", "round"):

@@ -2,7 +2,7 @@
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fedlight.flower.messages import Parcel, Refused, read_header, write_header
+from fedlight.flower.messages import Bounds, Parcel, Refused, read_header, write_header
 
 RECORD, PAYLOADS, HEADER = "fedlight", "fedlight.payloads", "header"
 STYPE = "fedlight.safetensors"
@@ -19,8 +19,8 @@ def to_record(parcel: Parcel) -> RecordDict:
     )
 
 
-def from_record(record: RecordDict) -> Parcel:
-    """Return the parcel of a Flower message's content.
+def from_record(record: RecordDict, most_header: int = Bounds().header_bytes) -> Parcel:
+    """Return the parcel of a Flower message's content, with a header of at most ``most_header`` bytes.
 
     Raises:
         Refused: it is none.
@@ -33,4 +33,4 @@ def from_record(record: RecordDict) -> Parcel:
         if array.stype != STYPE or not isinstance(array.data, bytes):
             raise Refused(f"its payload {name!r:.40} is no safetensors file")
         payloads[name] = array.data
-    return Parcel(read_header(head[HEADER]), payloads)
+    return Parcel(read_header(head[HEADER], most_header), payloads)

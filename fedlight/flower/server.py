@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.flower.loops.server_data import ServerData, without_hooks
 from fedlight.flower.loops.server_loop import ServerLoop
+from fedlight.flower.messages import Bounds
 from fedlight.flower.node import versions
 from fedlight.flower.nodes import Nodes, Transport
 from fedlight.flower.parts import (
@@ -33,6 +34,7 @@ def serve(
     deadline_seconds: float | None = None,
     wait_seconds: float = 600.0,
     secure: bool = False,
+    bounds: Bounds | None = None,
 ) -> tuple[L.Trainer, ServerLoop]:
     """Run a federation whose clients are nodes, from the start or from the newest checkpoint in the run's folder.
 
@@ -43,6 +45,7 @@ def serve(
         deadline_seconds: wall time after which a round goes on without those that have not answered; None: it waits.
         wait_seconds: longest wait for the clients of a start.
         secure: secure aggregation, `fedlight.flower.secure`.
+        bounds: most that is taken of one node.
 
     Returns:
         The trainer and its loop, with all rounds done.
@@ -58,7 +61,7 @@ def serve(
         refuse_unsummable(settings, parts.callbacks)
         settings |= {"product_error": False}
     say_left_out(parts.left_out, "server", "which read the clients' rows")
-    nodes = Nodes(transport, secrets.token_hex(8), deadline_seconds)
+    nodes = Nodes(transport, secrets.token_hex(8), deadline_seconds, bounds=bounds or Bounds())
     loop = ServerLoop(**(settings | {"clients_at_once": 1, "memory": None}))
     trainer = parts.new_trainer([loop])
     algorithm = settings["algorithm"]
@@ -77,8 +80,9 @@ def serve(
     with ExitStack() as stack:
         stack.enter_context(alone_in(folder, "trainer.default_root_dir"))
         stack.enter_context(recorded(folder, "fit", ["fit", *args], parts.config["fit"].seed_everything))
+        checkpoint = newest_checkpoint(checkpoints_of(trainer), federated=True)
+        loop.recall(checkpoint)
         nodes.wait_for(min_clients or settings["clients_per_round"], wait_seconds, own, asks)
         stack.enter_context(without_hooks(parts.model))
-        checkpoint = newest_checkpoint(checkpoints_of(trainer), federated=True)
         trainer.fit(parts.model, datamodule=data, ckpt_path=checkpoint)
     return trainer, loop

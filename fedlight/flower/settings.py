@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedlight.flower.messages import Bounds
 from fedlight.support.checks import refuse_below
 
 OF_APP = {
@@ -15,6 +16,9 @@ OF_APP = {
     "min-clients": "clients that have to be there for a start; 0: federated.clients_per_round",
     "deadline-seconds": "wall time after which a round goes on without those that have not answered; 0: it waits",
     "wait-seconds": "longest wait for the clients of a start",
+    "max-clients": "most clients of one node; a node that names more does not take part",
+    "max-metrics": "most training metrics of a visit; a node that sends more is dropped from the round",
+    "max-header-mib": "most MiB of a node's reply beside the tensors that are due; the rest of a longer one is not read",
     "secure-aggregation": "whether the server learns the sum of the nodes' updates alone; three nodes at least",
 }
 """Name of a setting of the app -> its meaning."""
@@ -32,6 +36,25 @@ def config_arguments(run: Mapping[str, Any]) -> list[str]:
     if not run.get("config"):
         raise ValueError("[tool.flwr.app.config] has no config: set config to the YAML of the run")
     return ["--config", file_of_app(str(run["config"])), *shlex.split(str(run.get("set", "")))]
+
+
+def bounds_of(run: Mapping[str, Any]) -> Bounds:
+    """Return the bounds on a node's replies from the settings of an app.
+
+    Raises:
+        ValueError: a setting is no whole number of at least 1.
+
+    Examples:
+        >>> bounds_of({"max-clients": 500})
+        Bounds(clients=500, metrics=100, header_mib=16)
+    """
+    given = {name: run[name] for name in run if name in ("max-clients", "max-metrics", "max-header-mib")}
+    for name, value in given.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(
+                f"[tool.flwr.app.config] has {name}={value!r}: set it to a whole number of at least 1"
+            )
+    return Bounds(**{name.removeprefix("max-").replace("-", "_"): value for name, value in given.items()})
 
 
 def is_secure(run: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from nodes_here import ALL_KINDS, FakeNode, Here, Kind, deploy, make_node
 from safetensors.torch import load, save
 from shared_runs import digest
 
-from fedlight.flower.messages import MOST_HEADER_BYTES, Parcel, Refused, read_header
+from fedlight.flower.messages import Bounds, Parcel, Refused, read_header
 from fedlight.flower.nodes import MOST_REASONS, OTHER_REASONS, Failure, Nodes
 
 pytestmark = [
@@ -342,7 +342,7 @@ HEADER_TEXTS = [
     b'{"format": 1, "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     b'{"format": 1, "x": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}",
     b'{"format": 1} {"format": 1}',
-    b'{"format": 1, "x": "' + b" " * MOST_HEADER_BYTES + b'"}',
+    b'{"format": 1, "x": "' + b" " * Bounds().header_bytes + b'"}',
 ]
 
 
@@ -372,7 +372,7 @@ JOINS = [
             {"a": 2**62},
             {"a": "1"},
             {"c0": 5},
-            {f"n{i}": 1 for i in range(100_001)},
+            {f"n{i}": 1 for i in range(10_001)},
         )
     ),
     lambda head: head | {"groups": []},
@@ -383,6 +383,9 @@ JOINS = [
     lambda head: head | {"base": "other"},
     lambda head: head | {"base": None},
     lambda head: head | {"nonce": "0"},
+    *(lambda head, key=key: {k: v for k, v in head.items() if k != key} for key in ("key", "signature")),
+    *(lambda head, key=key: head | {key: "0" * len(head[key])} for key in ("key", "signature")),
+    lambda head: head | {"key": 7},
 ]
 
 
@@ -421,7 +424,7 @@ def test_a_server_starts_with_no_node_that_has_another_base(tmp_path):
 
 
 def _join():
-    return Parcel({"format": 1, "action": "join", "run": "r", "num_rounds": 1, "sizes": True})
+    return Parcel({"format": 1, "action": "join", "run": "r", "nonce": "0", "num_rounds": 1, "sizes": True})
 
 
 def test_reasons_are_counted_together_when_they_are_too_many():

@@ -26,7 +26,7 @@ DOWN = {
     "visit": OF_EVERY | OF_ROUND | {"visits", "model", "rates", "algorithm"},
 }
 UP = {
-    "join": OF_EVERY | {"clients", "groups", "base", "fedlight", "torch", "lightning"},
+    "join": OF_EVERY | {"clients", "groups", "base", "key", "signature", "fedlight", "torch", "lightning"},
     "prepare": OF_EVERY | {"round", "made"},
     "losses": OF_EVERY | {"round", "losses"},
     "visit": OF_EVERY | {"round", "visits", "lost"},
@@ -95,7 +95,15 @@ def test_a_server_that_asks_for_sizes_nonetheless_gets_none(tmp_path):
     [home, _] = two_nodes("uniform", tmp_path).values()
     from fedlight.flower.messages import Parcel
 
-    ask = {"format": 1, "action": "join", "run": "r", "num_rounds": 3, "sizes": True, "groups": True}
+    ask = {
+        "format": 1,
+        "action": "join",
+        "run": "r",
+        "nonce": "0",
+        "num_rounds": 3,
+        "sizes": True,
+        "groups": True,
+    }
     assert set(home.answer(Parcel(ask)).header["clients"].values()) == {1}
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,7 @@ def started(tmp_path):
             assert one.wait(120) == 0, said(tmp_path)
         return one
 
+    start.running = running
     yield start
     for one in running:
         with suppress(ProcessLookupError):
@@ -199,10 +201,7 @@ def run(started, app, case):
 
 
 def wait_until_over(tmp_path, app, case):
-    end = time.monotonic() + SECONDS
-    while not (app / f"runs/checkpoints/epoch={case.rounds - 1}.ckpt").exists():
-        assert time.monotonic() < end, said(tmp_path)
-        time.sleep(1)
+    wait_for(tmp_path, lambda: (app / f"runs/checkpoints/epoch={case.rounds - 1}.ckpt").exists())
     time.sleep(3)  # the rows of the last round are written behind its checkpoint
 
 
@@ -255,6 +254,36 @@ def test_a_server_that_is_killed_five_times_comes_to_the_same_end(tmp_path, star
         run(started, app, case)
     wait_until_over(tmp_path, app, case)
     assert_same_end(tmp_path, app, case)
+
+
+def test_a_node_that_was_stopped_does_not_work_through_past_rounds(tmp_path, started):
+    """It receives no message of a round that is over, but for the one that it may have when it is stopped."""
+    case = Case(ARGS, "deadline-seconds=60", rounds=6)
+    app = deployed(tmp_path, started, case)
+    run(started, app, case)
+    reasons = partial(rounds_with_reasons, app / "runs")
+    wait_for(tmp_path, lambda: (app / "runs/checkpoints/epoch=0.ckpt").exists())
+    node = started.running[3]  # after init, the SuperLink and the other node
+    node.send_signal(signal.SIGSTOP)
+    wait_for(tmp_path, lambda: len(reasons()) >= 3)
+    node.send_signal(signal.SIGCONT)
+    wait_until_over(tmp_path, app, case)
+    log = (tmp_path / "flower-supernode-3.log").read_text()
+    received = log.count("Receiving: train message")
+    assert 3 <= len(reasons()) < case.rounds
+    assert received <= 1 + case.rounds - len(reasons()) + 1, said(tmp_path)  # joining, rounds, one in hand
+
+
+def rounds_with_reasons(folder):
+    there = (folder / "visits.csv").exists()
+    return {row["round"] for row in visits(folder) if row["reason"]} if there else set()
+
+
+def wait_for(tmp_path, done):
+    end = time.monotonic() + SECONDS
+    while not done():
+        assert time.monotonic() < end, said(tmp_path)
+        time.sleep(1)
 
 
 def processes(home, name):

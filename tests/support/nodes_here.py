@@ -1,6 +1,7 @@
 """Deployments in this process: a server and nodes of the small runs of `shared_runs`, joined by messages in memory."""
 
 import csv
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -46,6 +47,7 @@ from fedlight.federation.privacy import ClipAndNoise
 from fedlight.federation.server import FedAdam
 from fedlight.flower import node as of_node
 from fedlight.flower import server as of_server
+from fedlight.flower.identity import signed
 from fedlight.flower.loops.node_memories import NodeMemories, Versions
 from fedlight.flower.messages import FORMAT, Parcel, Refused, read_header, write_header, write_payload
 from fedlight.flower.node import Node
@@ -220,7 +222,7 @@ class Here:
         for number, parcel in parcels.items():
             if number not in self.homes:  # it has gone since it was planned with
                 continue
-            asked = Parcel(read_header(write_header(parcel.header)), dict(parcel.payloads))
+            asked = Parcel(read_header(write_header(parcel.header)), dict(parcel.payloads), parcel.due_bytes)
             try:
                 answer = self.homes[number].answer(asked)
                 answer = Parcel(read_header(write_header(answer.header)), answer.payloads)
@@ -304,7 +306,7 @@ class FakeNode:
         self.channel = MadeParts(
             [f"--kind={name}", "--trainer.default_root_dir=."], lambda one: False
         ).loop.channel
-        self.clients, self.real = clients, real
+        self.clients, self.real, self.key = clients, real, os.urandom(32)
         self._joined = None
 
     def answer(self, asked):
@@ -312,7 +314,8 @@ class FakeNode:
         given = {name: head[name] for name in ("action", "run", "nonce", "round") if name in head}
         if head["action"] == "join":
             own = dict.fromkeys(self.clients, 5)
-            return Parcel(self.real.answer(asked).header | {"clients": own})
+            shown = signed(self.key, head["run"], head["nonce"])
+            return Parcel(self.real.answer(asked).header | {"clients": own} | shown)
         visits, payloads = [], {}
         for one in head["visits"]:
             received = load(asked.payloads[one["payload"]])

@@ -18,7 +18,16 @@ from fedlight.federation.client import Client, Visiting, Work
 from fedlight.federation.client_state import Memory
 from fedlight.federation.lora.ranks import cut_to_rank, pad_like
 from fedlight.federation.state import State
-from fedlight.flower.messages import Layout, Parcel, Refused, layout_of, read_payload, value_of
+from fedlight.flower.messages import (
+    Bounds,
+    Layout,
+    Parcel,
+    Refused,
+    layout_of,
+    payload_bytes,
+    read_payload,
+    value_of,
+)
 from fedlight.flower.nodes import shown
 
 MOST_STEPS = 10**9
@@ -57,12 +66,15 @@ class Arrived:
     diverged: str
 
 
-def check_reply(answer: Parcel, asked: Mapping[str, Sequence[str]]) -> None:
-    """Raise Refused for a reply of a node that has visits or payloads which were not asked for.
+def check_reply(
+    answer: Parcel, asked: Mapping[str, Sequence[str]], most_metrics: int = Bounds.metrics
+) -> None:
+    """Raise Refused for a reply of a node that has visits or payloads which were not asked for, or too many metrics.
 
     Args:
         answer: the reply.
         asked: client -> labels of its visits.
+        most_metrics: most training metrics of a visit.
     """
     named: list[str] = []
     for entry in value_of(answer.header, "visits", list):
@@ -70,6 +82,10 @@ def check_reply(answer: Parcel, asked: Mapping[str, Sequence[str]]) -> None:
             raise Refused("its visits are no list of visits")
         if entry["client"] not in asked:
             raise Refused(f"it has a visit of client {entry['client']!r:.60}, which it was not asked for")
+        if (number := len(value_of(entry, "training", dict))) > most_metrics:
+            raise Refused(
+                f"a visit has {number:,} training metrics, more than max-metrics={most_metrics} in the app's settings"
+            )
         if isinstance(entry.get("payload"), str):
             named.append(entry["payload"])
     if sorted(named) != sorted(answer.payloads):
@@ -143,8 +159,7 @@ def _movement(
     shapes = {name: due.up[name].shape for name in names}
     own = {name: visiting.received[name] for name in names if name in visiting.received}
     received = cut_to_rank(own, visiting.lora_rank)
-    layout = _up_layout(channel, tuple((n, s, n in received) for n, s in shapes.items()))
-    message = read_payload(data, layout)
+    message = read_payload(data, _layout(names, visiting, due, channel))
     _refuse_odd_values(message)
     try:
         movement = channel.read_up(message, received, shapes)
@@ -152,6 +167,17 @@ def _movement(
         raise Refused(f"what it sends cannot be decoded: {error}") from error
     _refuse_odd_values(movement)
     return pad_like(movement, state, visiting.lora_rank)
+
+
+def due_bytes(sent: Sent, channel: Channel) -> int:
+    """Return the bytes of the payloads that a client is due to send."""
+    visits = zip(sent.visitings, sent.due, strict=True)
+    layouts = [_layout([*due.up], visiting, due, channel) for visiting, due in visits]
+    return sum(payload_bytes(tuple(one.items())) for one in layouts)
+
+
+def _layout(names: Sequence[str], visiting: Visiting, due: Payloads, channel: Channel) -> Layout:
+    return _up_layout(channel, tuple((n, due.up[n].shape, n in visiting.received) for n in names))
 
 
 def _refuse_odd_values(tensors: State) -> None:

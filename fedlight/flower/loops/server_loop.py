@@ -33,6 +33,7 @@ from fedlight.flower.loops.replies import (
     Arrived,
     Sent,
     check_reply,
+    due_bytes,
     from_outline,
     outline,
     plain_values,
@@ -295,7 +296,8 @@ class ServerLoop(FederatedLoop):
         }
         shapes = server_side.shapes_of([one.due[0].up for one in sent.values()]) if sent else {}
         before = replace(self.nodes.traffic)
-        opened = round_of.open(parcels)
+        due = server_side.masked_bytes(shapes)
+        opened = round_of.open({node: replace(one, due_bytes=due) for node, one in parcels.items()})
         arrived: dict[str, Arrived] = {}
         gone: dict[str, str] = {}
         for node, answer in self.nodes.ask("visit", opened).items():
@@ -368,7 +370,10 @@ class ServerLoop(FederatedLoop):
                 "rates": self._rates,
                 "algorithm": self.algorithm.tell(names),
             }
-            parcels[node] = self._parcel(self.rounds_done, sorted(names), fields, payloads)
+            parcel = self._parcel(self.rounds_done, sorted(names), fields, payloads)
+            parcels[node] = replace(
+                parcel, due_bytes=sum(due_bytes(sent[name], self.channel) for name in names)
+            )
         return sent, parcels
 
     def _down(self, sent: Sent, visit: Visit, state: State) -> tuple[State | None, int]:
@@ -393,7 +398,7 @@ class ServerLoop(FederatedLoop):
         asked = {name: [one.visit.label for one in each.visitings] for name, each in sent.items()}
         found: dict[str, Arrived | str] = {}
         try:
-            self.nodes.read(answer, partial(check_reply, asked=asked))
+            self.nodes.read(answer, partial(check_reply, asked=asked, most_metrics=self.nodes.bounds.metrics))
             lost = self.nodes.read(answer, partial(read_lost, clients=sent))
         except Refused as error:
             return dict.fromkeys(sent, f"{DROPPED}: {error}")
@@ -443,8 +448,17 @@ class ServerLoop(FederatedLoop):
     def remembered(self) -> dict[str, Any]:
         """Return what the loop returns, and what a server that goes on has to know of its nodes."""
         return super().remembered() | {
-            "nodes": {"run": self.nodes.run, "last": dict(self.last), "outlines": dict(self.outlines)}
+            "nodes": {
+                **{"run": self.nodes.run, "keys": dict(self.nodes.keys)},
+                **{"last": dict(self.last), "outlines": dict(self.outlines)},
+            }
         }
+
+    def recall(self, checkpoint: str | None) -> None:
+        """Take from a checkpoint which node serves which client, before nodes are asked to join."""
+        if checkpoint is not None:
+            saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+            self.nodes.keys.update(saved["callbacks"][self.state_key].get("nodes", {}).get("keys", {}))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loop's part of a checkpoint; nodes keep what this one and the one before it need."""

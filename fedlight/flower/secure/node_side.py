@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedlight.flower.messages import Parcel, Refused, value_of
+from fedlight.flower.messages import Parcel, Refused, hex_of, value_of
 from fedlight.flower.secure import masks
 from fedlight.flower.secure.ring import Ring, add, negative
 from fedlight.support.files import full_disk_named, write_whole
@@ -26,18 +26,6 @@ from fedlight.support.files import full_disk_named, write_whole
 LEAST_NODES = 3
 """Of two nodes, each would learn the other's sum from the total; so no sum of fewer is unmasked, whoever is lost."""
 MOST_NODES = 10_000
-
-
-def hex_of(header: Mapping[str, Any], key: str, size: int) -> bytes:
-    """Return the bytes behind a text of hexadecimal digits; raise Refused for other texts and lengths."""
-    text = value_of(header, key, str)
-    try:
-        found = bytes.fromhex(text) if len(text) == 2 * size else b""
-    except ValueError:
-        found = b""
-    if len(found) != size:
-        raise Refused(f"{key:.40} in the header is no text of {2 * size} hexadecimal digits")
-    return found
 
 
 class NodeSecrets:

@@ -7,6 +7,7 @@ The steps are those of `fedlight.flower.secure.node_side`. Nodes may be lost bet
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from itertools import islice
@@ -17,10 +18,10 @@ import numpy as np
 from fedlight.federation.channel import Channel
 from fedlight.federation.state import State
 from fedlight.flower.loops.replies import Arrived, Sent, check_reply, read_lost, read_reply
-from fedlight.flower.messages import Parcel, Refused, value_of
+from fedlight.flower.messages import Parcel, Refused, hex_of, value_of
 from fedlight.flower.nodes import Nodes
 from fedlight.flower.secure import masks, ring
-from fedlight.flower.secure.node_side import LEAST_NODES, hex_of, least_of, pair_key, pair_mask
+from fedlight.flower.secure.node_side import LEAST_NODES, least_of, pair_key, pair_mask
 from fedlight.support.words import count_noun
 
 logger = logging.getLogger("fedlight")
@@ -38,6 +39,11 @@ def shapes_of(due: Sequence[State]) -> dict[str, tuple[int, ...]]:
     return found[0]
 
 
+def masked_bytes(shapes: Mapping[str, Sequence[int]]) -> int:
+    """Return the bytes of a masked sum of tensors of these shapes, with that of the weights."""
+    return ring.BYTES * (1 + sum(math.prod(shape) for shape in shapes.values()))
+
+
 def read_masked(
     answer: Parcel, sent: Mapping[str, Sent], shapes: Mapping[str, Sequence[int]], channel: Channel
 ) -> tuple[dict[str, Arrived], dict[str, str], ring.Ring]:
@@ -48,10 +54,9 @@ def read_masked(
     Raises:
         Refused: something is not what was due.
     """
-    elements = 1 + sum(math.prod(shape) for shape in shapes.values())
-    data = answer.payloads.get(ring.PAYLOAD)
-    if data is None or len(answer.payloads) != 1 or len(data) != elements * ring.BYTES:
-        raise Refused(f"its masked sum is not {elements:,} elements of {ring.BYTES} bytes")
+    data, due = answer.payloads.get(ring.PAYLOAD), masked_bytes(shapes)
+    if data is None or len(answer.payloads) != 1 or len(data) != due:
+        raise Refused(f"its masked sum is not {due // ring.BYTES:,} elements of {ring.BYTES} bytes")
     visits = Parcel(answer.header)
     check_reply(visits, {name: [one.visit.label for one in each.visitings] for name, each in sent.items()})
     lost = read_lost(visits, sent)
@@ -105,7 +110,7 @@ class SecureRound:
         for node in written:
             to = self._names[node]
             letters = {name: own[to] for name, own in self._letters.items() if name != to}
-            found[node] = Parcel({**parcels[node].header, "letters": letters}, parcels[node].payloads)
+            found[node] = replace(parcels[node], header={**parcels[node].header, "letters": letters})
         return found
 
     def add(self, node: int, masked: ring.Ring, updates: int) -> None:

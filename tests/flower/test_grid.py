@@ -1,0 +1,121 @@
+"""Messages over Flower's own client: replies of a bounded size, and messages that expire."""
+
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs fedlight[flower]")
+from superlink_stub import MIB, SuperLink
+
+from fedlight.flower import client_app, grid
+from fedlight.flower.grid import OverGrid
+from fedlight.flower.messages import FORMAT, Bounds, Parcel, Refused
+from fedlight.flower.nodes import Failure
+from fedlight.flower.records import from_record, to_record
+
+ASKED = Parcel({"format": FORMAT, "action": "visit"}, {"p0": b"model"})
+GOOD = Parcel({"format": FORMAT}, {"p0": b"good"})
+DIFFERENT = b"".join(number.to_bytes(4, "big") for number in range(5 * MIB))  # 20 MiB, no two chunks alike
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(grid, "POLL_SECONDS", 0.01)
+
+
+def asked(link, due=0, timeout=0.5, bounds=None):
+    parcels = dict.fromkeys(link.nodes, Parcel(ASKED.header, ASKED.payloads, due))
+    return OverGrid(link.grid(), bounds).ask(parcels, timeout)
+
+
+def test_nodes_get_their_messages_and_answers_come_back():
+    link = SuperLink([3, 5], lambda node: Parcel({"format": FORMAT, "node": node}, {"p0": DIFFERENT}))
+    assert OverGrid(link.grid()).nodes() == [3, 5]
+    found = asked(link, due=len(DIFFERENT))
+    assert {node: one.header["node"] for node, one in found.items()} == {3: 3, 5: 5}
+    assert found[3].payloads == {"p0": DIFFERENT}
+    assert [one.metadata.dst_node_id for one in link.messages] == [3, 5]
+
+
+@pytest.mark.parametrize(("timeout", "ttl"), [(0.05, 0.05), (None, 43_200.0)])
+def test_messages_are_good_for_as_long_as_the_round(timeout, ttl):
+    link = SuperLink([3], lambda node: None if timeout else GOOD)
+    begun = time.time()
+    asked(link, timeout=timeout)
+    (message,) = link.messages
+    assert message.metadata.ttl == ttl
+    assert abs(message.metadata.created_at - begun) < 5
+
+
+@pytest.mark.parametrize("data", [DIFFERENT, b"x" * 20 * MIB], ids=["sent", "named many times"])
+def test_a_reply_that_is_larger_than_due_is_not_read_to_its_end(data):
+    """A chunk of 5 MiB that an array names many times is sent once, and would be laid out in memory."""
+    link = SuperLink([3, 5], lambda node: Parcel({"format": FORMAT}, {"p0": data}) if node == 3 else GOOD)
+    found = asked(link)
+    assert isinstance(found[3], Failure)
+    assert "bytes or more, of which 0 are due: the rest is more than max-header-mib=16" in found[3].reason
+    assert link.read < 16 * MIB
+    assert found[5] == GOOD
+
+
+def test_a_single_object_that_is_too_large_is_not_read_at_all():
+    link = SuperLink([3], lambda node: Parcel({"format": FORMAT, "x": "y" * 20 * MIB}))
+    (failure,) = asked(link).values()
+    assert "max-header-mib=16" in failure.reason
+    assert link.read < 2000
+    assert isinstance(asked(link, bounds=Bounds(header_mib=21))[3], Parcel)
+
+
+def test_a_reply_of_many_empty_objects_is_not_read_to_its_end():
+    payloads = {f"p{i}": i.to_bytes(3, "big") for i in range(4500)}
+    link = SuperLink([3], lambda node: Parcel({"format": FORMAT}, payloads))
+    (failure,) = asked(link, bounds=Bounds(header_mib=1)).values()
+    assert "max-header-mib=1" in failure.reason
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda kind, content: content.replace(b"arraychunk_ids", b"arraychunk_idz"),
+        lambda kind, content: content[: len(content) // 2],
+        lambda kind, content: b"nonsense",
+        lambda kind, content: content.replace(b"Array ", b"Other "),
+        lambda kind, content: content.replace(json.dumps("uint8").encode(), b"[" * 5000),
+    ],
+)
+def test_a_reply_with_broken_objects_is_refused_and_the_others_are_read(change):
+    link = SuperLink([3, 5], lambda node: Parcel({"format": FORMAT, "node": node}, {"p0": bytes([node])}))
+    before = link.reply
+
+    def broken(message):
+        known = {*link.objects}
+        before(message)
+        for name in {*link.objects} - known if message.metadata.dst_node_id == 3 else ():
+            if link.objects[name].startswith(b"Array "):
+                link.objects[name] = change("Array", link.objects[name])
+
+    link.reply = broken
+    found = asked(link)
+    assert found[3].reason.startswith("refused: Flower cannot read it (")
+    assert found[5].header["node"] == 5
+
+
+def at_node(created_at, ttl, monkeypatch):
+    """Return the header of a node's answer."""
+    monkeypatch.setattr(client_app, "_node", lambda *args: SimpleNamespace(answer=lambda asked: GOOD))
+    monkeypatch.setattr(client_app, "Message", lambda content, reply_to: content)
+    metadata = SimpleNamespace(created_at=created_at, ttl=ttl)
+    message = SimpleNamespace(metadata=metadata, content=to_record(ASKED))
+    context = SimpleNamespace(run_config={}, node_config={}, node_id=1)
+    return from_record(client_app.answer(message, context)).header
+
+
+def test_a_node_does_not_begin_with_a_message_whose_round_is_over(monkeypatch):
+    now = time.time()
+    assert at_node(now - 50, 60, monkeypatch) == GOOD.header
+    refused = at_node(now - 100, 60, monkeypatch)["refused"]
+    assert "the round of the message was over 40 s ago by this node's clock" in refused
+    with pytest.raises(Refused, match="compare it with the server's, or raise deadline-seconds"):
+        client_app.refuse_late(now - 1)
