@@ -44,8 +44,8 @@ def main(argv: list[str]) -> None:
 
     def show(page: Path) -> None:
         if not seen:
-            from fedlight.report.answer import answer
             from fedlight.report.runs import read_runs
+            from fedlight.report.sections.outcomes.answer import answer
 
             print(answer(read_runs(options.run, options.private)))
             print(f"report: {page}", flush=True)

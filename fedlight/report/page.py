@@ -16,7 +16,6 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedlight.report.answer import answer
 from fedlight.report.figures.style import STYLE
 from fedlight.report.parts import Chart, Section
 from fedlight.report.runs import Run, read_runs
@@ -34,6 +33,7 @@ from fedlight.report.sections import (
     virtual_time,
 )
 from fedlight.report.sections.outcomes import comparison, opinions, tasks
+from fedlight.report.sections.outcomes.answer import answer
 from fedlight.report.svg import inlined
 from fedlight.support.files import csv_text, whole_file
 

@@ -137,7 +137,8 @@ def _charts(of_methods: dict[str, list[Curves]], axis: str, known: Looks) -> lis
         lines_of_family = sum(map(len, of_family.values()))
         shown = dict.fromkeys(method for found in of_family.values() for method in found)
         told_apart = len(of_family) <= len(DASHES) and len({known[m]["color"] for m in shown}) == len(shown)
-        if len(of_family) > 1 and lines_of_family <= TOGETHER and told_apart and title != "Others":
+        alike = title != "Others" and not any(", " in metric for metric in of_family)  # losses of one module
+        if len(of_family) > 1 and lines_of_family <= TOGETHER and told_apart and alike:
             lines = {
                 f"{method}: {in_words(metric)}": _line(method, several, intervals.get(metric))
                 for metric, found in of_family.items()
