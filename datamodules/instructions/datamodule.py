@@ -45,8 +45,8 @@ class InstructionDataModule(FederatedDataModule):
             ``few_shot.rest_as_test``: rows that no client gets.
         test_split: split of ``test_source``.
         columns: columns of ``response``, the template's slots, ``client`` and ``category``; an empty name for a column that
-            is not to be read. What it leaves out but ``category`` is read from the column of the same name, a response also
-            from Alpaca's ``output``.
+            is not to be read. What it leaves out, but for ``category``, is read from the column of the same name, a response
+            from Alpaca's ``output`` or from ``response``.
         template: a name or a text with slots; see `fedlight.datamodules.text.templates`.
         tokenizer: hub name or folder, or ``"toy"``.
         max_tokens: most tokens of prompt and response together.

@@ -18,8 +18,8 @@ from fedlight.datamodules.rows.given import GivenRows, RowsError
 from fedlight.datamodules.text.templates import Template
 from fedlight.support.types import Fields, Rows
 
-RESPONSE_COLUMNS = ("response", "output")
-"""Columns of the response where the column map has none; the second is Alpaca's."""
+RESPONSE_COLUMNS = ("output", "response")
+"""Columns of the response where the column map has none; the first is Alpaca's."""
 
 
 def read_instructions(
@@ -35,7 +35,7 @@ def read_instructions(
     Args:
         raw: rows as their source has them.
         columns: name -> column of ``response``, of the template's slots and of other names; "" for an absent column. It is
-            completed with the columns of the same names, for the response also by Alpaca's ``output``.
+            completed with the columns of the same names, and of the response with Alpaca's ``output`` first.
         template: its required slots may not be empty.
         source: name of the rows in messages.
         setting: setting that gave the column map, for messages.
