@@ -111,6 +111,7 @@ _FILES = {
     "ToyTeacher": "generators.toy_teacher",
     "ChatJudge": "judges.chat_judge",
     "SelectorJudge": "judges.selector_judge",
+    "SampleAnswers": "callbacks.scores.sample_answers",
     "TaskScores": "callbacks.scores.task_scores",
     "TaskDataModule": "datamodules.instructions.task_data",
     "TaskRows": "datamodules.rows.task_rows",
@@ -176,6 +177,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.callbacks.loop.federated_loop import FederatedLoop as FederatedLoop
     from fedlight.callbacks.loop.limits import Limits as Limits
     from fedlight.callbacks.progress.round_progress import RoundProgress as RoundProgress
+    from fedlight.callbacks.scores.sample_answers import SampleAnswers as SampleAnswers
     from fedlight.callbacks.scores.task_scores import TaskScores as TaskScores
     from fedlight.callbacks.scores.win_rate import WinRate as WinRate
     from fedlight.datamodules.clients.few_shot import FewShot as FewShot

@@ -54,7 +54,16 @@ PUBLIC = {
     *("SelfInstruct", "SyntheticInstructionDataModule", "SelfGeneration", "PseudoResponses", "FewShot"),
     *("SelfGenerationPrompts", "SubstituteRows"),
     # evaluation
-    *("WinRate", "TaskScores", "TaskDataModule", "GSM8K", "MultipleChoice", "Sentiment", "HumanEval"),
+    *(
+        "WinRate",
+        "SampleAnswers",
+        "TaskScores",
+        "TaskDataModule",
+        "GSM8K",
+        "MultipleChoice",
+        "Sentiment",
+        "HumanEval",
+    ),
     *("ExactMatch", "DomainCoverage", "Judge", "OracleJudge", "FactJudge", "LengthJudge", "LocalJudge"),
     *("ChatJudge", "SelectorJudge", "ChatEndpoint", "LocalGenerator", "ToyTeacher", "TaskRows"),
     # attacks

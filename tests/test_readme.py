@@ -42,9 +42,10 @@ def links() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("page", "block"), blocks("python"), ids=lambda value: value.split("\n")[0][:40])
-def test_python_blocks_run(page, block, monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(ROOT)  # as in a shell that stands in the checkout
+def test_python_blocks_run(page, block, monkeypatch, tmp_path, tiny_model):
+    """Without the checkout on the path, as for somebody who has installed the wheel."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_model").symlink_to(tiny_model)
     exec(compile(block, page, "exec"), {"__name__": "__main__"})
 
 
@@ -54,10 +55,13 @@ def test_commands_name_what_exists(command, capsys, monkeypatch):
     monkeypatch.setattr(
         "fedlight.report.page.write_report", lambda folders, output, private: Path(folders[0])
     )
+    monkeypatch.setattr("fedlight.report.runs.read_runs", lambda *given: [])
     monkeypatch.setattr("webbrowser.open", lambda url: True)
     if program == "make":
         targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert set(arguments) <= set(targets)
+    elif program == "pip":
+        assert arguments == ["install", "."]  # in a clone, while there is no release
     elif program == "python":
         assert (ROOT / arguments[0]).is_file()
     elif program in ("fedlight", "torchrun"):
@@ -120,30 +124,40 @@ def test_links_lead_somewhere(page, target):
     assert (ROOT / page).parent.joinpath(target).resolve().exists()
 
 
-def parts_of_the_map(page: str) -> list[str]:
-    """Files and folders that a map names in front of what it says of them, without what lies in other folders."""
-    text = (
-        (ROOT / page)
-        .read_text(encoding="utf-8")
-        .partition("## File map" if page == "README.md" else "# Map")[2]
-    )
+def parts_of_the_map() -> list[str]:
+    """Files and folders that the map names in front of their descriptions."""
+    text = (ROOT / "docs/map.md").read_text(encoding="utf-8").partition("# Map")[2]
     lines = re.findall(
         r"^ *((?:[a-z_]+(?:/|\.py) +)+)", text.partition("```")[2].partition("```")[0], re.MULTILINE
     )
     return [name for line in lines for name in line.split()]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/map.md"])
-def test_the_maps_name_what_is_there(page):
-    names = parts_of_the_map(page)
+def test_the_map_names_what_is_there():
+    names = parts_of_the_map()
     assert len(names) >= 10
     assert [
         name for name in names if not ((ROOT / name).exists() or (ROOT / "fedlight" / name).exists())
     ] == []
 
 
-def test_the_long_map_has_every_folder():
-    named = set(parts_of_the_map("docs/map.md"))
+def test_the_readme_is_short_and_says_how_to_install():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 130
+    for page in ("README.md", "docs/index.md", "docs/quickstart.md", "docs/own_module.md"):
+        assert "\npip install ." in (ROOT / page).read_text(encoding="utf-8"), page
+    images = re.findall(r'(?:src|srcset)="([^"]+)"', text)
+    assert {Path(image).name for image in images} == {"report.png", "report_dark.png"}
+    assert all((ROOT / image).is_file() for image in images)
+
+
+@pytest.mark.parametrize(("page", "block"), blocks("python"), ids=lambda value: value.split("\n")[0][:40])
+def test_no_block_needs_a_file_of_the_checkout(page, block):
+    assert not re.search(r"^\s*(from|import) (examples|benchmarks|tests)\b", block, re.MULTILINE)
+
+
+def test_the_map_has_every_folder():
+    named = set(parts_of_the_map())
     folders = [
         path
         for place in (ROOT, ROOT / "fedlight")

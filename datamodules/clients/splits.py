@@ -35,7 +35,7 @@ class Split:
 
 
 def share_out(
-    partition: Partition,
+    partition: Partition | None,
     owners: Sequence[str],
     categories: Sequence[str],
     prompts: np.ndarray,
@@ -46,8 +46,10 @@ def share_out(
 ) -> Split:
     """Partition examples and split off the validation examples of each client; see `Partition.split` and `hold_out`.
 
-    ``owners`` and ``categories`` are empty where the data have none; with ``share`` 0 there is no validation.
+    ``owners`` and ``categories`` are empty where the data have none; with ``share`` 0 there is no validation. Without a
+    partition each owner is a client, and without owners there is a single one.
     """
+    partition = partition or (Partition() if owners else Partition("iid", num_clients=1))
     clients = partition.split(owners, categories, prompts, seed)
     train, val = hold_out(clients, keys, share, at_most, seed) if share else (clients, None)
     dropped = len(set(owners)) - len(clients) if partition.by == "client" else 0

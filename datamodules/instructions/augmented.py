@@ -18,8 +18,9 @@ from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord, digest_rows
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.rows.fields import OWNERS, make_question_key, make_row_key
+from fedlight.datamodules.rows.given import GivenRows, RowsError, Source
 from fedlight.datamodules.rows.instruction_rows import PublicRows, check_slots, read_instructions
-from fedlight.datamodules.rows.rows import RowsError, load_rows
+from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.text.examples import ResponseExamples, join_examples
 from fedlight.processes.work import is_first, once
 from fedlight.support.seeding import derive_seed
@@ -56,7 +57,7 @@ class AugmentedInstructionDataModule(InstructionDataModule):
 
     def __init__(
         self,
-        source: str,
+        source: Source,
         public_source: str | list[str] | None = None,
         public_split: str | list[str] = "train",
         public_columns: Columns | list[Columns] | None = None,
@@ -135,9 +136,9 @@ class AugmentedInstructionDataModule(InstructionDataModule):
         added = [row.fields for rows in self.added.values() for row in rows]
         return [*super()._list_trained_rows(), *added]
 
-    def _read_public(self) -> list[tuple[str, Sequence[Fields]]]:
+    def _read_public(self) -> list[tuple[str | GivenRows, Sequence[Fields]]]:
         """Return name and rows of each source; the rest of the clients' source comes first."""
-        found: list[tuple[str, Sequence[Fields]]] = []
+        found: list[tuple[str | GivenRows, Sequence[Fields]]] = []
         if self._rest:
             rest = [{name: text for name, text in row.items() if name != "client"} for row in self._rest]
             found.append((self.train_rows[0], rest))

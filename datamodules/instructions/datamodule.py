@@ -20,8 +20,9 @@ from fedlight.datamodules.instructions.reports import SetupReport, padding_share
 from fedlight.datamodules.rows.canaries import Canaries, check_words
 from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.fields import OWNERS, make_row_key, number_prompts
-from fedlight.datamodules.rows.instruction_rows import ALPACA_COLUMNS, check_slots, read_instructions
-from fedlight.datamodules.rows.rows import RowsError, load_rows
+from fedlight.datamodules.rows.given import GivenRows, RowsError, Source, name_source
+from fedlight.datamodules.rows.instruction_rows import check_slots, read_instructions
+from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.text.encoding import Encoded, encode_responses
 from fedlight.datamodules.text.examples import ResponseExamples, collate_responses, join_examples
 from fedlight.datamodules.text.templates import Template
@@ -37,13 +38,15 @@ class InstructionDataModule(FederatedDataModule):
     """Instruction data for supervised fine-tuning.
 
     Args:
-        source: source of the rows; see `fedlight.datamodules.rows.rows`.
+        source: name of the rows' file, folder or data set, see `fedlight.datamodules.rows.rows`; in a program also the
+            rows, as a list of mappings from column to value, a DataFrame of pandas or a Dataset of ``datasets``.
         split: split of a hub dataset.
         test_source: rows for testing; None with a ``holdout``: the held-out rows of ``source``; with
             ``few_shot.rest_as_test``: rows that no client gets.
         test_split: split of ``test_source``.
         columns: columns of ``response``, the template's slots, ``client`` and ``category``; an empty name for a column that
-            the rows lack. None: Alpaca's.
+            is not to be read. What it leaves out, but for ``category``, is read from the column of the same name, a response
+            from Alpaca's ``output`` or from ``response``.
         template: a name or a text with slots; see `fedlight.datamodules.text.templates`.
         tokenizer: hub name or folder, or ``"toy"``.
         max_tokens: most tokens of prompt and response together.
@@ -66,9 +69,9 @@ class InstructionDataModule(FederatedDataModule):
 
     def __init__(
         self,
-        source: str,
+        source: Source,
         split: str = "train",
-        test_source: str | None = None,
+        test_source: Source | None = None,
         test_split: str = "test",
         columns: dict[str, str] | None = None,
         template: str = "alpaca",
@@ -89,16 +92,13 @@ class InstructionDataModule(FederatedDataModule):
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed, bucket, num_workers)
         check_validation(val_share, val_max)
-        self.train_rows = (source, split)
-        own = (source, split) if holdout else None
-        self.test_rows = (test_source, test_split) if test_source else own
-        self.columns = {
-            name: path for name, path in (columns or ALPACA_COLUMNS).items() if path or name not in OWNERS
-        }
+        self.train_rows = (name_source(source), split)
+        own = self.train_rows if holdout else None
+        self.test_rows = own if test_source is None else (name_source(test_source), test_split)
+        self.columns = columns or {}
         self.template = Template.named(template)
         self.tokenizer_name, self.max_tokens = tokenizer, max_tokens
-        own_clients = Partition() if "client" in self.columns else Partition("iid", num_clients=1)
-        self.partition = partition or own_clients
+        self.partition = partition
         self.holdout, self.val_share, self.val_max = holdout, val_share, val_max
         self.report: SetupReport | None = None
         self.pseudo_labels, self.few_shot, self.canaries = pseudo_labels, few_shot, canaries
@@ -135,7 +135,7 @@ class InstructionDataModule(FederatedDataModule):
         prompts = number_prompts(rows)
         split = share_out(
             self.partition,
-            owners=[row["client"] for row in rows] if "client" in self.columns else [],
+            owners=[row["client"] for row in rows if "client" in row],
             categories=self._find_categories(rows),
             prompts=prompts,
             keys=prompts,
@@ -259,7 +259,7 @@ class InstructionDataModule(FederatedDataModule):
     def _check_sources(self) -> None:
         """Raise ValueError for two settings that define a row's category or the test rows."""
         settings = [name for name in ("pseudo_labels", "few_shot") if getattr(self, name) is not None]
-        if "category" in self.columns:
+        if self.columns.get("category"):
             settings.insert(0, f"columns.category={self.columns['category']}")
         if len(settings) > 1:
             raise ValueError(
@@ -272,7 +272,7 @@ class InstructionDataModule(FederatedDataModule):
             )
 
     def _encode(
-        self, rows: list[dict[str, str]], source: str
+        self, rows: list[dict[str, str]], source: str | GivenRows
     ) -> tuple[ResponseExamples, list[dict[str, str]], tuple[int, int]]:
         """Return examples that fit, their rows, and the numbers of too long and of truncated examples."""
         encoded = self._encode_rows(rows)
@@ -292,9 +292,10 @@ class InstructionDataModule(FederatedDataModule):
         responses = [row["response"] for row in rows]
         return encode_responses(self.tokenizer, self.template, rows, responses, self.max_tokens)
 
-    def _read(self, source: str, split: str, held_out: bool) -> list[dict[str, str]]:
+    def _read(self, source: str | GivenRows, split: str, held_out: bool) -> list[dict[str, str]]:
         raw = load_rows(source, split)
         if self.holdout is not None:
-            raw = self.holdout.side(raw, source, held_out)
+            raw = self.holdout.side(raw, str(source), held_out)
         columns = {name: path for name, path in self.columns.items() if not held_out or name not in OWNERS}
-        return read_instructions(raw, columns, self.template, source)
+        by_client = not held_out and (self.partition is None or self.partition.by == "client")
+        return read_instructions(raw, columns, self.template, source, by_client=by_client)

@@ -18,9 +18,10 @@ from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.instructions.reports import SetupReport, padding_shares
 from fedlight.datamodules.preferences.baselines import describe
 from fedlight.datamodules.preferences.features import FeatureExamples, collate_features, make_encoder
-from fedlight.datamodules.rows.columns import value_at
+from fedlight.datamodules.rows.columns import complete_columns, value_at
 from fedlight.datamodules.rows.exclusion import Holdout
-from fedlight.datamodules.rows.rows import RowsError, load_rows
+from fedlight.datamodules.rows.given import GivenRows, RowsError, Source, name_source
+from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.rows.votes import Votes, map_groups, read_votes
 from fedlight.datamodules.text.encoding import (
     Comparison,
@@ -44,14 +45,8 @@ from fedlight.support.needs import Model, Need
 from fedlight.support.settings_record import digest
 from fedlight.support.types import Rows
 
-TOY_COLUMNS = {
-    "prompt": "prompt",
-    "response_a": "response_a",
-    "response_b": "response_b",
-    "choice": "choice",
-    "client": "client",
-}
-TOY_GROUP = {"group": "group"}  # optional in files, but present in the toy rows
+ANSWERS = ("response_a", "response_b", "choice")
+RANKED = ("chosen", "rejected")
 TOY_VALUES = {"a": "a", "b": "b", "tie": "tie"}
 Examples = ChoiceExamples | ResponseExamples | PreferredExamples | FeatureExamples
 SOURCE_STRIDE = 1 << 32  # above any number of votes, so that pairs of different sources never share an index
@@ -61,13 +56,15 @@ class PreferenceDataModule(FederatedDataModule):
     """Votes on two answers to a prompt, by client.
 
     Args:
-        source: source of the rows; see `fedlight.datamodules.rows.rows`.
+        source: name of the rows' file, folder or data set, see `fedlight.datamodules.rows.rows`; in a program also the
+            rows, as a list of mappings from column to value, a DataFrame of pandas or a Dataset of ``datasets``.
         split: split of a hub dataset.
         val_source: rows for validation; None: a share of each client's own.
         val_split: split of ``val_source``.
         test_source: rows for testing; None with a ``holdout``: the held-out rows of ``source``.
         test_split: split of ``test_source``.
-        columns: column mapping; see `fedlight.datamodules.rows.columns`. None: that of the toy rows.
+        columns: column mapping; see `fedlight.datamodules.rows.columns`. The template's slots, the answers and the client
+            that it leaves out are read from the columns of the same names. An empty name: the column is not to be read.
         choice_values: raw values that mean ``a``, ``b`` and ``tie``.
         view: ``"selector"``: both orders of every comparison, with the choice as label; ``"dpo"``: chosen and rejected;
             ``"sft"``: the chosen answer alone.
@@ -100,11 +97,11 @@ class PreferenceDataModule(FederatedDataModule):
 
     def __init__(
         self,
-        source: str = "toy:votes",
+        source: Source = "toy:votes",
         split: str = "train",
-        val_source: str | None = None,
+        val_source: Source | None = None,
         val_split: str = "validation",
-        test_source: str | None = None,
+        test_source: Source | None = None,
         test_split: str = "test",
         columns: dict[str, str] | None = None,
         choice_values: dict[str, Any] | None = None,
@@ -136,11 +133,11 @@ class PreferenceDataModule(FederatedDataModule):
         if twins_together and view == "selector" and batch_size % 2:
             raise ValueError(f"batch_size={batch_size} must be even with twins_together")
         self.examples_together = 2 if twins_together and view == "selector" else 1
-        self.train_rows = (source, split)
-        self.val_rows = (val_source, val_split) if val_source else None
-        own = (source, split) if holdout else None
-        self.test_rows = (test_source, test_split) if test_source else own
-        self.columns = columns or TOY_COLUMNS | (TOY_GROUP if source.startswith("toy:") else {})
+        self.train_rows = (name_source(source), split)
+        self.val_rows = None if val_source is None else (name_source(val_source), val_split)
+        own = self.train_rows if holdout else None
+        self.test_rows = own if test_source is None else (name_source(test_source), test_split)
+        self.columns = columns or {}
         self.choice_values = choice_values or TOY_VALUES
         self.view, self.form, self.truncate_answers = view, form, truncate_answers
         self.encoder = make_encoder(encoder) if form == "features" else None
@@ -149,8 +146,8 @@ class PreferenceDataModule(FederatedDataModule):
         self.choices = choices
         self.template = self._choose_template(choice_template, pair_template, generation_template, trim)
         self.tokenizer_name, self.max_tokens = tokenizer, max_tokens
-        own_clients = Partition() if "client" in self.columns else Partition("iid", num_clients=1)
-        self.partition, self.holdout = partition or own_clients, holdout
+        self.partition, self.holdout = partition, holdout
+        self._is_by_client = partition is None or partition.by == "client"
         self.val_share, self.val_max = val_share, val_max
         self.report: SetupReport | None = None
         self.test_votes: Votes | None = None
@@ -232,7 +229,7 @@ class PreferenceDataModule(FederatedDataModule):
         rank_zero_info(f"{votes.counts}\n{self.report}")
 
     def _evaluation_set(
-        self, rows: tuple[str, str], held_out: bool, stride: int
+        self, rows: tuple[str | GivenRows, str], held_out: bool, stride: int
     ) -> tuple[Examples, Clients | None, Votes]:
         """Return evaluation examples, sorted by length, each client's positions, and the votes of which they are made.
 
@@ -242,24 +239,35 @@ class PreferenceDataModule(FederatedDataModule):
         examples, fits, trimmed = self._make_examples(votes, stride * SOURCE_STRIDE)
         rank_zero_info(f"{votes.counts}; {len(votes.winner) - len(fits):,} too long, {trimmed:,} inputs cut")
         order = np.argsort(examples.lengths, kind="stable")
-        if not votes.clients or self.partition.by != "client":
+        if not votes.clients or not self._is_by_client:
             return examples.take(order), None, votes.take(fits)
         own = self._to_examples(by_key([votes.clients[vote] for vote in fits]))
         return examples.take(order), reindex(own, order), votes.take(fits)
 
-    def _read_votes(self, rows: Rows, source: str, held_out: bool, needs_clients: bool) -> Votes:
+    def _read_votes(self, rows: Rows, given: str | GivenRows, held_out: bool, needs_clients: bool) -> Votes:
+        source = str(given)
         if self.holdout is not None:
             rows = self.holdout.side(rows, source, held_out)
-        columns = self.columns if needs_clients else _drop_missing_owners(rows, self.columns)
-        if missing := [slot for slot in self.template.slots if slot not in columns]:
-            raise RowsError(
-                f"{source}: the template has a slot {{{missing[0]}}}: set columns.{missing[0]}, or another template"
-            )
+        columns = self._map_columns(rows, source)
+        columns = columns if needs_clients else _drop_missing_owners(rows, columns)
         votes = read_votes(rows, columns, self.choice_values, self.template.required, source)
-        if votes.groups and self.partition.by == "client":
+        if votes.groups and self._is_by_client:
             known = [*(self.client_groups or {}).items(), *votes.groups.items()]
             self.client_groups = map_groups(known, source)
         return votes
+
+    def _map_columns(self, rows: Rows, source: str) -> dict[str, str]:
+        """Return the column map with the columns that it leaves out."""
+        ranked = {*self.columns} & {*RANKED}
+        if not {*self.columns} & {*ANSWERS}:
+            ranked = ranked or {*rows[0]} >= {*RANKED} and not {*rows[0]} & {*ANSWERS}
+        slots = self.template.slots or ([] if self.columns else ["prompt"])
+        owners = ["client"][: self._is_by_client]
+        if not self.columns and source.startswith("toy:"):
+            owners.append("group")
+        names = [*slots, *(RANKED if ranked else ANSWERS), *owners]
+        columns = complete_columns(self.columns, rows, {name: [name] for name in names}, owners)
+        return {name: path for name, path in columns.items() if path}
 
     def _find_fitting(self, votes: Votes, encoded: Encoded) -> np.ndarray:
         """Return the votes whose comparison fits in both orders, ``(votes,)``."""

@@ -10,7 +10,8 @@ from torch.utils.data import StackDataset
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.rows.columns import check_columns, text_at
 from fedlight.datamodules.rows.exclusion import Excluded, exclude_prompts
-from fedlight.datamodules.rows.rows import RowsError, load_rows
+from fedlight.datamodules.rows.given import RowsError, Source, name_source
+from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import fit_texts, leading_ids
 from fedlight.support.hub import load_tokenizer
@@ -22,9 +23,10 @@ class PromptDataModule(FederatedDataModule):
     """Prompts without answers, each distinct prompt once.
 
     Args:
-        source: source of the rows; see `fedlight.datamodules.rows.rows`.
+        source: name of the rows' file, folder or data set, see `fedlight.datamodules.rows.rows`; in a program also the
+            rows, as a list of mappings from column to value, a DataFrame of pandas or a Dataset of ``datasets``.
         split: split of a hub dataset.
-        columns: slot of the template -> column. None: the column of the slot's name.
+        columns: slot of the template -> column; for a slot that it leaves out the column of the slot's name.
         template: a name or a text with slots; see `fedlight.datamodules.text.templates`.
         tokenizer: hub name or folder, or ``"toy"``.
         max_tokens: most tokens of a prompt; longer prompts are truncated, or dropped and counted if they still do not fit.
@@ -38,12 +40,12 @@ class PromptDataModule(FederatedDataModule):
             ``too_long`` add up to all rows.
 
     Raises:
-        ValueError: the template or ``exclude`` has a slot without a column, or ``limit`` is below 1.
+        ValueError: ``exclude`` has a slot without a column, or ``limit`` is below 1.
     """
 
     def __init__(
         self,
-        source: str = "toy:prompts",
+        source: Source = "toy:prompts",
         split: str = "train",
         columns: dict[str, str] | None = None,
         template: str = "toy_generation",
@@ -58,14 +60,10 @@ class PromptDataModule(FederatedDataModule):
         super().__init__(eval_batch_size=eval_batch_size, seed=seed, num_workers=num_workers)
         if limit is not None and limit < 1:
             raise ValueError(f"limit={limit} must be at least 1, or null for all prompts")
-        self.source, self.split = source, split
+        self.source, self.split = name_source(source), split
         self.template = Template.named(template)
-        self.columns = columns or {slot: slot for slot in self.template.slots}
+        self.columns = {**{slot: slot for slot in self.template.slots}, **(columns or {})}
         self.tokenizer_name, self.max_tokens, self.limit = tokenizer, max_tokens, limit
-        if missing := [slot for slot in self.template.slots if slot not in self.columns]:
-            raise ValueError(
-                f"the template has a slot {{{missing[0]}}}: set columns.{missing[0]} to the column that holds it"
-            )
         self.exclude = exclude or {}
         for name, rows in self.exclude.items():
             if rows is not None and rows.slot not in self.columns:
@@ -113,7 +111,7 @@ class PromptDataModule(FederatedDataModule):
     def _read(self) -> tuple[Sequence[Fields], str]:
         """Return the slots' texts of each prompt, and a description of the dropped rows."""
         rows = load_rows(self.source, self.split)
-        check_columns(rows, self.columns, self.source)
+        check_columns(rows, self.columns, str(self.source))
         read = [{name: text_at(row, path) for name, path in self.columns.items()} for row in rows]
         whole = [row for row in read if all(row[name] for name in self.template.required)]
         unique = list({tuple(row.values()): row for row in whole}.values())

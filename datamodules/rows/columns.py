@@ -9,7 +9,7 @@ Names with a meaning: ``response_a``, ``response_b`` and ``choice``, or ``chosen
 evaluation compares with what an algorithm finds and which no model sees. Every other name is a slot of the template.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from fedlight.datamodules.rows.rows import RowsError
@@ -52,6 +52,31 @@ def find_value(row: Mapping[str, Any], path: str) -> Any:
         return value_at(row, path)
     except (KeyError, IndexError, TypeError, ValueError):
         return None
+
+
+def complete_columns(
+    columns: Columns, rows: Rows, defaults: Mapping[str, Sequence[str]], optional: Container[str] = ()
+) -> dict[str, str]:
+    """Return the column map with a column for each name of ``defaults`` that it lacks: the first that the rows have.
+
+    An optional name without such a column is left out; another one gets its first default, which `check_columns` refuses.
+
+    Examples:
+        >>> defaults = {"response": ["response", "output"], "client": ["client"]}
+        >>> complete_columns({"instruction": "ask"}, [{"ask": "Hi?", "output": "Yes."}], defaults, optional=["client"])
+        {'instruction': 'ask', 'response': 'output'}
+    """
+    missing = {name: paths for name, paths in defaults.items() if name not in columns}
+    existing = {*rows[0]}
+    if any(existing.isdisjoint(paths) for paths in missing.values()):
+        existing = {path for row in rows for path in row}
+    found = {name: [path for path in paths if path in existing] for name, paths in missing.items()}
+    added = {
+        name: [*found[name], *paths][0]
+        for name, paths in missing.items()
+        if found[name] or name not in optional
+    }
+    return {**columns, **added}
 
 
 def check_columns(
@@ -109,7 +134,9 @@ def _text_of(part: Any) -> str:
         content = part["content"] if "content" in part else part["value"]
         pieces = [piece.get("text", "") if isinstance(piece, Mapping) else piece for piece in _parts(content)]
         return "\n\n".join(str(piece).strip() for piece in pieces if piece)
-    return "" if part is None or isinstance(part, Mapping) else str(part).strip()
+    if part is None or isinstance(part, Mapping) or (isinstance(part, float) and part != part):
+        return ""  # NaN is what pandas puts where there is no value
+    return str(part).strip()
 
 
 def replace_surrogates(text: str) -> str:

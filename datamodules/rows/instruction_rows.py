@@ -12,39 +12,52 @@ from dataclasses import dataclass, field
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.datamodules.rows.columns import Columns, check_columns, text_at
+from fedlight.datamodules.rows.columns import Columns, check_columns, complete_columns, text_at
 from fedlight.datamodules.rows.fields import OWNERS, make_question_key, make_row_key
-from fedlight.datamodules.rows.rows import RowsError
+from fedlight.datamodules.rows.given import GivenRows, RowsError
 from fedlight.datamodules.text.templates import Template
 from fedlight.support.types import Fields, Rows
 
-ALPACA_COLUMNS = {"instruction": "instruction", "input": "input", "response": "output"}
+RESPONSE_COLUMNS = ("output", "response")
+"""Columns of the response where the column map has none; the first is Alpaca's."""
 
 
 def read_instructions(
-    raw: Rows, columns: Columns, template: Template, source: str, setting: str = "columns"
+    raw: Rows,
+    columns: Columns,
+    template: Template,
+    source: str | GivenRows,
+    setting: str = "columns",
+    by_client: bool = False,
 ) -> list[dict[str, str]]:
     """Return the fields of each row; rows with a missing value and exact repetitions are left out and counted.
 
     Args:
         raw: rows as their source has them.
-        columns: name -> column of ``response``, of the template's slots and of other names; "" for an absent column.
+        columns: name -> column of ``response``, of the template's slots and of other names; "" for an absent column. It is
+            completed with the columns of the same names, and of the response with Alpaca's ``output`` first.
         template: its required slots may not be empty.
         source: name of the rows in messages.
         setting: setting that gave the column map, for messages.
+        by_client: read the client, too, where the rows have a column ``client``.
 
     Raises:
         RowsError: a column does not exist, or no row is complete.
     """
-    columns = {name: columns[name] for name in (*template.slots, *columns)}  # all sources in one order
-    check_columns(raw, {name: path for name, path in columns.items() if path}, source, setting)
+    named = [*template.slots, *["client"][:by_client]]
+    defaults = {"response": RESPONSE_COLUMNS, **{name: [name] for name in named}}
+    optional = {*named} - {*template.required}
+    columns = complete_columns(columns, raw, defaults, optional)
+    columns = {name: path for name, path in columns.items() if path or name not in OWNERS}
+    columns = {name: columns.get(name, "") for name in (*template.slots, *columns)}  # all sources in one order
+    check_columns(raw, {name: path for name, path in columns.items() if path}, str(source), setting)
     needed = {*template.required, "response", *OWNERS} & set(columns)
     rows = [{name: text_at(row, path) if path else "" for name, path in columns.items()} for row in raw]
     complete = [row for row in rows if all(row[name] for name in needed)]
     unique = list({tuple(row.values()): row for row in complete}.values())
     rank_zero_info(
         f"{source}: {len(rows):,} rows, {len(unique):,} examples; left out: {len(rows) - len(complete):,} missing, "
-        f"{len(complete) - len(unique):,} duplicates"
+        f"{len(complete) - len(unique):,} duplicates" + "".join(f"; no column {name}" for name in optional - {*columns})
     )
     if not unique:
         empty = {name: sum(not row[name] for row in rows) for name in sorted(needed)}
@@ -58,14 +71,10 @@ def read_instructions(
 
 
 def check_slots(columns: Columns, template: Template, setting: str = "columns") -> None:
-    """Raise ValueError unless a column map names the response and every slot of the template ("": none, if optional)."""
-    for name in (*template.slots, "response"):
-        needed = name == "response" or name in template.required
-        if name not in columns or (needed and not columns[name]):
-            raise ValueError(
-                f"{setting} has no {name!r}. Set {setting}.{name} to the column that holds it"
-                + ("." if needed else ', or to "" where there is none.')
-            )
+    """Raise ValueError where a column map has no column, "", for the response or a required slot of the template."""
+    for name in (*template.required, "response"):
+        if columns.get(name) == "":
+            raise ValueError(f"{setting} has no {name!r}. Set {setting}.{name} to the column that holds it.")
 
 
 @dataclass
@@ -89,7 +98,7 @@ class PublicRows:
     @classmethod
     def gather(
         cls,
-        found: Iterable[tuple[str, Sequence[Fields]]],
+        found: Iterable[tuple[str | GivenRows, Sequence[Fields]]],
         private: Sequence[Fields] = (),
         asked: Sequence[Fields] = (),
     ) -> "PublicRows":
@@ -116,7 +125,7 @@ class PublicRows:
                 else:
                     seen.add(key)
                     public.rows.append(row)
-                    public.sources.append(source)
+                    public.sources.append(str(source))
         return public
 
     def __str__(self) -> str:

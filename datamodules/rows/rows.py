@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import parse_qsl
 
+from fedlight.datamodules.rows.given import GivenRows, RowsError, Source, name_source
 from fedlight.support.files import write_whole
 from fedlight.support.hub import hub_asked_once
 from fedlight.support.types import Rows
@@ -42,15 +43,11 @@ WANTED = (
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
 
-class RowsError(ValueError):
-    """Error of a source of rows; the message names the source, the place in it and the remedy."""
-
-
-def load_rows(source: str, split: str | None = None) -> Rows:
+def load_rows(source: Source, split: str | None = None) -> Rows:
     """Return the rows of a source, each a mapping from column to value.
 
     Args:
-        source: see the table at the top of this file.
+        source: see the table at the top of this file; or the rows, see `fedlight.datamodules.rows.given`.
         split: split of a hub dataset, or of one that ``save_to_disk`` has written; None: ``"train"``. Files and the toy
             world have no splits and ignore it.
 
@@ -58,6 +55,9 @@ def load_rows(source: str, split: str | None = None) -> Rows:
         RowsError: the file is missing, empty or damaged, the name is neither a file nor a dataset, or the hub cannot be
             reached.
     """
+    source = name_source(source)
+    if isinstance(source, GivenRows):
+        return source.rows
     if not source.strip():
         raise RowsError(f"the source is empty: {WANTED}")
     if source.startswith("toy:"):

@@ -28,6 +28,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight.datamodules.rows.given import Source
 from fedlight.datamodules.synthesis.pool import CandidatePool
 from fedlight.datamodules.synthesis.record import (
     Part,
@@ -75,7 +76,7 @@ class SyntheticInstructionDataModule(InstructionDataModule):
 
     def __init__(
         self,
-        source: str,
+        source: Source,
         synthesis: Synthesis,
         keep: int | None = 16,
         score: Score = "ifs",

@@ -108,7 +108,12 @@ def _short(value: Any) -> str:
 
 
 def _trainer(draft: Draft, folder: str) -> str:
-    logs = {"fedbiscuit": ["GroupLog", "ClientAccuracy"], "fedbis": ["ClientAccuracy"]}.get(draft.method, [])
+    watching = {
+        "fedbiscuit": ["GroupLog", "ClientAccuracy"],
+        "fedbis": ["ClientAccuracy"],
+        "sft": ["SampleAnswers"],
+    }
+    logs = watching.get(draft.method, [])
     rounds = draft.sizes.rounds
     return "\n".join(
         [

@@ -162,7 +162,7 @@ def run(
     only: list[str] | None = None,
     processes: int | None = None,
 ) -> dict[str, Any]:
-    """Run the stages of a recipe that are not done yet, print the table and write ``results.json``.
+    """Run the stages of a recipe that are not done yet, print the answer and the table, and write ``results.json``.
 
     Args:
         name: a recipe's name or path.
@@ -213,6 +213,7 @@ def run(
             if only is None:
                 rows += [{**row, "seed": seed} for row in done["result"].get("rows", [])]
         seconds += sum(stage.run(followers)["seconds"] for stage in together)
+    from fedlight.judges.finding import finding
     from fedlight.support.results import show, show_stages, versions
 
     results = {"recipe": Path(name).stem, "rows": rows, "seconds": round(seconds, 1), "versions": versions()}
@@ -220,7 +221,7 @@ def run(
         show_stages(of_stages, output)
         return {**results, "rows": of_stages}
     write_json(output / "results.json", sealed(results))
-    show(results, output)
+    show(results, output, finding(rows))
     return results
 
 

@@ -44,6 +44,10 @@ def main(argv: list[str]) -> None:
 
     def show(page: Path) -> None:
         if not seen:
+            from fedlight.report.runs import read_runs
+            from fedlight.report.sections.outcomes.answer import answer
+
+            print(answer(read_runs(options.run, options.private)))
             print(f"report: {page}", flush=True)
             if options.open:
                 webbrowser.open(page.absolute().as_uri())

@@ -64,6 +64,13 @@ def data(run: Run) -> str:
     return named if ":" in named else Path(named).name
 
 
+def task_class(run: Run, task: str) -> str:
+    """Return the class that scores a task in a run with the callback ``TaskScores``; empty where it is not known."""
+    callbacks = within(run.config(), "trainer", "callbacks") or []
+    specs = [within(callback, "tasks", task) for callback in callbacks if isinstance(callback, Mapping)]
+    return next((class_name(spec) for spec in specs if spec), "")
+
+
 def rounds(run: Run) -> tuple[int, int | None]:
     """Return the rounds or epochs done (of a finished run without logs: all) and the number wanted, None if unknown."""
     done = [place + 1 for row in run.metrics() if (place := number(row.get("epoch"))) is not None]

@@ -33,16 +33,19 @@ from fedlight.report.sections import (
     virtual_time,
 )
 from fedlight.report.sections.outcomes import comparison, opinions, tasks
+from fedlight.report.sections.outcomes.answer import answer
 from fedlight.report.svg import inlined
 from fedlight.support.files import csv_text, whole_file
 
 SECTIONS = (
-    *(overview, comparison, curves, virtual_time, clients, client_data, devices, groups, opinions),
-    *(coverage, leakage, answers, tasks, configuration),
+    *(overview, comparison, curves, answers, virtual_time, clients, client_data, devices, groups, opinions),
+    *(coverage, leakage, tasks, configuration),
 )
 FILES = Path(__file__).parent / "page_files"
-EMBEDDED = 24_000  # bytes of a CSV file up to which the page itself holds it as well
+EMBEDDED = 24_000  # bytes of the largest CSV file that is embedded in the page
 DPI = 120
+ACROSS = 2
+"""Charts in a row of the page."""
 
 
 class Drawn(NamedTuple):
@@ -102,8 +105,8 @@ def page_of(folders: Sequence[str | Path], output: str | Path | None) -> Path:
 
 
 def sections(runs: Sequence[Run]) -> list[Section]:
-    """Return the sections about the runs; one that fails becomes a line with the error."""
-    found = []
+    """Return the sections about the runs, a picture first; one that fails becomes a line with the error."""
+    found: list[Section] = []
     for module in SECTIONS:
         name = module.__name__.rpartition(".")[2]
         try:
@@ -114,7 +117,21 @@ def sections(runs: Sequence[Run]) -> list[Section]:
             section = Section(name, name.replace("_", " ").capitalize(), "", [], (note,))
         if section is not None:
             found.append(section)
-    return found
+    return picture_first(found)
+
+
+def picture_first(found: Sequence[Section]) -> list[Section]:
+    """Return the sections with a picture in the first one: its own, else the first charts of curves or clients."""
+    first, *others = found
+    if any(isinstance(part, Chart) for part in first.parts):
+        return [first, *others]
+    for section in (other for other in others if other.name in ("curves", "clients")):
+        if charts := [part for part in section.parts if isinstance(part, Chart)][:ACROSS]:
+            rest = section._replace(parts=[part for part in section.parts if part not in charts])
+            others = [rest if other is section else other for other in others]
+            first = first._replace(parts=[*charts, *first.parts])
+            return [first, *(other for other in others if other.parts or other.notes)]
+    return [first, *others]
 
 
 def with_figures(section: Section, files: Path, drawn: dict[str, Drawn]) -> Section:
@@ -169,7 +186,7 @@ def draw(chart: Chart, files: Path) -> Drawn:
 
 
 def save_png(figure: Figure, file: Path) -> None:
-    """Write the figure on white, as it has been laid out."""
+    """Write the figure on white, with the layout that it has."""
     figure.set_layout_engine("none")
     figure.set_dpi(DPI)
     figure.patch.set(facecolor="white", alpha=1)
@@ -197,6 +214,7 @@ def render(
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("page.html").render(
         title=", ".join(dict.fromkeys(run.home.name for run in runs)),
+        answer=_answer(runs),
         made=datetime.now().strftime("%Y-%m-%d %H:%M"),
         sections=found,
         drawn=drawn,
@@ -208,6 +226,13 @@ def render(
         digest=digest,
         reload_seconds=reload_seconds,
     )
+
+
+def _answer(runs: Sequence[Run]) -> str:
+    try:
+        return answer(runs)
+    except Exception as error:  # whatever a damaged file has led to, as for the sections
+        return _failed("The answer", error)
 
 
 LISTING = "files.json"

@@ -133,6 +133,11 @@ class Run:
         result = self.json("done.json").get("result", {})
         return result if isinstance(result, dict) else {}
 
+    def results(self) -> list[dict[str, Any]]:
+        """Return the rows about methods in the ``results.json`` of a recipe's folder; none in other folders."""
+        rows = objects(self.json("results.json").get("rows"))
+        return [row for row in rows if isinstance(row.get("method"), str)]
+
     def metrics(self) -> Rows:
         """Return the rows of the CSV logger; a resumed run's values replace earlier ones from where it began."""
         if "metrics" not in self._cached:
@@ -202,6 +207,11 @@ class Run:
             self.faults[name] = "is not whole YAML"
             return {}
         return text_can_hold(found) if isinstance(found, dict) else {}
+
+
+def read_recipe(home: Path) -> Run:
+    """Return the folder of a recipe, to be read with the care of a run's."""
+    return Run(home, home.name, home.name, home)
 
 
 def read_runs(folders: Sequence[str | Path], private: bool = False) -> list[Run]:

@@ -133,8 +133,8 @@ def _table(title: str, header: list[str], lines: list[list[str]]) -> "Table":
     return table
 
 
-def show(results: dict[str, Any], folder: Path) -> None:
-    """Print the table and the folder of the results; write the table as ``results.md`` as well."""
+def show(results: dict[str, Any], folder: Path, answer: str = "") -> None:
+    """Print the answer in one sentence, the table and the folder; write both into ``results.md`` as well."""
     from rich.console import Console
 
     seeds = sorted({row["seed"] for row in results["rows"]})
@@ -142,13 +142,15 @@ def show(results: dict[str, Any], folder: Path) -> None:
     console = Console()
     if not console.is_terminal:  # a file has no width, and a narrow table breaks words
         console = Console(width=WIDTH)
+    if answer:
+        console.print(answer, soft_wrap=True, markup=False, highlight=False)
     title = f"{results['recipe']}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
     console.print(_table(title, header, lines))
     console.print(
         f"{results['seconds']:.0f} s; results, metrics, visits and adapters are in {folder}", soft_wrap=True
     )
     console.print(f"as a page: fedlight report {folder} --open", soft_wrap=True)
-    write_whole(folder / "results.md", markdown(results) + "\n")
+    write_whole(folder / "results.md", (f"{answer}\n\n" if answer else "") + markdown(results) + "\n")
 
 
 def show_stages(rows: list[dict[str, Any]], folder: Path) -> None:

@@ -215,7 +215,7 @@ def test_settings_that_contradict_each_other_are_refused(build, tmp_path):
     with pytest.raises(ValueError, match=r"public_split has 2 entries, but public_source has 1"):
         build(Every(), public_split=["train", "test"])
     with pytest.raises(ValueError, match=r"public_columns.0 has no 'response'"):
-        build(Every(), public_columns=[{"instruction": "instruction"}])
+        build(Every(), public_columns=[{"response": ""}])
     with pytest.raises(ValueError, match=r"private_rows=0 must be at least 1"):
         build(Every(), private_rows=0)
 

@@ -148,5 +148,5 @@ def test_columns_are_checked(build):
         RowsError, match=r"no column 'answer' \(mapped to 'response'\).*instruction, input, output"
     ):
         build(columns={"response": "answer"})
-    with pytest.raises(ValueError, match=r"columns has no 'input'"):
-        build(template="alpaca")
+    with pytest.raises(ValueError, match=r"columns has no 'response'. Set columns.response to the column"):
+        build(columns={"response": ""})

@@ -205,7 +205,7 @@ def test_too_long_votes_are_counted_and_trimmed_ones_too(build, caplog):
 
 
 def test_a_template_s_slot_needs_a_column(build):
-    with pytest.raises(RowsError, match=r"the template has a slot {title}: set columns.title"):
+    with pytest.raises(RowsError, match=r"no column 'title' .* Set columns.title to one of them"):
         build(choice_template="{title} " + CHOICE)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlight.datamodules.preferences.datamodule import TOY_COLUMNS, PreferenceDataModule
+from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.rows.votes import read_votes
@@ -13,7 +13,7 @@ from fedlight.datamodules.rows.votes import read_votes
 SHARED = os.environ.get("FEDLIGHT_SHARED")
 FOLDER = Path(SHARED or "") / "data" / "ukpconvarg"
 pytestmark = pytest.mark.skipif(not SHARED, reason="FEDLIGHT_SHARED is not set")
-COLUMNS = {**TOY_COLUMNS, "client": "worker"}
+COLUMNS = {"client": "worker"}
 
 
 def test_counts():

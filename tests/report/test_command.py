@@ -19,7 +19,8 @@ def folder(tmp_path):
 def test_the_page_lies_in_the_folder_of_the_run(folder, capsys, monkeypatch):
     monkeypatch.setattr(page, "SECTIONS", (overview,))
     main(["report", str(folder)])
-    assert capsys.readouterr().out == f"report: {folder / 'report.html'}\n"
+    said = "Nothing was measured.\n"
+    assert capsys.readouterr().out == f"{said}report: {folder / 'report.html'}\n"
     assert (folder / "report.html").read_text().startswith("<!doctype html>")
     assert (folder / "report_files").is_dir()
 

@@ -42,7 +42,7 @@ def test_clients_of_one_seed_are_paired_and_the_seed_is_said_to_be_one(tmp_path)
     assert table.lines == [
         ["fedbiscuit", "beyond noise for these models", "0.750", "+0.100", ends, "6", "-", "1"]
     ]
-    assert "cannot be said" in section.notes[0]
+    assert "Several seeds would tell" in section.notes[0]
 
 
 def test_five_clients_that_all_gain_are_too_few_to_tell_chance(tmp_path):

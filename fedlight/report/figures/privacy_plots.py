@@ -15,6 +15,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedlight.evaluation.bootstrap import student_interval
 from fedlight.report.attack_log import GLOBAL, metric_of, read_attacks
 from fedlight.report.figures.labels import Point, name_lines, name_points
 from fedlight.report.figures.privacy_table import PRETRAINED
@@ -244,14 +245,9 @@ def differences(
 
 
 def _mean_with_interval(values: Sequence[float]) -> dict[str, float | int | None]:
-    """Return the mean and the ends of its 95 % interval by Student's t, which a single value does not have."""
-    middle, number = mean(values), len(values)
-    if number == 1:
-        return {"difference": middle, "low": None, "high": None, "seeds": 1}
-    from scipy.stats import t  # slow to import
-
-    half = float(t.ppf(0.975, number - 1)) * deviation(values) / math.sqrt(number)
-    return {"difference": middle, "low": middle - half, "high": middle + half, "seeds": number}
+    """Return the mean and the ends of its 95 % interval by Student's t, None for a single value."""
+    low, high = student_interval(values) if len(values) > 1 else (None, None)
+    return {"difference": mean(values), "low": low, "high": high, "seeds": len(values)}
 
 
 @matplotlib.rc_context(STYLE)

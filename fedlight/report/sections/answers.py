@@ -14,6 +14,8 @@ from fedlight.report.runs import Run
 from fedlight.report.tables import number
 
 REFERENCE = "reference"
+RAW = "raw model"
+SAMPLES = "samples.jsonl"
 Answers = dict[str, Answer]
 
 LONGEST = 3000  # characters of a text on the page
@@ -61,7 +63,7 @@ def _texts(one: Asked, most: int) -> Texts:
 
 
 def choose(by_prompt: dict[str, Answers], most: int) -> list[str]:
-    """Choose, of the prompts that most methods have answered, some at equal distances: nobody has picked them.
+    """Choose, of the prompts that most methods have answered, some at equal distances, so that no choice is involved.
 
     Examples:
         >>> two, one = {"a": Answer("a", ""), "b": Answer("b", "")}, {"a": Answer("a", "")}
@@ -92,6 +94,7 @@ def asked(runs: Sequence[Run]) -> list[Asked]:
             answers = task_answers(run, task, judged.get((*_place(run.folder), task), {}))
             _add(found.setdefault(f"Task {task}", {}), answers)
         if is_shown(run):
+            _add(found.setdefault("Before and after training", {}), samples(run))
             _add(found.setdefault("Prompts of the server", {}), completions(run))
     return [Asked(title, by_prompt) for title, by_prompt in found.items() if by_prompt]
 
@@ -110,7 +113,8 @@ def is_shown(run: Run) -> bool:
 
 def has_hidden(runs: Sequence[Run]) -> bool:
     """Tell whether a prediction over clients' rows was left out."""
-    return any(not is_shown(run) and run.path("completions.jsonl") is not None for run in runs)
+    files = "completions.jsonl", SAMPLES
+    return any(not is_shown(run) and any(run.path(name) for name in files) for run in runs)
 
 
 def completions(run: Run) -> dict[str, Answers]:
@@ -123,6 +127,16 @@ def completions(run: Run) -> dict[str, Answers]:
         if isinstance(texts, list) and len(texts) == 1 and prompt:
             found[prompt] = {run.method: Answer(run.method, str(texts[0]).strip())}
     return found
+
+
+def samples(run: Run) -> dict[str, Answers]:
+    """Return prompt -> the reference, the raw model's answer and that of the run, as ``SampleAnswers`` writes them."""
+    names = {"reference": REFERENCE, "raw": RAW, "tuned": run.method}
+    return {
+        row["prompt"].strip(): {name: Answer(name, row[key].strip()) for key, name in names.items()}
+        for row in run.jsonl(SAMPLES)
+        if all(isinstance(row.get(key), str) for key in ("prompt", *names))
+    }
 
 
 def _prompt(fields: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedlight.report import facts
 from fedlight.report.parts import Code, Part, Section, Table
-from fedlight.report.runs import Run
+from fedlight.report.runs import Run, read_recipe
 from fedlight.report.tables import shortened
 
 SAME_IN_ALL = "the same in all"
@@ -80,7 +80,7 @@ def versions(runs: Sequence[Run]) -> Table | None:
             line = (*(str(of_run.get(name, "-")) for name in PACKAGES), str(record.get("machine", "-")))
             found.setdefault(line, []).append(run.method)
     for home in dict.fromkeys(run.home for run in runs):
-        of_recipe = Run(home, home.name, home.name, home).json("results.json").get("versions")
+        of_recipe = read_recipe(home).json("results.json").get("versions")
         if isinstance(of_recipe, dict) and not found:
             found[(*(str(of_recipe.get(name, "-")) for name in PACKAGES), "-")] = [home.name]
     if not found:

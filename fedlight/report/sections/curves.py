@@ -7,6 +7,7 @@ from typing import NamedTuple
 import matplotlib
 import numpy as np
 
+from fedlight.report.facts import class_name
 from fedlight.report.figures.lines import MOST_POINTS, Line, draw_lines, over_seeds, thinned
 from fedlight.report.figures.style import DASHES, MOST_LINES, STYLE, Looks, key, new_chart
 from fedlight.report.method_looks import looks_of, method_looks
@@ -62,6 +63,7 @@ class Curves(NamedTuple):
 
     axis: str  # ``round``, counted by rounds that are done, ``epoch``, or ``optimizer step``
     metrics: dict[str, Curve]  # name -> position -> value
+    objective: str = ""  # class of the module: losses of other classes are other metrics
 
 
 def section(runs: Sequence[Run]) -> Section | None:
@@ -87,11 +89,17 @@ def section(runs: Sequence[Run]) -> Section | None:
 
 
 def _by_metric(of_methods: Mapping[str, Sequence[Curves]], axis: str) -> dict[str, dict[str, list[Curve]]]:
-    """Return metric -> method -> curves of its seeds, of those that this section draws over the axis."""
+    """Return metric -> method -> curves of its seeds, of those that this section draws over the axis.
+
+    Losses of unlike modules are unlike metrics, named ``val/loss, SFTModule``.
+    """
     metrics: dict[str, dict[str, list[Curve]]] = {}
+    objectives = {each.objective for several in of_methods.values() for each in several if each.axis == axis}
     for method, several in of_methods.items():
         for each in several:
             for metric, curve in each.metrics.items() if each.axis == axis else ():
+                if len(objectives) > 1 and family(metric) == "Loss":
+                    metric = f"{metric}, {each.objective or 'unknown module'}"
                 if family(metric):
                     metrics.setdefault(metric, {}).setdefault(method, []).append(curve)
     return metrics
@@ -129,7 +137,8 @@ def _charts(of_methods: dict[str, list[Curves]], axis: str, known: Looks) -> lis
         lines_of_family = sum(map(len, of_family.values()))
         shown = dict.fromkeys(method for found in of_family.values() for method in found)
         told_apart = len(of_family) <= len(DASHES) and len({known[m]["color"] for m in shown}) == len(shown)
-        if len(of_family) > 1 and lines_of_family <= TOGETHER and told_apart and title != "Others":
+        alike = title != "Others" and not any(", " in metric for metric in of_family)  # losses of one module
+        if len(of_family) > 1 and lines_of_family <= TOGETHER and told_apart and alike:
             lines = {
                 f"{method}: {in_words(metric)}": _line(method, several, intervals.get(metric))
                 for metric, found in of_family.items()
@@ -228,6 +237,8 @@ def in_words(metric: str) -> str:
     """
     if metric in SAID:
         return SAID[metric]
+    if metric.partition(", ")[0] in SAID:
+        return SAID[metric.partition(", ")[0]] + metric[metric.index(", ") :]
     for begin, words in BEGINNINGS.items():
         if metric.startswith(begin):
             return words + metric.removeprefix(begin).replace("/", ", ")
@@ -266,7 +277,8 @@ def curves(run: Run) -> Curves:
         if federated and found.get("fed/loss", {}).keys() == found.get("train/loss", {}).keys():
             found.pop("fed/loss", None)  # means of the same batches
     axis = "round" if federated else "epoch" if by_epoch else "optimizer step"
-    return Curves(axis, {metric: curve for metric, curve in found.items() if curve})
+    kept = {metric: curve for metric, curve in found.items() if curve}
+    return Curves(axis, kept, class_name(run.config().get("model")))
 
 
 def columns(rows: Sequence[Mapping[str, str]], by_epoch: bool) -> dict[str, Curve]:

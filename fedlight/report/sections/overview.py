@@ -10,8 +10,8 @@ from fedlight.report.figures.headline import draw_results, headline
 from fedlight.report.figures.style import Looks
 from fedlight.report.method_looks import method_looks, row_looks
 from fedlight.report.parts import Chart, Part, Section, Table
-from fedlight.report.runs import Run
-from fedlight.report.tables import duration, number, objects, short, slug, spread
+from fedlight.report.runs import Run, read_recipe
+from fedlight.report.tables import duration, number, short, slug, spread
 from fedlight.support.results import in_brackets, without_ends
 
 
@@ -21,12 +21,8 @@ def section(runs: Sequence[Run]) -> Section:
     notes: list[str] = []
     recipes, known = list(dict.fromkeys(run.home for run in runs)), method_looks(runs)
     for home in recipes:
-        found = Run(home, home.name, home.name, home)  # the recipe's own folder, read with the same care
-        rows = [
-            row
-            for row in objects(found.json("results.json").get("rows"))
-            if isinstance(row.get("method"), str)
-        ]
+        found = read_recipe(home)
+        rows = found.results()
         notes += [f"{home.name}: {name} {what}" for name, what in found.faults.items()]
         if rows:
             title = "Results" if len(recipes) == 1 else f"Results of {home.name}"

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from fedlight.evaluation.bootstrap import Interval, bootstrap_interval, student_interval
 from fedlight.judges.task_answers import last_moment
+from fedlight.report import facts
 from fedlight.report.figures.plots import common_stages, final_by_client
 from fedlight.report.parts import Part, Section, Table
 from fedlight.report.runs import Run
@@ -23,6 +24,10 @@ from fedlight.report.tables import capitalized, number, short
 
 METRICS = re.compile(r"^(val|test)/(accuracy|loss|client_mean|accuracy_both_orders)$|^win_rate/(?!words)")
 """Of which there is a single value in each run, so that seeds alone can tell."""
+TEST_ROWS = ("test_source", "test_split", "limit", "columns")
+ROWS = (*TEST_ROWS, "source", "split", "view", "exclude", "holdout", "few_shot", "partition")
+ROWS += ("val_source", "val_split", "val_share", "val_max")
+"""Settings of the data that decide which rows are for validation and test."""
 SINGLE = "the run"
 FEWEST_PAIRS = 6
 """Clients or questions from which on chance can be told: five differences of one sign happen by chance in 6 % of cases."""
@@ -42,10 +47,14 @@ class Difference(NamedTuple):
     seeds: int  # that both have
 
 
+Measures = dict[tuple[str, str], dict[str, dict[str, Scores]]]
+"""Name of a measure and the rows that it was taken on -> method -> seed -> scores."""
+
+
 def section(runs: Sequence[Run]) -> Section | None:
-    """Return a table for each measure that several methods have; None without any."""
+    """Return a table for each measure that several methods have on the same rows; None without any."""
     found = measures(runs)
-    tables = [_table(name, of_methods) for name, of_methods in found.items()]
+    tables = [_table(name, of_methods) for (name, _), of_methods in found.items()]
     parts: list[Part] = [table for table in tables if table.lines]
     if not parts:
         return None
@@ -54,32 +63,50 @@ def section(runs: Sequence[Run]) -> Section | None:
     notes: tuple[str, ...] = ()
     if most < 2:
         notes = (
-            "Each method was trained with one seed. An interval over clients or questions says what others of them would "
-            "have given for these very models. Whether training again gives the same order cannot be said: that takes "
-            "runs with several seeds.",
+            "Each method was trained with one seed. An interval over clients or questions is about these very models. "
+            "Several seeds would tell whether training again gives the same order.",
         )
     return Section("comparison", "Comparison of methods", intro, parts, notes)
 
 
-def measures(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, Scores]]]:
-    """Return what can be compared: measure -> method -> seed -> scores, where at least two methods have it."""
-    found: dict[str, dict[str, dict[str, Scores]]] = {}
+def measures(runs: Sequence[Run]) -> Measures:
+    """Return the measures that at least two methods have on the same rows."""
+    found: Measures = {}
 
-    def add(name: str, run: Run, scores: Scores) -> None:
+    def add(name: str, rows: str, run: Run, scores: Scores) -> None:
         if scores:
-            found.setdefault(name, {}).setdefault(run.method, {}).setdefault(str(run.seed), scores)
+            of_methods = found.setdefault((name, rows), {})
+            of_methods.setdefault(run.method, {}).setdefault(str(run.seed), scores)
 
     stages = common_stages(run.csv("clients.csv") for run in runs)
     for run in runs:
         # The number of examples is part of the name: other data under the same client's name are no pair.
-        of_clients = final_by_client(run.csv("clients.csv"), stages)
-        add("Accuracy by client", run, {f"{c} ({n})": value for (c, n), value in of_clients.items()})
+        rows_of_clients = run.csv("clients.csv")
+        of_clients = final_by_client(rows_of_clients, stages)
+        is_test = any(row.get("stage") in ("own", "test") for row in rows_of_clients)
+        pairs = {f"{client} ({examples})": value for (client, examples), value in of_clients.items()}
+        add("Accuracy by client", measured_on(run, is_test), run, pairs)
         for task in tasks(run):
-            add(f"Task {task}", run, _of_questions(run, task))
+            add(f"Task {task}", facts.task_class(run, task), run, _of_questions(run, task))
         for metric, value in last_metrics(run).items():
             if METRICS.search(metric) and (one := number(value)) is not None:
-                add(capitalized(in_words(metric)), run, {SINGLE: one})
-    return {name: of_methods for name, of_methods in found.items() if len(of_methods) > 1}
+                rows = measured_on(run, metric.startswith("test/"), metric.endswith("loss"))
+                add(capitalized(in_words(metric)), rows, run, {SINGLE: one})
+    return {about: of_methods for about, of_methods in found.items() if len(of_methods) > 1}
+
+
+def measured_on(run: Run, is_test: bool, is_loss: bool = False) -> str:
+    """Return the settings that choose the rows of a metric, without the seed; empty without a config.
+
+    A loss also depends on the objective and on the tokens, so it has the module and its model as well.
+    """
+    config = run.config()
+    names = TEST_ROWS if is_test and facts.within(config, "data", "test_source") else ROWS
+    values = [facts.within(config, "data", name) for name in names]
+    if is_loss:
+        values += [facts.class_name(config.get("model")), facts.within(config, "model", "model")]
+    # Sources name the seed as an option or as a folder.
+    return re.sub(r"seed[=_]?\d+", "seed", repr(values)) if config else ""
 
 
 def _of_questions(run: Run, task: str) -> Scores:
@@ -157,7 +184,7 @@ def _table(name: str, of_methods: Mapping[str, Mapping[str, Scores]]) -> Table:
         [
             method,
             verdict(found),
-            _mean(of_methods[method]),
+            mean_of(of_methods[method]),
             f"{found.mean:+.3f}",
             *([] if is_single else [_ends(found.over_pairs), f"{found.pairs:,}"]),
             _ends(found.over_seeds),
@@ -168,7 +195,7 @@ def _table(name: str, of_methods: Mapping[str, Mapping[str, Scores]]) -> Table:
     header = ["method", "verdict", "mean", "difference"]  # the verdict first: a phone shows two columns
     header += [] if is_single else [f"over {what}", "pairs"]
     header += ["over seeds", "seeds"]
-    caption = f"Against {first}, whose mean is {_mean(of_methods[first])}; of what both have."
+    caption = f"Against {first}, whose mean is {mean_of(of_methods[first])}; of what both have."
     if any(found.pairs and math.isnan(found.over_pairs.low) for found in shared.values()):
         caption += f" An interval over {what} takes {FEWEST_PAIRS} of them."
     if len(lines) > 1:
@@ -180,7 +207,8 @@ def _table(name: str, of_methods: Mapping[str, Mapping[str, Scores]]) -> Table:
     return Table(f"{name}, against {first}", header, lines, caption, marked)
 
 
-def _mean(of_seeds: Mapping[str, Scores]) -> str:
+def mean_of(of_seeds: Mapping[str, Scores]) -> str:
+    """Return the mean over all clients or questions and seeds as text."""
     return short(fmean(value for own in of_seeds.values() for value in own.values()))
 
 

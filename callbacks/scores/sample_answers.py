@@ -1,0 +1,124 @@
+"""Answers before and after training: a few validation prompts, answered by the raw and by the tuned model."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import lightning as L
+import numpy as np
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.seed import isolate_rng
+
+from fedlight.callbacks.scores.win_rate import WritesText
+from fedlight.evaluation.tasks.model import KnowsWhatFits
+from fedlight.processes.work import is_first
+from fedlight.support.checks import refuse_below
+from fedlight.support.files import refuse_unwritable, write_json_lines
+
+MOST_TOKENS = 128
+
+
+@runtime_checkable
+class HoldsResponses(Protocol):
+    """Datamodule with validation examples and the tokenizer that has encoded them."""
+
+    val_set: Any
+    tokenizer: Any
+
+    def collate(self, examples: list[Any]) -> Mapping[str, Any]:
+        """Return ``input_ids`` and ``labels``, ``(batch, tokens)``; labels are -100 on prompt and padding."""
+
+
+class Sample(NamedTuple):
+    """Prompt with its reference, as texts."""
+
+    prompt: str
+    reference: str
+    tokens: int  # of the reference
+
+
+class SampleAnswers(L.Callback):
+    """Lightning callback that writes ``samples.jsonl`` after ``fit``, for the report.
+
+    Each line has ``prompt``, ``reference``, ``raw`` (the answer without the adapter) and ``tuned``. Prompts are validation
+    examples at equal distances. Answers are greedy and at most as long as the longest reference, or 128 tokens. Training
+    continues as if no answer had been written. Validation rows belong to clients: the report shows them on demand.
+
+    Args:
+        number: prompts, at least 1.
+
+    Raises:
+        ValueError: ``number`` is out of range; before training, the module writes no text or the data have no responses.
+        OSError: the disk is full.
+    """
+
+    def __init__(self, number: int = 5) -> None:
+        refuse_below(1, "SampleAnswers.", number=number)
+        self.number = number
+        self._samples: list[Sample] = []
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Choose the prompts, so that a module or data that do not fit are refused before training."""
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        if not isinstance(pl_module, WritesText) or not isinstance(data, HoldsResponses):
+            raise ValueError(
+                f"SampleAnswers needs a module that writes text and data with responses, such as SFTModule and "
+                f"InstructionDataModule, not {type(pl_module).__name__} and {type(data).__name__}: take it out"
+            )
+        self._samples = choose(data, self.number) if data.val_set is not None and len(data.val_set) else []
+        if not self._samples:
+            rank_zero_info(
+                "SampleAnswers: no validation rows, so no answers are written: set val_share above 0"
+            )
+        elif is_first():
+            refuse_unwritable(Path(trainer.default_root_dir), "trainer.default_root_dir")
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not self._samples or not is_first():
+            return
+        tokens = min(MOST_TOKENS, max(sample.tokens for sample in self._samples))
+        prompts = [sample.prompt for sample in self._samples]
+        fits = (
+            pl_module.fits(prompts, tokens) if isinstance(pl_module, KnowsWhatFits) else [True] * len(prompts)
+        )
+        shown = [sample for sample, is_short in zip(self._samples, fits, strict=True) if is_short]
+        with isolate_rng():
+            raw, tuned = (
+                _answers(pl_module, [one.prompt for one in shown], tokens, off) for off in (True, False)
+            )
+        lines = [
+            {"prompt": sample.prompt, "reference": sample.reference, "raw": before, "tuned": after}
+            for sample, before, after in zip(shown, raw, tuned, strict=True)
+        ]
+        write_json_lines(Path(trainer.default_root_dir) / "samples.jsonl", lines)
+
+
+def choose(data: HoldsResponses, number: int) -> list[Sample]:
+    """Return validation examples at equal distances as texts, each prompt once.
+
+    Raises:
+        ValueError: the examples have no responses.
+    """
+    places = np.unique(np.linspace(0, len(data.val_set) - 1, number).round().astype(int))
+    batch = data.collate([data.val_set[int(place)] for place in places])
+    if not {"input_ids", "labels", "attention_mask"} <= set(batch):
+        raise ValueError(
+            "SampleAnswers reads the responses of sft batches, and these data have none: take it out"
+        )
+    opening = data.tokenizer.bos_token_id
+    samples = {}
+    for ids, labels, mask in zip(batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True):
+        prompt = ids[(labels == -100) & (mask == 1)].tolist()
+        response = ids[labels != -100].tolist()
+        text = data.tokenizer.decode(prompt[1:] if prompt[:1] == [opening] else prompt)
+        reference = data.tokenizer.decode(response, skip_special_tokens=True).strip()
+        samples.setdefault(text, Sample(text, reference, len(response)))
+    return [*samples.values()]
+
+
+def _answers(module: WritesText, prompts: Sequence[str], tokens: int, raw: bool) -> list[str]:
+    if not prompts:
+        return []
+    return [
+        own[0] for own in module.generate(prompts, temperature=0.0, max_new_tokens=tokens, seed=0, raw=raw)
+    ]

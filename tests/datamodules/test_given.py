@@ -1,0 +1,145 @@
+"""Rows that a program has in memory, as a source of each datamodule."""
+
+import datasets
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fedlight import (
+    AugmentedInstructionDataModule,
+    InstructionDataModule,
+    PreferenceDataModule,
+    PromptDataModule,
+    RandomSampling,
+    SelfGeneration,
+    SyntheticInstructionDataModule,
+)
+from fedlight.datamodules.rows.given import RowsError
+
+ROWS = [{"client": f"u{i % 2}", "instruction": f"w{i}", "response": "x"} for i in range(6)]
+VOTES = [
+    {"prompt": f"w{i}", "response_a": "x", "response_b": "y", "choice": "ab"[i % 2], "client": f"u{i % 3}"}
+    for i in range(6)
+]
+FORMS = {
+    "list": list,
+    "tuple": tuple,
+    "pandas": pd.DataFrame,
+    "datasets": datasets.Dataset.from_list,
+}
+
+
+def ready(data, stage="fit"):
+    data.setup(stage)
+    return data
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_instructions_by_client_need_no_setting(form):
+    data = ready(InstructionDataModule(FORMS[form](ROWS), val_share=0.0))
+    assert data.client_sizes() == {"u0": 3, "u1": 3}
+    assert data.client_rows["u1"][0] == {"instruction": "w1", "input": "", "response": "x"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_votes_prompts_and_made_data_take_them_too(form):
+    votes = ready(PreferenceDataModule(FORMS[form](VOTES), val_share=0.0))
+    assert votes.client_sizes() == {"u0": 4, "u1": 4, "u2": 4}  # two votes each, in both orders
+    prompts = ready(PromptDataModule(FORMS[form](VOTES)), "predict")
+    assert [prompts.predict_set[i]["fields"]["prompt"] for i in range(6)] == [f"w{i}" for i in range(6)]
+    made = SyntheticInstructionDataModule(FORMS[form](ROWS), SelfGeneration(), val_share=0.0)
+    assert ready(made).client_sizes() == {"u0": 3, "u1": 3}
+
+
+def test_chosen_and_rejected_need_no_setting():
+    rows = [{"prompt": "w1", "chosen": "x", "rejected": "y", "client": c} for c in "ab"]
+    data = ready(PreferenceDataModule(rows, view="dpo", val_share=0.0))
+    assert data.client_sizes() == {"a": 1, "b": 1}
+
+
+def test_given_and_read_rows_train_alike(tmp_path):
+    """The same digest of the examples, the same batches."""
+    file = tmp_path / "rows.jsonl"
+    datasets.Dataset.from_list(ROWS).to_json(file)
+    given, read = (ready(InstructionDataModule(source, batch_size=2)) for source in (ROWS, str(file)))
+    assert given.examples_digest() == read.examples_digest()
+    for one, other in zip(given.train_dataloader(), read.train_dataloader(), strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_partial_column_map_is_completed():
+    rows = [{"ask": "w1", "response": "x", "client": "a"}, {"ask": "w2", "response": "y", "client": "b"}]
+    data = ready(InstructionDataModule(rows, columns={"instruction": "ask"}, val_share=0.0))
+    assert data.client_sizes() == {"a": 1, "b": 1}
+    votes = [{"who": row["client"], **row} for row in VOTES]
+    assert ready(PreferenceDataModule(votes, columns={"client": "who"}, val_share=0.0)).client_sizes().keys() == {
+        "u0",
+        "u1",
+        "u2",
+    }
+    pairs = [{"prompt": "w1", "good": "x", "rejected": "y"}]
+    assert len(ready(PreferenceDataModule(pairs, columns={"chosen": "good"}, val_share=0.0)).train_set) == 2
+
+
+def test_clients_are_read_only_where_they_are_wanted():
+    assert ready(InstructionDataModule(ROWS, columns={"client": ""}, val_share=0.0)).client_sizes() == {"c0": 6}
+    votes = PreferenceDataModule(VOTES, columns={"client": ""}, val_share=0.0)
+    assert ready(votes).client_sizes() == {"c0": 12}
+
+
+def test_test_rows_and_validation_rows_are_given_too():
+    data = PreferenceDataModule(VOTES[:4], val_source=VOTES[4:], test_source=pd.DataFrame(VOTES[:1]))
+    assert len(ready(data).val_set) == 4
+    assert len(ready(data, "test").test_set) == 2
+    assert len(ready(InstructionDataModule(ROWS, test_source=ROWS[:2]), "test").test_set) == 2
+
+
+def test_a_cell_without_a_value_is_missing():
+    frame = pd.DataFrame([*ROWS, {"client": "u0", "instruction": "w9"}])  # pandas fills the response with NaN
+    for source in (frame, frame.to_dict("records")):
+        assert ready(InstructionDataModule(source, val_share=0.0)).client_sizes() == {"u0": 3, "u1": 3}
+
+
+def test_numbers_stay_what_they_are():
+    frame = pd.DataFrame({"client": np.array([7, 8]), "instruction": ["w1", "w2"], "response": ["x", "y"]})
+    assert ready(InstructionDataModule(frame, val_share=0.0)).client_sizes() == {"7": 1, "8": 1}
+
+
+def test_the_record_of_added_rows_is_of_these_rows(tmp_path):
+    def added(rows):
+        public = tmp_path / "public.jsonl"
+        datasets.Dataset.from_list(ROWS + [{"instruction": f"w{i}", "response": "y"} for i in range(10, 20)]).to_json(
+            public
+        )
+        folder = str(tmp_path / "record")
+        data = AugmentedInstructionDataModule(
+            rows, str(public), augmentation=RandomSampling(2), augmentation_folder=folder, val_share=0.0
+        )
+        return ready(data), (tmp_path / "record" / "settings.json").read_bytes()
+
+    (_, first), (_, same), (_, other) = added(ROWS), added(list(ROWS)), added([*ROWS[:-1], ROWS[0] | {"response": "z"}])
+    assert first == same != other
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (["w1", "w2"], r"row 0 of the given rows is 'w1': give a list of mappings"),
+        ([ROWS[0], 3], r"row 1 of the given rows is 3"),
+        ([], r"the given rows are empty"),
+        (pd.DataFrame(), r"the given rows are empty"),
+        ({"instruction": ["w1"]}, r"source is a dict: give the name of a file, a list of mappings"),
+        (iter(ROWS), r"source is a list_iterator"),
+        (None, r"source is a NoneType"),
+        (pd.DataFrame([["a", "b"]], columns=["x", "x"]), r"two columns of the DataFrame have the same name"),
+    ],
+)
+def test_other_things_are_refused_when_they_are_given(source, said):
+    with pytest.raises(RowsError, match=said):
+        InstructionDataModule(source)
+
+
+def test_messages_name_rows_in_memory_by_their_number():
+    with pytest.raises(RowsError, match=r"the 6 given rows: no column 'ask' \(mapped to 'instruction'\)"):
+        ready(InstructionDataModule(ROWS, columns={"instruction": "ask"}))
