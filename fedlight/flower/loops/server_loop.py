@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -454,7 +455,7 @@ class ServerLoop(FederatedLoop):
             }
         }
 
-    def recall(self, checkpoint: str | None) -> None:
+    def recall(self, checkpoint: Path | None) -> None:
         """Take from a checkpoint which node serves which client, before nodes are asked to join."""
         if checkpoint is not None:
             saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
