@@ -11,9 +11,8 @@ Learning?", 2019, https://arxiv.org/abs/1911.07963, section 4, has a fixed one).
 two, so that a large update among two does not raise it. Whether a client is over a limit is known when all updates have
 arrived, so a run that enforces the limits holds the round's updates until then. One that only warns holds two numbers each.
 
-What the limits do not do: a client that stays below them is believed. A hostile share of clients needs a robust aggregation
-(`fedlight.federation.aggregation`), and what an algorithm adds up beside the updates, as `Scaffold` its control variates, is
-not limited. `PrivateMean` clips by itself, with a threshold that must not follow the data, so it has no further limits.
+A client below both limits counts in full, so several liars together need a robust aggregation
+(`fedlight.federation.aggregation`). Control variates of `Scaffold` are summed apart from the updates and are not limited. `PrivateMean` clips by itself, with a threshold that must not follow the data, so it has no further limits.
 """
 
 import logging
@@ -52,13 +51,13 @@ class Limits:
     """Settings ``federated.limits``: bounds of one client's part in a round, and of rounds without any client.
 
     Args:
-        share: largest share of a round's weights that one client has, in (0, 1]; None: any. In a round of n clients it is at
-            least ``2 / n``, as a smaller one would make the weights of few clients equal.
+        share: largest share of a round's weights that one client has, in (0, 1]; None: any. In a round of n clients at least
+            ``2 / n`` is allowed: a smaller share would make the weights of few clients equal.
         norm: largest L2 norm of an update, all tensors together, as a multiple of the median of the round's updates with
-            equally many numbers, at least 1; None: any.
+            the same number of elements, at least 1; None: any.
         action: what happens to a larger update: ``clip`` scales it down to the bound, ``leave_out`` drops it.
-        enforce: true holds the limits; false says who is over them, in ``visits.csv`` and in one warning; None: true in a
-            deployment, whose clients may lie, and false in the emulator.
+        enforce: true holds the limits; false names clients over them in ``visits.csv`` and in one warning; None: true in a
+            deployment, where clients may lie, and false in the emulator.
         empty_rounds: rounds in a row without a client that took part, after which the run stops; None: it never does.
 
     Raises:
@@ -158,7 +157,7 @@ class LimitedRounds:
         self.claims: dict[str, int] = {}
 
     def say_what_is_not_limited(self, algorithm: Algorithm, secure: bool) -> None:
-        """Say what a deployment cannot limit: updates that the server does not see, and what is added up beside them."""
+        """Name the limits that a deployment cannot hold."""
         if self.enforced and secure:
             rank_zero_info(
                 "secure-aggregation: the server sees no single update, so federated.limits.norm is not held; the numbers of "
@@ -175,7 +174,7 @@ class LimitedRounds:
         return self._round or aggregation
 
     def settle(self, round_idx: int, rows: Sequence[Record], team: Team) -> None:
-        """Decide who is over a limit, once all updates have arrived, and write the reason into the rows of these clients."""
+        """Compare the round's updates, and write a reason into the rows of each client over a limit."""
         if self._round is None:
             return
         found = self._round.settle(team)
@@ -188,7 +187,7 @@ class LimitedRounds:
             row["reason"] = row["reason"] or "+".join(sorted(found.get(str(row["client"]), ())))
 
     def believe(self, claimed: Mapping[str, int], clients_per_round: int) -> dict[str, int]:
-        """Return `Limits.believed` where limits are enforced, and note who has claimed more."""
+        """Return `Limits.believed` where limits are enforced, and note clients that claim more."""
         if not self.enforced:
             return dict(claimed)
         found = self.limits.believed(claimed, clients_per_round)
@@ -198,7 +197,7 @@ class LimitedRounds:
     def after_round(
         self, done: int, rows: Sequence[Record], metrics: Mapping[str, float], seconds: float
     ) -> None:
-        """Count the rounds in a row in which no client took part.
+        """Count consecutive rounds without a client that took part.
 
         Emulated devices that are absent for a night come back, so rounds without them count once a day is over.
 
@@ -324,7 +323,7 @@ class LimitedRound(Aggregation):
         return 1.0 if one.norm <= most else float(torch.tensor(most / one.norm, dtype=torch.float32))
 
     def _compare_weights(self, everything: Sequence[Arrived]) -> None:
-        """Note by which factor weights are lowered, tensor by tensor, since each is averaged over those that sent it."""
+        """Note the factors that lower weights; each tensor is averaged over the clients that sent it."""
         weights = defaultdict[tuple[str, ...], dict[str, float]](dict)
         for one in everything:
             if one.weight > 0:

@@ -22,7 +22,7 @@ FIVE = {"a": 1.0, "b": 2.0, "c": 2.0, "d": 3.0, "e": 2.0**62}
 
 
 def updates(norms, heavy=None):
-    """Updates of weight 1, or of a weight of their own, along the diagonal of two tensors."""
+    """Return updates of two tensors with these norms, and weight 1 unless ``heavy`` names another one."""
     heavy = heavy or {}
     return [
         Update(
@@ -180,7 +180,7 @@ def test_buffered_rounds_are_limited_as_others(tmp_path):
         assert "clipped" in {row["reason"] for row in rows if row["round"] == idx}
 
 
-def test_rounds_of_which_everybody_drops_out_end_the_run(tmp_path):
+def test_rounds_without_a_client_end_the_run(tmp_path):
     tiny = make_fleet(tmp_path, tiny={"memory_gib": "0.000000001"})
     with pytest.raises(
         ValueError, match=r"5 rounds in a row, the last of them round 5.*out_of_memory \(15\)"

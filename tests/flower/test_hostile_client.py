@@ -1,4 +1,4 @@
-"""One of ten clients lies within the rules, under the defaults of a deployment; and rounds that nobody answers."""
+"""One of ten clients lies within the rules, under the defaults of a deployment; and rounds without an answer."""
 
 import csv
 import json
@@ -213,7 +213,7 @@ def test_a_reported_loss_neither_ends_a_run_nor_keeps_a_checkpoint(tmp_path, kin
         assert [file.name for file in (folder / "best").iterdir()] == ["epoch=7.ckpt"]
 
 
-def test_a_deployment_that_nobody_answers_ends_with_the_reasons_and_not_as_finished(tmp_path, kind):
+def test_a_deployment_without_answers_ends_with_the_reasons_and_not_as_finished(tmp_path, kind):
     def late(message):
         return None if message.asked.header["action"] == "visit" else message.answer
 
