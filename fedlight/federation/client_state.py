@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from fedlight.federation.unsaved_files import Checkpoint, UnsavedFiles, remove_unsaved
-from fedlight.support.files import full_disk_named, write_whole
+from fedlight.support.files import full_disk_named, read_bytes, write_whole
 
 Memory = dict[str, Any]
 """Tensors, numbers, strings, None, and lists and dicts of them."""
@@ -407,7 +407,7 @@ def read_memory(path: Path, client_id: str) -> Memory:
         raise ValueError(
             f"{path}, the memory of client {client_id!r}, is gone: resume from an earlier checkpoint"
         )
-    data = path.read_bytes()
+    data = read_bytes(path)
     if _digest(data) != path.stem.rpartition("-")[2]:
         raise ValueError(
             f"{path}, the memory of client {client_id!r}, is damaged: resume from an earlier checkpoint"

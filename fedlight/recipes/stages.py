@@ -30,6 +30,7 @@ from fedlight.support.files import (
     write_json,
     write_whole,
 )
+from fedlight.support.yaml_files import read_yaml
 
 CONTENTS = "contents of files"
 CONFIG = "stage.yaml"
@@ -259,7 +260,7 @@ def settings_in(config: str) -> dict[str, Any]:
 
     settings: dict[str, Any] = {}
     for file in layers(str(_config(config))):
-        layer = get_loader("yaml")(file.read_text(encoding="utf-8"))
+        layer = get_loader("yaml")(read_yaml(file))
         settings = laid_over(settings, {key: value for key, value in layer.items() if key != EXTENDS})
     return settings
 
