@@ -17,7 +17,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from fedlight.support.file_lock import hold, is_at
 
 _UNFINISHED = re.compile(r".+\.[0-9a-f]{8}\.tmp")
 MOST_WRITERS = 100
+_TEMPORARY = re.compile(r"-[a-z0-9_]{8}")
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES}
 """Errors of file systems that cannot sync a folder; they order their writes in another way, or not at all."""
 
@@ -87,6 +88,35 @@ def _free_name(target: Path, is_folder: bool) -> tuple[Path, int | None]:
     if is_folder:
         new.mkdir()
     return new, None
+
+
+@contextmanager
+def temporary_folder(name: str) -> Iterator[Path]:
+    """Yield a new folder for this user alone, removed in the end, and remove those that killed processes have left."""
+    for left in Path(tempfile.gettempdir()).glob(f"{name}-*"):
+        with suppress(OSError):  # no folder, or no locks
+            if (
+                _TEMPORARY.fullmatch(left.name, len(name))
+                and (other := hold(left, is_folder=True)) is not None
+            ):
+                _remove(left)
+                os.close(other)
+    handle = None
+    while handle is None:
+        new = Path(tempfile.mkdtemp(prefix=f"{name}-"))
+        try:
+            handle = hold(
+                new, is_folder=True
+            )  # None: another process has taken it for a left one, and removes it
+        except OSError:
+            break
+    try:
+        new.chmod(0o700)
+        yield new
+    finally:
+        _remove(new)
+        if handle is not None:
+            os.close(handle)
 
 
 def _remove(path: Path) -> None:
