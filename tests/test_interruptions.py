@@ -131,9 +131,10 @@ def test_killed_at_random_moments(command, uninterrupted, tmp_path):
     assert what_counts(folder) == expected
 
 
-def test_ctrl_c_in_fit_names_the_checkpoint_to_go_on_from(tiny_model, tmp_path):
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
+def test_a_stopped_fit_names_the_checkpoint_to_go_on_from(tiny_model, tmp_path, signum):
     log = tmp_path / "log"
-    prepare = at(FederatedLoop, "on_train_batch_start", second_epoch_second_batch, signal.SIGINT)
+    prepare = at(FederatedLoop, "on_train_batch_start", second_epoch_second_batch, signum)
     arguments = ["fit", *tiny_selector(tiny_model, tmp_path / "run")]
     assert Child(arguments, log, prepare).wait() == CODES[STOPPED]
     checkpoint = tmp_path / "run/checkpoints/epoch=0.ckpt"

@@ -12,8 +12,9 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -24,9 +25,12 @@ def one_line_errors() -> Iterator[None]:
     """End the program with one line for an error that the user can mend, instead of a stack trace.
 
     ``FEDLIGHT_TRACEBACK=1`` in the environment shows the stack. Ctrl-C ends it with exit code 130, and so does SIGTERM, at
-    which Lightning would end with exit code 0, or go on until the stage is over. Notices of libraries are left out.
+    which Lightning would end with exit code 0, or go on until the stage is over, and SIGHUP, when the terminal is closed,
+    unless it is ignored as with ``nohup``. Notices of libraries are left out.
     """
     signal.signal(signal.SIGTERM, _stop)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, partial(_hang_up, [handle for handle in (1, 2) if os.isatty(handle)]))
     try:
         with quiet_logs():
             yield
@@ -72,6 +76,16 @@ def _message(error: Exception) -> str:
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _hang_up(terminals: Sequence[int], signum: int, frame: FrameType | None) -> None:
+    """Stop once; what is written to the closed terminal goes nowhere, as an error there would end the clean-up."""
+    signal.signal(signum, signal.SIG_IGN)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for handle in terminals:
+        os.dup2(nowhere, handle)
+    os.close(nowhere)
     raise KeyboardInterrupt
 
 
