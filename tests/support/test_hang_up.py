@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -17,7 +18,7 @@ if "nohup" in sys.argv:
 from fedlight.support.console import one_line_errors
 with one_line_errors():
     try:
-        print("begun\\n", end="", flush=True)
+        print("begun", flush=True)
         for _ in range(40):
             time.sleep(0.05)
     finally:
@@ -41,6 +42,7 @@ def until_hung_up(*arguments):
     )
     os.close(other)
     assert b"begun" in os.read(main, 1000)
+    time.sleep(0.3)  # until its end of the line is written as well
     os.close(main)
     return child.wait(timeout=60)
 
