@@ -19,6 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from fedlight.support.words import first_line
+
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
@@ -68,8 +70,26 @@ class OneLineArguments(argparse.ArgumentParser):
         sys.exit(2)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether Python, torch or a GPU had too little memory.
+
+    Examples:
+        >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("shapes differ"))
+        (True, False)
+    """
+    of_torch = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and of_torch)
+
+
 def _message(error: Exception) -> str:
-    """Return an error's message in one line; for an error of the system about a file, with path and remedy."""
+    """Return an error's message in one line; for an error of the system about a file, or of memory, with the remedy."""
+    if is_out_of_memory(error):
+        where = " ".join(["there is not enough memory", *getattr(error, "__notes__", ())])
+        asked = f" ({first_line(error)})" if str(error) else ""
+        return (
+            f"{where}{asked}: lower data.batch_size, data.max_tokens or federated.clients_at_once, or take a smaller model "
+            "or model.base=nf4; what was finished before is kept"
+        )
     if isinstance(error, OSError) and error.filename and str(error).startswith("[Errno"):
         return f"{error.filename}: {error.strerror}; check the path and who may read and write there, or give another"
     return " ".join(str(error).split()) or type(error).__name__
@@ -92,7 +112,7 @@ def _hang_up(terminals: Sequence[int], signum: int, frame: FrameType | None) -> 
 def _can_be_mended(error: Exception) -> bool:
     if isinstance(error, ModuleNotFoundError):
         return error.name is None  # raised by fedlight for an optional package; a failed import has a name
-    if isinstance(error, (ValueError, OSError)):
+    if isinstance(error, (ValueError, OSError)) or is_out_of_memory(error):
         return True  # checked before the class of Lightning, which takes seconds to import
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
