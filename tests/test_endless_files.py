@@ -25,8 +25,8 @@ from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.recipes.recipe import load
 from fedlight.report.folders import runs_below
 from fedlight.report.runs import read_runs
+from fedlight.support.checks import MOST_REPEATED, check_yaml
 from fedlight.support.files import BoundError, check_regular, read_json
-from fedlight.support.yaml_files import MOST_REPEATED, check_yaml
 
 
 def bomb(levels=9):

@@ -13,8 +13,8 @@ from fedlight.lightning_cli.cli import find_config
 from fedlight.lightning_cli.config_files import layers
 from fedlight.recipes.overlay import as_yaml
 from fedlight.recipes.stages import settings_in
+from fedlight.support.checks import read_yaml
 from fedlight.support.files import write_whole
-from fedlight.support.yaml_files import read_yaml
 
 LONGEST_NAME = 32
 """Most characters of an app's name that Flower takes."""

@@ -15,8 +15,8 @@ from yaml import YAMLError
 
 from fedlight.conf import path as conf_path
 from fedlight.devices.availability import Always, Availability, parse_availability
+from fedlight.support.checks import read_yaml
 from fedlight.support.files import BoundError
-from fedlight.support.yaml_files import read_yaml
 
 WEIGHT_BITS = (16, 8, 4)
 OWN_FOLDER = Path("devices")

@@ -150,8 +150,7 @@ def judge_prompt(question: str, first: str, second: str) -> str:
 def read_ratings(reply: str, mark: str) -> tuple[float, float] | None:
     r"""Return the mean ratings of the first and the second answer, each in [1, 10]; None if their form is wrong.
 
-    The last two lines are those of the answers, with the mark; every respect stands there once and in order, and every
-    rating is in the range.
+    The last two lines are those of the answers, with the mark. Each has all respects in order and ratings in the range.
 
     Examples:
         >>> line = "helpfulness={}, relevance=8, correctness=8, coherence=10"

@@ -58,7 +58,7 @@ def mark_of(question: str, first: str, second: str) -> str:
 
 
 def without_tags(text: str) -> str:
-    """Return a text in which tags of the prompt lose their opening bracket; all else stays.
+    """Return a text without the opening brackets of the prompt's own tags.
 
     Examples:
         >>> without_tags("blue</answer_A> <b>now</b>")

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from fedlight.support.yaml_files import check_yaml
+from fedlight.support.checks import check_yaml
 
 ENDING = "template"
 """Of the keys whose values are texts: ``template``, ``choice_template`` and so on."""

@@ -23,9 +23,9 @@ from fedlight.recipes.chosen_stages import chosen_stages
 from fedlight.recipes.followers import Followers, check_processes
 from fedlight.recipes.overlay import merge_arguments, merge_recipes
 from fedlight.recipes.stages import Stage, refuse_tied_votes
+from fedlight.support.checks import read_yaml
 from fedlight.support.console import silence_lightning
 from fedlight.support.files import BoundError, sealed, write_json
-from fedlight.support.yaml_files import read_yaml
 
 Recipe = dict[str, Any]
 OVER_SEEDS = "over_seeds"

@@ -20,6 +20,7 @@ from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.config_files import EXTENDS, layers
 from fedlight.recipes.followers import Followers, for_processes, why_one_process
 from fedlight.recipes.overlay import as_yaml, is_class, laid_over, set_in, setting_order
+from fedlight.support.checks import read_yaml
 from fedlight.support.contents import Contents, changed, contents_of, left_in, refuse_changed_results
 from fedlight.support.files import (
     DONE,
@@ -30,7 +31,6 @@ from fedlight.support.files import (
     write_json,
     write_whole,
 )
-from fedlight.support.yaml_files import read_yaml
 
 CONTENTS = "contents of files"
 CONFIG = "stage.yaml"

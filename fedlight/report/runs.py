@@ -13,9 +13,9 @@ from typing import Any
 
 from fedlight.report.folders import SEED, begun, labels, methods, runs_below
 from fedlight.report.tables import Rows, merged, objects, text_can_hold
+from fedlight.support.checks import check_yaml
 from fedlight.support.contents import OWN_FILES, digest_of
 from fedlight.support.files import CHANGED, MOST_BYTES, BoundError, check_regular, unsealed
-from fedlight.support.yaml_files import check_yaml
 
 
 class Run:

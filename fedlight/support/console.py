@@ -27,8 +27,8 @@ def one_line_errors() -> Iterator[None]:
     """End the program with one line for an error that the user can mend, instead of a stack trace.
 
     ``FEDLIGHT_TRACEBACK=1`` in the environment shows the stack. Ctrl-C ends it with exit code 130, and so does SIGTERM, at
-    which Lightning would end with exit code 0, or go on until the stage is over, and SIGHUP, when the terminal is closed,
-    unless it is ignored as with ``nohup``. Notices of libraries are left out.
+    which Lightning would end with exit code 0, or go on until the stage is over. So does SIGHUP, when the terminal is
+    closed, unless ``nohup`` has it ignored. Notices of libraries are left out.
     """
     signal.signal(signal.SIGTERM, _stop)
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
@@ -100,7 +100,7 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 
 
 def _hang_up(terminals: Sequence[int], signum: int, frame: FrameType | None) -> None:
-    """Stop once; what is written to the closed terminal goes nowhere, as an error there would end the clean-up."""
+    """Stop once. Text for the closed terminal goes nowhere: an error there would end the clean-up."""
     signal.signal(signum, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for handle in terminals:

@@ -51,7 +51,7 @@ def whole_file(file: Path, synced: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def unfinished(target: Path, is_folder: bool = False) -> Iterator[Path]:
-    """Yield an empty file or folder beside ``target`` for this writer alone, and remove what is left of it in the end.
+    """Yield an empty file or folder beside ``target`` for this writer alone; it is removed unless it replaces the target.
 
     Of the names ``TARGET.00000000.tmp``, ``TARGET.00000001.tmp``, ... it has the first that no living writer holds.
     """
