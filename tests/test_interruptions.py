@@ -131,11 +131,14 @@ def test_killed_at_random_moments(command, uninterrupted, tmp_path):
     assert what_counts(folder) == expected
 
 
-def test_ctrl_c_in_fit_says_that_the_same_command_goes_on(tiny_model, tmp_path):
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, CODES[STOPPED]), (signal.SIGHUP, CODES[TERMINATED])]
+)
+def test_a_stopped_fit_says_that_the_same_command_goes_on(tiny_model, tmp_path, signum, code):
     log = tmp_path / "log"
-    prepare = at(FederatedLoop, "on_train_batch_start", second_epoch_second_batch, signal.SIGINT)
+    prepare = at(FederatedLoop, "on_train_batch_start", second_epoch_second_batch, signum)
     arguments = ["fit", *tiny_selector(tiny_model, tmp_path / "run")]
-    assert Child(arguments, log, prepare).wait() == CODES[STOPPED]
+    assert Child(arguments, log, prepare).wait() == code
     assert log.read_text().endswith(
         "fedlight: stopped after a checkpoint: the same command goes on from it\n"
     )

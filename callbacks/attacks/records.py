@@ -12,7 +12,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from fedlight.processes.work import is_first
-from fedlight.support.files import csv_text, write_whole
+from fedlight.support.files import check_regular, csv_text, write_whole
 
 GLOBAL = "global"
 """Name of the target that is the server's model; any other target is the client whose upload was attacked."""
@@ -78,7 +78,7 @@ class AttackTable:
         """Return the filled cells of each round and target, as text; raise ValueError for another kind of file."""
         if not self.file.exists():
             return {}
-        with self.file.open(newline="", encoding="utf-8", errors="replace") as file:
+        with check_regular(self.file).open(newline="", encoding="utf-8", errors="replace") as file:
             try:
                 read = list(csv.DictReader(file))
                 if any(None in row for row in read):

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from fedlight.callbacks.loop.round_table import Record, RoundTable
 from fedlight.evaluation.group_agreement import group_metrics
 from fedlight.federation.protocols import NamesGroups
+from fedlight.support.files import check_regular
 
 
 @runtime_checkable
@@ -154,7 +155,7 @@ def read_selectors(file: Path) -> tuple[dict[str, int], dict[str, list[float]]]:
         ValueError: this is another file.
     """
     try:
-        with file.open(newline="", encoding="utf-8") as lines:
+        with check_regular(file).open(newline="", encoding="utf-8") as lines:
             rows = list(csv.DictReader(lines))
         last = max(int(row["round"]) for row in rows)
         rows = [row for row in rows if int(row["round"]) == last]

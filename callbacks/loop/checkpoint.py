@@ -19,10 +19,12 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from fedlight.callbacks.loop.ranks import agree_on_monitored
+from fedlight.federation.client import Visit
 from fedlight.federation.client_state import ClientMemories
 from fedlight.processes.joining import fail
 from fedlight.processes.team import current_team
 from fedlight.support.checkpoint_files import damage_named
+from fedlight.support.console import is_out_of_memory
 
 COPIED_MIB = 256
 """Largest total size of tensors that are copied although they may be held by reference; a copy takes about 0.1 s."""
@@ -136,6 +138,10 @@ class ResumableLoop(Protocol):
 
     def before_round(self) -> AbstractContextManager[None]:
         """Put the global model from before the round into the module while the body runs."""
+
+    @property
+    def visits(self) -> list[Visit]:
+        """Visits under way."""
 
     def break_off(self, module: L.LightningModule) -> None:
         """Restore the global model from before the round in the module."""
@@ -290,7 +296,12 @@ class RoundStart(L.Callback):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Restore the global model, in case it is used further."""
+        """Restore the global model, in case it is used further; say where the memory was not enough."""
+        if is_out_of_memory(exception):
+            clients = ", ".join(repr(visit.client_id) for visit in self.loop.visits)
+            exception.add_note(
+                f"in round {self.loop.rounds_done + 1}" + (f", while {clients} trained" if clients else "")
+            )
         fail(exception)  # before other callbacks save something and wait for the other processes
         self._aside.close()
         self._reload_as_given(trainer)

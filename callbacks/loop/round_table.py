@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from fedlight.processes.work import is_first
-from fedlight.support.files import csv_text, full_disk_named, write_whole
+from fedlight.support.files import check_regular, csv_text, full_disk_named, write_whole
 
 Record = dict[str, int | float | str]
 """Row of a table of the run: column -> value."""
@@ -68,7 +68,7 @@ class RoundTable:
         """Return the whole rows of the file, as text."""
         if not self.file.exists():
             return []
-        with self.file.open(newline="", encoding="utf-8", errors="replace") as file:
+        with check_regular(self.file).open(newline="", encoding="utf-8", errors="replace") as file:
             return [row for row in csv.DictReader(file) if None not in row and None not in row.values()]
 
     def digest(self, last_round: int) -> str | None:

@@ -12,11 +12,12 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from fedlight.datamodules.instructions.augmentation import Added
-from fedlight.support.files import refuse_unwritable, sealed, unsealed, write_whole
+from fedlight.support.files import read_text, refuse_unwritable, sealed, unsealed, write_whole
 from fedlight.support.types import Fields
 
 DIGESTS = "digests"
@@ -60,7 +61,7 @@ class AugmentationRecord:
             )
 
     def _read_settings(self) -> dict[str, Any]:
-        saved: dict[str, Any] = json.loads(self.settings.read_text(encoding="utf-8"))
+        saved: dict[str, Any] = json.loads(read_text(self.settings))
         if DIGESTS in saved:
             return unsealed(saved)
         return {**saved, DIGESTS: {self.added.name: saved["digest"]}}  # a file of an earlier version
@@ -80,12 +81,9 @@ class AugmentationRecord:
     def read(self) -> dict[str, list[Added]]:
         """Return the rows of each client, best first, without clients that got none."""
         added: dict[str, list[Added]] = {}
-        with self.added.open(encoding="utf-8") as lines:
-            for line in lines:
-                entry = json.loads(line)
-                added.setdefault(entry["client"], []).append(
-                    Added(entry["fields"], entry["row"], entry["score"])
-                )
+        for line in StringIO(read_text(self.added)):
+            entry = json.loads(line)
+            added.setdefault(entry["client"], []).append(Added(entry["fields"], entry["row"], entry["score"]))
         return added
 
     def write(

@@ -105,6 +105,19 @@ def check_columns(
                 f"are no text. Set {setting}.{name} to the path of a text in it, such as "
                 f"{path}.{'0.' if _is_list(value) else ''}{next(iter(strange))}."
             )
+        if name == "client" and isinstance(rows, list):  # of other forms, such as Parquet, UTF-8 alone can be
+            _refuse_cut_ids(rows, path, source)
+
+
+def _refuse_cut_ids(rows: list[dict[str, Any]], path: str, source: str) -> None:
+    """Raise RowsError for a client's id with a lone surrogate: replaced, as in texts, it could be another client's."""
+    for number, row in enumerate(rows, 1):
+        client = str(find_value(row, path))
+        if not client.isascii() and replace_surrogates(client) != client:
+            raise RowsError(
+                f"{source}, row {number}: the client {client!r} has half of a character, which no file can hold. Rename it, "
+                "or write the whole character."
+            )
 
 
 def text_at(row: Mapping[str, Any], path: str) -> str:

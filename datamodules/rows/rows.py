@@ -23,13 +23,14 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import parse_qsl
 
 from fedlight.datamodules.rows.given import GivenRows, RowsError, Source, name_source
-from fedlight.support.files import write_whole
+from fedlight.support.files import BoundError, check_regular, write_whole
 from fedlight.support.hub import hub_asked_once
 from fedlight.support.types import Rows
 from fedlight.support.words import first_line
@@ -40,6 +41,10 @@ WANTED = (
     f"give the path of a {', '.join(ENDINGS[:5])} or .parquet file (gzip allowed), a hub name such as owner/name, "
     "or toy:votes."
 )
+MOST_ROWS = 50_000_000
+"""Rows of a Parquet file, which may pack equal ones into a few bytes."""
+MOST_TIMES, SMALL_BYTES = 100, 2**28
+TOO_DEEP = "lists and objects are nested too deep. Write it flatter."
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
 
@@ -54,6 +59,7 @@ def load_rows(source: Source, split: str | None = None) -> Rows:
     Raises:
         RowsError: the file is missing, empty or damaged, the name is neither a file nor a dataset, or the hub cannot be
             reached.
+        BoundError: it is a pipe or a device, or unpacks to far more than its own size.
     """
     source = name_source(source)
     if isinstance(source, GivenRows):
@@ -67,7 +73,7 @@ def load_rows(source: Source, split: str | None = None) -> Rows:
         return _saved_rows(path, split or "train")
     if path.is_dir():
         return [row for file in _list_files(path) for row in _read_file(file)]
-    if path.is_file():
+    if path.exists():
         return _read_file(path)
     if HUB_NAME.fullmatch(source) and not source.endswith(ENDINGS):
         return _hub_rows(source, split or "train")
@@ -104,6 +110,7 @@ def _list_files(folder: Path) -> list[Path]:
 
 
 def _read_file(path: Path) -> list[dict[str, Any]]:
+    check_regular(path)
     if not path.name.endswith(ENDINGS):
         raise RowsError(f"{path}: the ending is not one of {', '.join(ENDINGS)}; rename or convert the file.")
     rows = _read_parquet(path) if path.suffix == ".parquet" else _read_text(path)
@@ -117,6 +124,10 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
     import pyarrow.parquet  # type: ignore[import-untyped]
 
     try:
+        if (number := pyarrow.parquet.read_metadata(path).num_rows) > MOST_ROWS:
+            raise BoundError(
+                f"{path} has {number:,} rows, and at most {MOST_ROWS:,} are read: give a part of it"
+            )
         return pyarrow.parquet.read_table(path).to_pylist()
     except (OSError, pyarrow.ArrowInvalid) as error:
         raise RowsError(
@@ -155,10 +166,26 @@ def _find_not_utf8(path: Path) -> int:
 
 
 def _open(path: Path) -> IO[str]:
-    opener = gzip.open if path.suffix == ".gz" else open
+    file = _Unpacked(path) if path.suffix == ".gz" else path.open("rb")
     # utf-8-sig: spreadsheets put a byte order mark before the first column's name; newline="": cells hold line breaks.
     newline = "" if ".csv" in path.suffixes or ".tsv" in path.suffixes else None
-    return opener(path, "rt", encoding="utf-8-sig", newline=newline)
+    return TextIOWrapper(file, encoding="utf-8-sig", newline=newline)
+
+
+class _Unpacked(gzip.GzipFile):
+    """Gzip file that unpacks to at most ``MOST_TIMES`` its size: a few megabytes of zeros can stand for gigabytes."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "rb")
+        self._most = max(SMALL_BYTES, MOST_TIMES * path.stat().st_size)
+
+    def read1(self, size: int = -1) -> bytes:
+        if self.tell() > self._most:
+            raise BoundError(
+                f"{self.name} unpacks to more than {self._most / 2**20:,.0f} MiB, {MOST_TIMES} times its size, as no "
+                "rows do: if they are meant, unpack it by hand"
+            )
+        return super().read1(size)
 
 
 class _Lines:
@@ -185,6 +212,8 @@ def _read_json_list(path: Path, text: str) -> list[dict[str, Any]]:
         rows = json.loads(text)
     except json.JSONDecodeError as error:
         raise RowsError(f"{path}, line {error.lineno}: not valid JSON ({error.msg}).") from None
+    except RecursionError:
+        raise RowsError(f"{path}: {TOO_DEEP}") from None
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise RowsError(f"{path}: entry {number} of the list is {type(row).__name__}, not an object.")
@@ -203,6 +232,8 @@ def _parse_object(path: Path, number: int, line: str) -> dict[str, Any]:
         raise RowsError(
             f"{path}, line {number}: not valid JSON ({error.msg}, column {error.colno}).{whole}"
         ) from None
+    except RecursionError:
+        raise RowsError(f"{path}, line {number}: {TOO_DEEP}") from None
     if not isinstance(row, dict):
         raise RowsError(
             f"{path}, line {number}: {type(row).__name__} instead of an object with named columns."

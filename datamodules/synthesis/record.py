@@ -36,7 +36,7 @@ from fedlight.federation.state import State
 from fedlight.processes.team import ALONE, working_in
 from fedlight.processes.work import for_each, is_first, once
 from fedlight.stacking.client_models import CLIENTS_TOGETHER, work_with_models
-from fedlight.support.files import refuse_unwritable, sealed, unsealed, write_whole
+from fedlight.support.files import read_bytes, refuse_unwritable, sealed, unsealed, write_whole
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 
@@ -128,7 +128,7 @@ class SynthesisRecord:
         write_whole(self.file(round_idx), b"".join(map(_serialize, parts)))
 
     def _read(self, round_idx: int) -> list[Part]:
-        return _parse(self.file(round_idx).read_bytes())
+        return _parse(read_bytes(self.file(round_idx)))
 
 
 def make_or_read(

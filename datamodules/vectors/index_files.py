@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.support.files import sealed, unsealed, whole_file
+from fedlight.support.files import read_text, sealed, unsealed, whole_file
 
 FORMAT = 1
 HASHED_ROWS = 16_384
@@ -72,7 +72,7 @@ def read_about(folder: Path) -> dict[str, Any]:
     if not has_index(folder):
         raise FileNotFoundError(f"{folder} holds no index (no {ABOUT}): build one and save it")
     try:
-        about = json.loads(file.read_text(encoding="utf-8"))
+        about = json.loads(read_text(file))
         if isinstance(about, dict) and "about" in about:  # files of an earlier version have no digest
             about = unsealed(about)["about"]
     except ValueError as error:

@@ -13,6 +13,7 @@ from fedlight.lightning_cli.cli import find_config
 from fedlight.lightning_cli.config_files import layers
 from fedlight.recipes.overlay import as_yaml
 from fedlight.recipes.stages import settings_in
+from fedlight.support.checks import read_yaml
 from fedlight.support.files import write_whole
 
 LONGEST_NAME = 32
@@ -52,7 +53,7 @@ def write_app(config: str, folder: Path, settings: Sequence[str] = ()) -> App:
     _refuse_configs(settings)
     # A config on top of another one becomes a whole one, without its comments.
     is_whole = layers(str(source)) == [source]
-    text = source.read_text(encoding="utf-8") if is_whole else as_yaml(settings_in(str(source)))
+    text = read_yaml(source) if is_whole else as_yaml(settings_in(str(source)))
     values = yaml.safe_load(text)
     if one := next(_configs_in(values), None):
         raise ValueError(

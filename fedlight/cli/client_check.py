@@ -17,6 +17,7 @@ from fedlight.modules.language.module import LanguageModule
 from fedlight.preflight.finding import Finding, State, ok, problem, unknown
 from fedlight.preflight.machine import MachineMemory, size_text
 from fedlight.preflight.memory import count_training, fits
+from fedlight.support.files import read_bytes
 from fedlight.support.words import count_noun
 
 MENDABLE = (ValueError, OSError, ModuleNotFoundError, RuntimeError)
@@ -109,7 +110,7 @@ def _cached_config(name: str) -> dict[str, bytes]:
         file = huggingface_hub.try_to_load_from_cache(name, "config.json")
     except ValueError:  # a folder, which is no name of the hub
         return {}
-    return {name: Path(file).read_bytes()} if isinstance(file, str) else {}
+    return {name: read_bytes(Path(file))} if isinstance(file, str) else {}
 
 
 def _data_and_model(parts: Parts, folder: Path) -> Iterator[Finding]:

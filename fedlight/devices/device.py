@@ -15,6 +15,8 @@ from yaml import YAMLError
 
 from fedlight.conf import path as conf_path
 from fedlight.devices.availability import Always, Availability, parse_availability
+from fedlight.support.checks import read_yaml
+from fedlight.support.files import BoundError
 
 WEIGHT_BITS = (16, 8, 4)
 OWN_FOLDER = Path("devices")
@@ -117,7 +119,7 @@ def load_device(name_or_file: str) -> Device:
     file = _find(name_or_file)
     known = ", ".join(one.name for one in (*fields(Profile), fields(Device)[-1]))
     try:
-        given: Any = OmegaConf.to_container(OmegaConf.load(file))
+        given: Any = OmegaConf.to_container(OmegaConf.create(read_yaml(file)))
         if not given or not isinstance(given, dict):
             raise ValueError("this is no device: it has no keys such as memory_gib")
         availability = parse_availability(given.pop("availability", "always"))
@@ -125,6 +127,8 @@ def load_device(name_or_file: str) -> Device:
             raise ValueError(f"{empty} is null: it could not be measured; write in a number above 0")
         numbers: Any = OmegaConf.merge(OmegaConf.structured(Profile), given)
         return Device(name=file.stem, availability=availability, **numbers)
+    except BoundError:
+        raise
     except (YAMLError, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is no YAML that can be read: {' '.join(str(error).split())}") from None
     except MissingMandatoryValue as error:

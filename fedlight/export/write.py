@@ -132,7 +132,7 @@ def _write_adapter(opened: Opened, facts: CardFacts, folder: Path) -> None:
     if opened.adapter is not None:
         names = copy_adapters(opened.adapter, folder, facts.base)
     else:
-        with tempfile.TemporaryDirectory(dir=folder.parent) as saved:
+        with tempfile.TemporaryDirectory(dir=folder) as saved:
             opened.load().save_adapter(saved)
             names = copy_adapters(saved, folder, facts.base)
     what = "LoRA adapter" if len(names) == 1 else f"{len(names)} LoRA adapters on one base"
@@ -166,7 +166,7 @@ def _write_merged(opened: Opened, facts: CardFacts, folder: Path, dtype: str | N
 
 def _write_gguf(opened: Opened, facts: CardFacts, folder: Path, converter: Path, outtype: str) -> None:
     file = folder / f"{facts.base.rpartition('/')[2]}-{outtype}.gguf"
-    with tempfile.TemporaryDirectory(dir=folder.parent) as merged:
+    with tempfile.TemporaryDirectory(dir=folder) as merged:
         _save_whole(_plain(opened, "fp32"), facts, Path(merged))
         gguf.convert(converter, Path(merged), file, outtype)
     use = "\n".join(
@@ -182,7 +182,7 @@ def _write_gguf(opened: Opened, facts: CardFacts, folder: Path, converter: Path,
 
 def _write_programs(opened: Opened, facts: CardFacts, folder: Path, form: str) -> None:
     module = _plain(opened, "fp32")
-    with tempfile.TemporaryDirectory(dir=folder.parent) as merged:
+    with tempfile.TemporaryDirectory(dir=folder) as merged:
         _save_whole(module, facts, Path(merged))
         graphs.write_programs(form, Path(merged), folder)
     module.tokenizer.save_pretrained(folder)

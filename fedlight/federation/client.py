@@ -190,12 +190,15 @@ def build_clients(sizes: dict[str, int]) -> dict[str, Client]:
     """Return the clients in the order of their ids, whatever the order of the data.
 
     Raises:
-        ValueError: there is no client, or one without training examples.
+        ValueError: there is no client, one without training examples, or an id with a lone surrogate.
     """
     if not sizes:
         raise ValueError(
             "the training data have no clients: have the function of ByClient, or client_sizes() of the data, name some"
         )
+    cut = next((name for name in sizes if any("\ud800" <= letter <= "\udfff" for letter in name)), None)
+    if cut is not None:
+        raise ValueError(f"the client {cut!r} has half of a character, which no file can hold: rename it")
     empty = [client_id for client_id, size in sizes.items() if size < 1]
     if empty:
         raise ValueError(

@@ -13,13 +13,10 @@ import io
 import os
 import re
 import secrets
-import shutil
 import sys
-import tempfile
-import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -30,15 +27,12 @@ import torch
 from torch import Tensor
 
 from fedlight.federation.unsaved_files import Checkpoint, UnsavedFiles, remove_unsaved
-from fedlight.support.files import full_disk_named, write_whole
+from fedlight.support.files import full_disk_named, read_bytes, temporary_folder, write_whole
 
 Memory = dict[str, Any]
 """Tensors, numbers, strings, None, and lists and dicts of them."""
 
 
-NEW_SECONDS = 60.0
-"""Age of a temporary folder of `PassingMemories` below which it is not looked at."""
-_PASSING = re.compile(r"fedlight-[0-9a-f]{32}")
 _VERSION = re.compile(r"[0-9a-f]{16}-[0-9]+-[0-9a-f]{8}-[0-9a-f]{16}\.pt")
 
 
@@ -325,10 +319,9 @@ class PassingMemories(ClientMemories):
     """
 
     def __init__(self, limit_mib: float) -> None:
-        _remove_left_folders(Path(tempfile.gettempdir()))
-        super().__init__(str(Path(tempfile.gettempdir()) / f"fedlight-{uuid.uuid4().hex}"), limit_mib, keep=1)
-        assert self._folder is not None
-        self._remove = finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        stack = ExitStack()
+        super().__init__(str(stack.enter_context(temporary_folder("fedlight-memories"))), limit_mib, keep=1)
+        self._remove = finalize(self, stack.close)
         _passing.add(self)
 
     @classmethod
@@ -343,16 +336,6 @@ class PassingMemories(ClientMemories):
         yield
         self._unlink(self._obsolete - self._named())
         self._obsolete.clear()
-
-
-def _remove_left_folders(root: Path) -> None:
-    """Remove the temporary folders of killed processes; a living one holds a lock on the note in its folder."""
-    for folder in root.glob("fedlight-*"):
-        with suppress(OSError):  # of another user, or another process removes it at the same time
-            # A folder without a note may be new, before its first file.
-            if _PASSING.fullmatch(folder.name) and time.time() - folder.stat().st_mtime > NEW_SECONDS:
-                remove_unsaved(folder, _VERSION)
-                folder.rmdir()
 
 
 def _own(value: Any) -> Any:
@@ -407,7 +390,7 @@ def read_memory(path: Path, client_id: str) -> Memory:
         raise ValueError(
             f"{path}, the memory of client {client_id!r}, is gone: resume from an earlier checkpoint"
         )
-    data = path.read_bytes()
+    data = read_bytes(path)
     if _digest(data) != path.stem.rpartition("-")[2]:
         raise ValueError(
             f"{path}, the memory of client {client_id!r}, is damaged: resume from an earlier checkpoint"

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedlight.support.file_lock import FileLock
-from fedlight.support.files import sync
+from fedlight.support.files import read_text, sync
 
 ENDING = ".unsaved"
 _own: set[Path] = set()
@@ -143,7 +143,7 @@ def remove_unsaved(folder: Path, names: "re.Pattern[str]") -> int:
         if note in _own or not lock.take():
             continue
         if lock.supported:
-            for name in _needless(note.read_text(encoding="utf-8", errors="replace")):
+            for name in _needless(read_text(note, errors="replace")):
                 if names.fullmatch(name):
                     for file in (folder / name, *folder.glob(f"{name}.*.tmp")):
                         removed += file.exists()

@@ -44,7 +44,7 @@ class AnswerCache:
         file = self._file(key)
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with whole_file(file) as new:
-            new.touch(mode=0o600)  # readable by its owner alone
+            new.chmod(0o600)  # readable by its owner alone
             new.write_text(json.dumps(sealed(answer._asdict())), encoding="utf-8")
 
     def _read_one(self, key: str) -> Answer | None:

@@ -4,12 +4,13 @@ Ratings: the answer with the higher mean is the better one.
 Z. Zhang et al., "FewFedPIT: Towards Privacy-preserving and Few-shot Federated Instruction Tuning",
 https://arxiv.org/abs/2403.06131, section 4.1 and appendix B, after Zheng et al., "Judging LLM-as-a-Judge with MT-Bench and
 Chatbot Arena", NeurIPS 2023, https://arxiv.org/abs/2306.05685. The prompt is in our own words. A reply is read strictly:
-two lines of a fixed form, once each; any other reply counts as unread. Verdicts: see `fedlight.judges.pairwise`.
+it ends with two lines of a fixed form; any other reply counts as unread. Verdicts, and the mark that both forms have: see
+`fedlight.judges.pairwise`.
 """
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Literal
 
@@ -19,7 +20,7 @@ from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.judge import Judge, check_slots
 from fedlight.evaluation.win_rate import win_rate
 from fedlight.generators.endpoint import TextGenerator
-from fedlight.judges.pairwise import TASK, pairwise_prompt, read_verdict
+from fedlight.judges.pairwise import TASK, last_lines, mark_of, pairwise_prompt, read_verdict, without_tags
 from fedlight.support.types import Fields
 
 ASPECTS = ("helpfulness", "relevance", "correctness", "coherence")
@@ -39,8 +40,8 @@ INSTRUCTIONS = (
 Rate both answers from {lowest} (worst) to {highest} (best) in each of these respects: {aspects}. \
 Equal ratings are allowed. You may think first, in a few sentences. Then end with exactly these two lines, with numbers in \
 place of N:
-ANSWER 1: {form}
-ANSWER 2: {form}"""
+ANSWER 1 {mark}: {form}
+ANSWER 2 {mark}: {form}"""
 )
 
 
@@ -83,11 +84,13 @@ class ChatJudge(Judge):
         """
         if not self._announced:
             self.announce(fields, ours, theirs)
-        prompts = self._prompts(fields, ours, theirs)
+        texts = self._texts(fields, ours, theirs)
+        prompts = self._prompts(texts)
         replies = self.endpoint.complete(list(prompts.values()))
+        read = read_rated if self.form == "ratings" else read_verdict
         found = [0.5] * len(ours)
         for index, reply in zip(prompts, replies, strict=True):
-            verdict = read_rated(reply) if self.form == "ratings" else read_verdict(reply)
+            verdict = read(reply, mark_of(*texts[index]))
             found[index] = math.nan if verdict is None else verdict
         self._count_unread(
             [r for i, r in zip(prompts, replies, strict=True) if math.isnan(found[i])], len(prompts)
@@ -96,7 +99,7 @@ class ChatJudge(Judge):
 
     def announce(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> None:
         """Log once where prompts and answers are sent and what it costs; raises as `verdicts`."""
-        costs = self.endpoint.costs(list(self._prompts(fields, ours, theirs).values()))
+        costs = self.endpoint.costs(list(self._prompts(self._texts(fields, ours, theirs)).values()))
         if self._announced:
             return
         self._announced = True
@@ -105,17 +108,20 @@ class ChatJudge(Judge):
         if costs is not None and costs.requests:
             rank_zero_info(f"ChatJudge: {costs}")
 
-    def _prompts(
+    def _texts(
         self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]
-    ) -> dict[int, str]:
-        """Return index -> prompt of the pairs whose answers differ."""
+    ) -> dict[int, tuple[str, str, str]]:
+        """Return index -> question and answers of the pairs whose answers differ."""
         check_slots(self.question.slots, fields, "ChatJudge")
-        write = judge_prompt if self.form == "ratings" else pairwise_prompt
         return {
-            index: write(self.question.render(own).text.strip(), a.strip(), b.strip())
+            index: (self.question.render(own).text.strip(), a.strip(), b.strip())
             for index, (own, a, b) in enumerate(zip(fields, ours, theirs, strict=True))
             if a.strip() != b.strip()
         }
+
+    def _prompts(self, texts: Mapping[int, tuple[str, str, str]]) -> dict[int, str]:
+        write = judge_prompt if self.form == "ratings" else pairwise_prompt
+        return {index: write(*of_pair) for index, of_pair in texts.items()}
 
     def _count_unread(self, replies: Sequence[str], asked: int) -> None:
         self.unread += len(replies)
@@ -127,43 +133,44 @@ class ChatJudge(Judge):
 
 
 def judge_prompt(question: str, first: str, second: str) -> str:
-    """Return the prompt of a judge that rates; the texts are inserted unchanged."""
+    """Return the prompt of a judge that rates; of the texts, only tags of the prompt are changed."""
     form = ", ".join(f"{aspect}=N" for aspect in ASPECTS)
     return INSTRUCTIONS.format(
-        question=question,
-        first=first,
-        second=second,
+        question=without_tags(question),
+        first=without_tags(first),
+        second=without_tags(second),
         lowest=LOWEST,
         highest=HIGHEST,
         aspects=", ".join(ASPECTS),
         form=form,
+        mark=mark_of(question, first, second),
     )
 
 
-def read_ratings(reply: str) -> tuple[float, float] | None:
+def read_ratings(reply: str, mark: str) -> tuple[float, float] | None:
     r"""Return the mean ratings of the first and the second answer, each in [1, 10]; None if their form is wrong.
 
-    Each answer needs its line once, every respect once and in order, every rating in the range.
+    The last two lines are those of the answers, with the mark. Each has all respects in order and ratings in the range.
 
     Examples:
         >>> line = "helpfulness={}, relevance=8, correctness=8, coherence=10"
-        >>> read_ratings(f"Both are short.\nANSWER 1: {line.format(6)}\nANSWER 2: {line.format(2)}")
+        >>> read_ratings(f"Both are short.\nANSWER 1 1f: {line.format(6)}\r\nANSWER 2 1f: {line.format(2)}", "1f")
         (8.0, 7.0)
-        >>> read_ratings(f"ANSWER 1: {line.format(6)}\nANSWER 2: {line.format(11)}")
+        >>> read_ratings(f"ANSWER 1 1f: {line.format(6)}\nANSWER 2 1f: {line.format(11)}", "1f")
     """
     number = r"(\d{1,2}(?:\.\d+)?)"
     form = ",[ \t]*".join(rf"{aspect}[ \t]*=[ \t]*{number}" for aspect in ASPECTS)
     means = []
-    for which in (1, 2):
-        lines = re.findall(rf"^[ \t]*ANSWER {which}:[ \t]*{form}[ \t]*$", reply, re.IGNORECASE | re.MULTILINE)
-        ratings = [float(rating) for rating in lines[0]] if len(lines) == 1 else []
+    for which, line in enumerate(last_lines(reply, 2), 1):
+        found = re.fullmatch(rf"ANSWER {which}[ \t]+{mark}:[ \t]*{form}", line, re.IGNORECASE)
+        ratings = [float(rating) for rating in found.groups()] if found else []
         if not ratings or not all(LOWEST <= rating <= HIGHEST for rating in ratings):
             return None
         means.append(fmean(ratings))
-    return means[0], means[1]
+    return (means[0], means[1]) if len(means) == 2 else None
 
 
-def read_rated(reply: str) -> float | None:
+def read_rated(reply: str, mark: str) -> float | None:
     """Return the verdict on the answer shown first, 1, 0.5 or 0; None if the ratings cannot be read."""
-    ratings = read_ratings(reply)
+    ratings = read_ratings(reply, mark)
     return None if ratings is None else win_rate([ratings[0]], [ratings[1]])

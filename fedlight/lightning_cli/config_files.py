@@ -10,9 +10,12 @@ from typing import Any, cast
 from fedlight.conf import configs
 from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.parser_words import near
+from fedlight.support.checks import read_yaml
+from fedlight.support.files import BoundError
 
 EXAMPLE = "selector.yaml"
 EXTENDS = "extends"
+MOST_LAYERS = 30
 OF_RECIPES = "stages"
 """Key of recipes, which no config of a command has."""
 OPTIONS = ("--config", "-c")
@@ -36,7 +39,7 @@ def check_config(config: str) -> dict[str, Any]:
             f"config {config!r}: there is no such file{hint}; fedlight's own configs are {', '.join(own)}"
         )
     try:
-        root = yaml.compose(path.read_text(encoding="utf-8"))
+        root = yaml.compose(read_yaml(path))
         values = yaml.SafeLoader("").construct_document(root) if root else None
         twice = _given_twice(root) if root else ""
     except UnicodeDecodeError:
@@ -44,6 +47,8 @@ def check_config(config: str) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ValueError(f"config {config!r}{line} is no YAML: {error.problem or error.context}") from None
+    except BoundError:
+        raise
     except (
         yaml.YAMLError,
         ValueError,
@@ -81,12 +86,19 @@ def _given_twice(node: Any, within: str = "") -> str:
     return ""
 
 
-def layers(config: str, above: tuple[Path, ...] = ()) -> list[Path]:
-    """Return the files of a config, each checked: those that it extends in their order, and itself last.
+def layers(config: str) -> list[Path]:
+    """Return the files of a config, each once and checked: those that it extends in their order, and itself last.
 
     Raises:
-        ValueError: see `check_config`; or a config extends itself, or something that is no name of a file.
+        ValueError: see `check_config`; or a config extends itself, too many others, or something that is no name of a file.
     """
+    found: dict[Path, Path] = {}
+    _add_layers(config, (), found)
+    return [*found.values()]
+
+
+def _add_layers(config: str, above: tuple[Path, ...], found: dict[Path, Path]) -> None:
+    """Add the files of a config to those ``found``, by their resolved paths; ``above`` are those that extend it."""
     below = check_config(config).get(EXTENDS)
     file = Path(config)
     names = [below] if isinstance(below, str) else below or []
@@ -94,14 +106,19 @@ def layers(config: str, above: tuple[Path, ...] = ()) -> list[Path]:
         raise ValueError(
             f"config {config!r}: {EXTENDS}={below!r} has to be the name of a config, or a list of them"
         )
-    found = []
+    above = (*above, file.resolve())
     for name in names:
         beside = file.parent / name
         other = beside if beside.is_file() or not conf_path(name).is_file() else conf_path(name)
-        if other.resolve() in (*above, file.resolve()):
+        if other.resolve() in above:
             raise ValueError(f"config {config!r} extends {name!r}, which extends it in turn")
-        found += [one for one in layers(str(other), (*above, file.resolve())) if one not in found]
-    return [*found, file]
+        if len(above) + len(found) >= MOST_LAYERS:
+            raise ValueError(
+                f"config {config!r}: more than {MOST_LAYERS} configs extend each other; join some"
+            )
+        if other.resolve() not in found:
+            _add_layers(str(other), above, found)
+    found[file.resolve()] = file
 
 
 def with_layers(arguments: list[str]) -> list[str]:

@@ -5,6 +5,8 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from fedlight.support.checks import check_yaml
+
 ENDING = "template"
 """Of the keys whose values are texts: ``template``, ``choice_template`` and so on."""
 
@@ -44,10 +46,7 @@ def typed_templates(arguments: Sequence[str]) -> tuple[list[str], set[str]]:
 
 @contextmanager
 def loaded_as_written(mode: str, texts: Collection[str]) -> Iterator[None]:
-    """Keep the parser of this mode from reading these texts as YAML."""
-    if not texts:
-        yield
-        return
+    """Keep the parser of this mode from reading these texts as YAML, and all others within the bounds of `check_yaml`."""
     from jsonargparse import ArgumentParser, get_loader, set_loader  # here: recipes are read without it
     from yaml import YAMLError
 
@@ -58,7 +57,10 @@ def loaded_as_written(mode: str, texts: Collection[str]) -> Iterator[None]:
 
     @functools.wraps(load)  # jsonargparse looks at its signature
     def load_others(text: str, **options: Any) -> Any:
-        return text if text in texts else load(text, **options)
+        if text in texts:
+            return text
+        check_yaml(text, "a config or value")
+        return load(text, **options)
 
     set_loader(mode, load_others, exceptions=(YAMLError,))
     try:

@@ -15,7 +15,7 @@ from fedlight.datamodules.rows.rows import load_rows
 from fedlight.evaluation.bootstrap import with_interval
 from fedlight.judges.rule_judges import OracleJudge
 from fedlight.judges.selector_judge import SelectorJudge
-from fedlight.support.files import result_of
+from fedlight.support.files import check_regular, result_of
 from fedlight.support.types import Fields, Rows
 from fedlight.toy.oracle import Oracle
 
@@ -210,6 +210,6 @@ def _logged(folder: Path, name: str) -> dict[str, float]:
     """Return epoch -> value of a metric; of a resumed run's files the later one counts."""
     values: dict[str, float] = {}
     for file in sorted(folder.glob("metrics/version_*/metrics.csv"), key=lambda f: int(f.parent.name[8:])):
-        with file.open(newline="", encoding="utf-8") as opened:
+        with check_regular(file).open(newline="", encoding="utf-8") as opened:
             values |= {row["epoch"]: float(row[name]) for row in csv.DictReader(opened) if row.get(name)}
     return values

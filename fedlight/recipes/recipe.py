@@ -23,16 +23,21 @@ from fedlight.recipes.chosen_stages import chosen_stages
 from fedlight.recipes.followers import Followers, check_processes
 from fedlight.recipes.overlay import merge_arguments, merge_recipes
 from fedlight.recipes.stages import Stage, refuse_tied_votes
+from fedlight.support.checks import read_yaml
 from fedlight.support.console import silence_lightning
-from fedlight.support.files import sealed, write_json
+from fedlight.support.files import BoundError, sealed, write_json
 
 Recipe = dict[str, Any]
 OVER_SEEDS = "over_seeds"
+MOST_RECIPES = 10
+"""Recipes that extend each other one after the other."""
 
 
 def _read(file: Path) -> Recipe:
     try:
-        recipe: Any = OmegaConf.to_container(OmegaConf.load(file))
+        recipe: Any = OmegaConf.to_container(OmegaConf.create(read_yaml(file)))
+    except BoundError:
+        raise
     except Exception as error:  # whatever the YAML parser raises
         raise ValueError(f"{file} is no YAML: {error}") from None
     if not isinstance(recipe, dict):
@@ -127,7 +132,7 @@ def _is_text(text: str, made: Any, replaces_text: bool) -> bool:
     return False
 
 
-def _load_file(name: str) -> Recipe:
+def _load_file(name: str, above: tuple[Path, ...] = ()) -> Recipe:
     """Return a recipe merged over those that it extends, and its ``twin`` likewise; paths start at the file's folder."""
     file = Path(name) if name.endswith((".yaml", ".yml")) else conf_path(f"recipes/{name}.yaml")
     if not file.is_file():
@@ -136,16 +141,22 @@ def _load_file(name: str) -> Recipe:
         raise ValueError(
             f"there is no recipe {name!r}{hint}; there are {known}, or give the path of a YAML file"
         )
-    recipe = _extended(_read(file), file)
+    if file.resolve() in above or len(above) >= MOST_RECIPES:
+        raise ValueError(
+            f"the recipe {name!r} extends itself, or is below more than {MOST_RECIPES} others: join some of them"
+        )
+    above = (*above, file.resolve())
+    recipe = _extended(_read(file), file, above)
     if isinstance(recipe.get("twin"), dict):
-        recipe["twin"] = _extended(recipe["twin"], file)
+        recipe["twin"] = _extended(recipe["twin"], file, above)
     return recipe
 
 
-def _extended(recipe: Recipe, file: Path) -> Recipe:
+def _extended(recipe: Recipe, file: Path, above: tuple[Path, ...]) -> Recipe:
     extended = recipe.pop("extends", [])
     names = [extended] if isinstance(extended, str) else extended
-    return functools.reduce(merge_recipes, [*(_load_file(str(file.parent / name)) for name in names), recipe])
+    below = [_load_file(str(file.parent / name), above) for name in names]
+    return functools.reduce(merge_recipes, [*below, recipe])
 
 
 def folder_of(name: str, output: Path | None = None, twin: bool = False) -> Path:

@@ -21,6 +21,7 @@ from fedlight.lightning_cli.config_files import EXTENDS, layers
 from fedlight.recipes.followers import Followers, for_processes, why_one_process
 from fedlight.recipes.overlay import as_yaml, is_class, laid_over, set_in, setting_order
 from fedlight.support.checkpoint_files import newest_checkpoint
+from fedlight.support.checks import read_yaml
 from fedlight.support.contents import MadeWith, in_words, left_in, refuse_changed_results
 from fedlight.support.files import (
     DONE,
@@ -253,7 +254,7 @@ def settings_in(config: str) -> dict[str, Any]:
 
     settings: dict[str, Any] = {}
     for file in layers(str(_config(config))):
-        layer = get_loader("yaml")(file.read_text(encoding="utf-8"))
+        layer = get_loader("yaml")(read_yaml(file))
         settings = laid_over(settings, {key: value for key, value in layer.items() if key != EXTENDS})
     return settings
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
 from fedlight.datamodules.vectors.encoders import HashedEncoder
 from fedlight.report.runs import Run
+from fedlight.support.files import read_text
 
 
 class Addition(NamedTuple):
@@ -120,13 +122,12 @@ def _read(folder: Path, run: Run) -> Addition:
 
 def _settings(record: AugmentationRecord) -> dict[str, Any]:
     """Return the augmentation's settings; raise KeyError for a record without any, which was not finished."""
-    settings = json.loads(record.settings.read_text(encoding="utf-8"))["settings"]["augmentation"]
+    settings = json.loads(read_text(record.settings))["settings"]["augmentation"]
     return settings if isinstance(settings, dict) else {}
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
-    with file.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+    return [json.loads(line) for line in StringIO(read_text(file))]
 
 
 def _cache(augmentation: Any) -> str | None:

@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from fedlight.support.files import read_text
+
 SEED = re.compile(r"seed(\d+)")
 SEEDS = re.compile(r"seeds?(_?\d+)+")
 DEPTH = 4  # RECIPE/seed0/STAGE, and one more for a folder of recipes
@@ -51,14 +53,13 @@ def _without_seed(parts: Iterable[str]) -> tuple[str, ...]:
     return tuple(part for part in parts if not SEEDS.fullmatch(part))
 
 
-def runs_below(folder: Path, depth: int = DEPTH) -> list[Path]:
-    """Return the folder itself if it is a run's, else those of the runs in it."""
+def runs_below(folder: Path, depth: int = DEPTH, above: tuple[Path, ...] = ()) -> list[Path]:
+    """Return the folder itself if it is a run's, else those of the runs in it; links to a folder ``above`` are left out."""
     if is_run(folder):
         return [folder]
-    if not depth:
-        return []
-    children = sorted(child for child in folder.iterdir() if child.is_dir())
-    return [run for child in children for run in runs_below(child, depth - 1)]
+    above = (*above, folder.resolve())
+    children = sorted(child for child in folder.iterdir() if child.is_dir() and child.resolve() not in above)
+    return [run for child in children for run in runs_below(child, depth - 1, above)] if depth else []
 
 
 def is_run(folder: Path) -> bool:
@@ -68,7 +69,7 @@ def is_run(folder: Path) -> bool:
     if (folder / "config.yaml").is_file() or any(folder.glob("metrics/version_*/*.*")):
         return True
     settings = folder / "settings.json"
-    return settings.is_file() and '"stage"' in settings.read_text(encoding="utf-8", errors="replace")
+    return settings.is_file() and '"stage"' in read_text(settings, errors="replace")
 
 
 def begun(run: Path) -> tuple[bool, str, float, str]:

@@ -35,7 +35,7 @@ from fedlight.report.sections import (
 from fedlight.report.sections.outcomes import comparison, opinions, tasks
 from fedlight.report.sections.outcomes.answer import answer
 from fedlight.report.svg import inlined
-from fedlight.support.files import csv_text, whole_file
+from fedlight.support.files import csv_text, full_disk_named, read_text, unfinished, whole_file
 
 SECTIONS = (
     *(overview, comparison, curves, answers, virtual_time, clients, client_data, devices, groups, opinions),
@@ -81,13 +81,18 @@ def write_report(
     page = page_of(folders, output)
     runs = read_runs(folders, private)
     files = page.with_name(f"{page.stem}_files")
-    files.mkdir(parents=True, exist_ok=True)
     drawn: dict[str, Drawn] = {}
-    found = [with_figures(section, files, drawn) for section in sections(runs)]
-    text = render(runs, found, drawn, reload_seconds)
-    with whole_file(page) as new:
-        new.write_text(text, encoding="utf-8", errors="replace")
-    keep_only(files, [f"{name}.{kind}" for name in drawn for kind in ("png", "csv")])
+    with full_disk_named(page), unfinished(files, is_folder=True) as new:
+        figures = new / files.name  # as the page names the folder
+        figures.mkdir()
+        found = [with_figures(section, figures, drawn) for section in sections(runs)]
+        text = render(runs, found, drawn, reload_seconds)
+        with whole_file(page) as whole:
+            whole.write_text(text, encoding="utf-8", errors="replace")
+            files.mkdir(exist_ok=True)
+            for file in figures.iterdir():
+                os.replace(file, files / file.name)
+            keep_only(files, [f"{name}.{kind}" for name in drawn for kind in ("png", "csv")])
     return page
 
 
@@ -242,7 +247,7 @@ OWN_NAME = re.compile(r"[a-z0-9_]+\.(png|csv)")
 def listed(folder: Path) -> set[str]:
     """Return the names that an earlier report has listed; none where the list is absent or damaged."""
     try:
-        names = list(json.loads((folder / LISTING).read_text(encoding="utf-8"))["figures"])
+        names = list(json.loads(read_text(folder / LISTING))["figures"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return set()
     return {name for name in names if isinstance(name, str) and OWN_NAME.fullmatch(name)}

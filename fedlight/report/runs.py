@@ -13,8 +13,9 @@ from typing import Any
 
 from fedlight.report.folders import SEED, begun, labels, methods, runs_below
 from fedlight.report.tables import Rows, merged, objects, text_can_hold
+from fedlight.support.checks import check_yaml
 from fedlight.support.contents import OWN_FILES, digest_of
-from fedlight.support.files import CHANGED, unsealed
+from fedlight.support.files import CHANGED, MOST_BYTES, BoundError, check_regular, unsealed
 
 
 class Run:
@@ -174,11 +175,15 @@ class Run:
 
     def _text(self, name: str) -> str:
         try:
+            file = check_regular(self.folder / name, MOST_BYTES)
             if self.is_changed(name):
                 self.faults[name] = "is not what the run wrote, and is left out: put it back, or run again"
                 return ""
-            return (self.folder / name).read_text(encoding="utf-8", errors="replace")
+            return file.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
+            return ""
+        except BoundError as error:
+            self.faults[name] = f"is left out: {str(error).removeprefix(f'{self.folder}/')}"
             return ""
         except OSError as error:
             self.faults[name] = f"could not be read: {error.strerror}"
@@ -202,7 +207,12 @@ class Run:
         if name is None:
             return {}
         try:
-            found = yaml.load(self._text(name), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            text = self._text(name)
+            check_yaml(text, name)
+            found = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        except BoundError as error:
+            self.faults[name] = f"is left out: {error}"
+            return {}
         except yaml.YAMLError:
             self.faults[name] = "is not whole YAML"
             return {}

@@ -1,7 +1,19 @@
-"""Checks of settings, made before any work."""
+"""Checks of settings, made before any work.
+
+YAML is checked before it is read, since a few hundred bytes of it can stand for gigabytes.
+"""
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fedlight.support.files import BoundError, read_text
+
+MOST_YAML_BYTES = 2**20
+MOST_DEPTH = 100
+MOST_REPEATED = 10_000
+"""Values for which aliases (``*name``) stand, all together."""
 
 
 def check_choice(setting: str, value: str, options: Iterable[str]) -> None:
@@ -59,3 +71,65 @@ def refuse_below(least: int, owner: str = "", **settings: int | None) -> None:
     for name, value in settings.items():
         if value is not None and value < least:
             raise ValueError(f"{owner}{name}={value} must be at least {least}")
+
+
+def read_yaml(file: Path) -> str:
+    """Return the text of a YAML file within the bounds.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        BoundError: it is a pipe, a device or a socket, or passes a bound.
+        UnicodeDecodeError: it is no UTF-8.
+        yaml.YAMLError: it is no YAML.
+    """
+    text = read_text(file, MOST_YAML_BYTES)
+    check_yaml(text, str(file))
+    return text
+
+
+def check_yaml(text: str, name: str) -> None:
+    r"""Raise BoundError for YAML that passes a bound, and yaml.YAMLError for other texts.
+
+    Examples:
+        >>> check_yaml("a: &a [1, 2]\nb: [*a, *a]", "x.yaml")
+        >>> check_yaml("[" * 101 + "]" * 101, "x.yaml")
+        Traceback (most recent call last):
+        fedlight.support.files.BoundError: x.yaml: lists and maps are nested more than 100 deep: write it flatter
+    """
+    import yaml
+
+    try:
+        _check(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), name)
+    except yaml.YAMLError:  # said in the words of the parser that commands use
+        _check(yaml.parse(text), name)
+
+
+def _check(events: Iterable[Any], name: str) -> None:
+    import yaml
+
+    sizes: dict[str, int] = {}  # of what an anchor names, with all that aliases in it stand for
+    open_: list[tuple[str | None, int]] = [(None, 0)]
+    repeated = 0
+    for event in events:
+        anchor, size = getattr(event, "anchor", None), 1
+        if isinstance(event, yaml.CollectionStartEvent):
+            if len(open_) > MOST_DEPTH:
+                raise BoundError(
+                    f"{name}: lists and maps are nested more than {MOST_DEPTH} deep: write it flatter"
+                )
+            open_.append((anchor, 1))
+            continue
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = open_.pop()
+        elif isinstance(event, yaml.AliasEvent):
+            size, anchor = sizes.get(anchor, 1), None
+            repeated += size
+            if repeated > MOST_REPEATED:
+                raise BoundError(
+                    f"{name}: aliases (*name) stand for more than {MOST_REPEATED:,} values: write out what is meant"
+                )
+        elif not isinstance(event, yaml.ScalarEvent):
+            continue
+        if anchor is not None:
+            sizes[anchor] = size
+        open_[-1] = (open_[-1][0], open_[-1][1] + size)

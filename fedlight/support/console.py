@@ -13,11 +13,14 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
+
+from fedlight.support.words import first_line
 
 REFUSED = 2
 """Exit code for an error that the user can mend: of the arguments, a config, a file, the disk, or a missing package."""
@@ -31,11 +34,13 @@ class Terminated(KeyboardInterrupt):
 def one_line_errors() -> Iterator[None]:
     """End the program with one line and exit code 2 for an error that the user can mend, instead of a stack trace.
 
-    ``FEDLIGHT_TRACEBACK=1`` in the environment shows the stack too. Ctrl-C ends the program with exit code 130 and SIGTERM
-    with 143; Lightning would end with 0, or go on until the stage is over. Another error passes, so Python shows the
-    stack and ends with 1. Notices of libraries are left out.
+    ``FEDLIGHT_TRACEBACK=1`` in the environment shows the stack too. Ctrl-C ends the program with exit code 130, SIGTERM and
+    SIGHUP with 143: a closed terminal sends SIGHUP, which ``nohup`` has ignored. Lightning would end with 0, or go on until
+    the stage is over. Another error passes, so Python shows the stack and ends with 1. Notices of libraries are left out.
     """
     signal.signal(signal.SIGTERM, _stop)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, partial(_hang_up, [handle for handle in (1, 2) if os.isatty(handle)]))
     try:
         with quiet_logs():
             yield
@@ -77,8 +82,26 @@ class OneLineArguments(argparse.ArgumentParser):
         sys.exit(REFUSED)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether Python, torch or a GPU had too little memory.
+
+    Examples:
+        >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("shapes differ"))
+        (True, False)
+    """
+    of_torch = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and of_torch)
+
+
 def _message(error: Exception) -> str:
-    """Return an error's message in one line; for an error of the system about a file, with path and remedy."""
+    """Return an error's message in one line; for an error of the system about a file, or of memory, with the remedy."""
+    if is_out_of_memory(error):
+        where = " ".join(["there is not enough memory", *getattr(error, "__notes__", ())])
+        asked = f" ({first_line(error)})" if str(error) else ""
+        return (
+            f"{where}{asked}: lower data.batch_size, data.max_tokens or federated.clients_at_once, or take a smaller model "
+            "or model.base=nf4; what was finished before is kept"
+        )
     if isinstance(error, OSError) and error.filename and str(error).startswith("[Errno"):
         return f"{error.filename}: {error.strerror}; check the path and who may read and write there, or give another"
     return " ".join(str(error).split()) or type(error).__name__
@@ -88,10 +111,20 @@ def _stop(signum: int, frame: FrameType | None) -> None:
     raise Terminated
 
 
+def _hang_up(terminals: Sequence[int], signum: int, frame: FrameType | None) -> None:
+    """Stop once. Text for the closed terminal goes nowhere: an error there would end the clean-up."""
+    signal.signal(signum, signal.SIG_IGN)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for handle in terminals:
+        os.dup2(nowhere, handle)
+    os.close(nowhere)
+    raise Terminated
+
+
 def _can_be_mended(error: Exception) -> bool:
     if isinstance(error, ModuleNotFoundError):
         return error.name is None  # raised by fedlight for an optional package; a failed import has a name
-    if isinstance(error, (ValueError, OSError)):
+    if isinstance(error, (ValueError, OSError)) or is_out_of_memory(error):
         return True  # checked before the class of Lightning, which takes seconds to import
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 

@@ -22,6 +22,38 @@ except ImportError:  # no POSIX
 HELD = {errno.EACCES, errno.EAGAIN}
 
 
+def hold(path: Path, is_folder: bool = False) -> int | None:
+    """Return a handle that holds a file or folder until it is closed or its process ends; it is made where it is missing.
+
+    Returns:
+        None where another handle holds it, it is another user's, a link, or has just been replaced.
+
+    Raises:
+        OSError: it cannot be made or opened, or the file system has no such locks.
+    """
+    if fcntl is None:
+        raise OSError(errno.ENOTSUP, "no locks")
+    if is_folder:
+        path.mkdir(exist_ok=True)
+    if path.is_symlink():
+        return None
+    handle = os.open(
+        path, os.O_NOFOLLOW | (os.O_RDONLY | os.O_DIRECTORY if is_folder else os.O_RDWR | os.O_CREAT), 0o666
+    )
+    try:
+        # Not a record lock: it would end as soon as the process closes the file, which it writes by other handles.
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(handle).st_uid == os.geteuid() and is_at(handle, path):
+            return handle
+    except BlockingIOError:
+        pass
+    except OSError:
+        os.close(handle)
+        raise
+    os.close(handle)
+    return None
+
+
 class FileLock:
     """Lock of the kernel on a file, which is made when the lock is taken and removed when it is released.
 
@@ -44,7 +76,7 @@ class FileLock:
             try:
                 if not self._locked(handle):
                     return False
-                if _is_at(handle, self.file):  # else its holder has removed it between the two calls
+                if is_at(handle, self.file):  # else its holder has removed it between the two calls
                     self._handle = handle
             finally:
                 if self._handle is None:
@@ -87,7 +119,8 @@ class FileLock:
         return True
 
 
-def _is_at(handle: int, file: Path) -> bool:
+def is_at(handle: int, file: Path) -> bool:
+    """Return whether the file or folder of a handle is still the one at a path."""
     try:
         return os.path.samestat(os.fstat(handle), os.stat(file))
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """Files that are written whole or not at all: after a kill, on a full disk, and when the power goes.
 
 Content goes to a file beside the target first, is synced to the disk, and replaces the target in one step. A killed process
-leaves files named ``TARGET.<8 hex digits>.tmp``, which `remove_unfinished` finds. Digests inside files show damage
-when such a file is read.
+leaves files named ``TARGET.<8 hex digits>.tmp``: the next writer of the target takes their place, and `remove_unfinished`
+finds them all in a run's folder. Digests inside files show damage when such a file is read.
 """
 
 import csv
@@ -14,13 +14,19 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
 from typing import Any
 
+from fedlight.support.file_lock import hold, is_at
+
 _UNFINISHED = re.compile(r".+\.[0-9a-f]{8}\.tmp")
+MOST_WRITERS = 100
+_TEMPORARY = re.compile(r"-[a-z0-9_]{8}")
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES}
 """Errors of file systems that cannot sync a folder; they order their writes in another way, or not at all."""
 
@@ -34,17 +40,90 @@ def whole_file(file: Path, synced: bool = True) -> Iterator[Path]:
     Raises:
         OSError: it cannot be written; then ``file`` is as it was.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_name(f"{file.name}.{secrets.token_hex(4)}.tmp")
-    try:
+    with unfinished(file) as new:
         yield new
         if synced:
             sync(new)
         os.replace(new, file)
         if synced:
             sync(file.parent)
+
+
+@contextmanager
+def unfinished(target: Path, is_folder: bool = False) -> Iterator[Path]:
+    """Yield an empty file or folder beside ``target`` for this writer alone; it is removed unless it replaces the target.
+
+    Of the names ``TARGET.00000000.tmp``, ``TARGET.00000001.tmp``, ... it has the first that no living writer holds.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    new, handle = _free_name(target, is_folder)
+    try:
+        yield new
     finally:
-        new.unlink(missing_ok=True)
+        if handle is None or is_at(
+            handle, new
+        ):  # else it has replaced the target, and another writer may have the name
+            _remove(new)
+        if handle is not None:
+            os.close(handle)
+
+
+def _free_name(target: Path, is_folder: bool) -> tuple[Path, int | None]:
+    """Return an empty file or folder and the handle that holds it; None where the file system has no locks."""
+    for number in range(MOST_WRITERS):
+        new = target.with_name(f"{target.name}.{number:08x}.tmp")
+        try:
+            handle = hold(new, is_folder)
+        except OSError:
+            break
+        if handle is None:
+            continue
+        if is_folder:
+            for left in new.iterdir():
+                _remove(left)
+        else:
+            os.truncate(handle, 0)
+        return new, handle
+    new = target.with_name(f"{target.name}.{secrets.token_hex(4)}.tmp")
+    if is_folder:
+        new.mkdir()
+    return new, None
+
+
+@contextmanager
+def temporary_folder(name: str) -> Iterator[Path]:
+    """Yield a new folder for this user alone, removed in the end, and remove those that killed processes have left."""
+    for left in Path(tempfile.gettempdir()).glob(f"{name}-*"):
+        with suppress(OSError):  # no folder, or no locks
+            if (
+                _TEMPORARY.fullmatch(left.name, len(name))
+                and (other := hold(left, is_folder=True)) is not None
+            ):
+                _remove(left)
+                os.close(other)
+    handle = None
+    while handle is None:
+        new = Path(tempfile.mkdtemp(prefix=f"{name}-"))
+        try:
+            handle = hold(
+                new, is_folder=True
+            )  # None: another process has taken it for a left one, and removes it
+        except OSError:
+            break
+    try:
+        new.chmod(0o700)
+        yield new
+    finally:
+        _remove(new)
+        if handle is not None:
+            os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -57,23 +136,19 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     Raises:
         OSError: it cannot be written; then ``folder`` is as it was. A full disk is named with the remedy.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    new, old = (folder.with_name(f"{folder.name}.{secrets.token_hex(4)}.tmp") for _ in range(2))
-    try:
-        with full_disk_named(folder):
-            new.mkdir()
-            yield new
-            for path in (*new.rglob("*"), new):
-                sync(path)
-        if folder.exists():
-            os.replace(folder, old)
-        os.replace(new, folder)
-        sync(folder.parent)
-    finally:
-        if old.exists() and not folder.exists():
-            os.replace(old, folder)
-        for rest in (new, old):
-            shutil.rmtree(rest, ignore_errors=True)
+    with full_disk_named(folder), unfinished(folder, True) as new, unfinished(folder, True) as before:
+        yield new
+        for path in (*new.rglob("*"), new):
+            sync(path)
+        old = before / folder.name
+        try:
+            if folder.exists():
+                os.replace(folder, old)
+            os.replace(new, folder)
+            sync(folder.parent)
+        finally:
+            if old.exists() and not folder.exists():
+                os.replace(old, folder)
 
 
 def write_whole(file: Path, content: str | bytes, synced: bool = True) -> None:
@@ -85,6 +160,47 @@ def write_whole(file: Path, content: str | bytes, synced: bool = True) -> None:
     data = content.encode() if isinstance(content, str) else content
     with full_disk_named(file), whole_file(file, synced) as new:
         new.write_bytes(data)
+
+
+MOST_BYTES = 2**29
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+class BoundError(ValueError):
+    """Error of a file that could stop or exhaust a command; the message names the file and the remedy."""
+
+
+def check_regular(file: Path, most_bytes: float = inf) -> Path:
+    """Return the path of a file that can be read to its end; links are followed, and folders are not looked at.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        BoundError: it is a pipe, a device or a socket, which may never end, or larger than ``most_bytes``.
+    """
+    found = file.stat()
+    if (kind := _KINDS.get(stat.S_IFMT(found.st_mode))) is not None:
+        raise BoundError(f"{file} is {kind}, which may never end: give a plain file, or remove it")
+    if found.st_size > most_bytes:
+        raise BoundError(
+            f"{file} has {found.st_size / 2**20:,.0f} MiB, and at most {most_bytes / 2**20:,.0f} MiB are read: "
+            "give a smaller file, or remove it"
+        )
+    return file
+
+
+def read_bytes(file: Path, most_bytes: int = MOST_BYTES) -> bytes:
+    """Return the content of a plain file; raise as `check_regular`."""
+    return check_regular(file, most_bytes).read_bytes()
+
+
+def read_text(file: Path, most_bytes: int = MOST_BYTES, errors: str = "strict") -> str:
+    """Return the text of a plain file in UTF-8; raise as `check_regular`, and UnicodeDecodeError for other bytes."""
+    return check_regular(file, most_bytes).read_text(encoding="utf-8", errors=errors)
 
 
 def sync(path: Path) -> None:
@@ -105,6 +221,9 @@ def remove_unfinished(folder: Path, but_below: str) -> int:
     """Remove unfinished files and folders of killed processes, and return how many there were.
 
     No other process may write in the folder. A sub-folder with a file ``but_below`` is another run's and left alone.
+
+    Raises:
+        BoundError: there is a pipe, a device or a socket among the other files.
     """
     removed = 0
     for place, folders, files in os.walk(folder):
@@ -115,9 +234,12 @@ def remove_unfinished(folder: Path, but_below: str) -> int:
             shutil.rmtree(Path(place, name), ignore_errors=True)
             folders.remove(name)
             removed += 1
-        for name in filter(_UNFINISHED.fullmatch, files):
-            Path(place, name).unlink(missing_ok=True)
-            removed += 1
+        for name in files:
+            if _UNFINISHED.fullmatch(name):
+                Path(place, name).unlink(missing_ok=True)
+                removed += 1
+            elif (file := Path(place, name)).exists():
+                check_regular(file)
     return removed
 
 
@@ -240,9 +362,9 @@ def read_json(file: Path, remedy: str) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is empty, cut, no JSON object, or its digest is of other content.
+        ValueError: it is empty, cut, no JSON object, no plain file, or its digest is of other content.
     """
-    data = file.read_bytes()
+    data = read_bytes(file)
     try:
         content = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from fedlight.support.files import sealed, unsealed, write_whole
+from fedlight.support.files import read_bytes, read_text, sealed, unsealed, write_whole
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -97,7 +97,7 @@ def _check_digests(folder: Path) -> None:
     if not checksums.is_file():
         return
     try:
-        digests = unsealed(json.loads(checksums.read_bytes()))["files"]
+        digests = unsealed(json.loads(read_bytes(checksums)))["files"]
         damaged = next((name for name in digests if _digest(folder / name) != digests[name]), None)
     except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError):
         damaged = CHECKSUMS
@@ -154,7 +154,7 @@ def copy_adapters(folder: str | Path, target: Path, base: str) -> list[str]:
         own = target if name == "default" else target / name
         own.mkdir(exist_ok=True)
         shutil.copyfile(Path(path) / WEIGHTS, own / WEIGHTS)
-        config = json.loads((Path(path) / CONFIG).read_text(encoding="utf-8"))
+        config = json.loads(read_text(Path(path) / CONFIG))
         config["base_model_name_or_path"] = base
         config["target_modules"] = sorted(config["target_modules"])  # a set, in another order each time
         write_whole(own / CONFIG, json.dumps(config, indent=2) + "\n")

@@ -1,9 +1,11 @@
 """Texts of rows as their source has them, fit for a tokenizer."""
 
+import json
+
 import pytest
 
 from fedlight.datamodules.rows.columns import check_columns, text_at
-from fedlight.datamodules.rows.rows import RowsError
+from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.support.hub import load_tokenizer
 
 
@@ -56,3 +58,16 @@ def test_an_object_is_no_text(value, advice):
         check_columns([{"post": value}], {"prompt": "post"}, "votes.jsonl")
     check_columns([{"post": value}], {"prompt": "post"}, "votes.jsonl", texts=False)
     assert text_at({"post": value}, "post") == ""
+
+
+def test_a_client_with_half_a_character_is_refused_and_not_made_another(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    clients = ["c0", "c\ud83d\ude00", "c\ud800", "c\ud801"]  # the last two would both become c\ufffd
+    rows = [{"instruction": "say", "response": "tea \ud800", "client": client} for client in clients]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read = load_rows(str(file))
+    columns = {"instruction": "instruction", "response": "response", "client": "client"}
+    with pytest.raises(RowsError, match=r"rows\.jsonl, row 3: the client 'c\\ud800' has half of a character"):
+        check_columns(read, columns, str(file))
+    check_columns(read[:2], columns, str(file))
+    check_columns(read, {"instruction": "instruction", "response": "response"}, str(file))

@@ -150,6 +150,10 @@ def test_clients_are_ordered_by_id_and_none_is_empty():
         build_clients({"a": 2, "b": 0})
     with pytest.raises(ValueError, match="no clients"):
         build_clients({})
+    with pytest.raises(
+        ValueError, match=r"the client 'c\\ud800' has half of a character, which no file can hold"
+    ):
+        build_clients({"a": 2, "c\ud800": 1})
 
 
 def test_server_lr_must_be_positive():

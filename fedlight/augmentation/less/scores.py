@@ -26,7 +26,7 @@ from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.sft import SFTModule
 from fedlight.processes.work import for_each, is_first, once
 from fedlight.support.console import progress_bar
-from fedlight.support.files import sealed_bytes, unsealed_bytes, write_whole
+from fedlight.support.files import read_bytes, sealed_bytes, unsealed_bytes, write_whole
 from fedlight.support.types import Fields
 
 BLOCK = 1000
@@ -48,7 +48,7 @@ class ScoredBlocks:
         if self.folder is None:
             return None
         try:
-            found: np.ndarray = np.load(io.BytesIO(unsealed_bytes(self._file(epoch, block).read_bytes())))
+            found: np.ndarray = np.load(io.BytesIO(unsealed_bytes(read_bytes(self._file(epoch, block)))))
         except (OSError, ValueError):
             return None
         return found if found.shape == shape else None

@@ -12,7 +12,6 @@ by changing what the tests use. Here only plain values come back, and the code s
 """
 
 import os
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from typing import NamedTuple
 from fedlight.evaluation.sandbox import calls
 from fedlight.evaluation.sandbox.process import Limits, Outcome, Result, SandboxedProcess, watch
 from fedlight.evaluation.sandbox.protection import protection
+from fedlight.support.files import temporary_folder
 
 MODULE = "sandbox_calls"
 END_SECONDS = 1.0
@@ -134,9 +134,7 @@ def _start(
     pipes: tuple[int, ...] = (),
 ) -> SandboxedProcess:
     """Start code in a folder of its own; leaving the stack ends the process and removes the folder."""
-    folder = tempfile.TemporaryDirectory(prefix="fedlight-sandbox-", ignore_cleanup_errors=True)
-    stack.enter_context(folder)
-    place = Path(folder.name).resolve()
+    place = stack.enter_context(temporary_folder("fedlight-sandbox")).resolve()
     locks = {} if unprotected else protection(place)
     process = SandboxedProcess(code, limits, locks, place, modules or {}, name, pipes)
     stack.callback(process.close)

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from fedlight.devices.outcomes import took_part
 from fedlight.report.figures.style import STYLE, add_legend, colors, new_panels, read_rows, save
+from fedlight.support.files import read_text
 from fedlight.support.words import time_unit
 
 Curve = dict[str, list[float]]
@@ -128,7 +129,7 @@ def _validated(folder: Path, metric: str) -> dict[int, float]:
         rows = read_rows(file, ("epoch",))
         found |= {int(row["epoch"]): float(row[metric]) for row in rows if row["epoch"] and row.get(metric)}
     for file in folder.glob("tasks/epoch_*/scores.json"):  # metrics.csv has scores by step, without an epoch
-        scores = json.loads(file.read_text(encoding="utf-8"))
+        scores = json.loads(read_text(file))
         if metric in scores:
             found[int(file.parent.name.removeprefix("epoch_")) - 1] = float(scores[metric])
     if not found:

@@ -7,6 +7,7 @@ from fedlight.report import facts
 from fedlight.report.parts import Code, Part, Section, Table
 from fedlight.report.runs import Run, read_recipe
 from fedlight.report.tables import shortened
+from fedlight.support.files import read_text
 
 SAME_IN_ALL = "the same in all"
 MOST_METHODS = 12
@@ -66,7 +67,7 @@ def _root(run: Run) -> Any:
 def config_text(run: Run) -> str:
     """Return the text of the config file, without the folder of the run."""
     name = run.config_file()
-    text = (run.folder / name).read_text(encoding="utf-8", errors="replace") if name else ""
+    text = read_text(run.folder / name, errors="replace") if name else ""
     return str(facts.under(run.folder, facts.under(_root(run), text)))
 
 

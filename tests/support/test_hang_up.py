@@ -1,0 +1,57 @@
+"""The terminal is closed: a command ends as by Ctrl-C, whatever it was about to print, unless it runs under nohup."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+if sys.platform == "win32":
+    pytest.skip("no terminals to hang up", allow_module_level=True)
+import pty
+
+PROGRAM = """
+import signal, sys, time
+if "nohup" in sys.argv:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+from fedlight.support.console import one_line_errors
+with one_line_errors():
+    try:
+        print("begun", flush=True)
+        for _ in range(40):
+            time.sleep(0.05)
+    finally:
+        if "nohup" not in sys.argv:
+            print("a summary at the end", flush=True)
+        with open(sys.argv[1], "w") as file:
+            file.write("cleaned up")
+"""
+
+
+def until_hung_up(*arguments):
+    """Exit code of the program whose terminal is closed once it has begun."""
+    main, other = pty.openpty()
+    controlled = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+    child = subprocess.Popen(
+        [sys.executable, "-c", controlled + PROGRAM, *arguments],
+        stdin=other,
+        stdout=other,
+        stderr=other,
+        start_new_session=True,
+    )
+    os.close(other)
+    assert b"begun" in os.read(main, 1000)
+    time.sleep(0.3)  # until its end of the line is written as well
+    os.close(main)
+    return child.wait(timeout=60)
+
+
+def test_it_stops_and_cleans_up(tmp_path):
+    assert until_hung_up(str(tmp_path / "end")) == 130
+    assert (tmp_path / "end").read_text() == "cleaned up"
+
+
+def test_under_nohup_it_goes_on(tmp_path):
+    assert until_hung_up(str(tmp_path / "end"), "nohup") == 0
+    assert (tmp_path / "end").read_text() == "cleaned up"
