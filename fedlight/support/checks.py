@@ -122,7 +122,7 @@ def _check(events: Iterable[Any], name: str) -> None:
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, size = open_.pop()
         elif isinstance(event, yaml.AliasEvent):
-            size, anchor = sizes.get(anchor, 1), None
+            size, anchor = sizes.get(str(anchor), 1), None
             repeated += size
             if repeated > MOST_REPEATED:
                 raise BoundError(
