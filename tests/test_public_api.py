@@ -41,6 +41,7 @@ PUBLIC = {
     *("HetLoRA", "FlexLoRA"),
     *("ZerothOrder", "FedKSeed"),
     "FedBuff",
+    "Limits",
     *("Average", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi"),
     *("CoordinateMedian", "TrimmedMean", "PrivateMean"),
     # the wire and the devices

@@ -12,7 +12,8 @@ two, so that a large update among two does not raise it. Whether a client is ove
 arrived, so a run that enforces the limits holds the round's updates until then. One that only warns holds two numbers each.
 
 A client below both limits counts in full, so several liars together need a robust aggregation
-(`fedlight.federation.aggregation`). Control variates of `Scaffold` are summed apart from the updates and are not limited. `PrivateMean` clips by itself, with a threshold that must not follow the data, so it has no further limits.
+(`fedlight.federation.aggregation`). Control variates of `Scaffold` are summed apart from the updates and are not limited.
+`PrivateMean` clips by itself, with a threshold that must not follow the data, so it has no further limits.
 """
 
 import logging
@@ -53,8 +54,8 @@ class Limits:
     Args:
         share: largest share of a round's weights that one client has, in (0, 1]; None: any. In a round of n clients at least
             ``2 / n`` is allowed: a smaller share would make the weights of few clients equal.
-        norm: largest L2 norm of an update, all tensors together, as a multiple of the median of the round's updates with
-            the same number of elements, at least 1; None: any.
+        norm: largest L2 norm of an update, over the median of the round, at least 1; None: any. All tensors count together,
+            and the median is over updates of the same number of elements.
         action: what happens to a larger update: ``clip`` scales it down to the bound, ``leave_out`` drops it.
         enforce: true holds the limits; false names clients over them in ``visits.csv`` and in one warning; None: true in a
             deployment, where clients may lie, and false in the emulator.
