@@ -71,5 +71,5 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@$(INSTALL) --editable '.[hnsw]' >$(VENV)/hnswlib.log 2>&1 \
 		|| echo "hnswlib could not be compiled (see $(VENV)/hnswlib.log): its tests are skipped, searches are exact. With a C++ compiler, make again: touch pyproject.toml && make setup"
 	@$(INSTALL) --editable '.[flower]' >$(VENV)/flower.log 2>&1 \
-		|| echo "Flower could not be installed (see $(VENV)/flower.log): the tests of its records and apps are skipped"
+		|| echo "Flower could not be installed (see $(VENV)/flower.log): its tests are skipped"
 	@touch $(VENV)/.run $@

@@ -60,8 +60,10 @@ class Meter:
         action = response.request.url.path.rsplit("/", 1)[-1]
         if not response.is_success or action not in ("pull-messages", "pull-object"):
             return  # other threads send heartbeats and logs
+        length = response.headers.get("content-length")  # a proxy may leave it out
+        num_bytes = len(response.read()) if length is None else int(length)
         with self._lock:
-            self._read += max(int(response.headers.get("content-length", 0)), LEAST_BYTES)
+            self._read += max(num_bytes, LEAST_BYTES)
             self._bounds.refuse_larger(self._read, self._due)
         if action == "pull-object":
             name = PullObjectRequest.FromString(response.request.content).object_id

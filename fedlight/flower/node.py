@@ -26,15 +26,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fedlight")
 
-QUIET = {
-    **{
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    },
-    **{"num_sanity_val_steps": 0, "limit_val_batches": 0},
-}
+QUIET = dict.fromkeys(
+    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+) | {"num_sanity_val_steps": 0, "limit_val_batches": 0}
 """Settings of a node's trainers: validation, logs and checkpoints are the server's."""
 MOST_ROUNDS = 10**9
 """More rounds are no count."""
@@ -218,21 +212,12 @@ class Node:
         on, adapters = value_of(head, "losses_on", str, "val"), value_of(head, "adapters", list, [])
         if on not in get_args(LossesOn) or not all(isinstance(one, str) for one in adapters):
             raise Refused(f"clients cannot be scored on {on!r:.60} under {adapters!r:.60}")
-        return Task(
-            *(
-                value_of(head, "action", str),
-                round_idx,
-                num_rounds,
-                shares,
-                _payload(asked, head.get("model")),
-            ),
-            *(
-                received,
-                value_of(head, "algorithm", dict, {}),
-                value_of(head, "rates", (dict, type(None)), None),
-            ),
-            (on, adapters),
+        action, model = value_of(head, "action", str), _payload(asked, head.get("model"))
+        heard, rates = (
+            value_of(head, "algorithm", dict, {}),
+            value_of(head, "rates", (dict, type(None)), None),
         )
+        return Task(action, round_idx, num_rounds, shares, model, received, heard, rates, (on, adapters))
 
     def _run(self, task: Task, run: str, asked: Parcel | None = None) -> tuple[NodeLoop, L.Trainer]:
         """Run a loop for a task in a new trainer."""

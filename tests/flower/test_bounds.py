@@ -3,7 +3,6 @@
 import pytest
 from nodes_here import ALL_KINDS, Here, Message, deploy, make_node, two_nodes, visits_of
 
-pytest.importorskip("cryptography", reason="needs fedlight[flower]")
 from fedlight.flower.messages import Bounds, Parcel
 from fedlight.flower.settings import bounds_of
 

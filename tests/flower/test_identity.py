@@ -7,7 +7,6 @@ import pytest
 import torch
 from nodes_here import FakeNode, Here, deploy, make_node, two_nodes, visits_of
 
-pytest.importorskip("cryptography", reason="needs fedlight[flower]")
 from fedlight.flower.identity import own_key, signed, verified
 from fedlight.flower.messages import Bounds, Parcel, Refused
 from fedlight.flower.node import versions

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import lightning as L
+import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from plain_lightning import Numbers, Regression
@@ -55,6 +56,8 @@ from fedlight.flower.nodes import Failure
 from fedlight.flower.parts import Parts
 from fedlight.modules.sft import SFTModule
 from fedlight.support.settings_record import digest as digest_of
+
+pytest.importorskip("cryptography", reason="needs fedlight[flower]")  # a node signs with it
 
 
 class Paced(Regression):

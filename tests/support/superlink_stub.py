@@ -3,18 +3,18 @@
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-import httpx
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto import message_pb2, node_pb2, runtime_pb2
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
+from flwr.superlink.grid import http_grid
 
 from fedlight.flower.records import to_record
 
 MIB = 2**20
+httpx = http_grid.httpx  # Flower's own dependency
 
 
 class Body(httpx.SyncByteStream):
@@ -47,7 +47,7 @@ class SuperLink:
     def grid(self):
         """Return Flower's client."""
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-        grid = HttpGrid("127.0.0.1:1", insecure=True, token="t")
+        grid = http_grid.HttpGrid("127.0.0.1:1", insecure=True, token="t")
         grid._run = SimpleNamespace(run_id=1)
         grid._runtime_client._client._transport = httpx.MockTransport(self.serve)
         return grid
