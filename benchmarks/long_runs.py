@@ -106,7 +106,9 @@ class Choices(FederatedDataModule):
         x = torch.randn(CLIENTS * ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
         signs = torch.arange(CLIENTS).remainder(2).mul(2).sub(1).repeat_interleave(ROWS)
         self.train_set = self.val_set = TensorDataset(x, x.sum(1, keepdim=True).sign() * signs[:, None])
-        own = dict(zip([f"client{n}" for n in range(CLIENTS)], np.split(np.arange(len(x)), CLIENTS), strict=True))
+        own = dict(
+            zip([f"client{n}" for n in range(CLIENTS)], np.split(np.arange(len(x)), CLIENTS), strict=True)
+        )
         self.client_indices = {client: rows[:-4] for client, rows in own.items()}
         self.val_client_indices = {client: rows[-4:] for client, rows in own.items()}
         self.client_rows = {client: [self._row(client, n) for n in range(3)] for client in own}
@@ -178,7 +180,9 @@ def measure(rounds: int, window: int, folder: Path) -> list[dict[str, float]]:
     rows = []
     for mark in (mark for mark in MARKS if mark <= rounds):
         seen = meter.rounds[mark : mark + window]
-        rows.append({"round": mark} | {name: statistics.median(one[name] for one in seen) for name in seen[0]})
+        rows.append(
+            {"round": mark} | {name: statistics.median(one[name] for one in seen) for name in seen[0]}
+        )
     return rows
 
 

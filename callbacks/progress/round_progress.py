@@ -24,6 +24,7 @@ from fedlight.callbacks.progress.run_summary import (
 )
 from fedlight.callbacks.progress.time_left import TimeLeft
 from fedlight.federation.client import Visit
+from fedlight.support.files import quoted
 from fedlight.support.words import count_noun, in_largest_unit
 
 BEFORE_ITS_END = 1 - 1e-9
@@ -295,10 +296,11 @@ def name_clients(names: Sequence[str], device: str) -> str:
         >>> name_clients(["c001"], "phone"), name_clients(["c001", "c002"], ""), name_clients(["c001"] * 8, "phone")
         ('client c001 on phone', 'clients c001, c002', 'clients c001, c001 and 6 more')
     """
+    shown = [quoted(name) for name in names[:2]]
     if len(names) == 1:
-        return f"client {names[0]}{f' on {device}' if device else ''}"
+        return f"client {shown[0]}{f' on {device}' if device else ''}"
     more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return f"clients {', '.join(names[:2])}{more}"
+    return f"clients {', '.join(shown)}{more}"
 
 
 def model_age(visits: Sequence[Visit], round_idx: int) -> str:

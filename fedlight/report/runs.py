@@ -14,7 +14,7 @@ from typing import Any
 from fedlight.report.folders import SEED, begun, labels, methods, runs_below
 from fedlight.report.tables import Rows, merged, objects, text_can_hold
 from fedlight.support.contents import OWN_FILES, digest_of
-from fedlight.support.files import CHANGED, unsealed
+from fedlight.support.files import CHANGED, csv_rows, unsealed
 
 
 class Run:
@@ -181,7 +181,7 @@ class Run:
 
     def _read_csv(self, name: str) -> Rows:
         try:
-            rows = list(csv.DictReader(StringIO(self._text(name).replace("\0", ""), newline="")))
+            rows = text_can_hold(csv_rows(self._text(name).replace("\0", "")))
         except csv.Error as error:
             self.faults[name] = f"is no CSV: {error}"
             return []

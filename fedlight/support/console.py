@@ -18,6 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from fedlight.support.files import printable
+
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
@@ -68,7 +70,7 @@ def _message(error: Exception) -> str:
     """Return an error's message in one line; for an error of the system about a file, with path and remedy."""
     if isinstance(error, OSError) and error.filename and str(error).startswith("[Errno"):
         return f"{error.filename}: {error.strerror}; check the path and who may read and write there, or give another"
-    return " ".join(str(error).split()) or type(error).__name__
+    return printable(" ".join(str(error).split())) or type(error).__name__
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
