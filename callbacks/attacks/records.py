@@ -91,13 +91,14 @@ class AttackTable:
         if round_idx < last_round or not _columns(own) <= {*columns}:
             return False
         header = _text({}, columns)
-        with full_disk_named(self.file), self.file.open("r+b") as file:
+        with self.file.open("rb", buffering=0) as file:
             if file.read(len(header)) != header:
                 return False
             file.seek(start)
             end = _rows(csv_rows((header + file.read()).decode()))
-            before = {key: end.pop(key) for key in [*end] if key[0] < round_idx}
-            start += len(_text(before, columns)) - len(header)
+        before = {key: end.pop(key) for key in [*end] if key[0] < round_idx}
+        start += len(_text(before, columns)) - len(header)
+        with full_disk_named(self.file), self.file.open("r+b") as file:
             file.seek(start)
             file.truncate()
             file.write(_text(_joined(end, own), columns)[len(header) :])
