@@ -11,6 +11,7 @@ Run: python benchmarks/long_runs.py [--rounds 5000] [--window 50] [--json FILE]
 
 import argparse
 import json
+import logging
 import os
 import resource
 import statistics
@@ -127,20 +128,21 @@ class Choices(FederatedDataModule):
 
 
 class Meter(L.Callback):
-    """Measures every round, from its start to the start of the next."""
+    """Measures the rounds that count, each from its start to the start of the next."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.rounds: list[dict[str, float]] = []
+    def __init__(self, rounds: Sequence[range], folder: Path) -> None:
+        self.measured: dict[int, list[dict[str, float]]] = {one.start: [] for one in rounds}
+        self.rounds, self.folder = rounds, folder
         self._begun: tuple[float, float] | None = None
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Note the round that is over."""
         now = time.perf_counter(), time.process_time()
-        if self._begun is not None:
+        for mark in (one.start for one in self.rounds if trainer.current_epoch in one):
+            assert self._begun is not None
             wall, cpu = (after - before for after, before in zip(now, self._begun, strict=True))
             last = max(self.folder.glob("*.ckpt"), key=lambda file: file.stat().st_mtime)
-            self.rounds.append(
+            self.measured[mark].append(
                 {
                     "milliseconds": 1000 * wall,
                     "cpu_milliseconds": 1000 * cpu,
@@ -159,11 +161,12 @@ def _resident_mib() -> float:
 
 def measure(rounds: int, window: int, folder: Path) -> list[dict[str, float]]:
     """Return the medians at each mark up to ``rounds``."""
-    meter = Meter(folder / "checkpoints")
+    marks = [range(mark, mark + window) for mark in MARKS if mark <= rounds]
+    meter = Meter(marks, folder / "checkpoints")
     progress = RoundProgress()
     progress.console.file = (folder / "progress.txt").open("w", encoding="utf-8")
     trainer = L.Trainer(
-        max_epochs=rounds + window,
+        max_epochs=marks[-1].stop,
         accelerator="cpu",
         default_root_dir=folder,
         logger=CSVLogger(folder, "metrics"),
@@ -177,13 +180,10 @@ def measure(rounds: int, window: int, folder: Path) -> list[dict[str, float]]:
         ],
     )
     trainer.fit(Selectors(), datamodule=Choices(batch_size=4))
-    rows = []
-    for mark in (mark for mark in MARKS if mark <= rounds):
-        seen = meter.rounds[mark : mark + window]
-        rows.append(
-            {"round": mark} | {name: statistics.median(one[name] for one in seen) for name in seen[0]}
-        )
-    return rows
+    return [
+        {"round": mark} | {name: statistics.median(one[name] for one in measured) for name in measured[0]}
+        for mark, measured in meter.measured.items()
+    ]
 
 
 def main() -> None:
@@ -194,6 +194,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the rows")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(
+        logging.ERROR
+    )  # a line for each attack
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(options.rounds, options.window, Path(folder))
     for row in rows:
