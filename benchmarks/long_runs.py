@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from rich.console import Console
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -164,7 +165,7 @@ def measure(rounds: int, window: int, folder: Path) -> list[dict[str, float]]:
     marks = [range(mark, mark + window) for mark in MARKS if mark <= rounds]
     meter = Meter(marks, folder / "checkpoints")
     progress = RoundProgress()
-    progress.console.file = (folder / "progress.txt").open("w", encoding="utf-8")
+    progress.console = Console(quiet=True)
     trainer = L.Trainer(
         max_epochs=marks[-1].stop,
         accelerator="cpu",

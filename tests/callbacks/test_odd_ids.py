@@ -1,4 +1,4 @@
-"""Clients with ids that are formulas or control characters: no table runs them, no terminal obeys them, readers find them."""
+"""Client ids that are formulas or control characters: no table runs them, no terminal obeys them, readers find them."""
 
 import io
 
