@@ -60,7 +60,8 @@ class Selectors(L.LightningModule):
 
     def example_losses(self, batch: list[torch.Tensor]) -> torch.Tensor:
         """Return the squared error of each example, ``(batch,)``."""
-        return (self.parts[self.active](batch[0]) - batch[1]).square()[:, 0]
+        errors: torch.Tensor = self.parts[self.active](batch[0]) - batch[1]
+        return errors.square()[:, 0]
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         """Return the mean loss."""
@@ -101,7 +102,8 @@ class Prompt(NamedTuple):
 class Choices(FederatedDataModule):
     """Random choices; half of the clients want the opposite of the others."""
 
-    template, planted = Prompt(), {}
+    template = Prompt()
+    planted: dict[str, list[dict[str, str]]] = {}
 
     def setup(self, stage: str) -> None:
         """Make the examples."""

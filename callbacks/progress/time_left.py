@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Usual(NamedTuple):
-    """Durations in seconds, of which the first does not count unless it is the only one.
+    """Durations in seconds; the first does not count unless it is the only one.
 
     Examples:
         >>> Usual().and_then(30.0).mean, Usual().and_then(30.0).and_then(10.0).and_then(14.0).mean, Usual().mean

@@ -291,7 +291,7 @@ def printable(text: str, also: str = "") -> str:
 
 
 def unquoted(text: str) -> str:
-    """Return the text from which `quoted` has made this one."""
+    """Undo `quoted`: return the text of a cell."""
     if not _QUOTED.fullmatch(text):
         return text
     return re.sub(r"\\u([0-9a-f]{4})", lambda found: chr(int(found[1], 16)), text[1:-1])

@@ -1,4 +1,4 @@
-"""A round costs the same however many came before it: what is read in it, and what a checkpoint holds, does not grow."""
+"""A round costs the same however many came before it: it reads as many bytes, and a checkpoint is as large."""
 
 from pathlib import Path
 
