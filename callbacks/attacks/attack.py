@@ -19,7 +19,7 @@ from fedlight.federation.client import Upload
 from fedlight.federation.state import State
 from fedlight.processes.work import is_first, merged, once
 from fedlight.support.checks import refuse_below
-from fedlight.support.files import refuse_unwritable, write_json_lines
+from fedlight.support.files import quoted, refuse_unwritable, write_json_lines
 from fedlight.support.types import Fields, FieldsByClient
 
 Target = Literal["global", "uploads"]
@@ -199,8 +199,10 @@ class Attack(L.Callback, ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of finished rounds, and a digest of their findings."""
-        before = self._table.digest(self._rounds_done) if self._table is not None else None
-        return {"rounds_done": self._rounds_done, "before": before}
+        return {
+            "rounds_done": self._rounds_done,
+            "before": self._table.digest if self._table is not None else None,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._rounds_done = self._restored = state_dict["rounds_done"]
@@ -267,7 +269,7 @@ class Attack(L.Callback, ABC):
         with isolate_rng():
             found = self.attack(module, client)
         shown = "  ".join(f"{name} {value:.4g}" for name, value in found.metrics.items())
-        whose = f"after round {self._rounds_done}" if client is None else f"on the upload of {client}"
+        whose = f"after round {self._rounds_done}" if client is None else f"on the upload of {quoted(client)}"
         rank_zero_info(f"{self.name} {whose}: {shown}  ({time.perf_counter() - start:.1f} s)")
         return found
 

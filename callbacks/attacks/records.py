@@ -7,18 +7,20 @@ word: protect them like the rows.
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
 from fedlight.processes.work import is_first
-from fedlight.support.files import check_regular, csv_text, write_whole
+from fedlight.support.files import csv_rows, csv_text, full_disk_named, read_csv, write_whole
 
 GLOBAL = "global"
 """Name of the target that is the server's model; any other target is the client whose upload was attacked."""
 
 Metrics = Mapping[str, float]
 Key = tuple[int, str]
+Cells = Mapping[Key, Mapping[str, str]]
+"""Text of the filled cells by column, for each round and target."""
 
 
 class AttackTable:
@@ -30,6 +32,12 @@ class AttackTable:
 
     def __init__(self, file: Path, attack: str) -> None:
         self.file, self.prefix = file, f"{attack}/"
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self.digest: str | None = None
+        self._cells = blake2b(digest_size=16)
+        self._last: tuple[int, list[str], int] | None = None  # round, columns, bytes before the round's rows
 
     def restart(self, last_round: int, before: str | None = None) -> None:
         """Keep this attack's cells up to ``last_round`` (from 1); later rounds are trained again, 0 keeps nothing.
@@ -39,72 +47,121 @@ class AttackTable:
         """
         if not is_first():
             return
-        if None not in (before, found := self.digest(last_round)) and found != before:
+        rows, kept = self.rows(), {}
+        for (round_idx, target), row in rows.items():
+            own = {name: cell for name, cell in row.items() if name.startswith(self.prefix)}
+            if round_idx <= last_round:
+                kept[round_idx, target] = own
+            if last_round == 0 or round_idx > last_round:
+                rows[round_idx, target] = {name: cell for name, cell in row.items() if name not in own}
+        self._start_anew()
+        self._note(kept)
+        if self.file.exists() and before not in (None, self.digest):
             raise ValueError(
                 f"{self.file} is damaged or of another run: what {self.prefix[:-1]} found up to round {last_round} is not "
                 "what was there when the checkpoint was written. Move it away, and the table goes on without it"
             )
-        rows = self.rows()
-        for (round_idx, _), row in rows.items():
-            if last_round == 0 or round_idx > last_round:
-                for column in [name for name in row if name.startswith(self.prefix)]:
-                    del row[column]
+        if last_round == 0:
+            self._start_anew()
         self._write(rows)
-
-    def digest(self, last_round: int) -> str | None:
-        """Return a digest of this attack's cells up to ``last_round``, None without a file."""
-        if not self.file.exists():
-            return None
-        found = {
-            f"{round_idx} {target}": {
-                name: text for name, text in row.items() if name.startswith(self.prefix)
-            }
-            for (round_idx, target), row in self.rows().items()
-            if round_idx <= last_round
-        }
-        return blake2b(json.dumps(found, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def put(self, round_idx: int, found: Mapping[str, Metrics]) -> None:
         """Add this attack's metrics of a round, by target."""
         if not is_first():
             return
-        rows = self.rows()
-        for target, metrics in found.items():
-            row = rows.setdefault((round_idx, target), {})
-            row.update({self.prefix + name: str(value) for name, value in metrics.items()})
-        self._write(rows)
+        own = {
+            (round_idx, target): {self.prefix + name: str(value) for name, value in metrics.items()}
+            for target, metrics in found.items()
+        }
+        self._note(own)
+        if not self._put_at_end(round_idx, own):
+            rows = _joined(self.rows(), own)
+            columns = self._write(rows)
+            before = {key: row for key, row in rows.items() if key[0] < round_idx}
+            self._last = round_idx, columns, len(_text(before, columns))
+
+    def _put_at_end(self, round_idx: int, own: Cells) -> bool:
+        """Write cells into the last rows of the file, reading only those; return False where that is not enough.
+
+        It is not enough for the first round, and where the columns have changed, by another attack or by these cells.
+        """
+        if self._last is None or not self.file.exists():
+            return False
+        last_round, columns, start = self._last
+        if round_idx < last_round or not _columns(own) <= {*columns}:
+            return False
+        header = _text({}, columns)
+        with self.file.open("rb", buffering=0) as file:
+            if file.read(len(header)) != header:
+                return False
+            file.seek(start)
+            end = _rows(csv_rows((header + file.read()).decode()))
+        before = {key: end.pop(key) for key in [*end] if key[0] < round_idx}
+        start += len(_text(before, columns)) - len(header)
+        with full_disk_named(self.file), self.file.open("r+b") as file:
+            file.seek(start)
+            file.truncate()
+            file.write(_text(_joined(end, own), columns)[len(header) :])
+        self._last = round_idx, columns, start
+        return True
 
     def rows(self) -> dict[Key, dict[str, str]]:
         """Return the filled cells of each round and target, as text; raise ValueError for another kind of file."""
         if not self.file.exists():
             return {}
-        with check_regular(self.file).open(newline="", encoding="utf-8", errors="replace") as file:
-            try:
-                read = list(csv.DictReader(file))
-                if any(None in row for row in read):
-                    raise ValueError("a row with more cells than columns")
-                return {
-                    (int(row.pop("round")), row.pop("target")): {
-                        name: text for name, text in row.items() if text
-                    }
-                    for row in read
-                }
-            except (KeyError, ValueError, TypeError, csv.Error) as error:
-                raise ValueError(
-                    f"{self.file} is no table of attacks: move it away, or choose another output"
-                ) from error
+        try:
+            return _rows(read_csv(self.file))
+        except (KeyError, ValueError, TypeError, csv.Error) as error:
+            raise ValueError(
+                f"{self.file} is no table of attacks: move it away, or choose another output"
+            ) from error
 
-    def _write(self, rows: Mapping[Key, Mapping[str, str]]) -> None:
-        """Write all rows or nothing; without any row the file is removed."""
-        rows = {key: row for key, row in rows.items() if row}
-        if not rows:
+    def _note(self, own: Cells) -> None:
+        """Add cells of this attack to the digest."""
+        for key in sorted(filter(own.get, own), key=_place):
+            self._cells.update(json.dumps([key, own[key]], sort_keys=True).encode())
+            self.digest = self._cells.hexdigest()
+
+    def _write(self, rows: Cells) -> list[str]:
+        """Write all rows or nothing, and return the columns; without any row the file is removed."""
+        columns = sorted(_columns(rows))
+        if columns:
+            write_whole(self.file, _text(rows, columns))
+        else:
             self.file.unlink(missing_ok=True)
-            return
-        columns = sorted({column for row in rows.values() for column in row})
-        # Clients before the server, as in the course of a round.
-        keys = sorted(rows, key=lambda key: (key[0], key[1] == GLOBAL, key[1]))
-        lines = [{"round": key[0], "target": key[1], **rows[key]} for key in keys]
-        write_whole(self.file, csv_text(lines, ["round", "target", *columns]))
+        return columns
+
+
+def _rows(read: Sequence[Mapping[str, str]]) -> dict[Key, dict[str, str]]:
+    """Return the filled cells of each round and target; raise KeyError, ValueError or TypeError for other rows."""
+    if any(None in row for row in read):
+        raise ValueError("a row with more cells than columns")
+    return {
+        (int(row["round"]), row["target"]): {
+            name: cell for name, cell in row.items() if cell and name not in ("round", "target")
+        }
+        for row in read
+    }
+
+
+def _joined(rows: Cells, others: Cells) -> Cells:
+    return {**rows, **{key: {**rows.get(key, {}), **cells} for key, cells in others.items()}}
+
+
+def _columns(rows: Cells) -> set[str]:
+    return {column for row in rows.values() for column in row}
+
+
+def _place(key: Key) -> tuple[int, bool, str]:
+    """Return the order of rows: by round, clients before the server, as in the course of a round."""
+    return key[0], key[1] == GLOBAL, key[1]
+
+
+def _text(rows: Cells, columns: Sequence[str]) -> bytes:
+    """Return the file with the rows that have any cell."""
+    keys = sorted(filter(rows.get, rows), key=_place)
+    lines = [{"round": key[0], "target": key[1], **rows[key]} for key in keys]
+    return csv_text(lines, ["round", "target", *columns]).encode()
 
 
 def remove_later(folder: Path, name: str, last_round: int) -> None:

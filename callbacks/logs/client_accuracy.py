@@ -26,7 +26,7 @@ from fedlight.callbacks.logs.group_log import (
     weights_of,
 )
 from fedlight.callbacks.logs.trainer import KeepsOwnModels, find_own_models, log_now
-from fedlight.callbacks.loop.round_table import Record, RoundTable
+from fedlight.callbacks.loop.round_table import Record, RoundLog
 from fedlight.callbacks.loop.run import parameters_of, ready
 from fedlight.evaluation.by_client import per_client, spread
 from fedlight.evaluation.judge import judge_both_orders, summarize_both_orders
@@ -107,7 +107,7 @@ class Outcomes:
         return judge_both_orders(self.orders, odds * (2 * self.labels[:, None] - 1), self.labels)
 
 
-class ClientAccuracy(L.Callback):
+class ClientAccuracy(RoundLog):
     """Lightning callback that logs and writes the accuracy on each client's validation and test examples.
 
     Logs ``val/client_mean``, ``val/client_worst_tenth`` (mean of the worst tenth of the clients, rounded up) and
@@ -150,15 +150,14 @@ class ClientAccuracy(L.Callback):
     ) -> None:
         if not 0 < worst <= 1:
             raise ValueError(f"ClientAccuracy.worst={worst} must lie in (0, 1]")
-        self.path, self.groups, self.worst, self.own_models = path, groups, worst, own_models
+        super().__init__(path)
+        self.groups, self.worst, self.own_models = groups, worst, own_models
         self.summary: dict[str, float] = {}
         self._outputs: list[Any] = []
         self._messages: set[str] = set()
-        self._last_round = -1
-        self._before: str | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._table = RoundTable(Path(self.path or Path(trainer.default_root_dir) / self.log_name))
+        super().setup(trainer, pl_module, stage)
         self._grouping: GroupsClients | None = find_grouping(trainer)
         evaluates = stage in ("validate", "test")
         self._selectors, self._weights = (
@@ -166,14 +165,9 @@ class ClientAccuracy(L.Callback):
         )
         if self._selectors:
             self._check_clients(trainer, "val" if stage == "validate" else "test")
-        if stage == "fit" and trainer.current_epoch == 0:  # a checkpoint is loaded later
-            self._last_round, self._before = -1, None
         if stage == "fit" and self.own_models:
             self._loop = find_own_models(trainer, "ClientAccuracy")
             self._data = _find_own_examples(trainer)
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._table.restart(self._last_round, self._before)
 
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._outputs = []
@@ -202,7 +196,6 @@ class ClientAccuracy(L.Callback):
             self._replace("validate", rows)
             return
         self._table.append([{"stage": "val", "round": trainer.current_epoch, **row} for row in rows])
-        self._last_round = trainer.current_epoch
 
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._replace("test", self._evaluate(trainer, pl_module, "test"))
@@ -257,13 +250,6 @@ class ClientAccuracy(L.Callback):
         log_now(trainer, self.summary)
         shown = "  ".join(f"{name} {value:.4f}" for name, value in self.summary.items())
         rank_zero_info(f"each of {len(correct)} clients with its own model: {shown}")
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the last round whose rows are in the file, and a digest of all rows so far."""
-        return {"last_round": self._last_round, "before": self._table.digest(self._last_round)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._last_round, self._before = state_dict["last_round"], state_dict.get("before")
 
     def _evaluate(self, trainer: L.Trainer, module: L.LightningModule, stage: str) -> list[Record]:
         """Log the accuracies of the finished pass and return a row for each client."""

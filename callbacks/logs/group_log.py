@@ -4,7 +4,6 @@ For algorithms that group clients, such as FedBiscuit (Wu et al., "Towards Feder
 Preference for LLMs", ICLR 2025, https://arxiv.org/abs/2407.03038).
 """
 
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -12,10 +11,10 @@ from typing import Any, Protocol, runtime_checkable
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.callbacks.loop.round_table import Record, RoundTable
+from fedlight.callbacks.loop.round_table import Record, RoundLog
 from fedlight.evaluation.group_agreement import group_metrics
 from fedlight.federation.protocols import NamesGroups
-from fedlight.support.files import check_regular
+from fedlight.support.files import read_csv
 
 
 @runtime_checkable
@@ -51,7 +50,7 @@ class RunsAlgorithm(Protocol):
     algorithm: Any
 
 
-class GroupLog(L.Callback):
+class GroupLog(RoundLog):
     """Lightning callback that writes ``groups.csv`` and logs how far a grouping agrees with the last and the known one.
 
     Columns: round, client, selector, the client's loss under each selector, its weight for each where it has such weights
@@ -70,24 +69,21 @@ class GroupLog(L.Callback):
     log_name = "groups.csv"
 
     def __init__(self, path: str | None = None) -> None:
-        self.path = path
+        super().__init__(path)
         self._grouping: GroupsClients | None = None
         self._written: dict[str, Any] = {"round": -1, "groups": {}}
-        self._before: str | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
+        super().setup(trainer, pl_module, stage)
         self._grouping = find_grouping(trainer)
-        self._table = RoundTable(Path(self.path or Path(trainer.default_root_dir) / self.log_name))
-        if trainer.current_epoch == 0:  # a checkpoint is loaded later
-            self._written, self._before = {"round": -1, "groups": {}}, None
         if self._grouping is None:
             rank_zero_info("GroupLog: no algorithm that groups clients, so there are no groups to log")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._grouping is not None:
-            self._table.restart(self._written["round"], self._before)
+            super().on_train_start(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # A run resumed from a checkpoint taken after validation calls this hook first.
@@ -101,14 +97,12 @@ class GroupLog(L.Callback):
         self._written = {"round": found.grouped_round, "groups": dict(found.groups)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last grouping in the file, its round, and a digest of the rows so far."""
-        if self._grouping is None:
-            return self._written
-        return {**self._written, "before": self._table.digest(self._written["round"])}
+        """Return the last grouping in the file and its round as well."""
+        return super().state_dict() | self._written
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._written = {key: state_dict[key] for key in ("round", "groups")}
-        self._before = state_dict.get("before")
+        super().load_state_dict(state_dict)
+        self._written = {"round": state_dict.get("round", -1), "groups": state_dict.get("groups", {})}
 
 
 def group_rows(found: GroupsClients, known: Mapping[str, str]) -> list[Record]:
@@ -155,8 +149,7 @@ def read_selectors(file: Path) -> tuple[dict[str, int], dict[str, list[float]]]:
         ValueError: this is another file.
     """
     try:
-        with check_regular(file).open(newline="", encoding="utf-8") as lines:
-            rows = list(csv.DictReader(lines))
+        rows = read_csv(file)
         last = max(int(row["round"]) for row in rows)
         rows = [row for row in rows if int(row["round"]) == last]
         names = [name for name in rows[0] if name.startswith("weight_")]

@@ -569,7 +569,7 @@ class FederatedLoop(L.Callback):
             "federation": self._federation.settings,
             "rounds_done": self.rounds_done,
             "virtual_seconds": self.virtual_seconds,
-            "private_rounds": [*self.privacy.rounds],
+            "private_rounds": dict(self.privacy.rounds),
             "trained": optimizers.which_are_trained(self._parameters),
             "algorithm": self.algorithm.state_dict(),
             "server": self.server.state_dict(),
@@ -591,7 +591,7 @@ class FederatedLoop(L.Callback):
         self.rounds_done = state_dict["rounds_done"]
         self.virtual_seconds = state_dict.get("virtual_seconds", 0.0)
         self._trained_before = state_dict.get("trained", {})
-        self.privacy.rounds = [*state_dict.get("private_rounds", [])]
+        self.privacy.rounds = dict(state_dict.get("private_rounds", {}))
         self.algorithm.load_state_dict(state_dict["algorithm"])
         self.server.load_state_dict(state_dict["server"])
         self.memory.load_state_dict(state_dict["memory"])

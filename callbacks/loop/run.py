@@ -472,14 +472,14 @@ class PrivacyAccount:
     """Privacy account of a run with a private aggregation or channel.
 
     Attributes:
-        rounds: clients sampled and number of clients, for each round; plain values, for a checkpoint.
+        rounds: (clients sampled, number of clients) -> number of such rounds; epsilon depends on nothing else.
 
     Raises:
         ModuleNotFoundError: something is private and the accountant is not installed.
     """
 
     def __init__(self, aggregation: Aggregation | None, channel: Channel) -> None:
-        self.rounds: list[tuple[int, int]] = []
+        self.rounds: dict[tuple[int, int], int] = {}
         self._parts: dict[str, tuple[Private, float]] = {}
         parts: dict[str, object] = {"": aggregation, "_local": channel}
         for end, part in parts.items():
@@ -510,7 +510,7 @@ class PrivacyAccount:
             absent where nothing is private.
         """
         if self._parts:
-            self.rounds.append((sampled, clients))
+            self.rounds[sampled, clients] = self.rounds.get((sampled, clients), 0) + 1
         found: dict[str, float] = {}
         for end, (part, delta) in self._parts.items():
             epsilon = part.epsilon(delta, self.rounds)

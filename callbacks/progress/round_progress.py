@@ -16,8 +16,8 @@ from fedlight.callbacks.logs.visit_log import RecordsVisits
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.visits.visit import step_losses
 from fedlight.callbacks.progress.run_summary import (
+    MetricEnds,
     device_table,
-    metric_table,
     output_paths,
     report_command,
     traffic,
@@ -25,6 +25,7 @@ from fedlight.callbacks.progress.run_summary import (
 from fedlight.callbacks.progress.time_left import TimeLeft
 from fedlight.devices.outcomes import took_part
 from fedlight.federation.client import Visit
+from fedlight.support.files import quoted
 from fedlight.support.words import count_noun, in_largest_unit
 
 BEFORE_ITS_END = 1 - 1e-9
@@ -79,7 +80,7 @@ class RoundProgress(ProgressBar):
         self._time_left = TimeLeft()
         self._rounds_after: int | None = 0
         self._validations_left = 0
-        self._history: dict[int, dict[str, float]] = {}
+        self._metrics = MetricEnds()
 
     def enable(self) -> None:
         self._enabled = True
@@ -91,12 +92,13 @@ class RoundProgress(ProgressBar):
         super().setup(trainer, pl_module, stage)
         self._loop: VisitsClients | None = find_callback(trainer, VisitsClients)
         self._records: RecordsVisits | None = find_callback(trainer, RecordsVisits)
-        self._time_left, self._rounds_after, self._validations_left, self._history = TimeLeft(), 0, 0, {}
+        self._time_left, self._rounds_after, self._validations_left = TimeLeft(), 0, 0
+        self._metrics = MetricEnds()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Print the tables of a fit; all its files are written by now."""
         self._stop()
-        if stage == "fit" and self._history and self._enabled:
+        if stage == "fit" and self._metrics and self._enabled:
             self._summarize(trainer)
 
     def on_exception(
@@ -138,7 +140,7 @@ class RoundProgress(ProgressBar):
         shown = {"loss": torch.cat(self._losses).mean().item()} if self._losses else {}
         metrics = trainer.progress_bar_metrics
         shown |= {name: float(value) for name, value in metrics.items() if name not in STEP_LOSSES}
-        self._history[trainer.current_epoch + 1] = shown
+        self._metrics.add(trainer.current_epoch + 1, shown)
         values = "  ".join(f"{name} {value:.4f}" for name, value in shown.items())
         seconds = time.monotonic() - self._started
         self._validations_left = _validations(trainer, trainer.current_epoch + 1)
@@ -248,7 +250,7 @@ class RoundProgress(ProgressBar):
         """Print the metrics, the traffic or the devices' work, and the paths of the outputs."""
         unit = "epoch" if self._loop is None else "round"
         seconds = time.monotonic() - self._fit_started
-        self.console.print(metric_table(self._history, unit, seconds))
+        self.console.print(self._metrics.table(unit, seconds))
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         rows = [row for log in callbacks if isinstance(log, LogsVisits) for row in log.visit_rows()]
         if rows and "device" in rows[0]:
@@ -296,10 +298,11 @@ def name_clients(names: Sequence[str], device: str) -> str:
         >>> name_clients(["c001"], "phone"), name_clients(["c001", "c002"], ""), name_clients(["c001"] * 8, "phone")
         ('client c001 on phone', 'clients c001, c002', 'clients c001, c001 and 6 more')
     """
+    shown = [quoted(name) for name in names[:2]]
     if len(names) == 1:
-        return f"client {names[0]}{f' on {device}' if device else ''}"
+        return f"client {shown[0]}{f' on {device}' if device else ''}"
     more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return f"clients {', '.join(names[:2])}{more}"
+    return f"clients {', '.join(shown)}{more}"
 
 
 def model_age(visits: Sequence[Visit], round_idx: int) -> str:

@@ -20,38 +20,61 @@ TEMPORARY = ("run.lock",)
 """Files in a run's folder that exist only during the run."""
 
 
-def metric_table(history: Mapping[int, Mapping[str, float]], unit: str, seconds: float) -> Table:
-    """Return a table of each metric's first, last, lowest and highest value, with the rounds of the latter two.
-
-    Args:
-        history: round, from 1 -> its metrics by name, at least one round; a metric may be missing from a round or NaN.
-        unit: counted unit, ``"round"`` or ``"epoch"``.
-        seconds: duration of all rounds.
+class MetricEnds:
+    """First, last, lowest and highest value of each metric in a fit, with the rounds of the latter two.
 
     Examples:
-        >>> table = metric_table({1: {"loss": 2.0}, 2: {"loss": 0.5}, 3: {"loss": 1.0}}, "round", 90.0)
+        >>> ends = MetricEnds()
+        >>> for number, loss in enumerate((2.0, 0.5, 1.0), start=1):
+        ...     ends.add(number, {"loss": loss})
+        >>> table = ends.table("round", seconds=90.0)
         >>> table.title, [next(column.cells) for column in table.columns]
         ('3 rounds in 1.5 minutes', ['loss', '2.0000', '1.0000', '0.5000 (2)', '2.0000 (1)'])
     """
-    table = Table(title=f"{_name_rounds(sorted(history), unit)} in {in_largest_unit(seconds)}")
-    for name in ("metric", "first", "last", f"lowest ({unit})", f"highest ({unit})"):
-        table.add_column(name, justify="left" if name == "metric" else "right")
-    for name in dict.fromkeys(name for metrics in history.values() for name in metrics):
-        values = {n: history[n][name] for n in sorted(history) if name in history[n]}
-        if values := {n: value for n, value in values.items() if not math.isnan(value)}:
-            first, *_, last = [*values.values(), *values.values()]
-            ends = [min(values, key=values.__getitem__), max(values, key=values.__getitem__)]
-            cells = [f"{first:.4f}", f"{last:.4f}", *(f"{values[n]:.4f} ({n})" for n in ends)]
-            table.add_row(name, *cells)
-    return table
 
+    def __init__(self) -> None:
+        self._first_round = self._last_round = 0
+        self._ends: dict[str, list[tuple[float, int]]] = {}
 
-def _name_rounds(rounds: Sequence[int], unit: str) -> str:
-    """Return ``10 rounds``, or ``rounds 6 to 10`` for a resumed run."""
-    first, last = rounds[0], rounds[-1]
-    if first > 1:
-        return f"{unit} {last}" if first == last else f"{unit}s {first} to {last}"
-    return f"{last:,} {unit}{'s' if last > 1 else ''}"
+    def __bool__(self) -> bool:
+        return self._last_round > 0
+
+    def add(self, number: int, metrics: Mapping[str, float]) -> None:
+        """Add the metrics of a round, counted from 1; NaN is no value."""
+        self._first_round, self._last_round = self._first_round or number, number
+        for name, value in metrics.items():
+            now = value, number
+            first, _, low, high = self._ends.setdefault(name, []) or [now] * 4
+            if not math.isnan(value):
+                self._ends[name] = [
+                    first,
+                    now,
+                    now if value < low[0] else low,
+                    now if value > high[0] else high,
+                ]
+
+    def table(self, unit: str, seconds: float) -> Table:
+        """Return the table of all metrics.
+
+        Args:
+            unit: counted unit, ``"round"`` or ``"epoch"``.
+            seconds: duration of all rounds.
+        """
+        table = Table(title=f"{self._rounds(unit)} in {in_largest_unit(seconds)}")
+        for name in ("metric", "first", "last", f"lowest ({unit})", f"highest ({unit})"):
+            table.add_column(name, justify="left" if name == "metric" else "right")
+        for name, ends in self._ends.items():
+            if ends:
+                cells = [f"{value:.4f}" for value, _ in ends[:2]]
+                table.add_row(name, *cells, *(f"{value:.4f} ({number})" for value, number in ends[2:]))
+        return table
+
+    def _rounds(self, unit: str) -> str:
+        """Return ``10 rounds``, or ``rounds 6 to 10`` for a resumed run."""
+        first, last = self._first_round, self._last_round
+        if first > 1:
+            return f"{unit} {last}" if first == last else f"{unit}s {first} to {last}"
+        return f"{last:,} {unit}{'s' if last > 1 else ''}"
 
 
 def traffic(rows: Sequence[Mapping[str, str]]) -> str:

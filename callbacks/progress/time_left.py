@@ -5,7 +5,30 @@ either. The first round loads and compiles in its first batch, so that batch tel
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Usual(NamedTuple):
+    """Durations in seconds; the first does not count unless it is the only one.
+
+    Examples:
+        >>> Usual().and_then(30.0).mean, Usual().and_then(30.0).and_then(10.0).and_then(14.0).mean, Usual().mean
+        (30.0, 12.0, 0.0)
+    """
+
+    number: int = 0
+    total: float = 0.0
+    """Sum of those that count."""
+
+    def and_then(self, seconds: float) -> "Usual":
+        """Return the durations with one more."""
+        return Usual(self.number + 1, seconds if self.number < 2 else self.total + seconds)
+
+    @property
+    def mean(self) -> float:
+        """Mean of those that count; 0 without any."""
+        return self.total / max(1, self.number - 1)
 
 
 class TimeLeft:
@@ -35,10 +58,8 @@ class TimeLeft:
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock or time.monotonic
-        self._rounds: list[
-            float
-        ] = []  # of each finished round, to the start of the next, without its validation
-        self._validations: list[float] = []  # of each finished round that had one
+        self._rounds = Usual()  # of finished rounds, to the start of the next, without their validations
+        self._validations = Usual()
         self._begun: float | None = None  # moment of the round under way
         self._first_batch = self._last_batch = 0.0  # moments at which they were done
         self._batches = 0
@@ -48,8 +69,7 @@ class TimeLeft:
         """Note that a round begins, and with it that the one before is over."""
         now = self._clock()
         if self._begun is not None:
-            self._rounds.append(self._round(now))
-            self._validations += [self._in_round] if self._in_round else []
+            self._rounds, self._validations = self._with_this_round(now)
         self._begun, self._batches, self._in_round = now, 0, 0.0
 
     def batch_ends(self) -> None:
@@ -69,7 +89,7 @@ class TimeLeft:
 
     def is_whole(self, validations_left: int) -> bool:
         """Tell whether the estimate has all in it: how long a validation takes is not known before the first one."""
-        return not validations_left or bool(self._validations) or self._in_round > 0
+        return not validations_left or self._validations.number > 0 or self._in_round > 0
 
     def seconds(self, share: float, rounds_after: int, validations_left: int) -> float | None:
         """Return the seconds left of the round under way and of all rounds after it; None where nothing is known yet.
@@ -87,19 +107,23 @@ class TimeLeft:
         now = self._clock()
         rounds, validations = self._rounds, self._validations
         if share >= 1:
-            rounds = [*rounds, self._round(now)]
-            validations = [*validations, *([self._in_round] if self._in_round else [])]
+            rounds, validations = self._with_this_round(now)
         elapsed = now - self._begun
-        each = _usual(rounds) if rounds else self._by_batches(elapsed, share)
+        each = rounds.mean if rounds.number else self._by_batches(elapsed, share)
         if each is None:
             return None
         rest = max(each - elapsed, 0.0) if share < 1 else 0.0
-        return rest + rounds_after * each + validations_left * (_usual(validations) or 0.0)
+        return rest + rounds_after * each + validations_left * validations.mean
+
+    def _with_this_round(self, now: float) -> "tuple[Usual, Usual]":
+        """Return the durations with those of the round that is over, and of its validation if it had one."""
+        validations = self._validations.and_then(self._in_round) if self._in_round else self._validations
+        return self._rounds.and_then(self._round(now)), validations
 
     def _round(self, now: float) -> float:
         """Return the seconds of the round that is over; of the run's first one with a usual batch in place of its first."""
         assert self._begun is not None
-        if self._rounds or self._batches < 2:
+        if self._rounds.number or self._batches < 2:
             return now - self._begun - self._in_round
         a_batch = (self._last_batch - self._first_batch) / (self._batches - 1)
         return a_batch + now - self._first_batch - self._in_round
@@ -111,14 +135,3 @@ class TimeLeft:
         if self._batches < 2:
             return elapsed / share
         return (self._last_batch - self._first_batch) / (self._batches - 1) * self._batches / share
-
-
-def _usual(seconds: Sequence[float]) -> float | None:
-    """Return the mean without the first, unless it is the only one; None without any.
-
-    Examples:
-        >>> _usual([30.0, 10.0, 14.0]), _usual([30.0]), _usual([])
-        (12.0, 30.0, None)
-    """
-    usual = seconds[1:] or seconds
-    return sum(usual) / len(usual) if usual else None

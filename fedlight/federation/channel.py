@@ -16,7 +16,7 @@ from torch import Size
 
 from fedlight.federation.client import Client
 from fedlight.federation.codecs import Codec, Quantize
-from fedlight.federation.privacy import ClipAndNoise
+from fedlight.federation.privacy import ClipAndNoise, Rounds
 from fedlight.federation.state import Diverged, State, movement
 
 LOST = "wire"
@@ -252,7 +252,7 @@ class Wire(Channel):
         first = self.up_codecs[0] if self.up_codecs else None
         return first.delta if isinstance(first, ClipAndNoise) else None
 
-    def epsilon(self, delta: float, rounds: Sequence[tuple[int, int]]) -> float | None:
+    def epsilon(self, delta: float, rounds: Rounds) -> float | None:
         """Return epsilon as `epsilon` does; None without noise."""
         first = self.up_codecs[0] if self.up_codecs else None
         return first.epsilon(delta, rounds) if isinstance(first, ClipAndNoise) else None

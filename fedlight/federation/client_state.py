@@ -271,7 +271,7 @@ class ClientMemories:
         else:
             self._versions.pop(client_id, None)
         if before is not None and not self._is_named(client_id, before):
-            self._path(before).unlink(missing_ok=True)
+            self._unlink([before])
 
     def _notes(self) -> UnsavedFiles:
         """Return the note of files that a later run removes if this process is killed."""
@@ -296,6 +296,8 @@ class ClientMemories:
     def _unlink(self, versions: Iterable[str]) -> None:
         for name in versions:
             self._path(name).unlink(missing_ok=True)
+            if self._unsaved is not None:
+                self._unsaved.forget(name)
 
     def _path(self, name: str) -> Path:
         if self._folder is None:

@@ -16,7 +16,7 @@ length of clients' texts, so one client's data can push another out of a round, 
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
@@ -33,6 +33,10 @@ DELTA = 1e-5
 MISSING = "privacy needs the accountant dp-accounting: pip install 'fedlight[privacy]'"
 
 
+Rounds = Iterable[tuple[int, int]] | Mapping[tuple[int, int], int]
+"""Clients sampled and number of clients of each round; or the number of rounds with each such pair."""
+
+
 @runtime_checkable
 class Private(Protocol):
     """Part of a run with an epsilon, such as a private aggregation or channel."""
@@ -41,8 +45,8 @@ class Private(Protocol):
     def delta(self) -> float | None:
         """Chance that the logged epsilon does not hold; None if the part is not private."""
 
-    def epsilon(self, delta: float, rounds: Sequence[tuple[int, int]]) -> float | None:
-        """Return epsilon at ``delta`` after rounds of (clients sampled, clients); None if the part is not private."""
+    def epsilon(self, delta: float, rounds: Rounds) -> float | None:
+        """Return epsilon at ``delta`` after ``rounds``, which a run gives as counts; None if the part is not private."""
 
 
 class PrivateMean(Aggregation):
@@ -131,8 +135,8 @@ class PrivateMean(Aggregation):
                 )
         self._clients.update(client_ids)
 
-    def epsilon(self, delta: float, rounds: Sequence[tuple[int, int]]) -> float:
-        """Return epsilon after rounds of (clients sampled, clients) towards an observer of every round's model.
+    def epsilon(self, delta: float, rounds: Rounds) -> float:
+        """Return epsilon after these rounds towards an observer of every round's model.
 
         Raises:
             ValueError: ``delta`` or a round is out of its range.
@@ -140,7 +144,7 @@ class PrivateMean(Aggregation):
         """
         if self.secret_sampling:
             return sampled_epsilon(self.noise_multiplier, delta, rounds)
-        return gaussian_epsilon(self.noise_multiplier, delta, len(rounds))
+        return gaussian_epsilon(self.noise_multiplier, delta, Counter(rounds).total())
 
 
 class ClipAndNoise(Codec):
@@ -180,14 +184,14 @@ class ClipAndNoise(Codec):
         """Return the values as they are: neither clipping nor noise can be undone."""
         return values
 
-    def epsilon(self, delta: float, rounds: Sequence[tuple[int, int]]) -> float:
+    def epsilon(self, delta: float, rounds: Rounds) -> float:
         """Return epsilon of a client that took part in all the rounds, towards the server, which knows it.
 
         Raises:
             ValueError: ``delta`` is out of its range.
             ModuleNotFoundError: dp-accounting is missing; also without rounds, so that a run can ask before it starts.
         """
-        return gaussian_epsilon(self.noise_multiplier, delta, len(rounds))
+        return gaussian_epsilon(self.noise_multiplier, delta, Counter(rounds).total())
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float, times: int) -> float:
@@ -211,12 +215,12 @@ def gaussian_epsilon(noise_multiplier: float, delta: float, times: int) -> float
     return float(get_epsilon_gaussian(noise_multiplier / 2 / math.sqrt(times), delta))
 
 
-def sampled_epsilon(noise_multiplier: float, delta: float, rounds: Sequence[tuple[int, int]]) -> float:
+def sampled_epsilon(noise_multiplier: float, delta: float, rounds: Rounds) -> float:
     """Return a bound of epsilon at ``delta`` when clients are sampled uniformly, without replacement and in secret.
 
     Wang et al., "Subsampled Renyi Differential Privacy and Analytical Moments Accountant", AISTATS 2019,
     https://arxiv.org/abs/1808.00087, theorem 27, as computed by dp-accounting; never more than `gaussian_epsilon`.
-    Each of the ``rounds`` is (clients sampled, clients), with sampled clients that dropped out.
+    Sampled clients that dropped out count as sampled.
 
     Raises:
         ValueError: ``delta`` is out of its range, or more clients are sampled than there are.
@@ -226,13 +230,14 @@ def sampled_epsilon(noise_multiplier: float, delta: float, rounds: Sequence[tupl
         >>> round(sampled_epsilon(2.0, 1e-5, [(10, 1000)] * 100), 3), round(gaussian_epsilon(2.0, 1e-5, times=100), 1)
         (1.483, 91.8)
     """
-    without_secret = gaussian_epsilon(noise_multiplier, delta, len(rounds))
-    if not rounds or not noise_multiplier:
+    counts = Counter(rounds)
+    without_secret = gaussian_epsilon(noise_multiplier, delta, counts.total())
+    if not counts or not noise_multiplier:
         return without_secret
     from dp_accounting.rdp import compute_epsilon
 
     total: Any = 0.0
-    for (sampled, clients), times in sorted(Counter(rounds).items()):
+    for (sampled, clients), times in sorted(counts.items()):
         orders, divergences = _renyi(noise_multiplier, sampled, clients)
         total = total + times * divergences
     return min(without_secret, float(compute_epsilon(orders, total, delta)[0]))

@@ -101,6 +101,10 @@ class UnsavedFiles:
         self._append(f"{name}\n")
         self._names.add(name)
 
+    def forget(self, name: str) -> None:
+        """Stop to keep a removed file in mind; its line in the note does no harm."""
+        self._names.discard(name)
+
     def begin(self, checkpoint: Checkpoint) -> None:
         """Sync the files that a checkpoint names, and note the checkpoint before it is written."""
         unsaved = self._names & checkpoint.named

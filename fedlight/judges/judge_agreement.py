@@ -4,7 +4,6 @@ The judge sees every voted pair of answers in both orders. `fedlight.judges.vote
 those left out; `fedlight.evaluation.human_agreement` has the measures.
 """
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -17,7 +16,7 @@ from fedlight.evaluation.judge import BothPositions
 from fedlight.evaluation.win_rate import outcomes, win_tie_lose
 from fedlight.judges.duels import known, made_judge
 from fedlight.judges.voted_pairs import Pair, read_pairs
-from fedlight.support.files import write_json
+from fedlight.support.files import csv_text, write_json, write_whole
 from fedlight.support.results import rich_text
 
 ALL, WITHOUT_CATEGORY = "all", "(none)"
@@ -84,7 +83,7 @@ def judge_agreement(
         rows.append({"method": name, **{key: own[0][key] for key in SHARES}, **numbers})
         records += [_record(name, *one) for one in zip(pairs, *verdicts, strict=True)]
     write_rows(records, Path(output) / "verdicts.jsonl")
-    _write_table(lines, Path(output) / "agreement.csv")
+    write_whole(Path(output) / "agreement.csv", csv_text([known(line) for line in lines], [*lines[0]]))
     write_json(Path(output) / "counts.json", asdict(counts))
     return {
         "rows": [known(row) for row in rows],
@@ -189,10 +188,3 @@ def _record(judge: str, pair: Pair, first: float, second: float) -> dict[str, An
         **{"first": pair.first, "second": pair.second, "votes": pair.votes},
         **{name: None if math.isnan(verdict) else verdict for name, verdict in verdicts.items()},
     }
-
-
-def _write_table(lines: Sequence[Mapping[str, Any]], file: Path) -> None:
-    with file.open("w", newline="", encoding="utf-8") as opened:
-        writer = csv.DictWriter(opened, list(lines[0]))
-        writer.writeheader()
-        writer.writerows([{**dict.fromkeys(lines[0], ""), **known(line)} for line in lines])

@@ -3,7 +3,6 @@
 They read folders of earlier stages.
 """
 
-import csv
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -15,7 +14,7 @@ from fedlight.datamodules.rows.rows import load_rows
 from fedlight.evaluation.bootstrap import with_interval
 from fedlight.judges.rule_judges import OracleJudge
 from fedlight.judges.selector_judge import SelectorJudge
-from fedlight.support.files import check_regular, result_of
+from fedlight.support.files import read_csv, result_of
 from fedlight.support.types import Fields, Rows
 from fedlight.toy.oracle import Oracle
 
@@ -132,7 +131,7 @@ def settings_table(
         for column, metric in (of_rounds or {}).items():
             values = {setting: _logged(Path(folder), metric).values() for setting, folder in runs.items()}
             row |= {f"{column}, {setting}": mean(of) for setting, of in values.items() if of}
-        visits = [visit for folder in runs.values() for visit in _visits(Path(folder))]
+        visits = [visit for folder in runs.values() for visit in read_csv(Path(folder, "visits.csv"))]
         for way in ("up", "down"):
             row[f"kib_{way}"] = mean(float(visit[f"bytes_{way}"]) for visit in visits) / 2**10
         names = ("fed/epsilon", "fed/epsilon_local")
@@ -197,19 +196,14 @@ def sent_bytes(folder: Path) -> float:
     """Return the bytes sent down and up by the visits and groupings of a run's folder; 0 without ``visits.csv``."""
     if not (folder / "visits.csv").is_file():
         return 0.0
-    sent = sum(float(row["bytes_down"]) + float(row["bytes_up"]) for row in _visits(folder))
+    visits = read_csv(folder / "visits.csv")
+    sent = sum(float(row["bytes_down"]) + float(row["bytes_up"]) for row in visits)
     return sent + sum(sum(_logged(folder, f"fed/grouping_bytes_{way}").values()) for way in ("down", "up"))
-
-
-def _visits(folder: Path) -> list[dict[str, str]]:
-    with (folder / "visits.csv").open(newline="", encoding="utf-8") as file:
-        return [*csv.DictReader(file)]
 
 
 def _logged(folder: Path, name: str) -> dict[str, float]:
     """Return epoch -> value of a metric; of a resumed run's files the later one counts."""
     values: dict[str, float] = {}
     for file in sorted(folder.glob("metrics/version_*/metrics.csv"), key=lambda f: int(f.parent.name[8:])):
-        with check_regular(file).open(newline="", encoding="utf-8") as opened:
-            values |= {row["epoch"]: float(row[name]) for row in csv.DictReader(opened) if row.get(name)}
+        values |= {row["epoch"]: float(row[name]) for row in read_csv(file) if row.get(name)}
     return values

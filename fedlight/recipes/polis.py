@@ -5,7 +5,6 @@ Deliberation by Mapping High Dimensional Opinion Spaces", RECERCA 2021, https://
 agrees with one statement and disagrees with another prefers the first: that is a pair, and the person is a client.
 """
 
-import csv
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from fedlight.evaluation.by_client import worst_share_mean
 from fedlight.evaluation.group_agreement import adjusted_rand_index
 from fedlight.recipes.method_table import sent_bytes
 from fedlight.support.checks import check_choice, check_range, refuse_below
-from fedlight.support.files import csv_text, write_whole
+from fedlight.support.files import csv_text, read_csv, write_whole
 from fedlight.support.needs import RowSource
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Rows
@@ -384,12 +383,9 @@ def _jury_accuracies(pairs: Rows) -> dict[str, float]:
 
 def _own_accuracies(folders: Mapping[str, str], clients: list[str]) -> dict[str, float]:
     file = Path(folders.get("test", folders["train"])) / "clients.csv"
-    with file.open(newline="", encoding="utf-8") as lines:
-        found = {
-            row["client"]: float(row["own_accuracy"])
-            for row in csv.DictReader(lines)
-            if row["stage"] in ("own", "test")
-        }
+    found = {
+        row["client"]: float(row["own_accuracy"]) for row in read_csv(file) if row["stage"] in ("own", "test")
+    }
     if found.keys() != set(clients):
         raise ValueError(
             f"{file} has accuracies of {len(found)} clients, not of the {len(clients)} with test pairs"
@@ -402,5 +398,4 @@ def _groups(folders: Mapping[str, str]) -> dict[str, str]:
     file = Path(folders.get("train", "")) / "clients.csv"
     if not file.is_file():
         return {}
-    with file.open(newline="", encoding="utf-8") as lines:
-        return {row["client"]: row["selector"] for row in csv.DictReader(lines) if row["selector"]}
+    return {row["client"]: row["selector"] for row in read_csv(file) if row["selector"]}

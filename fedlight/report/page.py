@@ -176,7 +176,7 @@ def draw(chart: Chart, files: Path) -> Drawn:
         svg = inlined(chart.figure, chart.name, chart.alt)
         narrow = inlined(chart.narrow, f"{chart.name}-narrow", chart.alt) if chart.narrow else ""
         save_png(chart.figure, png)
-    content = csv_text(chart.rows).encode(errors="replace")
+    content = csv_text(chart.rows).encode()
     table.write_bytes(content)
     small = base64.b64encode(content).decode() if len(content) <= EMBEDDED else ""
     return Drawn(

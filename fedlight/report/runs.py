@@ -15,7 +15,7 @@ from fedlight.report.folders import SEED, begun, labels, methods, runs_below
 from fedlight.report.tables import Rows, merged, objects, text_can_hold
 from fedlight.support.checks import check_yaml
 from fedlight.support.contents import OWN_FILES, digest_of
-from fedlight.support.files import CHANGED, MOST_BYTES, BoundError, check_regular, unsealed
+from fedlight.support.files import CHANGED, MOST_BYTES, BoundError, check_regular, csv_rows, unsealed
 
 
 class Run:
@@ -191,7 +191,7 @@ class Run:
 
     def _read_csv(self, name: str) -> Rows:
         try:
-            rows = list(csv.DictReader(StringIO(self._text(name).replace("\0", ""), newline="")))
+            rows = text_can_hold(csv_rows(self._text(name).replace("\0", "")))
         except csv.Error as error:
             self.faults[name] = f"is no CSV: {error}"
             return []

@@ -81,15 +81,19 @@ def objects(value: Any) -> list[dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
+SYMBOLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"} | {127: 0x2421}
+"""Control character -> symbol that shows it."""
+
+
 def text_can_hold(value: Any) -> Any:
-    r"""Replace lone surrogates, which no file and no figure takes, by ``?`` in what JSON or YAML held.
+    r"""Replace lone surrogates by ``?`` and control characters by symbols: no page and no figure takes them.
 
     Examples:
-        >>> text_can_hold({"x": ["a", "\ud800b"], "y": 1})
-        {'x': ['a', '?b'], 'y': 1}
+        >>> text_can_hold({"x": ["a", "\ud800b"], "y": "\x1b[31m"})
+        {'x': ['a', '?b'], 'y': '␛[31m'}
     """
     if isinstance(value, str):
-        return value.encode(errors="replace").decode()
+        return value.encode(errors="replace").decode().translate(SYMBOLS)
     if isinstance(value, dict):
         return {text_can_hold(name): text_can_hold(one) for name, one in value.items()}
     return [text_can_hold(one) for one in value] if isinstance(value, list) else value

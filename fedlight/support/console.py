@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from fedlight.support.files import printable
 from fedlight.support.words import first_line
 
 REFUSED = 2
@@ -104,7 +105,7 @@ def _message(error: Exception) -> str:
         )
     if isinstance(error, OSError) and error.filename and str(error).startswith("[Errno"):
         return f"{error.filename}: {error.strerror}; check the path and who may read and write there, or give another"
-    return " ".join(str(error).split()) or type(error).__name__
+    return printable(" ".join(str(error).split())) or type(error).__name__
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:

@@ -334,22 +334,89 @@ def write_json(file: Path, content: Any) -> None:
     write_whole(file, json.dumps(content, indent=2) + "\n")
 
 
+_ODD = r"\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+"""Control characters but the line feed, characters that turn the direction of text, and halves of pairs."""
+_UNSAFE = re.compile(rf"[=+\-@].|\n|[^{_ODD}]*[{_ODD}]")
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?(e[+-]?\d+)?|inf|nan)", re.ASCII)
+_QUOTED = re.compile(r'"(?:[^"\\]|\\u[0-9a-f]{4})*"')
+
+
 def csv_text(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, with_header: bool = True
 ) -> str:
     """Return rows as CSV text, by default with all columns that any row has; a missing value is empty.
 
+    A spreadsheet runs text that begins with ``=``, ``+``, ``-`` or ``@``, and a terminal obeys control characters. Such text
+    is written as a JSON string (`quoted`), which `csv_rows` reads back exactly. Numbers and all other text stay as they are.
+
     Examples:
-        >>> csv_text([{"a": 1}, {"a": 2, "b": "x, y"}]).splitlines()
-        ['a,b', '1,', '2,"x, y"']
+        >>> csv_text([{"a": 1}, {"a": -2.5, "b": "x, y"}]).splitlines()
+        ['a,b', '1,', '-2.5,"x, y"']
     """
     text = io.StringIO()
     names = list(dict.fromkeys(key for row in rows for key in row)) if columns is None else columns
     writer = csv.DictWriter(text, names, lineterminator="\n")
-    if with_header:
-        writer.writeheader()
-    writer.writerows(rows)
+    header = [{name: name for name in names}] if with_header else []
+    for row in (*header, *rows):
+        writer.writerow({name: quoted(cell) if isinstance(cell, str) else cell for name, cell in row.items()})
     return text.getvalue()
+
+
+def csv_rows(text: str) -> list[dict[str, str]]:
+    r"""Return the rows of `csv_text`; as by ``csv.DictReader``, one that is not whole has None as a key or a value.
+
+    Raises:
+        csv.Error: the text is no CSV.
+
+    Examples:
+        >>> csv_rows(csv_text([{"a": "\x1b[31m", "b": 1}]))
+        [{'a': '\x1b[31m', 'b': '1'}]
+    """
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    reader.fieldnames = [unquoted(name) for name in reader.fieldnames or ()]
+    return [
+        {name: unquoted(cell) if isinstance(cell, str) else cell for name, cell in row.items()}
+        for row in reader
+    ]
+
+
+def read_csv(file: Path) -> list[dict[str, str]]:
+    """Return the rows of a plain file that `csv_text` has made; a damaged character becomes U+FFFD."""
+    with check_regular(file).open(newline="", encoding="utf-8", errors="replace") as opened:
+        return csv_rows(opened.read())
+
+
+def quoted(text: str) -> str:
+    r"""Return text that a spreadsheet or a terminal would act on as a JSON string, other text as it is.
+
+    Examples:
+        >>> for text in ("c001", "-1.5", "=1+1", "a\x00b"):
+        ...     print(quoted(text))
+        c001
+        -1.5
+        "=1+1"
+        "a\u0000b"
+    """
+    if _NUMBER.fullmatch(text) or not (_UNSAFE.match(text) or _QUOTED.fullmatch(text)):
+        return text
+    return '"' + printable(text, r'"\\') + '"'
+
+
+def printable(text: str, also: str = "") -> str:
+    r"""Return text for a terminal, with control characters escaped, and the characters of ``also``, as in a set of `re`.
+
+    Examples:
+        >>> print(printable("\x1b[31m=1+1"))
+        \u001b[31m=1+1
+    """
+    return re.sub(f"[{also}{_ODD}]", lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def unquoted(text: str) -> str:
+    """Undo `quoted`: return the text of a cell."""
+    if not _QUOTED.fullmatch(text):
+        return text
+    return re.sub(r"\\u([0-9a-f]{4})", lambda found: chr(int(found[1], 16)), text[1:-1])
 
 
 def write_json_lines(file: Path, records: Iterable[Mapping[str, Any]]) -> None:

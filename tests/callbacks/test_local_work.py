@@ -72,7 +72,7 @@ def test_the_loss_is_that_of_the_batches_whatever_a_step_accumulates(accumulatio
     assert len(given) == 3 * 2 * accumulation
     assert fit.callback_metrics["fed/loss"].item() == mean
     assert sum(row["loss"] for row in loop.visit_records) / 3 == mean
-    assert progress._history[1]["loss"] == mean
+    assert progress._metrics._ends["loss"][0][0] == mean
 
 
 def manual_visits(kind, tmp_path):

@@ -14,7 +14,7 @@ from rich.console import Console
 from torch.utils.data import DataLoader
 
 from fedlight.callbacks.progress.round_progress import RoundProgress
-from fedlight.callbacks.progress.run_summary import metric_table, output_paths, report_command, traffic
+from fedlight.callbacks.progress.run_summary import MetricEnds, output_paths, report_command, traffic
 
 LOADER = DataLoader(torch.tensor([1.0, 3.0]))
 
@@ -81,16 +81,23 @@ def test_the_time_left_is_that_of_the_whole_run(tmp_path, monkeypatch):
     assert left[2] is None
 
 
+def ends_of(history):
+    ends = MetricEnds()
+    for number, metrics in history.items():
+        ends.add(number, metrics)
+    return ends
+
+
 def test_a_metric_has_its_ends_and_where_they_were():
     history = {6: {"loss": 2.0, "score": math.nan}, 7: {"loss": 0.5}, 8: {"loss": 1.0, "score": 3.0}}
-    table = metric_table(history, "round", 9000.0)
+    table = ends_of(history).table("round", 9000.0)
     assert table.title == "rounds 6 to 8 in 2.5 hours"
     assert cells(table) == [
         ["loss", "2.0000", "1.0000", "0.5000 (7)", "2.0000 (6)"],
         ["score", "3.0000", "3.0000", "3.0000 (8)", "3.0000 (8)"],
     ]
-    assert metric_table({1: {}}, "epoch", 1.0).title == "1 epoch in 1 second"
-    assert metric_table({6: {}}, "round", 1.0).title == "round 6 in 1 second"
+    assert ends_of({1: {}}).table("epoch", 1.0).title == "1 epoch in 1 second"
+    assert ends_of({6: {}}).table("round", 1.0).title == "round 6 in 1 second"
 
 
 def test_a_run_ends_with_one_table_and_with_where_it_lies(tmp_path):

@@ -216,3 +216,14 @@ def test_temporary_folders_of_killed_processes_are_removed_and_those_of_living_o
     finally:
         os.kill(living, signal.SIGKILL)
         os.waitpid(living, 0)
+
+
+def test_without_checkpoints_no_list_of_written_files_grows(tmp_path):
+    memories = ClientMemories(limit_mib=0)
+    memories.open(str(tmp_path))
+    for number in range(20):
+        memories.begin_round()
+        for client in "ab":
+            memories.save(client, {"seen": number}, number)
+        memories.end_round()
+    assert memories._unsaved._names == {*memories._versions.values()}

@@ -120,7 +120,7 @@ def test_losses_by_client_are_shared(monkeypatch):
 def test_tables_are_written_by_the_first_process(monkeypatch, tmp_path):
     def write(rank):
         table = RoundTable(tmp_path / "visits.csv")
-        table.restart(-1)
+        table.restart()
         for round_idx in range(3):
             table.append([{"round": round_idx, "rank": rank}])
             for_each(str, [])  # all are here

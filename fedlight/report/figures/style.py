@@ -4,7 +4,6 @@ The first six colours are those of Okabe and Ito, "Color Universal Design", http
 colour-blind people. The others were chosen so that all twelve stay apart for them too.
 """
 
-import csv
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from fedlight.support.files import read_csv
 
 COLORS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
@@ -43,14 +44,11 @@ def read_rows(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     remedy = "give a file that the callback has written in a whole run"
     if not file.is_file():
         raise ValueError(f"{file}: there is no such file: {remedy}")
-    with file.open(newline="", encoding="utf-8") as lines:
-        reader = csv.DictReader(lines)
-        rows = [row for row in reader if None not in row.values()]
-        has = reader.fieldnames or []
-    if missing := [column for column in columns if column not in has]:
-        raise ValueError(f"{file}: there is no column {missing[0]!r} among {', '.join(has)}: {remedy}")
+    rows = [row for row in read_csv(file) if None not in row.values()]
     if not rows:
         raise ValueError(f"{file}: there is no row: {remedy}")
+    if missing := [column for column in columns if column not in rows[0]]:
+        raise ValueError(f"{file}: there is no column {missing[0]!r} among {', '.join(rows[0])}: {remedy}")
     return rows
 
 
