@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import lightning as L
 import numpy as np
@@ -103,7 +103,7 @@ class Choices(FederatedDataModule):
     """Random choices; half of the clients want the opposite of the others."""
 
     template = Prompt()
-    planted: dict[str, list[dict[str, str]]] = {}
+    planted: ClassVar[dict[str, list[dict[str, str]]]] = {}
 
     def setup(self, stage: str) -> None:
         """Make the examples."""
