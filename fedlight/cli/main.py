@@ -153,7 +153,7 @@ def run_lightning_command(argv: list[str]) -> None:
 def _no_command(given: str) -> str:
     if given.startswith("-"):
         return f"{given} comes after a command, as in fedlight fit {given}; the commands are {', '.join(COMMANDS)}"
-    from fedlight.lightning_cli.parser_words import near
+    from fedlight.support.words import near
 
     return (
         f"there is no command {given!r}{near(given, COMMANDS) or '; the commands are ' + ', '.join(COMMANDS)}"

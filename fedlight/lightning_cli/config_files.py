@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from fedlight.conf import configs
 from fedlight.conf import path as conf_path
-from fedlight.lightning_cli.parser_words import near
+from fedlight.support.words import near
 
 EXAMPLE = "selector.yaml"
 EXTENDS = "extends"
