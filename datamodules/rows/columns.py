@@ -102,6 +102,11 @@ def text_of(value: Any) -> str:
     return replace_surrogates("\n\n".join(text for text in map(_text_of, _parts(value)) if text))
 
 
+def reply_at(row: Mapping[str, Any], path: str) -> str:
+    """Return the stripped text of an answer at a path; see `reply_of`."""
+    return reply_of(find_value(row, path))
+
+
 def reply_of(value: Any) -> str:
     """Return the stripped text of an answer; "" for a turn that is not the model's, such as the user's at a chat's end.
 
