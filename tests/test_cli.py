@@ -46,6 +46,25 @@ def test_version_and_unknown_command():
     assert "no command 'train'" in outcome.err
 
 
+def test_help_is_a_command_too():
+    assert fedlight("help").out == fedlight("--help").out
+    assert fedlight("help", "report").out == fedlight("report", "--help").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nearest"),
+    [
+        (("init", "rows.csv", "--modle", "toy"), "--model"),
+        (("report", "--opne=1", "runs"), "--open"),
+        (("device", "measure", "--name", "x", "--nmae", "y"), "--name"),
+    ],
+)
+def test_a_mistyped_option_is_told_the_nearest(arguments, nearest):
+    outcome = fedlight(*arguments)
+    assert outcome.code == 2
+    assert f"did you mean {nearest!r}?" in outcome.err
+
+
 def test_fit_writes_visits_metrics_adapter_and_checkpoints(run):
     visits = table(run / "visits.csv")
     assert [(row["round"], row["steps"]) for row in visits] == [

@@ -26,6 +26,7 @@ EXTRAS = (
     "hnsw",
     "harness",
     "chat",
+    "xlsx",
     "completion",
     "onnx",
     "executorch",

@@ -16,6 +16,8 @@ from fedlight.datamodules.rows.rows import RowsError
 from fedlight.support.types import Rows
 
 Columns = Mapping[str, str]
+ASKERS = {"user", "human", "prompter", "system", "tool", "function", "observation"}
+"""Speakers of a conversation whose turns are no replies that a model could learn."""
 
 
 def value_at(row: Any, path: str) -> Any:
@@ -128,8 +130,34 @@ def text_at(row: Mapping[str, Any], path: str) -> str:
         >>> text_at({"messages": turns}, "messages"), text_at({"messages": turns}, "messages.-1")
         ('Hello\n\nHi', 'Hi')
     """
-    texts = (_text_of(part) for part in _parts(find_value(row, path)))
-    return replace_surrogates("\n\n".join(text for text in texts if text))
+    return text_of(find_value(row, path))
+
+
+def text_of(value: Any) -> str:
+    """Return the stripped text of a value, as `text_at` does."""
+    if isinstance(value, str):
+        return replace_surrogates(value.strip())
+    return replace_surrogates("\n\n".join(text for text in map(_text_of, _parts(value)) if text))
+
+
+def reply_at(row: Mapping[str, Any], path: str) -> str:
+    """Return the stripped text of an answer at a path; see `reply_of`."""
+    return reply_of(find_value(row, path))
+
+
+def reply_of(value: Any) -> str:
+    """Return the stripped text of an answer; "" for a turn that is not the model's, such as the user's at a chat's end.
+
+    Examples:
+        >>> [reply_of({"role": role, "content": "Thanks."}) for role in ("assistant", "user")], reply_of("Thanks.")
+        (['Thanks.', ''], 'Thanks.')
+    """
+    return "" if is_turn(value) and speaker_of(value) in ASKERS else text_of(value)
+
+
+def speaker_of(turn: Mapping[str, Any]) -> str:
+    """Return who speaks in a turn of a conversation, in lower case."""
+    return str(turn.get("role", turn.get("from"))).lower()
 
 
 def is_turn(value: Any) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.datamodules.rows.columns import Columns, check_columns, complete_columns, text_at
+from fedlight.datamodules.rows.columns import Columns, check_columns, complete_columns, reply_at, text_at
 from fedlight.datamodules.rows.fields import OWNERS, make_question_key, make_row_key
 from fedlight.datamodules.rows.given import GivenRows, RowsError
 from fedlight.datamodules.text.templates import Template
@@ -31,6 +31,8 @@ def read_instructions(
     by_client: bool = False,
 ) -> list[dict[str, str]]:
     """Return the fields of each row; rows with a missing value and exact repetitions are left out and counted.
+
+    A response that is a turn of a conversation, but the user's, is missing.
 
     Args:
         raw: rows as their source has them.
@@ -54,12 +56,17 @@ def read_instructions(
     }  # all sources in one order
     check_columns(raw, {name: path for name, path in columns.items() if path}, str(source), setting)
     needed = {*template.required, "response", *OWNERS} & set(columns)
-    rows = [{name: text_at(row, path) if path else "" for name, path in columns.items()} for row in raw]
+    read = {**dict.fromkeys(columns, text_at), "response": reply_at}
+    rows = [{name: read[name](row, path) if path else "" for name, path in columns.items()} for row in raw]
+    asked = sum(
+        not fields["response"] and text_at(row, columns["response"]) != ""
+        for row, fields in zip(raw, rows, strict=True)
+    )
     complete = [row for row in rows if all(row[name] for name in needed)]
     unique = list({tuple(row.values()): row for row in complete}.values())
     rank_zero_info(
-        f"{source}: {len(rows):,} rows, {len(unique):,} examples; left out: {len(rows) - len(complete):,} missing, "
-        f"{len(complete) - len(unique):,} duplicates"
+        f"{source}: {len(rows):,} rows, {len(unique):,} examples; left out: {len(rows) - len(complete):,} missing"
+        f"{f' ({asked:,} end without a reply)' if asked else ''}, {len(complete) - len(unique):,} duplicates"
         + "".join(f"; no column {name}" for name in optional - {*columns})
     )
     if not unique:

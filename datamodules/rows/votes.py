@@ -6,18 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.datamodules.rows.columns import Columns, check_columns, text_at
+from fedlight.datamodules.rows.columns import Columns, check_columns, reply_at, text_at
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.text.encoding import Comparison
 from fedlight.support.types import Rows
 
 ChoiceValues = Mapping[str, Any]
+ANSWERS = ("response_a", "response_b", "chosen", "rejected")
 VOTE_NAMES = (
-    "response_a",
-    "response_b",
+    *ANSWERS,
     "choice",
-    "chosen",
-    "rejected",
     "score_a",
     "score_b",
     "client",
@@ -118,6 +116,8 @@ def read_votes(
 ) -> Votes:
     """Read votes from rows; ties, missing values, identical answers and repeated votes are left out and counted.
 
+    An answer that is a turn of a conversation, but the user's, is missing.
+
     A repeated vote is the same client's same choice between the same two answers to the same prompt, in either order;
     without a ``client`` column all rows are one client's. A client's opposite votes on one comparison are kept and
     counted as a conflict.
@@ -142,7 +142,9 @@ def read_votes(
     index: dict[tuple, int] = {}
     seen: set[tuple[str, int, int]] = set()
     for number, row in enumerate(rows, 1):
-        values = {name: text_at(row, path) for name, path in columns.items()}
+        values = {
+            name: (reply_at if name in ANSWERS else text_at)(row, path) for name, path in columns.items()
+        }
         a, b, choice = _read_answers(values, meaning, number, source)
         client, category = values.get("client", ""), values.get("category", "")
         needed = [values[name] for name in (*required, "client", "category") if name in values]

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedlight.datamodules.rows.rows import TEXT_ENDINGS
 from fedlight.first_config.columns import Guess
 from fedlight.first_config.draft import DEFAULT_MODEL, METHODS, Wishes, make_draft
 from fedlight.first_config.text import write
@@ -101,7 +102,7 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "data", metavar="DATA", help="JSON lines, JSON, CSV or Parquet file, folder, or hub name"
+        "data", metavar="DATA", help="JSON lines, JSON, CSV, Parquet or Excel file, folder, or hub name"
     )
     parser.add_argument("--method", choices=METHODS, help="default: fedbis for votes, sft for instructions")
     parser.add_argument(
@@ -140,7 +141,7 @@ def _stem(source: str) -> str:
         ('votes', 'name_config', 'toy_votes_seed_1')
     """
     name = Path(source.rstrip("/")).name
-    for ending in (".gz", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"):
+    for ending in (".gz", *TEXT_ENDINGS, ".parquet", ".xlsx"):
         name = name.removesuffix(ending)
     return (
         "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name).strip("._")

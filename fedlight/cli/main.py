@@ -24,6 +24,7 @@ Federated fine-tuning of language models inside PyTorch Lightning.
   chat RUN                       the tuned model beside the raw one, in the terminal; --selector RUN compares them
   report RUN ...                 a page about runs, for a browser: fedlight report runs/demo --open
 
+  help COMMAND                   what a command does, as COMMAND --help
   completion bash                a script for the shell, or zsh: eval "$(fedlight completion bash)"
 
   --threads N                    of torch, for any command: 1 where other processes keep the cores busy
@@ -56,6 +57,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _main(argv: list[str]) -> None:
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
     command = argv[0] if argv else "--help"
     if command in ("-h", "--help"):
         print(USAGE)
@@ -100,7 +103,7 @@ def run_lightning_command(argv: list[str]) -> None:
 def _no_command(given: str) -> str:
     if given.startswith("-"):
         return f"{given} comes after a command, as in fedlight fit {given}; the commands are {', '.join(COMMANDS)}"
-    from fedlight.lightning_cli.parser_words import near
+    from fedlight.support.words import near
 
     return (
         f"there is no command {given!r}{near(given, COMMANDS) or '; the commands are ' + ', '.join(COMMANDS)}"

@@ -6,7 +6,10 @@ from what was asked: an id of a question has the same value wherever the questio
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from fedlight.first_config.columns import Column, Guess, GuessError, ambiguous, score_name
+from fedlight.support.words import count_noun
 
 NOBODY = "none"
 """Value of --client for rows that are nobody's: they are dealt out at random."""
@@ -60,27 +63,29 @@ def follows(column: Column, asked: Sequence[Column]) -> bool:
     """Return whether a column has one value wherever the asked columns are the same; False if these hardly repeat.
 
     Examples:
-        >>> q, u = Column("q", list("aabb"), 2, 0, ("a", "b")), Column("u", list("1212"), 2, 0, ("1", "2"))
+        >>> q, u = Column.of("q", list("aabb")), Column.of("u", list("1212"))
         >>> follows(q, [q]), follows(u, [q])
         (True, False)
     """
-    first: dict[tuple[str, ...], str] = {}
-    repeated = 0
-    for number, value in enumerate(column.texts):
-        key = tuple(sorted(other.texts[number] for other in asked))
-        repeated += key in first
-        if first.setdefault(key, value) != value:
-            return False
-    return repeated * 10 >= len(column.texts)
+    rows = len(column.codes)
+    index = {text: place for place, text in enumerate({text for other in asked for text in other.different})}
+    codes = [np.array([index[text] for text in other.different])[other.codes] for other in asked]
+    keys = np.zeros(rows, dtype=np.int64)
+    for codes_in_order in np.sort(np.array(codes, dtype=np.int64).reshape(len(asked), rows), axis=0):
+        keys = np.unique(keys * len(index) + codes_in_order, return_inverse=True)[1]
+    different = int(keys.max()) + 1
+    with_values = np.unique(keys * len(column.different) + column.codes)
+    return len(with_values) == different and (rows - different) * 10 >= rows
 
 
 def _could_be(column: Column) -> bool:
-    rows = len(column.texts)
+    rows = len(column.codes)
     return 2 <= column.distinct <= rows / 2 and column.words < 0.9
 
 
 def _count(column: Column) -> str:
-    return f"{column.distinct:,} values with {len(column.texts) / column.distinct:,.0f} rows each"
+    low, high = min(column.counts), max(column.counts)
+    return f"{column.distinct:,} values with {f'{low:,} to ' if low < high else ''}{count_noun(high, 'row')} each"
 
 
 def _ask(columns: Sequence[Column]) -> str:

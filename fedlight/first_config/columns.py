@@ -1,13 +1,17 @@
 """What the columns of unknown rows look like, and which of them a name or their values speak for."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from itertools import chain
+from typing import Any, cast
 
-from fedlight.datamodules.rows.columns import find_value, is_turn, list_paths, text_at
-from fedlight.lightning_cli.parser_words import near
+import numpy as np
+
+from fedlight.datamodules.rows.columns import ASKERS, is_turn, reply_of, speaker_of, text_of
 from fedlight.support.types import Rows
+from fedlight.support.words import near
 
 FEW = 12
 """Most values that a column may have for them to be listed."""
@@ -33,8 +37,6 @@ NAMES: dict[str, tuple[str, str]] = {
     "group": ("group", "cluster"),
 }
 """Role -> words that a column's name has for it, strong ones and weak ones."""
-
-
 REPLIES = {"assistant", "gpt", "chatgpt", "model", "bot", "ai"}
 """Speakers of the last turn of a conversation that a model can be tuned on."""
 REPLY, BEFORE = ".-1", ".:-1"
@@ -64,37 +66,72 @@ class Guess:
 
 @dataclass(frozen=True)
 class Column:
-    """Texts of one column.
+    """Texts of one column in all rows, each different text once.
 
     Attributes:
         name: dotted path, as in a column map.
-        texts: text of every row, "" where there is none.
-        distinct: number of different texts, without "".
-        words: share of texts with a blank between words.
-        values: its texts in order of first appearance, where they are few; else empty.
+        different: its texts in order of first appearance, "" where there is none.
+        codes: index into ``different`` for each row, ``(rows,)``.
     """
 
     name: str
-    texts: Sequence[str]
-    distinct: int
-    words: float
-    values: tuple[str, ...]
+    different: list[str]
+    codes: np.ndarray
+
+    @classmethod
+    def of(cls, name: str, texts: Sequence[str]) -> "Column":
+        """Return the column with these texts, one for each row.
+
+        Examples:
+            >>> column = Column.of("site", ["north", "", "south", "north"])
+            >>> column.values, column.counts, column.filled.tolist()
+            (('north', 'south'), [2, 1], [True, False, True, True])
+        """
+        index = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+        return cls(name, list(index), np.fromiter(map(index.__getitem__, texts), np.int64, len(texts)))
+
+    @cached_property
+    def filled(self) -> np.ndarray:
+        """Whether each row has a text, ``(rows,)``."""
+        return np.array([bool(text) for text in self.different])[self.codes]
+
+    @property
+    def counts(self) -> list[int]:
+        """Number of rows with each different text, without ""."""
+        rows = np.bincount(self.codes, minlength=len(self.different)).tolist()
+        return [count for text, count in zip(self.different, rows, strict=True) if text]
+
+    @property
+    def distinct(self) -> int:
+        """Number of different texts, without ""."""
+        return len(self.different) - ("" in self.different)
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """Its texts, without "", where they are few; else empty."""
+        return tuple(text for text in self.different if text) if self.distinct <= FEW else ()
+
+    @cached_property
+    def words(self) -> float:
+        """Share of the texts that have a blank between words."""
+        with_blanks = np.array([len(text.split(None, 1)) > 1 for text in self.different])
+        return float(with_blanks[self.codes].sum() / max(self.filled.sum(), 1))
 
     @property
     def is_text(self) -> bool:
         """Whether people would read it: several words in a good part of the rows, and not always the same."""
         return self.words > 0.3 and self.distinct > 1
 
-    @property
+    @cached_property
     def mean_length(self) -> float:
         """Mean number of characters."""
-        return sum(map(len, self.texts)) / max(len(self.texts), 1)
+        return float(np.array([len(text) for text in self.different])[self.codes].mean())
 
 
 def describe(rows: Rows) -> list[Column]:
-    """Return the columns of rows, those of nested values by dotted paths.
+    """Return the columns of one or more rows, those of nested values by dotted paths.
 
-    A conversation that ends with a reply in every row is two: the turns before the reply, and the reply.
+    A conversation that ends with a reply is two: the turns before the reply, and the reply, "" where another speaks last.
 
     Examples:
         >>> [(c.name, c.distinct, c.is_text) for c in describe([{"q": "a b", "who": 1}, {"q": "c d", "who": 1}])]
@@ -103,29 +140,37 @@ def describe(rows: Rows) -> list[Column]:
         >>> [c.name for c in describe([{"messages": turns}])]
         ['messages.:-1', 'messages.-1']
     """
-    names: dict[str, None] = {}
-    for row in rows:
-        names.update(dict.fromkeys(list_paths(row)))
-    paths: list[str] = []
-    for name in names:
-        paths += [name + BEFORE, name + REPLY] if _ends_with_reply(rows, name) else [name]
-    return [_describe(path, [text_at(row, path) for row in rows]) for path in paths]
+    if isinstance(rows, list):
+        table = {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain.from_iterable(rows))}
+    else:  # of the package datasets, which makes a dictionary of each row slowly
+        table = cast(Any, rows).to_dict()
+    flat = [column for name, values in table.items() for column in _flatten(str(name), values)]
+    return [Column.of(path, texts) for name, values in flat for path, texts in _texts(name, values)]
 
 
-def _ends_with_reply(rows: Rows, name: str) -> bool:
-    """Return whether a column is a conversation whose last turn is a model's, wherever it has turns."""
-    values = [value for row in rows if (value := find_value(row, name))]
+def _flatten(name: str, values: list[Any]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the name and values of a column, or of each entry of its objects."""
+    objects = [value if isinstance(value, dict) else {} for value in values]
+    if not any(objects) or not all(isinstance(value, dict) for value in values if value is not None):
+        yield name, values
+    for inner in dict.fromkeys(chain.from_iterable(objects)):
+        yield from _flatten(f"{name}.{inner}", [value.get(inner) for value in objects])
+
+
+def _texts(name: str, values: list[Any]) -> Iterator[tuple[str, list[str]]]:
+    if _is_conversation([value for value in values if value]):
+        yield name + BEFORE, [text_of((value or [])[:-1]) for value in values]
+        yield name + REPLY, [reply_of(value[-1]) if value else "" for value in values]
+    else:
+        yield name, [text_of(value) for value in values]
+
+
+def _is_conversation(values: list[Any]) -> bool:
+    """Return whether the last turns are replies of a model, apart from those of people, which nothing can learn."""
     if not values or not all(isinstance(value, list) and is_turn(value[-1]) for value in values):
         return False
-    return all(str(value[-1].get("role", value[-1].get("from"))).lower() in REPLIES for value in values)
-
-
-def _describe(name: str, texts: list[str]) -> Column:
-    different = dict.fromkeys(text for text in texts if text)
-    filled = sum(bool(text) for text in texts)
-    with_blanks = sum(len(text.split()) > 1 for text in texts)
-    values = tuple(different) if len(different) <= FEW else ()
-    return Column(name, texts, len(different), with_blanks / max(filled, 1), values)
+    speakers = {speaker_of(value[-1]) for value in values}
+    return bool(speakers & REPLIES) and speakers <= REPLIES | ASKERS
 
 
 def split_name(name: str) -> list[str]:

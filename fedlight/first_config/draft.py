@@ -1,30 +1,44 @@
 """All guesses about unknown rows for one method, put together: what the config says, and what the table shows."""
 
-from collections import Counter
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from fedlight.datamodules.rows.columns import text_at
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import encode
 from fedlight.first_config import sizes, words
 from fedlight.first_config.clients import FEWEST_ROWS, SHARES, find_client
-from fedlight.first_config.columns import Column, Guess, GuessError, check_given, describe, pick, score_name
+from fedlight.first_config.columns import (
+    REPLY,
+    Column,
+    Guess,
+    GuessError,
+    check_given,
+    describe,
+    pick,
+    score_name,
+)
 from fedlight.first_config.instructions import InstructionColumns, find_instructions
 from fedlight.first_config.sizes import Sizes
 from fedlight.first_config.votes import VoteColumns, find_answers, find_votes, is_opinion
 from fedlight.support.hub import find_model, load_tokenizer
+from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Rows
+from fedlight.support.words import count_noun
 
 ON_VOTES = ("fedbis", "fedbiscuit", "dpo")
 ON_INSTRUCTIONS = ("feddca", "fewfedpit")
 METHODS = ("fedbis", "fedbiscuit", "feddca", "fewfedpit", "sft", "dpo")
 DEFAULT_MODEL = "Qwen/Qwen2-0.5B"
-READ = 50_000
-"""Most rows that are looked at, evenly spread."""
 MEASURED = 300
-"""Rows whose tokens are counted."""
+"""Most rows whose tokens are counted, drawn at random: every n-th may be of one kind."""
+SHOWN = 3
+"""Most rows that a line of the table names."""
 NARROW = 256
 """Width of hidden states up to which a model learns at high rates alone."""
 FEW_ROWS = 100
@@ -115,9 +129,7 @@ def make_draft(wishes: Wishes) -> Draft:
         raise GuessError(
             f"{wishes.source} has one row, with {', '.join(map(str, rows[0]))}: give a file with a row for each example"
         )
-    step = -(-len(rows) // READ)
-    looked_at = rows if step == 1 else [rows[place] for place in range(0, len(rows), step)]
-    columns = describe(looked_at)
+    columns = describe(rows)
     check_given(columns, {role: name for role, name in wishes.columns.items() if name != "none"})
     if (opinions := [column.name for column in columns if is_opinion(column)]) and not wishes.answers:
         raise GuessError(
@@ -138,12 +150,14 @@ def make_draft(wishes: Wishes) -> Draft:
         found, values = instructions.columns, {}
     client = find_client(columns, list(found.values()), wishes.columns.get("client"))
     guesses.append(client)
-    own = _rows_of_clients(columns, client.value, len(looked_at), step)
+    own = _rows_of_clients(
+        rows, columns, client.value, [path for name, path in found.items() if name != "input"]
+    )
     numbers = sizes.choose_sizes(own)
     model = read_model(wishes.model)
     template, choices, more = _text(method, votes is not None, found, model, wishes)
-    guesses += more + _splits(columns, found)
-    max_tokens, fitting = _tokens(looked_at, columns, found, votes is not None, template, choices, model)
+    guesses += more + _splits(columns, found) + _without_reply(columns, found)
+    max_tokens, fitting = _tokens(rows, found, votes is not None, template, choices, model)
     if not fitting:
         raise GuessError(
             f"no text fits into {max_tokens} tokens, "
@@ -157,7 +171,7 @@ def make_draft(wishes: Wishes) -> Draft:
         Guess(
             "max_tokens",
             max_tokens,
-            f"{fitting:.0%} of the texts fit; what does not is left out",
+            f"{fitting:.0%} of {min(len(rows), MEASURED)} texts drawn at random fit; what does not is left out",
             sure=fitting > 0.8,
         )
     )
@@ -264,12 +278,22 @@ def _find_instructions(
         raise refusal from None
 
 
-def _rows_of_clients(columns: Sequence[Column], client: str | None, rows: int, step: int) -> list[int]:
+def _rows_of_clients(
+    rows: Rows, columns: Sequence[Column], client: str | None, needed: Sequence[str]
+) -> list[int]:
+    """Return the number of rows of each client, of those in which nothing that is needed is missing."""
+    whole = np.ones(len(rows), dtype=bool)
+    for column in columns:
+        if column.name in needed:
+            whole &= column.filled
     if client is None:
-        shares = min(SHARES, max(rows * step // FEWEST_ROWS, 1))
-        return [rows * step // shares] * shares
-    texts = next((column.texts for column in columns if column.name == client), [])
-    return [count * step for count in Counter(text for text in texts if text).values()] or [rows * step]
+        count = int(whole.sum())
+        shares = min(SHARES, max(count // FEWEST_ROWS, 1))
+        return [count // shares] * shares
+    known = [column for column in columns if column.name == client]
+    owners = known[0] if known else Column.of(client, [text_at(row, client) for row in rows])
+    counts = np.bincount(owners.codes[whole & owners.filled])
+    return counts[counts > 0].tolist() or [len(rows)]
 
 
 def _text(
@@ -295,7 +319,6 @@ def _text(
 
 def _tokens(
     rows: Rows,
-    columns: Sequence[Column],
     found: Mapping[str, str],
     is_votes: bool,
     template: str,
@@ -303,13 +326,10 @@ def _tokens(
     model: ModelFacts,
 ) -> tuple[int, float]:
     """Return ``max_tokens`` and the share of rows that fit."""
-    from fedlight.datamodules.rows.columns import text_at
-
-    every = max(len(rows) // MEASURED, 1)
-    some = [rows[place] for place in range(0, len(rows), every)]
+    some = random.Random(derive_seed(0, "tokens")).sample(range(len(rows)), min(len(rows), MEASURED))
     shape = Template.named(template)
     texts = []
-    for row in some:
+    for row in map(rows.__getitem__, some):
         fields = {name: text_at(row, path) for name, path in found.items()}
         fields |= {slot: "" for slot in shape.slots if slot not in fields}
         if "chosen" in fields:
@@ -336,6 +356,18 @@ def _splits(columns: Sequence[Column], found: Mapping[str, str]) -> list[Guess]:
     ]
 
 
+def _without_reply(columns: Sequence[Column], found: Mapping[str, str]) -> list[Guess]:
+    """Return a line for conversations without a reply at their end."""
+    left_out = []
+    for column in columns:
+        if column.name in found.values() and column.name.endswith(REPLY) and not column.filled.all():
+            places = (np.flatnonzero(~column.filled) + 1).tolist()
+            named = ", ".join(map(str, places[:SHOWN])) + (", ..." if len(places) > SHOWN else "")
+            why = f"{column.name.removesuffix(REPLY)} does not end with a reply in row {named}"
+            left_out.append(Guess("left out", count_noun(len(places), "row"), why, sure=False))
+    return left_out
+
+
 def _category(
     columns: Sequence[Column], found: Mapping[str, str], client: str | None, wishes: Wishes
 ) -> dict[str, str]:
@@ -346,7 +378,7 @@ def _category(
         column
         for column in columns
         if column.name not in (*found.values(), client)
-        and 1 < column.distinct <= len(column.texts) / 2
+        and 1 < column.distinct <= len(column.codes) / 2
         and score_name(column.name, "category") >= 3
     ]
     try:

@@ -48,7 +48,7 @@ def find_instructions(columns: Sequence[Column], given: Mapping[str, str | None]
     talks = [column.name.removesuffix(BEFORE) for column in texts if column.name.endswith(BEFORE)]
     if len(talks) == 1 and not any(given.get(role) for role in ("question", "response")):
         found = {"instruction": talks[0] + BEFORE, "response": talks[0] + REPLY}
-        whys = ("the turns before the last one", "the last turn, which is the model's in every row")
+        whys = ("the turns before the last one", "the last turn, which is the model's")
         return InstructionColumns(
             [Guess(*each) for each in zip(("question", "response"), found.values(), whys, strict=True)], found
         )

@@ -136,12 +136,12 @@ stages:
 
 def _shared_ids(of_votes: Sequence[Column], of_statements: Sequence[Column]) -> tuple[str, str]:
     """Return the columns that name the same statements: in the second file each id stands once."""
-    once = [column for column in of_statements if column.distinct == len(column.texts) and not column.is_text]
+    once = [column for column in of_statements if column.distinct == len(column.codes) and not column.is_text]
     found = [
         (one.name, other.name)
         for one in of_votes
         for other in once
-        if one.distinct > 1 and set(one.texts) <= set(other.texts)
+        if one.distinct > 1 and set(one.different) <= set(other.different)
     ]
     best = [pair for pair in found if score_name(pair[0], "item")] or [
         pair for pair in found if pair[0] == pair[1]

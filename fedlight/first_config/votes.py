@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+import numpy as np
+
 from fedlight.first_config.columns import (
     BEFORE,
     REPLY,
@@ -192,7 +194,7 @@ def is_opinion(column: Column) -> bool:
     """Return whether a column has opinions on one thing.
 
     Examples:
-        >>> [is_opinion(Column("v", [], 3, 0, values)) for values in (("agree", "pass", "disagree"), ("a", "b", "tie"))]
+        >>> [is_opinion(Column.of("v", values)) for values in (("agree", "pass", "disagree"), ("a", "b", "tie"))]
         [True, False]
     """
     return {"agree", "disagree"} <= set(column.values) <= {"agree", "disagree", "pass"}
@@ -217,7 +219,9 @@ def _shared_turns(left: Sequence[Column], found: Mapping[str, str]) -> Guess | N
     """Return the turns before both answers, where these are the last turns of two conversations that begin alike."""
     names = [path.removesuffix(REPLY) + BEFORE for path in found.values() if path.endswith(REPLY)]
     before = [column for column in left if column.name in names]
-    if len(before) != 2 or before[0].texts != before[1].texts:
+    if len(before) != 2 or before[0].different != before[1].different:
+        return None
+    if not np.array_equal(before[0].codes, before[1].codes):
         return None
     return Guess("question", before[0].name, "the turns before both answers, which are the same")
 
@@ -287,7 +291,7 @@ def _explain(meaning: Mapping[str, str | list[str]]) -> Guess:
 
 def _likeness(one: Column, other: Column, by_name: bool) -> float:
     """Return how much two columns look like the two answers to a question, from 0 to 6."""
-    first, second = set(one.texts) - {""}, set(other.texts) - {""}
+    first, second = set(one.different) - {""}, set(other.different) - {""}
     shared = len(first & second) / max(min(len(first), len(second)), 1)
     lengths = sorted((one.mean_length, other.mean_length))
     alike = lengths[0] / lengths[1] if shared or by_name else 0

@@ -29,13 +29,14 @@ from fedlight.lightning_cli.class_names import last_part
 from fedlight.lightning_cli.config_files import EXTENDS, with_layers
 from fedlight.lightning_cli.full_keys import full_keys
 from fedlight.lightning_cli.given_once import share_settings
-from fedlight.lightning_cli.parser_words import near, one_line, one_line_reference
+from fedlight.lightning_cli.parser_words import one_line, one_line_reference
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
 from fedlight.lightning_cli.second_fit import FitFolder, checkpoints_of
 from fedlight.lightning_cli.typed_templates import loaded_as_written, typed_templates
 from fedlight.support.checkpoint_files import check_readable, check_resumable
 from fedlight.support.files import full_disk_named
+from fedlight.support.words import near
 
 ELSEWHERE = re.compile(r"best|last|hpc|registry(:.*)?|\w+://.*")
 """Checkpoints that Lightning looks up itself: its keywords, and addresses."""

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from fedlight.conf import configs
 from fedlight.conf import path as conf_path
-from fedlight.lightning_cli.parser_words import near
 from fedlight.support.checks import read_yaml
 from fedlight.support.files import BoundError
+from fedlight.support.words import near
 
 EXAMPLE = "selector.yaml"
 EXTENDS = "extends"

@@ -4,13 +4,13 @@ jsonargparse reports for a wrong value why each of its possible types refuses it
 indented text. The line is made of the innermost part.
 """
 
-import difflib
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_type_hints
 
 from fedlight.lightning_cli.class_names import find_object, last_part
+from fedlight.support.words import near
 
 KINDS = {
     "int": "a whole number",
@@ -90,14 +90,6 @@ def one_line_reference(key: str | None, message: str) -> str:
         f"{where}{reason}; a reference is written as ${{trainer.max_epochs}}, with a key that the config has "
         "and that does not refer back to this one"
     )
-
-
-def near(word: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` if a known word is similar, else an empty text."""
-    names = list(known)
-    matches = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    matches = matches or [name for name in names if name.lower().startswith(word.lower())]
-    return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def _unknown_key(key: str, keys: list[str]) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlight.lightning_cli.parser_words import near
 from fedlight.recipes.stages import Stage
+from fedlight.support.words import near
 
 OUTPUTS = (
     "output",

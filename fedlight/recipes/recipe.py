@@ -16,7 +16,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedlight.conf import path as conf_path
-from fedlight.lightning_cli.parser_words import near
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.typed_templates import ENDING, as_written
 from fedlight.recipes.chosen_stages import chosen_stages
@@ -26,6 +25,7 @@ from fedlight.recipes.stages import Stage, refuse_tied_votes
 from fedlight.support.checks import read_yaml
 from fedlight.support.console import silence_lightning
 from fedlight.support.files import BoundError, sealed, write_json
+from fedlight.support.words import near
 
 Recipe = dict[str, Any]
 OVER_SEEDS = "over_seeds"

@@ -16,12 +16,13 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from fedlight.support.files import printable
-from fedlight.support.words import first_line
+from fedlight.support.words import first_line, near
 
 REFUSED = 2
 """Exit code for an error that the user can mend: of the arguments, a config, a file, the disk, or a missing package."""
@@ -78,9 +79,16 @@ class OneLineArguments(argparse.ArgumentParser):
     """Parser that reports wrong arguments in one line, without the command's usage."""
 
     def error(self, message: str) -> NoReturn:
-        """End the program with exit code 2."""
+        """End the program with exit code 2; for an unknown option, the nearest known one is named."""
+        if found := re.match(r"unrecognized arguments: .*?(--[^\s=]+)", message):
+            message += near(found[1], self._options())
         print(f"{self.prog.split()[0]}: {message}; see {self.prog} --help", file=sys.stderr)
         sys.exit(REFUSED)
+
+    def _options(self) -> list[str]:
+        """Return the options of the command, and of the commands below it."""
+        below = [action.choices.values() for action in self._actions if isinstance(action.choices, dict)]
+        return [*self._option_string_actions, *(name for one in chain(*below) for name in one._options())]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

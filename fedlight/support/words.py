@@ -1,4 +1,7 @@
-"""Numbers, times and errors as text for tables, sentences and axes."""
+"""Numbers, times, errors and near misses of names as text for tables, sentences and axes."""
+
+import difflib
+from collections.abc import Iterable
 
 UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 """Units of time: seconds, and the name."""
@@ -49,3 +52,11 @@ def count_noun(number: int, noun: str) -> str:
         ('1 client', '1,200 clients')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` if a known word is similar, else an empty text."""
+    names = list(known)
+    matches = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    matches = matches or [name for name in names if name.lower().startswith(word.lower())]
+    return f"; did you mean {matches[0]!r}?" if matches else ""

@@ -150,3 +150,14 @@ def test_columns_are_checked(build):
         build(columns={"response": "answer"})
     with pytest.raises(ValueError, match=r"columns has no 'response'. Set columns.response to the column"):
         build(columns={"response": ""})
+
+
+def test_conversations_that_end_with_the_user_are_left_out_and_counted(build, caplog):
+    said = {"user": "w1", "assistant": "x y", "human": "w2"}
+    turns = [{"role": role, "content": text} for role, text in said.items()]
+    rows = [{"talk": turns[:2]}, {"talk": turns}, {"talk": [turns[2], turns[1]]}, {"talk": []}]
+    with caplog.at_level("INFO"):
+        datamodule = build(rows, columns={"instruction": "talk.:-1", "response": "talk.-1"}, val_share=0.0)
+    assert "4 rows, 2 examples; left out: 2 missing (1 end without a reply), 0 duplicates" in caplog.text
+    (own,) = datamodule.client_rows.values()
+    assert [(row["instruction"], row["response"]) for row in own] == [("w1", "x y"), ("w2", "x y")]

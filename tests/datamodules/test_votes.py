@@ -52,6 +52,14 @@ def test_chosen_and_rejected():
     assert votes.number_prompts().tolist() == [0, 1]
 
 
+def test_an_answer_that_is_the_users_turn_is_missing():
+    answer, question = {"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}
+    rows = [row(a=[answer], b="y"), row(a=[answer, question], b="z")]
+    votes = read(rows, {"prompt": "prompt", "chosen": "b", "rejected": "a.-1"})
+    assert [(c.first, c.second) for c in votes.comparisons] == [("y", "x")]
+    assert votes.counts.missing == 1
+
+
 def test_columns_inside_columns():
     # The shape of openai/summarize_from_feedback, comparisons.
     shape = {

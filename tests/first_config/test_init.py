@@ -8,7 +8,7 @@ import yaml
 from fedlight import toy
 from fedlight.cli.main import main
 from fedlight.datamodules.rows.rows import RowsError
-from fedlight.first_config.columns import GuessError
+from fedlight.first_config.columns import GuessError, describe
 from fedlight.first_config.draft import METHODS, Wishes, make_draft
 from fedlight.first_config.text import write
 from fedlight.first_config.words import find_choices
@@ -159,10 +159,23 @@ def test_the_last_turn_of_a_conversation_is_the_response(tmp_path, form):
     assert draft.columns == {"instruction": "talk.:-1", "response": "talk.-1", "client": "site"}
 
 
-def test_a_conversation_that_ends_with_a_question_is_not_taken_apart(tmp_path):
-    rows = [{"talk": talk(n, f"say {n}")[: 1 + n % 2]} for n in range(8)]
+def test_conversations_that_end_with_the_user_are_named_and_left_out(tmp_path):
+    rows = [{"talk": talk(n, f"say {n}"), "site": "ab"[n % 2]} for n in range(8)]
+    rows[2]["talk"] += talk(2, "")[:1]
+    rows[5]["talk"] += talk(5, "")[:1]
+    draft = made(tmp_path, rows)
+    assert draft.columns == {"instruction": "talk.:-1", "response": "talk.-1", "client": "site"}
+    (line,) = [guess for guess in draft.guesses if guess.what == "left out"]
+    assert (line.value, line.why) == ("2 rows", "talk does not end with a reply in row 3, 6")
+    assert next(guess.why for guess in draft.guesses if guess.what == "clients").startswith(
+        "3 to 3 rows each"
+    )
+
+
+@pytest.mark.parametrize("last", ["user", "stranger"])
+def test_conversations_of_which_none_is_known_to_end_with_a_reply_stay_whole(tmp_path, last):
     with pytest.raises(GuessError, match="response"):
-        made(tmp_path, rows)
+        made(tmp_path, [{"talk": talk(n, f"say {n}", speakers=("user", last))} for n in range(8)])
 
 
 @pytest.mark.parametrize("has_prompt", [False, True])
@@ -230,3 +243,40 @@ def test_few_rows_are_dealt_out_to_few_clients(tmp_path):
     draft = made(tmp_path, [{"ask": f"which {n}", "reply": f"that {n}"} for n in range(9)])
     assert draft.sizes.clients == 2
     assert "num_clients: 2" in write(draft, "own.yaml")
+
+
+@pytest.mark.parametrize(("clients", "rows"), [(500, 100_000), (2, 100_000), (3, 50_001)])
+def test_clients_are_counted_over_all_rows_whatever_their_order(tmp_path, clients, rows):
+    made_of = [{"ask": f"which {n}", "reply": f"that {n}", "device": n % clients} for n in range(rows)]
+    draft = made(tmp_path, made_of)
+    assert draft.columns["client"] == "device"
+    assert draft.sizes.clients == clients
+    (client,) = [guess for guess in draft.guesses if guess.what == "client"]
+    assert f"{clients:,} values with {rows // clients:,} rows each" in client.why
+
+
+def test_clients_of_unlike_sizes_are_counted_without_rows_that_miss_something(tmp_path):
+    rows = [{"ask": f"which {n}", "reply": f"that {n}", "site": "ab"[n > 5]} for n in range(24)]
+    rows[23]["site"], rows[22]["reply"] = None, ""
+    guesses = {guess.what: guess.why for guess in made(tmp_path, rows).guesses}
+    assert "2 values with 6 to 17 rows each" in guesses["client"]
+    assert guesses["clients"].startswith("6 to 16 rows each")
+
+
+def test_tokens_are_counted_of_rows_that_no_period_picks(tmp_path):
+    rows = [
+        {"ask": f"which {n}", "reply": "that " * (2 + 98 * (n % 2)), "site": n // 2 % 2} for n in range(1200)
+    ]
+    draft = made(tmp_path, rows)  # every fourth row is short
+    assert draft.max_tokens > 96
+
+
+def test_rows_of_a_saved_data_set_are_described_as_those_of_a_file(tmp_path):
+    import datasets
+
+    rows = [{"info": {"ask": f"which {n}"}, "talk": talk(n, f"say {n}"), "site": n % 2} for n in range(8)]
+    described = [describe(rows), describe(datasets.Dataset.from_list(rows))]
+    assert [column.name for column in described[0]] == ["info.ask", "talk.:-1", "talk.-1", "site"]
+    for one, other in zip(*described, strict=True):
+        assert (one.name, one.different) == (other.name, other.different)
+        assert one.codes.tolist() == other.codes.tolist()
