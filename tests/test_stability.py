@@ -152,9 +152,9 @@ def several_selectors(model, folder, *more):
 
 
 COLUMNS = {
-    "visits.csv": "round,client,group,split,examples,batches,steps,lr,loss,seconds,upload_bytes,download_bytes",
-    "clients.csv": "round,client,split,accuracy,examples",
-    "groups.csv": "round,client,group",
+    "visits.csv": "round,client,split,steps,examples,loss,bytes_down,bytes_up,seconds,reason",
+    "clients.csv": "stage,round,client,examples,group,selector,accuracy,own_accuracy",
+    "groups.csv": "round,client,selector,loss_0,loss_1,loss_2,known_group",
     "data.csv": "client,label,split,rows",
 }
 COMMAND = {
