@@ -92,7 +92,7 @@ def test_the_folder_of_the_run_and_names_with_blanks(tmp_path, argument, wanted)
 
 def test_no_such_stage(run_small):
     outcome, done = run_small("--only", "aa")
-    assert (outcome.code, done) == (1, [])
+    assert (outcome.code, done) == (2, [])
     assert "--only aa: the recipe has no stage 'aa'; did you mean 'a'?" in outcome.err
 
 

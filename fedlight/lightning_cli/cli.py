@@ -277,6 +277,7 @@ class FedlightCLI(LightningCLI):
 
     def _finds_work(self, run: FitFolder) -> bool:
         """Return whether there is something to do; set the checkpoint where the run goes on, and say so."""
+        _allow_checkpoints()
         settings = self.config_init[self.command]
         if self._starts_over or settings.ckpt_path:
             return True
@@ -285,7 +286,6 @@ class FedlightCLI(LightningCLI):
             print(run.said, file=sys.stderr, flush=True)
         if run.checkpoint:
             settings.ckpt_path = str(run.checkpoint)
-            _allow_checkpoints()
         return has_work
 
     def _names_folder(self) -> bool:
@@ -336,14 +336,14 @@ def lightning_cli(argv: list[str], resumes: bool = False) -> FedlightCLI:
 
     Args:
         argv: the command and its arguments, such as ``["fit", "--config", "fedbis.yaml"]``.
-        resumes: whether ``fit`` goes on with the run in its folder, as on the command line; a stage of a recipe has been
-            compared with its settings already, and says itself from which checkpoint it goes on.
+        resumes: whether ``fit`` goes on with the run in its folder, as on the command line; a stage of a recipe has
+            compared its settings already, and names the checkpoint itself.
     """
     return FedlightCLI([find_config(argument) for argument in argv], resumes)
 
 
 def _allow_checkpoints() -> None:
-    """Leave out Lightning's warning about checkpoints in the folder, with which the run goes on."""
+    """Leave out Lightning's warning about checkpoints in the folder: what happens with them has been said."""
     warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
 
 

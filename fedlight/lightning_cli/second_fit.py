@@ -1,7 +1,7 @@
 """A second ``fedlight fit`` in the folder of a run: nothing is done, the run goes on, starts over, or is refused.
 
 A finished run with the same settings is left as it is; one that was stopped goes on from its newest checkpoint, and ends
-with the same bits as without the stop; other settings are refused, but for more epochs, with which a run goes on. The
+with the same bits as without the stop. Other settings are refused, except a larger number of epochs: the run goes on. The
 settings are kept in ``fit.json``, the end of a run in ``run.json``.
 """
 
@@ -48,7 +48,7 @@ class FitFolder:
 
     Attributes:
         checkpoint: where the run goes on; None where it starts.
-        said: what is done, in one line; empty for a new run.
+        said: one line for the user about what happens; empty for a new run.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], checkpoints: Iterable[Path]) -> None:
@@ -127,7 +127,7 @@ class FitFolder:
 
 
 def checkpoints_of(trainer: L.Trainer) -> list[Path]:
-    """Return the files in the folders to which a trainer's ``ModelCheckpoint`` write, those of earlier versions included.
+    """Return the files in the folders of a trainer's ``ModelCheckpoint``, including earlier versions of the logger.
 
     Without a ``dirpath`` they are below the first logger's folder, one for each version, if that is in the trainer's
     ``default_root_dir``: others may belong to other runs.
@@ -148,7 +148,7 @@ def checkpoints_of(trainer: L.Trainer) -> list[Path]:
 
 
 def compared(config: Mapping[str, Any], root: str) -> dict[str, Any]:
-    """Return the settings on which a run's result depends, as plain values.
+    """Return the settings that change a run's result, as plain values.
 
     Left out are loggers, progress bars, processes of loaders, and the processes that share a federation. Paths below the
     run's folder are relative to it, so it may be moved.
@@ -171,7 +171,7 @@ def compared(config: Mapping[str, Any], root: str) -> dict[str, Any]:
 
 
 def _plain(value: Any, root: str) -> Any:
-    """Return settings in which a class and its arguments are one map, and callbacks have their classes' names."""
+    """Return settings with one map for a class and its arguments, and with callbacks by the names of their classes."""
     if isinstance(value, str):
         inside = value == root or value.startswith(f"{root}/")
         return f".{value.removeprefix(root)}" if inside else value

@@ -47,7 +47,7 @@ class MadeWith:
     Args:
         file: JSON file in the folder.
         settings: plain values, compared one by one.
-        named: settings in which local files may be named.
+        named: settings that may name local files.
         run: folder of the whole run; its finished stages describe their files themselves.
         remedy: what to do with a damaged file.
     """
