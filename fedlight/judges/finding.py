@@ -53,8 +53,9 @@ def by_seed(rows: Rows, method: str, column: str) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for row in rows:
         value = row.get(column)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if row["method"] == method and is_number and math.isfinite(value):
+        if row["method"] != method or isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if math.isfinite(value):
             values.setdefault(str(row.get("seed")), []).append(float(value))
     return {seed: fmean(own) for seed, own in values.items()}
 

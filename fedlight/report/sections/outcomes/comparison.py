@@ -24,9 +24,9 @@ from fedlight.report.tables import capitalized, number, short
 
 METRICS = re.compile(r"^(val|test)/(accuracy|loss|client_mean|accuracy_both_orders)$|^win_rate/(?!words)")
 """Of which there is a single value in each run, so that seeds alone can tell."""
-TEST_ROWS = ("test_source", "test_split", "limit", "columns")
-ROWS = (*TEST_ROWS, "source", "split", "view", "exclude", "holdout", "few_shot", "partition")
-ROWS += ("val_source", "val_split", "val_share", "val_max")
+TEST_ROWS = ["test_source", "test_split", "limit", "columns"]
+ROWS = [*TEST_ROWS, "source", "split", "view", "exclude", "holdout", "few_shot", "partition"]
+ROWS += ["val_source", "val_split", "val_share", "val_max"]
 """Settings of the data that decide which rows are for validation and test."""
 SINGLE = "the run"
 FEWEST_PAIRS = 6
