@@ -74,7 +74,7 @@ def metrics(number):
             Bounds(),
             "a visit has 101 training metrics, more than max-metrics=100 in the app's settings",
         ),
-        (metrics(300_000), Bounds(header_mib=1), "max-header-mib=1 in the app's settings"),
+        (metrics(80_000), Bounds(header_mib=1), "max-header-mib=1 in the app's settings"),
         pytest.param(
             metrics(1_000_000),
             Bounds(header_mib=64),
