@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import lightning as L
 import numpy as np
@@ -80,7 +80,7 @@ class Selectors(L.LightningModule):
         self, prompts: Sequence[str], continuations: Sequence[Sequence[str]], raw: bool
     ) -> list[list[Likelihood]]:
         """Return a made-up likelihood of each text."""
-        own = 0.0 if raw else float(self.parts["first"].bias.detach())
+        own = 0.0 if raw else float(next(self.parameters()).detach().sum())
         return [[Likelihood(-abs(own + len(text)), 1, False) for text in texts] for texts in continuations]
 
     def fits(self, prompts: Sequence[str], new_tokens: int) -> list[bool]:
@@ -103,7 +103,7 @@ class Choices(FederatedDataModule):
     """Random choices; half of the clients want the opposite of the others."""
 
     template = Prompt()
-    planted: dict[str, list[dict[str, str]]] = {}
+    planted: ClassVar[dict[str, list[dict[str, str]]]] = {}
 
     def setup(self, stage: str) -> None:
         """Make the examples."""
