@@ -80,7 +80,7 @@ class Selectors(L.LightningModule):
         self, prompts: Sequence[str], continuations: Sequence[Sequence[str]], raw: bool
     ) -> list[list[Likelihood]]:
         """Return a made-up likelihood of each text."""
-        own = 0.0 if raw else float(self.parts["first"].bias.detach())
+        own = 0.0 if raw else float(next(self.parameters()).detach().sum())
         return [[Likelihood(-abs(own + len(text)), 1, False) for text in texts] for texts in continuations]
 
     def fits(self, prompts: Sequence[str], new_tokens: int) -> list[bool]:
