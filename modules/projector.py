@@ -23,6 +23,7 @@ from fedlight.evaluation.alignment import alignment
 from fedlight.modules.functional import info_nce
 from fedlight.modules.language.optimizers import SCHEDULES, check_optimizer, configure_optimizer
 from fedlight.modules.language.streams import own_stream
+from fedlight.support.arguments import Checked
 from fedlight.support.checkpoint_files import check_readable
 from fedlight.support.checks import check_choice, check_range
 from fedlight.support.seeding import derive_seed
@@ -32,7 +33,7 @@ BLOCK = 65_536
 """Vectors that are projected at once."""
 
 
-class ProjectorModule(LightningModule):
+class ProjectorModule(Checked, LightningModule):
     """Module that learns to map vectors of a small encoder to those of a large one.
 
     A batch has ``small``, ``(batch, small_dimension)``, and ``large``, ``(batch, large_dimension)``. Validation logs

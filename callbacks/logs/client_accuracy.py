@@ -31,6 +31,7 @@ from fedlight.callbacks.loop.run import parameters_of, ready
 from fedlight.evaluation.by_client import per_client, spread
 from fedlight.evaluation.judge import judge_both_orders, summarize_both_orders
 from fedlight.processes.work import for_each
+from fedlight.support.arguments import Checked
 from fedlight.support.torch_parts import eval_mode
 
 Indices = Mapping[str, np.ndarray]
@@ -107,7 +108,7 @@ class Outcomes:
         return judge_both_orders(self.orders, odds * (2 * self.labels[:, None] - 1), self.labels)
 
 
-class ClientAccuracy(L.Callback):
+class ClientAccuracy(Checked, L.Callback):
     """Lightning callback that logs and writes the accuracy on each client's validation and test examples.
 
     Logs ``val/client_mean``, ``val/client_worst_tenth`` (mean of the worst tenth of the clients, rounded up) and

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from fedlight.callbacks.loop.round_table import Record, RoundTable
 from fedlight.evaluation.group_agreement import group_metrics
 from fedlight.federation.protocols import NamesGroups
+from fedlight.support.arguments import Checked
 
 
 @runtime_checkable
@@ -50,7 +51,7 @@ class RunsAlgorithm(Protocol):
     algorithm: Any
 
 
-class GroupLog(L.Callback):
+class GroupLog(Checked, L.Callback):
     """Lightning callback that writes ``groups.csv`` and logs how far a grouping agrees with the last and the known one.
 
     Columns: round, client, selector, the client's loss under each selector, its weight for each where it has such weights

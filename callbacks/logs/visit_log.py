@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.callbacks.logs.trainer import find_callback
 from fedlight.callbacks.loop.round_table import Record, RoundTable
+from fedlight.support.arguments import Checked
 
 
 @runtime_checkable
@@ -28,7 +29,7 @@ class RecordsVisits(Protocol):
     rounds_done: int
 
 
-class VisitLog(L.Callback):
+class VisitLog(Checked, L.Callback):
     """Lightning callback that writes ``visits.csv``; without a federated loop it says so and writes nothing.
 
     With a fleet, a row holds the costs of the visit on the client's device, and each client that dropped out has a row;

@@ -72,10 +72,11 @@ from fedlight.federation.state import DIVERGED, Diverged, State, read, write
 from fedlight.processes import strategy  # noqa: F401  Lightning knows client_parallel by name from here on
 from fedlight.processes.core_watch import CoreWatch
 from fedlight.processes.team import current_team
+from fedlight.support.arguments import Checked
 from fedlight.support.checks import refuse_below
 
 
-class FederatedLoop(L.Callback):
+class FederatedLoop(Checked, L.Callback):
     """Lightning callback that turns an epoch into a communication round over the clients that the data know.
 
     The federated parameters are those that the optimizer holds when a round begins. ``Trainer(max_epochs=R)`` trains R

@@ -24,6 +24,7 @@ from fedlight.callbacks.progress.run_summary import (
 )
 from fedlight.callbacks.progress.time_left import TimeLeft
 from fedlight.federation.client import Visit
+from fedlight.support.arguments import Checked
 from fedlight.support.words import count_noun, in_largest_unit
 
 BEFORE_ITS_END = 1 - 1e-9
@@ -53,7 +54,7 @@ class LogsVisits(Protocol):
         """Return all visits of the run as text."""
 
 
-class RoundProgress(ProgressBar):
+class RoundProgress(Checked, ProgressBar):
     """Progress bar of rounds, in place of Lightning's; without a federated loop it counts epochs and names no client.
 
     The time left is that of the whole run, estimated from its finished rounds. Where the output is not a terminal, fit

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from fedlight.support.arguments import Checked
 from fedlight.support.types import Fields
 
 
@@ -44,7 +45,7 @@ class Identified(Protocol):
     identity: str
 
 
-class Augmentation(ABC):
+class Augmentation(Checked, ABC):
     """Base class of augmentations.
 
     A subclass stores every argument of its constructor under the same name: `settings` reads them, and the record of an

@@ -49,7 +49,9 @@ def read_instructions(
     optional = {*named} - {*template.required}
     columns = complete_columns(columns, raw, defaults, optional)
     columns = {name: path for name, path in columns.items() if path or name not in OWNERS}
-    columns = {name: columns.get(name, "") for name in (*template.slots, *columns)}  # all sources in one order
+    columns = {
+        name: columns.get(name, "") for name in (*template.slots, *columns)
+    }  # all sources in one order
     check_columns(raw, {name: path for name, path in columns.items() if path}, str(source), setting)
     needed = {*template.required, "response", *OWNERS} & set(columns)
     rows = [{name: text_at(row, path) if path else "" for name, path in columns.items()} for row in raw]
@@ -57,7 +59,8 @@ def read_instructions(
     unique = list({tuple(row.values()): row for row in complete}.values())
     rank_zero_info(
         f"{source}: {len(rows):,} rows, {len(unique):,} examples; left out: {len(rows) - len(complete):,} missing, "
-        f"{len(complete) - len(unique):,} duplicates" + "".join(f"; no column {name}" for name in optional - {*columns})
+        f"{len(complete) - len(unique):,} duplicates"
+        + "".join(f"; no column {name}" for name in optional - {*columns})
     )
     if not unique:
         empty = {name: sum(not row[name] for row in rows) for name in sorted(needed)}

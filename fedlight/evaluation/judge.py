@@ -16,10 +16,11 @@ import numpy as np
 
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.evaluation.win_rate import outcomes
+from fedlight.support.arguments import Checked
 from fedlight.support.types import Fields
 
 
-class Judge(ABC):
+class Judge(Checked, ABC):
     """Base class of judges; a subclass defines `verdicts`.
 
     Attributes:

@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fedlight.support.arguments import Checked
+
 Side = dict[str, Tensor]
 """Side tensors of a codec, by name."""
 
 
-class Codec(ABC):
+class Codec(Checked, ABC):
     """Encoder and decoder of a payload's values.
 
     Attributes:

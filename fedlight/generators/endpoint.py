@@ -13,11 +13,12 @@ from fedlight.datamodules.instructions.augmentation import settings_of
 from fedlight.generators.answer_cache import AnswerCache
 from fedlight.generators.chat_server import Answer, ChatServer
 from fedlight.generators.request_costs import Costs, Limits, Prices, costs_of
+from fedlight.support.arguments import Checked
 from fedlight.support.needs import Need, Package, Server
 from fedlight.support.seeding import derive_seed
 
 
-class TextGenerator(ABC):
+class TextGenerator(Checked, ABC):
     """Source of one text for each prompt. A subclass keeps every argument of its constructor under the same name."""
 
     without_effect: tuple[str, ...] = ()

@@ -73,7 +73,9 @@ def test_a_partial_column_map_is_completed():
     data = ready(InstructionDataModule(rows, columns={"instruction": "ask"}, val_share=0.0))
     assert data.client_sizes() == {"a": 1, "b": 1}
     votes = [{"who": row["client"], **row} for row in VOTES]
-    assert ready(PreferenceDataModule(votes, columns={"client": "who"}, val_share=0.0)).client_sizes().keys() == {
+    assert ready(
+        PreferenceDataModule(votes, columns={"client": "who"}, val_share=0.0)
+    ).client_sizes().keys() == {
         "u0",
         "u1",
         "u2",
@@ -83,7 +85,9 @@ def test_a_partial_column_map_is_completed():
 
 
 def test_clients_are_read_only_where_they_are_wanted():
-    assert ready(InstructionDataModule(ROWS, columns={"client": ""}, val_share=0.0)).client_sizes() == {"c0": 6}
+    assert ready(InstructionDataModule(ROWS, columns={"client": ""}, val_share=0.0)).client_sizes() == {
+        "c0": 6
+    }
     votes = PreferenceDataModule(VOTES, columns={"client": ""}, val_share=0.0)
     assert ready(votes).client_sizes() == {"c0": 12}
 
@@ -111,16 +115,20 @@ def test_numbers_stay_what_they_are():
 def test_the_record_of_added_rows_is_of_these_rows(tmp_path):
     def added(rows):
         public = tmp_path / "public.jsonl"
-        datasets.Dataset.from_list(ROWS + [{"instruction": f"w{i}", "response": "y"} for i in range(10, 20)]).to_json(
-            public
-        )
+        datasets.Dataset.from_list(
+            ROWS + [{"instruction": f"w{i}", "response": "y"} for i in range(10, 20)]
+        ).to_json(public)
         folder = str(tmp_path / "record")
         data = AugmentedInstructionDataModule(
             rows, str(public), augmentation=RandomSampling(2), augmentation_folder=folder, val_share=0.0
         )
         return ready(data), (tmp_path / "record" / "settings.json").read_bytes()
 
-    (_, first), (_, same), (_, other) = added(ROWS), added(list(ROWS)), added([*ROWS[:-1], ROWS[0] | {"response": "z"}])
+    (_, first), (_, same), (_, other) = (
+        added(ROWS),
+        added(list(ROWS)),
+        added([*ROWS[:-1], ROWS[0] | {"response": "z"}]),
+    )
     assert first == same != other
 
 

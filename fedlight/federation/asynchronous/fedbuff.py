@@ -22,12 +22,13 @@ each client at most. When everybody who was asked has dropped out and nobody is 
 from math import inf
 from typing import Literal
 
+from fedlight.support.arguments import Checked
 from fedlight.support.checks import refuse_below
 
 Weights = Literal["polynomial", "hinge", "constant"]
 
 
-class FedBuff:
+class FedBuff(Checked):
     """Settings of ``federated.mode: buffered``: size of the buffer, clients at a time, weights of stale updates.
 
     Args:
