@@ -23,8 +23,7 @@ from fedlight.modules.language.checkpoints import check_optimizer_settings
 from fedlight.modules.language.data_checks import check_batch
 from fedlight.modules.language.optimizers import SCHEDULES, check_optimizer, configure_optimizer
 from fedlight.modules.language.streams import own_stream
-from fedlight.support.arguments import Checked
-from fedlight.support.checks import check_choice, check_range, refuse_below
+from fedlight.support.checks import Checked, check_choice, check_range, refuse_below
 from fedlight.support.seeding import derive_seed
 
 Batch = dict[str, Tensor]

@@ -23,9 +23,8 @@ from fedlight.evaluation.alignment import alignment
 from fedlight.modules.functional import info_nce
 from fedlight.modules.language.optimizers import SCHEDULES, check_optimizer, configure_optimizer
 from fedlight.modules.language.streams import own_stream
-from fedlight.support.arguments import Checked
 from fedlight.support.checkpoint_files import check_readable
-from fedlight.support.checks import check_choice, check_range
+from fedlight.support.checks import Checked, check_choice, check_range
 from fedlight.support.seeding import derive_seed
 
 Batch = dict[str, Tensor]

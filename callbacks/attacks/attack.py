@@ -18,8 +18,7 @@ from fedlight.evaluation.tasks.model import KnowsWhatFits
 from fedlight.federation.client import Upload
 from fedlight.federation.state import State
 from fedlight.processes.work import is_first, merged, once
-from fedlight.support.arguments import Checked
-from fedlight.support.checks import refuse_below
+from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.files import refuse_unwritable, write_json_lines
 from fedlight.support.types import Fields, FieldsByClient
 

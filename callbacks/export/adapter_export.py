@@ -19,7 +19,7 @@ from fedlight.callbacks.export.card_facts import (
 from fedlight.callbacks.export.model_card import adapter_notes, adapter_use, write_card
 from fedlight.callbacks.logs.trainer import find_callback
 from fedlight.callbacks.logs.visit_log import VisitLog
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 from fedlight.support.files import read_json, whole_folder
 from fedlight.support.hub import find_licence
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedlight.processes.team import current_team
 from fedlight.processes.work import is_first, is_own_turn, once
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 from fedlight.support.files import full_disk_named, sealed, sync, unsealed, write_whole
 
 LINES = "digest of lines"

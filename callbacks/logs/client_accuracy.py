@@ -31,7 +31,7 @@ from fedlight.callbacks.loop.run import parameters_of, ready
 from fedlight.evaluation.by_client import per_client, spread
 from fedlight.evaluation.judge import judge_both_orders, summarize_both_orders
 from fedlight.processes.work import for_each
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 from fedlight.support.torch_parts import eval_mode
 
 Indices = Mapping[str, np.ndarray]

@@ -11,7 +11,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.callbacks.loop.run import training_data
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 from fedlight.support.files import csv_text, write_whole
 
 COLUMNS = ("client", "label", "split", "rows")

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from fedlight.callbacks.loop.round_table import Record, RoundTable
 from fedlight.evaluation.group_agreement import group_metrics
 from fedlight.federation.protocols import NamesGroups
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 
 
 @runtime_checkable

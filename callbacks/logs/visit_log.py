@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.callbacks.logs.trainer import find_callback
 from fedlight.callbacks.loop.round_table import Record, RoundTable
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 
 
 @runtime_checkable

@@ -72,8 +72,7 @@ from fedlight.federation.state import DIVERGED, Diverged, State, read, write
 from fedlight.processes import strategy  # noqa: F401  Lightning knows client_parallel by name from here on
 from fedlight.processes.core_watch import CoreWatch
 from fedlight.processes.team import current_team
-from fedlight.support.arguments import Checked
-from fedlight.support.checks import refuse_below
+from fedlight.support.checks import Checked, refuse_below
 
 
 class FederatedLoop(Checked, L.Callback):
@@ -145,7 +144,7 @@ class FederatedLoop(Checked, L.Callback):
         mode: Mode = "sync",
         fedbuff: FedBuff | None = None,
     ) -> None:
-        refuse_below(1, "federated.", clients_per_round=clients_per_round, local_steps=local_steps)
+        refuse_below(1, clients_per_round=clients_per_round, local_steps=local_steps)
         self.algorithm = algorithm or FedAvg()
         self.server = server or Average()
         self.clients_per_round, self.local_steps = clients_per_round, local_steps

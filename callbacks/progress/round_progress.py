@@ -24,7 +24,7 @@ from fedlight.callbacks.progress.run_summary import (
 )
 from fedlight.callbacks.progress.time_left import TimeLeft
 from fedlight.federation.client import Visit
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 from fedlight.support.words import count_noun, in_largest_unit
 
 BEFORE_ITS_END = 1 - 1e-9

@@ -22,7 +22,7 @@ from fedlight.evaluation.tasks.result import Result
 from fedlight.evaluation.tasks.task import Task
 from fedlight.processes.work import for_each, is_first, once
 from fedlight.stacking.client_models import CLIENTS_TOGETHER, work_with_models
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 from fedlight.support.files import refuse_unwritable, write_json_lines
 
 SECONDS_BETWEEN_REPORTS = 60

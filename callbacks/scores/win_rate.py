@@ -19,8 +19,7 @@ from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.evaluation.judge import BothPositions, Judge
 from fedlight.evaluation.length_controlled import Compared, length_controlled
 from fedlight.processes.work import for_each, once
-from fedlight.support.arguments import Checked
-from fedlight.support.checks import refuse_below
+from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 

@@ -20,8 +20,7 @@ from fedlight.datamodules.rows.fields import instruction_text, make_question_key
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.vectors.clusters import assign_clusters, name_clusters
 from fedlight.datamodules.vectors.encoders import Encoder
-from fedlight.support.arguments import Checked
-from fedlight.support.checks import refuse_below
+from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 

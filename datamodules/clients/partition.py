@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 from fedlight.support.seeding import derive_seed
 
 Clients = dict[str, np.ndarray]

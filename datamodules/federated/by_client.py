@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 from fedlight.datamodules.federated.client_reading import MakeBatches
 from fedlight.datamodules.federated.loader_by_client import ClientsOfData, LoaderByClient
 from fedlight.federation.protocols import FederatedData, TrainsRounds
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 
 Loaders = DataLoader | list[DataLoader]
 
@@ -20,7 +20,8 @@ class ByClient(Checked, L.Callback):
 
     Args:
         clients: client id -> positions of the client's examples, or a function from the training set to such a mapping, for
-            example `PartitionByField`. An id is a text or a whole number; positions are a sequence of whole numbers, or a mask.
+            example `PartitionByField`. An id is a text or a whole number; positions are a sequence of whole numbers, or
+            a mask.
         seed: seed of the order of the examples.
         batch_sampler: function from a client's own data set to its batch sampler, for a training loader whose batch sampler
             or sampler needs the whole data set.

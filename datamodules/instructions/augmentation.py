@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 from fedlight.support.types import Fields
 
 
@@ -89,7 +89,7 @@ class Augmentation(Checked, ABC):
             Client -> at most ``number`` rows, no public row twice, for every client of ``clients``.
         """
 
-    def keep_in(self, folder: Path) -> None:  # noqa: B027 (only slow augmentations keep unfinished work)
+    def keep_in(self, folder: Path) -> None:
         """Keep unfinished work in this folder, unless a setting names another; a killed run continues from it."""
 
     def settings(self) -> dict[str, object]:

@@ -260,7 +260,7 @@ class PreferenceDataModule(FederatedDataModule):
         """Return the column map with the columns that it leaves out."""
         ranked = {*self.columns} & {*RANKED}
         if not {*self.columns} & {*ANSWERS}:
-            ranked = ranked or {*rows[0]} >= {*RANKED} and not {*rows[0]} & {*ANSWERS}
+            ranked = ranked or ({*rows[0]} >= {*RANKED} and not {*rows[0]} & {*ANSWERS})
         slots = self.template.slots or ([] if self.columns else ["prompt"])
         owners = ["client"][: self._is_by_client]
         if not self.columns and source.startswith("toy:"):

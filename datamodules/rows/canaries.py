@@ -12,8 +12,7 @@ from string import Formatter
 from typing import Any
 
 from fedlight.datamodules.rows.fields import NO_SLOTS
-from fedlight.support.arguments import Checked
-from fedlight.support.checks import refuse_below
+from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields, FieldsByClient
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedlight.datamodules.rows.columns import check_columns, text_at
 from fedlight.datamodules.rows.rows import RowsError, load_rows
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 from fedlight.support.types import Fields, Rows
 
 MARKS = "".join(chr(code) for code in range(0x300, 0x1F000) if unicodedata.category(chr(code))[0] == "M")

@@ -9,7 +9,7 @@ import numpy as np
 from fedlight.datamodules.rows.columns import check_columns, find_value
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.text.templates import Template
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 
 
 class TaskRows(Checked):

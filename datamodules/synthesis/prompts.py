@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedlight.datamodules.text.templates import Template
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 
 _ROW = ("instruction", "input", "response")
 

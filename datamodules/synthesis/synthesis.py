@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fedlight.datamodules.instructions.augmentation import settings_of
 from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.tasks.model import AnswersPrompts
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 from fedlight.support.types import Fields
 
 TRIED, SURVIVED = "tried", "survived"

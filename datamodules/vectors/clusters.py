@@ -16,7 +16,7 @@ import numpy as np
 
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.vectors.encoders import Encoder
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
 from fedlight.processes.work import for_each, is_first, once
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 from fedlight.support.console import progress_bar
 from fedlight.support.hub import (
     NAME,
@@ -59,7 +59,7 @@ class Encoder(Checked, ABC):
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return unit vectors ``(texts, dimension)`` float32, in the order of the texts."""
 
-    def release(self) -> None:  # noqa: B027 (an encoder without a model has nothing to free)
+    def release(self) -> None:
         """Free the memory of a loaded model; the next text that is not cached loads it again."""
 
 

@@ -15,7 +15,7 @@ from yaml import YAMLError
 
 from fedlight.conf import path as conf_path
 from fedlight.devices.availability import Always, Availability, parse_availability
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 
 WEIGHT_BITS = (16, 8, 4)
 OWN_FOLDER = Path("devices")

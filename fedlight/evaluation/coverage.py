@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torchmetrics import Metric
 
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 
 BLOCK = 1024
 

@@ -19,7 +19,7 @@ from torch import Tensor, stack
 from fedlight.federation.client import Update
 from fedlight.federation.exact_sum import ExactSums, in_pieces
 from fedlight.federation.state import State
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 
 
 class Aggregation(Protocol):

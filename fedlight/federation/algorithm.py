@@ -18,7 +18,7 @@ from fedlight.federation.client import Client, Update, Visit, Visiting, Work
 from fedlight.federation.lora.ranks import cut_to_rank, rank_of
 from fedlight.federation.protocols import Federation, NumBatches, refuse_several_adapters
 from fedlight.federation.state import State, moved
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 
 Weighting = Literal["unbiased", "normalized", "uniform"]
 

@@ -18,7 +18,7 @@ from fedlight.federation.client import Client
 from fedlight.federation.codecs import Codec, Quantize
 from fedlight.federation.privacy import ClipAndNoise
 from fedlight.federation.state import Diverged, State, movement
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 
 LOST = "wire"
 """Key in a client's memory of what its messages have lost so far."""

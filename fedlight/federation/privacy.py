@@ -28,7 +28,7 @@ from fedlight.federation.client import Update
 from fedlight.federation.codecs import Codec, Side
 from fedlight.federation.exact_sum import ExactSums, in_pieces
 from fedlight.federation.state import State
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 
 DELTA = 1e-5
 MISSING = "privacy needs the accountant dp-accounting: pip install 'fedlight[privacy]'"

@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor, full_like, zeros_like
 
 from fedlight.federation.state import State, moved
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 
 
 class ServerOptimizer(Checked, ABC):

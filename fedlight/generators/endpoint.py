@@ -13,7 +13,7 @@ from fedlight.datamodules.instructions.augmentation import settings_of
 from fedlight.generators.answer_cache import AnswerCache
 from fedlight.generators.chat_server import Answer, ChatServer
 from fedlight.generators.request_costs import Costs, Limits, Prices, costs_of
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 from fedlight.support.needs import Need, Package, Server
 from fedlight.support.seeding import derive_seed
 
@@ -51,7 +51,7 @@ class TextGenerator(Checked, ABC):
         """Return counts of requests and tokens so far, by name."""
         return {}
 
-    def release(self) -> None:  # noqa: B027 - most hold nothing
+    def release(self) -> None:
         """Free the memory of a model; the next `complete` loads it again."""
 
 

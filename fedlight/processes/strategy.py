@@ -26,7 +26,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from fedlight.federation.protocols import TrainsRounds
 from fedlight.processes.joining import fail, join, joined_watch
 from fedlight.processes.team import ALONE, begin, end
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 
 
 class ClientParallelStrategy(Checked, SingleDeviceStrategy):

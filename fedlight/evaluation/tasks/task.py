@@ -16,8 +16,7 @@ import numpy as np
 
 from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
 from fedlight.evaluation.tasks.result import TOO_LONG, Outcome, Result, Verdict
-from fedlight.support.arguments import Checked
-from fedlight.support.checks import refuse_below
+from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields, Row
 

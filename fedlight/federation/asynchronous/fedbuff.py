@@ -22,8 +22,7 @@ each client at most. When everybody who was asked has dropped out and nobody is 
 from math import inf
 from typing import Literal
 
-from fedlight.support.arguments import Checked
-from fedlight.support.checks import refuse_below
+from fedlight.support.checks import Checked, refuse_below
 
 Weights = Literal["polynomial", "hinge", "constant"]
 
@@ -59,10 +58,6 @@ class FedBuff(Checked):
     ) -> None:
         refuse_below(1, "federated.fedbuff.", buffer_size=buffer_size, concurrency=concurrency)
         refuse_below(0, "federated.fedbuff.", b=b)
-        if staleness not in ("polynomial", "hinge", "constant"):
-            raise ValueError(
-                f"federated.fedbuff.staleness={staleness!r} is not one of polynomial, hinge, constant"
-            )
         if not 0 <= a < inf:
             raise ValueError(f"federated.fedbuff.a={a} must be at least 0; 0 weighs all updates alike")
         self.buffer_size = buffer_size

@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlight.support.arguments import Checked
+from fedlight.support.checks import Checked
 
 Key = tuple[int | str, ...]
 """Purpose of a direction, from general to special, from which all of its numbers follow."""
