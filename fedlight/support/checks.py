@@ -141,9 +141,8 @@ def _instead(name: str, value: Any, classes: Sequence[type]) -> str:
     if not isinstance(value, str):
         return ""
     known = [each.__name__ for cls in classes for each in (cls, *_below(cls))]
-    similar = (
-        difflib.get_close_matches(value, names, n=1) for names in (known, import_module("fedlight").__all__)
-    )
+    public = [each for each in import_module("fedlight").__all__ if each[0].isupper()]
+    similar = (difflib.get_close_matches(value, names, n=1) for names in (known, public))
     near = next(filter(None, similar), [classes[0].__name__])
     return f": give an object, {name}={near[0]}()"
 
