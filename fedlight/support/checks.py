@@ -71,13 +71,13 @@ def fits(value: Any, hint: Any) -> bool:
         is_truth = isinstance(value, KINDS[bool][1])
         return isinstance(value, KINDS[kind][1]) and (kind is bool or not is_truth)
     of = origin or hint
+    if of is Any or (getattr(of, "_is_protocol", False) and not getattr(of, "_is_runtime_protocol", False)):
+        return True
     if of is collections.abc.Callable:
         return callable(value)
     if of is type:
         return isinstance(value, type)
-    if not isinstance(of, type) or (
-        getattr(of, "_is_protocol", False) and not getattr(of, "_is_runtime_protocol", False)
-    ):
+    if not isinstance(of, type):
         return True
     if issubclass(of, Mapping):
         keys, values = inner or (Any, Any)
@@ -129,7 +129,7 @@ def _describe(cls: type, name: str, value: Any, hint: Any) -> str:
         return text + _instead(name, value, classes)
     choices = [choice for each in kinds if get_origin(each) is Literal for choice in get_args(each)]
     near = difflib.get_close_matches(str(value), map(str, choices), n=1)
-    if len(kinds) == 1 and choices:
+    if all(get_origin(each) is Literal for each in kinds):
         text = f"{given} is not one of {', '.join(map(str, choices))}"
     return f"{text}; did you mean {near[0]!r}?" if near else text
 

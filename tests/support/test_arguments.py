@@ -110,6 +110,7 @@ def test_right_ones_pass():
     loop = FederatedLoop(FedProx(np.float32(0.5)), FedAdam(), clients_per_round=np.int64(4), local_steps=None)
     assert loop.clients_per_round == 4
     assert Partition(num_clients=np.int32(3)).num_clients == 3
+    assert PreferenceDataModule(choice_values={"a": 1, "b": ["2"]}).choice_values["a"] == 1  # Any
     assert PreferenceDataModule(choices=["A", "B"]).choices == ["A", "B"]  # as a config gives it
 
 
