@@ -7,11 +7,8 @@ from fedlight import AdapterExport, FederatedLoop, InstructionDataModule, SFTMod
 clients = ["ann", "ann", "ben", "ben"]
 questions = ["is tea good ?", "is rain good ?", "is tea good ?", "is rain good ?"]
 answers = ["tea is calm", "rain is wet", "tea is hot", "rain is loud"]
-rows = [
-    {"client": c, "instruction": q, "response": a}
-    for c, q, a in zip(clients, questions, answers, strict=True)
-]
+texts = zip(clients, questions, answers, strict=True)
+rows = [{"client": c, "instruction": q, "response": a} for c, q, a in texts]
 data = InstructionDataModule(rows, tokenizer="my_model", batch_size=2)
 parts = [FederatedLoop(clients_per_round=2), AdapterExport("my_adapter")]
-trainer = L.Trainer(max_epochs=3, callbacks=parts, log_every_n_steps=1)
-trainer.fit(SFTModule("my_model", lr=1e-3), data)
+L.Trainer(max_epochs=3, callbacks=parts, log_every_n_steps=1).fit(SFTModule("my_model", lr=1e-3), data)

@@ -23,7 +23,7 @@ from fedlight.modules.language.checkpoints import check_optimizer_settings
 from fedlight.modules.language.data_checks import check_batch
 from fedlight.modules.language.optimizers import SCHEDULES, check_optimizer, configure_optimizer
 from fedlight.modules.language.streams import own_stream
-from fedlight.support.checks import check_choice, check_range, refuse_below
+from fedlight.support.checks import Checked, check_choice, check_range, refuse_below
 from fedlight.support.seeding import derive_seed
 
 Batch = dict[str, Tensor]
@@ -55,7 +55,7 @@ class Head(nn.Module):
         return utilities.squeeze(dim=-1)
 
 
-class FeatureSelectorModule(LightningModule):
+class FeatureSelectorModule(Checked, LightningModule):
     """Module that learns to choose between two texts by their frozen features.
 
     A batch has ``features``, ``(batch, 2, dimension)``, of A and B, and ``labels``, ``(batch,)``, 0 where A is better and 1

@@ -24,7 +24,7 @@ from fedlight.modules.functional import info_nce
 from fedlight.modules.language.optimizers import SCHEDULES, check_optimizer, configure_optimizer
 from fedlight.modules.language.streams import own_stream
 from fedlight.support.checkpoint_files import check_readable
-from fedlight.support.checks import check_choice, check_range
+from fedlight.support.checks import Checked, check_choice, check_range
 from fedlight.support.seeding import derive_seed
 
 Batch = dict[str, Tensor]
@@ -32,7 +32,7 @@ BLOCK = 65_536
 """Vectors that are projected at once."""
 
 
-class ProjectorModule(LightningModule):
+class ProjectorModule(Checked, LightningModule):
     """Module that learns to map vectors of a small encoder to those of a large one.
 
     A batch has ``small``, ``(batch, small_dimension)``, and ``large``, ``(batch, large_dimension)``. Validation logs

@@ -8,7 +8,7 @@ FedBiscuit, of the same paper, has U selectors: U adapters on one base, which de
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from fedlight.modules.choices import log_choices, stage_accuracies
 from fedlight.modules.functional import choice_loss
 from fedlight.modules.language import adapters, base_model, readout, skeleton
 from fedlight.modules.language.module import Batch, LanguageModule
-from fedlight.support.checks import check_choice
 
 TEXTS = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -49,10 +48,13 @@ class SelectorModule(LanguageModule):
     data_hint = "votes: data=PreferenceDataModule with view=selector"
 
     def __init__(
-        self, model: str, head: str = "choice", choices: Sequence[str] = ("A", "B"), **kwargs: Any
+        self,
+        model: str,
+        head: Literal["choice", "classifier"] = "choice",
+        choices: Sequence[str] = ("A", "B"),
+        **kwargs: Any,
     ) -> None:
         super().__init__(model, **kwargs)
-        check_choice("head", head, ("choice", "classifier"))
         if len(choices) != 2:
             raise ValueError(f"choices={list(choices)} must be two words")
         self.task, self.num_labels = ("CAUSAL_LM", None) if head == "choice" else ("SEQ_CLS", 2)

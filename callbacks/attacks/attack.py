@@ -18,7 +18,7 @@ from fedlight.evaluation.tasks.model import KnowsWhatFits
 from fedlight.federation.client import Upload
 from fedlight.federation.state import State
 from fedlight.processes.work import is_first, merged, once
-from fedlight.support.checks import refuse_below
+from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.files import quoted, refuse_unwritable, write_json_lines
 from fedlight.support.types import Fields, FieldsByClient
 
@@ -75,7 +75,7 @@ class Found(NamedTuple):
     records: list[dict[str, Any]]
 
 
-class Attack(L.Callback, ABC):
+class Attack(Checked, L.Callback, ABC):
     """Base class of attacks: a subclass states its needs in ``prepare`` and attacks in ``attack``.
 
     The server's model is attacked at the end of each n-th round (each n-th epoch without a federated loop) and of the last

@@ -19,6 +19,7 @@ from fedlight.callbacks.export.card_facts import (
 from fedlight.callbacks.export.model_card import adapter_notes, adapter_use, write_card
 from fedlight.callbacks.logs.trainer import find_callback
 from fedlight.callbacks.logs.visit_log import VisitLog
+from fedlight.support.checks import Checked
 from fedlight.support.files import read_json, whole_folder
 from fedlight.support.hub import find_licence
 
@@ -57,7 +58,7 @@ class AddsRows(Protocol):
     added: Mapping[str, Sequence[Any]]
 
 
-class AdapterExport(L.Callback):
+class AdapterExport(Checked, L.Callback):
     """Lightning callback that writes the adapter at the end of ``fit``; a killed run leaves the whole folder or none.
 
     The folder's ``README.md`` is a model card: method, counts of the data, rounds, cost, privacy and the last scores,

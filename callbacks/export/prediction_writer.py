@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fedlight.processes.team import current_team
 from fedlight.processes.work import is_first, is_own_turn, once
+from fedlight.support.checks import Checked
 from fedlight.support.files import full_disk_named, sealed, sync, unsealed, write_whole
 
 LINES = "digest of lines"
@@ -37,7 +38,7 @@ class SkipsPredictBatches(Protocol):
     skip_predict_batches: int
 
 
-class PredictionWriter(L.Callback):
+class PredictionWriter(Checked, L.Callback):
     """Lightning callback that writes one JSON line for each example of ``trainer.predict``.
 
     Args:

@@ -11,6 +11,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.callbacks.loop.run import training_data
+from fedlight.support.checks import Checked
 from fedlight.support.files import csv_text, write_whole
 
 COLUMNS = ("client", "label", "split", "rows")
@@ -24,7 +25,7 @@ class CountsClientRows(Protocol):
         """Return client, label (empty for none), split and number of examples."""
 
 
-class ClientData(L.Callback):
+class ClientData(Checked, L.Callback):
     """Lightning callback that writes ``data.csv`` when training starts.
 
     Columns: client, label, split (``train`` or ``val``) and the number of rows. A vote that is trained on in both orders

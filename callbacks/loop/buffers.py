@@ -457,16 +457,13 @@ class LocalBuffers(BufferPolicy):
 
 
 def buffer_policy(name: Policy) -> BufferPolicy:
-    """Return the policy of a setting; raise ValueError for an unknown name.
+    """Return the policy of a setting.
 
     Examples:
         >>> type(buffer_policy("local")).__name__
         'LocalBuffers'
     """
-    for policy in (BufferPolicy, AveragedBuffers, LocalBuffers):
-        if policy.name == name:
-            return policy()
-    raise ValueError(f"federated.buffers={name!r} is not one of refuse, average, local")
+    return {policy.name: policy for policy in (BufferPolicy, AveragedBuffers, LocalBuffers)}[name]()
 
 
 def _real(value: Tensor | None) -> Tensor:

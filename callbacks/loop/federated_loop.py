@@ -73,10 +73,10 @@ from fedlight.federation.state import DIVERGED, Diverged, State, read, write
 from fedlight.processes import strategy  # noqa: F401  Lightning knows client_parallel by name from here on
 from fedlight.processes.core_watch import CoreWatch
 from fedlight.processes.team import current_team
-from fedlight.support.checks import refuse_below
+from fedlight.support.checks import Checked, refuse_below
 
 
-class FederatedLoop(L.Callback):
+class FederatedLoop(Checked, L.Callback):
     """Lightning callback that turns an epoch into a communication round over the clients that the data know.
 
     The federated parameters are those that the optimizer holds when a round begins. ``Trainer(max_epochs=R)`` trains R
@@ -148,7 +148,7 @@ class FederatedLoop(L.Callback):
         fedbuff: FedBuff | None = None,
         limits: Limits | None = None,
     ) -> None:
-        refuse_below(1, "federated.", clients_per_round=clients_per_round, local_steps=local_steps)
+        refuse_below(1, clients_per_round=clients_per_round, local_steps=local_steps)
         self.algorithm = algorithm or FedAvg()
         self.server = server or Average()
         self.clients_per_round, self.local_steps = clients_per_round, local_steps

@@ -128,8 +128,8 @@ def check_cohort(clients_per_round: int, num_clients: int) -> None:
     """Raise ``ValueError`` if a round needs more clients than there are."""
     if clients_per_round > num_clients:
         raise ValueError(
-            f"federated.clients_per_round={clients_per_round} is more than the {num_clients} clients "
-            f"of the data: set --federated.clients_per_round {num_clients} or less"
+            f"clients_per_round={clients_per_round} is more than the {num_clients} clients of the data: set "
+            f"clients_per_round={num_clients} or less"
         )
 
 

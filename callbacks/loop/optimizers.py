@@ -231,12 +231,10 @@ class StepSchedules:
     """Learning-rate schedules that step within a round, restored for each visit.
 
     Raises:
-        ValueError: another setting; in ``start_round``, for a schedule that depends on the order of the clients.
+        ValueError: in ``start_round``, for a schedule that depends on the order of the clients.
     """
 
     def __init__(self, after_round: StepSchedule = "continue") -> None:
-        if after_round not in ("continue", "restart"):
-            raise ValueError(f"federated.step_schedule={after_round!r} is not one of continue, restart")
         self.after_round = after_round
 
     def start_round(self, trainer: L.Trainer, begins: Sequence[int]) -> None:

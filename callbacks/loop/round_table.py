@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import lightning as L
 
 from fedlight.processes.work import is_first
+from fedlight.support.checks import Checked
 from fedlight.support.files import csv_text, full_disk_named, read_csv, write_whole
 
 Record = dict[str, int | float | str]
@@ -110,7 +111,7 @@ def _text(rows: Sequence[Mapping[str, object]], with_header: bool = True) -> str
     return csv_text(rows, [*rows[0]], with_header)
 
 
-class RoundLog(L.Callback):
+class RoundLog(Checked, L.Callback):
     """Base class of callbacks that write a `RoundTable`, with its state in the checkpoint.
 
     Args:

@@ -25,6 +25,7 @@ from fedlight.callbacks.progress.run_summary import (
 from fedlight.callbacks.progress.time_left import TimeLeft
 from fedlight.devices.outcomes import took_part
 from fedlight.federation.client import Visit
+from fedlight.support.checks import Checked
 from fedlight.support.files import quoted
 from fedlight.support.words import count_noun, in_largest_unit
 
@@ -55,7 +56,7 @@ class LogsVisits(Protocol):
         """Return all visits of the run as text."""
 
 
-class RoundProgress(ProgressBar):
+class RoundProgress(Checked, ProgressBar):
     """Progress bar of rounds, in place of Lightning's; without a federated loop it counts epochs and names no client.
 
     The time left is that of the whole run, estimated from its finished rounds. Where the output is not a terminal, fit

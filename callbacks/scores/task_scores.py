@@ -22,6 +22,7 @@ from fedlight.evaluation.tasks.result import Result
 from fedlight.evaluation.tasks.task import Task
 from fedlight.processes.work import for_each, is_first, once
 from fedlight.stacking.client_models import CLIENTS_TOGETHER, work_with_models
+from fedlight.support.checks import Checked
 from fedlight.support.files import refuse_unwritable, write_json_lines
 
 SECONDS_BETWEEN_REPORTS = 60
@@ -35,7 +36,7 @@ class HoldsTasks(Protocol):
     tasks: Mapping[str, Task]
 
 
-class TaskScores(L.Callback):
+class TaskScores(Checked, L.Callback):
     """Lightning callback that runs tasks, logs the model's scores and keeps every answer.
 
     For each task it logs ``score/NAME``, ``stderr/NAME`` (standard error), ``unread/NAME`` (share of answers that could not

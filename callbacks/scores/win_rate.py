@@ -19,7 +19,7 @@ from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.evaluation.judge import BothPositions, Judge
 from fedlight.evaluation.length_controlled import Compared, length_controlled
 from fedlight.processes.work import for_each, once
-from fedlight.support.checks import refuse_below
+from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 
@@ -34,7 +34,7 @@ class WritesText(Protocol):
         """Return answers to each prompt; ``raw`` turns the adapter off, as before tuning."""
 
 
-class WinRate(L.Callback):
+class WinRate(Checked, L.Callback):
     """Lightning callback that logs how often each judge prefers the tuned model's answers to the raw model's.
 
     A tie counts one half. Each pair is shown in both orders where the order can matter. Logs ``win_rate/NAME`` for each

@@ -20,7 +20,7 @@ from fedlight.datamodules.rows.fields import instruction_text, make_question_key
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.vectors.clusters import assign_clusters, name_clusters
 from fedlight.datamodules.vectors.encoders import Encoder
-from fedlight.support.checks import refuse_below
+from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 
@@ -51,7 +51,7 @@ class FewShotRows:
 
 
 @dataclass(frozen=True)
-class FewShot:
+class FewShot(Checked):
     """Settings of few-shot data; in YAML ``few_shot: {encoder: {class_path: SentenceEncoder, ...}, per_cluster: 5}``.
 
     The clusters are the categories of ``partition: {by: dirichlet, alpha: 1.0}``.

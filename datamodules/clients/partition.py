@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from fedlight.support.checks import Checked
 from fedlight.support.seeding import derive_seed
 
 Clients = dict[str, np.ndarray]
@@ -24,7 +25,7 @@ DIRICHLET_TRIES = 100
 
 
 @dataclass(frozen=True)
-class Partition:
+class Partition(Checked):
     """Settings of a partition; in YAML ``partition: {by: dirichlet, num_clients: 200, alpha: 0.3}``.
 
     Args:
@@ -68,7 +69,7 @@ class Partition:
         return split
 
 
-class PartitionByField:
+class PartitionByField(Checked):
     """Partition of a training set whose examples are tuples or dicts, by one of their fields.
 
     In YAML, as ``clients`` of a `FederatedWrapper`: ``{class_path: fedlight.PartitionByField, init_args: {partition: {by:

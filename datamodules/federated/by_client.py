@@ -1,26 +1,27 @@
 """Ways to federate a Lightning project's own training data: a callback, a wrapped datamodule, loaders made by hand."""
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning as L
 from torch.utils.data import DataLoader
 
 from fedlight.datamodules.federated.client_reading import MakeBatches
-from fedlight.datamodules.federated.loader_by_client import LoaderByClient
+from fedlight.datamodules.federated.loader_by_client import ClientsOfData, LoaderByClient
 from fedlight.federation.protocols import FederatedData, TrainsRounds
+from fedlight.support.checks import Checked
 
 Loaders = DataLoader | list[DataLoader]
 
 
-class ByClient(L.Callback):
+class ByClient(Checked, L.Callback):
     """Callback that has the trainer read its training data client after client; its place among the callbacks is free.
 
     Only the source of the training batches is replaced: hooks, state, hyperparameters and validation loaders stay.
 
     Args:
-        clients: function from the training set to client id -> positions of the client's examples, such as
-            `PartitionByField`. An id is a text or a whole number; positions are a sequence of whole numbers, or a mask.
+        clients: client id -> positions of the client's examples, or a function from the training set to such a mapping, for
+            example `PartitionByField`. An id is a text or a whole number; positions are a sequence of whole numbers, or
+            a mask.
         seed: seed of the order of the examples.
         batch_sampler: function from a client's own data set to its batch sampler, for a training loader whose batch sampler
             or sampler needs the whole data set.
@@ -38,7 +39,7 @@ class ByClient(L.Callback):
 
     def __init__(
         self,
-        clients: Callable[[Any], Mapping[Any, Any]],
+        clients: ClientsOfData,
         seed: int = 0,
         batch_sampler: MakeBatches | None = None,
     ) -> None:
@@ -72,7 +73,7 @@ class ByClient(L.Callback):
         self._source = LoaderByClient(trainer, self.clients, self.seed, self.batch_sampler)
 
 
-class FederatedWrapper(L.LightningDataModule):
+class FederatedWrapper(Checked, L.LightningDataModule):
     """Ordinary datamodule with a function that assigns its training examples to clients.
 
     Once a trainer attaches the wrapper, ``trainer.datamodule`` is the wrapped datamodule itself, and the trainer reads its
@@ -86,7 +87,7 @@ class FederatedWrapper(L.LightningDataModule):
     def __init__(
         self,
         datamodule: L.LightningDataModule,
-        clients: Callable[[Any], Mapping[Any, Any]],
+        clients: ClientsOfData,
         seed: int = 0,
         batch_sampler: MakeBatches | None = None,
     ) -> None:
@@ -111,7 +112,7 @@ class FederatedWrapper(L.LightningDataModule):
             LoaderByClient(trainer, self.clients, self.seed, self.batch_sampler)
 
 
-class GivenLoaders(L.LightningDataModule):
+class GivenLoaders(Checked, L.LightningDataModule):
     """Datamodule of loaders made by hand, for `FederatedWrapper`: ``FederatedWrapper(GivenLoaders(train, val), clients)``.
 
     Args:

@@ -17,11 +17,11 @@ from fedlight.datamodules.federated.client_positions import read_positions
 from fedlight.datamodules.federated.rounds import ClientIndices, PooledSampler, RoundPlan
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.client import Group, Visit
-from fedlight.support.checks import refuse_below
+from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.settings_record import digest
 
 
-class FederatedDataModule(L.LightningDataModule):
+class FederatedDataModule(Checked, L.LightningDataModule):
     """Base class of federated datamodules: subclasses fill the sets in ``setup`` and define ``collate``.
 
     Args:

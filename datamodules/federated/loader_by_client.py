@@ -21,6 +21,9 @@ from fedlight.support.seeding import derive_seed
 from fedlight.support.settings_record import digest
 from fedlight.support.torch_parts import seed_streams
 
+ClientsOfData = Callable[[Any], Mapping[Any, Any]] | Mapping[Any, Any]
+"""Client id -> positions in the training set, or a function from the set to them."""
+
 
 class LoaderByClient(_DataLoaderSource):
     """Source of a trainer's training batches that replaces the one in its fit loop: a datamodule, a module, or loaders.
@@ -34,7 +37,7 @@ class LoaderByClient(_DataLoaderSource):
     def __init__(
         self,
         trainer: L.Trainer,
-        clients: Callable[[Any], Mapping[Any, Any]],
+        clients: ClientsOfData,
         seed: int = 0,
         make_batches: MakeBatches | None = None,
     ) -> None:
@@ -72,7 +75,8 @@ class LoaderByClient(_DataLoaderSource):
             return
         loader = _check_loader(self.given.dataloader())
         self._reading = ClientReading(loader, self._make_batches, self._seed)
-        clients = read_positions(self._clients(loader.dataset), len(loader.dataset))  # type: ignore[arg-type]
+        assigned = self._clients(loader.dataset) if callable(self._clients) else self._clients
+        clients = read_positions(assigned, len(loader.dataset))  # type: ignore[arg-type]
         self._indices: Clients = self._reading.readable(clients)
         self._loader = copy.copy(loader)
         part = "batch_sampler" if self._reading.batched else "sampler"

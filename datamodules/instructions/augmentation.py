@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from fedlight.support.checks import Checked
 from fedlight.support.types import Fields
 
 
@@ -44,7 +45,7 @@ class Identified(Protocol):
     identity: str
 
 
-class Augmentation(ABC):
+class Augmentation(Checked, ABC):
     """Base class of augmentations.
 
     A subclass stores every argument of its constructor under the same name: `settings` reads them, and the record of an
@@ -88,7 +89,7 @@ class Augmentation(ABC):
             Client -> at most ``number`` rows, no public row twice, for every client of ``clients``.
         """
 
-    def keep_in(self, folder: Path) -> None:  # noqa: B027 (only slow augmentations keep unfinished work)
+    def keep_in(self, folder: Path) -> None:
         """Keep unfinished work in this folder, unless a setting names another; a killed run continues from it."""
 
     def settings(self) -> dict[str, object]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedlight.datamodules.rows.columns import check_columns, text_at
 from fedlight.datamodules.rows.rows import RowsError, load_rows
+from fedlight.support.checks import Checked
 from fedlight.support.types import Fields, Rows
 
 MARKS = "".join(chr(code) for code in range(0x300, 0x1F000) if unicodedata.category(chr(code))[0] == "M")
@@ -21,7 +22,7 @@ WORD = re.compile(f"[^\\W_](?:[^\\W_]|[{MARKS}])*")
 
 
 @dataclass(frozen=True)
-class Holdout:
+class Holdout(Checked):
     """Rows held out for the test by values of a column; in YAML ``holdout: {column: topic, values: ["tv-is-better_*"]}``.
 
     Args:
@@ -75,7 +76,7 @@ class Holdout:
 
 
 @dataclass(frozen=True)
-class Excluded:
+class Excluded(Checked):
     """Rows whose texts no prompt may have; in YAML ``{source: votes.jsonl, column: info.post, slot: post}``.
 
     Args:

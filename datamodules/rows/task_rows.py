@@ -9,9 +9,10 @@ import numpy as np
 from fedlight.datamodules.rows.columns import check_columns, find_value
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.text.templates import Template
+from fedlight.support.checks import Checked
 
 
-class TaskRows:
+class TaskRows(Checked):
     """Source of a task's rows, and the template of its prompts.
 
     Args:

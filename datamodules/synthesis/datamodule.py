@@ -51,7 +51,6 @@ from fedlight.support.words import count_noun
 
 TOO_LONG = "too_long"  # counts candidates that do not fit into ``max_tokens`` with their prompt
 Score = Literal["ifs", "ppl", "ifd", "random"]
-SCORES = ("ifs", "ppl", "ifd", "random")
 
 
 class SyntheticInstructionDataModule(InstructionDataModule):
@@ -86,8 +85,6 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         super().__init__(source, **kwargs)
         if keep is not None and keep < 1:
             raise ValueError(f"keep={keep} must be at least 1, or null for all candidates")
-        if score not in SCORES:
-            raise ValueError(f"score={score!r} does not exist: choose from {', '.join(SCORES)}")
         if self.num_workers:
             raise ValueError(
                 f"num_workers={self.num_workers}: other processes draw batches before a client's candidates are selected: "

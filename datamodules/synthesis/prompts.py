@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedlight.datamodules.text.templates import Template
+from fedlight.support.checks import Checked
 
 _ROW = ("instruction", "input", "response")
 
 
 @dataclass(frozen=True)
-class SelfGenerationPrompts:
+class SelfGenerationPrompts(Checked):
     r"""Both prompts in parts (a beginning, a text for each demonstration, an end), and patterns of their answers.
 
     An answer ends before a stop text, is stripped of white space, and must match its pattern as a whole.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fedlight.datamodules.instructions.augmentation import settings_of
 from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.tasks.model import AnswersPrompts
+from fedlight.support.checks import Checked
 from fedlight.support.types import Fields
 
 TRIED, SURVIVED = "tried", "survived"
@@ -31,7 +32,7 @@ class Candidate:
     weight: float = 1.0
 
 
-class Synthesis(ABC):
+class Synthesis(Checked, ABC):
     """Base class of generators of candidates.
 
     A subclass stores every argument of its constructor under the same name: `settings` reads them, and candidates of an

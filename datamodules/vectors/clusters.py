@@ -16,6 +16,7 @@ import numpy as np
 
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.vectors.encoders import Encoder
+from fedlight.support.checks import Checked
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 
@@ -58,7 +59,7 @@ def cluster(vectors: np.ndarray, num_clusters: int, seed: int) -> Clusters:
 
 
 @dataclass(frozen=True)
-class PseudoLabels:
+class PseudoLabels(Checked):
     """k-means labels for all rows; in YAML ``pseudo_labels: {encoder: {class_path: SentenceEncoder, ...}, number: 100}``.
 
     Args:

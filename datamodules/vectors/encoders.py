@@ -23,6 +23,7 @@ import numpy as np
 
 from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
 from fedlight.processes.work import for_each, is_first, once
+from fedlight.support.checks import Checked
 from fedlight.support.console import progress_bar
 from fedlight.support.hub import (
     NAME,
@@ -41,7 +42,7 @@ IGNORED = ("data_config.json", "train_script.py", "README.md")
 UNUSED_FORMATS = ["onnx/*", "openvino/*", "*.bin", "*.ot", "*.h5", "*.msgpack", "*.onnx"]
 
 
-class Encoder(ABC):
+class Encoder(Checked, ABC):
     """Base class of encoders that map texts to vectors of unit length."""
 
     @property
@@ -58,7 +59,7 @@ class Encoder(ABC):
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return unit vectors ``(texts, dimension)`` float32, in the order of the texts."""
 
-    def release(self) -> None:  # noqa: B027 (an encoder without a model has nothing to free)
+    def release(self) -> None:
         """Free the memory of a loaded model; the next text that is not cached loads it again."""
 
 

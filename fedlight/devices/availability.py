@@ -197,7 +197,11 @@ def parse_availability(value: Any) -> Availability:
     try:
         if not isinstance(value, dict):
             raise TypeError("it is none of these")
-        hours: Any = OmegaConf.merge(OmegaConf.structured(Hours), value)
+        # A whole number in a list within a list is no float for omegaconf 2.3.
+        given = [
+            [float(h) if type(h) is int else h for h in pair] for pair in value.get("intervals_hours", [])
+        ]
+        hours: Any = OmegaConf.merge(OmegaConf.structured(Hours), {**value, "intervals_hours": given})
         intervals = tuple((start, end) for start, end in hours.intervals_hours)
     except (OmegaConfBaseException, TypeError, ValueError) as error:
         raise ValueError(

@@ -9,10 +9,11 @@ from omegaconf import OmegaConf
 
 from fedlight.conf import path as conf_path
 from fedlight.devices.device import Device, load_device
+from fedlight.support.checks import Checked
 from fedlight.support.seeding import derive_seed
 
 
-class Fleet:
+class Fleet(Checked):
     """Weighted list of devices.
 
     Args:

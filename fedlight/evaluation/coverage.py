@@ -14,10 +14,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torchmetrics import Metric
 
+from fedlight.support.checks import Checked
+
 BLOCK = 1024
 
 
-class DomainCoverage(Metric):
+class DomainCoverage(Checked, Metric):
     """Coverage of a domain by all vectors seen so far, as a torchmetrics Metric; a text seen twice counts once.
 
     It keeps the best cosine of each of the domain's points, so its memory does not grow with the number of vectors, and a

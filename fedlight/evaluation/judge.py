@@ -16,10 +16,11 @@ import numpy as np
 
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.evaluation.win_rate import outcomes
+from fedlight.support.checks import Checked
 from fedlight.support.types import Fields
 
 
-class Judge(ABC):
+class Judge(Checked, ABC):
     """Base class of judges; a subclass defines `verdicts`.
 
     Attributes:
@@ -57,7 +58,7 @@ class Judge(ABC):
         """Return the `verdicts`, with one half for those that could not be read."""
         return [0.5 if math.isnan(one) else one for one in self.verdicts(fields, ours, theirs)]
 
-    def announce(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> None:  # noqa: B027 - most cost nothing
+    def announce(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> None:
         """Report the costs of the same `verdicts` beforehand, and refuse costs above the judge's limits.
 
         Raises:

@@ -19,6 +19,7 @@ from torch import Tensor, stack
 from fedlight.federation.client import Update
 from fedlight.federation.exact_sum import ExactSums, in_pieces
 from fedlight.federation.state import State
+from fedlight.support.checks import Checked
 
 
 class Aggregation(Protocol):
@@ -105,7 +106,7 @@ class WeightedSum(Aggregation):
         return total
 
 
-class TrimsCoordinates(Aggregation):
+class TrimsCoordinates(Checked, Aggregation):
     """Mean of each coordinate without as many of its smallest as of its largest values.
 
     The clients count alike, whatever an algorithm's weights. The movements of the cohort stay in memory for the round.

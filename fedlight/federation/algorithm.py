@@ -18,11 +18,12 @@ from fedlight.federation.client import Client, Update, Visit, Visiting, Work
 from fedlight.federation.lora.ranks import cut_to_rank, rank_of
 from fedlight.federation.protocols import Federation, NumBatches, refuse_several_adapters
 from fedlight.federation.state import State, moved
+from fedlight.support.checks import Checked
 
 Weighting = Literal["unbiased", "normalized", "uniform"]
 
 
-class Algorithm:
+class Algorithm(Checked):
     """Hooks that the federated loop calls in each round; override what differs from FedAvg.
 
     Hooks of the server, in the order of a round: ``prepare_round``, ``plan``, ``start_round``; for each visit ``send`` and

@@ -18,6 +18,7 @@ from fedlight.federation.client import Client
 from fedlight.federation.codecs import Codec, Quantize
 from fedlight.federation.privacy import ClipAndNoise, Rounds
 from fedlight.federation.state import Diverged, State, movement
+from fedlight.support.checks import Checked
 
 LOST = "wire"
 """Key in a client's memory of what its messages have lost so far."""
@@ -31,7 +32,7 @@ class Payload:
     num_bytes: int
 
 
-class Channel(ABC):
+class Channel(Checked, ABC):
     """Way from the server to a client and back; the number of bytes is known before anything is sent.
 
     Attributes:

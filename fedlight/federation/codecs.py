@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fedlight.support.checks import Checked
+
 Side = dict[str, Tensor]
 """Side tensors of a codec, by name."""
 
 
-class Codec(ABC):
+class Codec(Checked, ABC):
     """Encoder and decoder of a payload's values.
 
     Attributes:
@@ -76,8 +78,6 @@ class Quantize(Codec):
         block: int | None = None,
         error_feedback: bool = False,
     ) -> None:
-        if to not in ("fp16", "bf16", "int8", "nf4"):
-            raise ValueError(f"Quantize.to={to!r} is not one of fp16, bf16, int8, nf4")
         if block is not None and to in ("fp16", "bf16"):
             raise ValueError(
                 f"Quantize.block={block} has no meaning for {to}: leave it out, or take int8 or nf4"

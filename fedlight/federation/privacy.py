@@ -28,6 +28,7 @@ from fedlight.federation.client import Update
 from fedlight.federation.codecs import Codec, Side
 from fedlight.federation.exact_sum import ExactSums, in_pieces
 from fedlight.federation.state import State
+from fedlight.support.checks import Checked
 
 DELTA = 1e-5
 MISSING = "privacy needs the accountant dp-accounting: pip install 'fedlight[privacy]'"
@@ -49,7 +50,7 @@ class Private(Protocol):
         """Return epsilon at ``delta`` after ``rounds``, which a run gives as counts; None if the part is not private."""
 
 
-class PrivateMean(Aggregation):
+class PrivateMean(Checked, Aggregation):
     """Mean of clipped movements plus Gaussian noise (central privacy).
 
     All clients have the same weight, whatever the algorithm's weighting. The noise comes from torch's global stream, which

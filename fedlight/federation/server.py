@@ -21,9 +21,10 @@ from typing import Any
 from torch import Tensor, full_like, zeros_like
 
 from fedlight.federation.state import State, moved
+from fedlight.support.checks import Checked
 
 
-class ServerOptimizer(ABC):
+class ServerOptimizer(Checked, ABC):
     """Server optimizer that takes the combined movement as a step direction.
 
     Args:

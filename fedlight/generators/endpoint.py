@@ -13,11 +13,12 @@ from fedlight.datamodules.instructions.augmentation import settings_of
 from fedlight.generators.answer_cache import AnswerCache
 from fedlight.generators.chat_server import Answer, ChatServer
 from fedlight.generators.request_costs import Costs, Limits, Prices, costs_of
+from fedlight.support.checks import Checked
 from fedlight.support.needs import Need, Package, Server
 from fedlight.support.seeding import derive_seed
 
 
-class TextGenerator(ABC):
+class TextGenerator(Checked, ABC):
     """Source of one text for each prompt. A subclass keeps every argument of its constructor under the same name."""
 
     without_effect: tuple[str, ...] = ()
@@ -50,7 +51,7 @@ class TextGenerator(ABC):
         """Return counts of requests and tokens so far, by name."""
         return {}
 
-    def release(self) -> None:  # noqa: B027 - most hold nothing
+    def release(self) -> None:
         """Free the memory of a model; the next `complete` loads it again."""
 
 

@@ -25,8 +25,8 @@ def full_keys(config: dict[str, Any]) -> Iterator[None]:
 def with_full_key(message: str, config: dict[str, Any]) -> str:
     """Return a message with the whole key of each ``argument=value``, and of an argument after "set", that it names.
 
-    A message that begins with a value, such as that of a file, gets the key in front. What no place of ``config`` has, or
-    more than one, stays as it is.
+    Of a setting of ``federated``, the remedy ``set argument=value`` becomes the option. A message that begins with a value,
+    such as that of a file, gets the key in front. What no place of ``config`` has, or more than one, stays as it is.
 
     Examples:
         >>> encoder = {"init_args": {"model": "b"}}
@@ -40,6 +40,8 @@ def with_full_key(message: str, config: dict[str, Any]) -> str:
         'data.init_args.source=a.csv, row 2: data.init_args.max_tokens=3 is too short'
         >>> with_full_key("there is no column x: set columns.input", config)
         'there is no column x: set data.init_args.columns.input'
+        >>> with_full_key("clients=9 is more than 3: set clients=3", {"federated": {"clients": 9}})
+        'federated.clients=9 is more than 3: set --federated.clients 3'
     """
     values = list(_values(config))
 
@@ -59,7 +61,12 @@ def with_full_key(message: str, config: dict[str, Any]) -> str:
         places = [key for key, _ in values if OF_PART.fullmatch(key) and key.rpartition(".")[2] == found[2]]
         return f"{found[1]}{places[0]}" if len(places) == 1 else found[0]
 
+    def of_remedy(found: re.Match[str]) -> str:
+        places = [key for key, _ in values if re.fullmatch(rf"federated\.(.+\.)?{found[2]}", key)]
+        return f"{found[1]}--{places[0]} " if len(places) == 1 else found[0]
+
     whole = re.sub(r"(?<![\w.\]-])([a-z]\w*)=(?=\S)", of_value, message)
+    whole = re.sub(r"\b([Ss]et )([a-z]\w*)=(?=\S)", of_remedy, whole)
     whole = re.sub(r"\b([Ss]et )([a-z]\w*)\b(?![=(]|\.init_args)", of_name, whole)
     first = [
         key

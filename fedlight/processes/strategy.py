@@ -26,9 +26,10 @@ from lightning.pytorch.utilities import rank_zero_only
 from fedlight.federation.protocols import TrainsRounds
 from fedlight.processes.joining import fail, join, joined_watch
 from fedlight.processes.team import ALONE, begin, end
+from fedlight.support.checks import Checked
 
 
-class ClientParallelStrategy(SingleDeviceStrategy):
+class ClientParallelStrategy(Checked, SingleDeviceStrategy):
     """Lightning strategy that shares the clients of each round out among processes, with the same result for any number.
 
     The processes are started by Lightning (``Trainer(strategy="client_parallel", devices=2)``), by ``torchrun`` or by a

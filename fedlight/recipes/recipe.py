@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import omegaconf
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -260,7 +261,9 @@ def stages_over_seeds(recipe: Recipe, output: Path, seeds: list[int]) -> list[St
 
 def _resolved(config: Recipe, runs: list[Path], key: str | None = None) -> Recipe:
     """Return the config, or its part under ``key``, with all references replaced by their values."""
-    register = OmegaConf.register_resolver
+    # The method of this name in 2.3, which hydra-core needs, is an older one.
+    is_old = omegaconf.__version__.startswith("2.3.")
+    register: Any = OmegaConf.register_new_resolver if is_old else OmegaConf.register_resolver
     register("choose", lambda condition, yes, no: yes if condition else no, replace=True)
     register("product", lambda *numbers: math.prod(numbers), replace=True)
     register("share", lambda number, part: round(number * part), replace=True)

@@ -1,12 +1,23 @@
 """Checks of settings, made before any work.
 
-YAML is checked before it is read, since a few hundred bytes of it can stand for gigabytes.
+The arguments of a constructor are checked against its annotations when an object is made. On the command line the parser
+does so; a program that gives ``clients_per_round=2.5`` is told the same here. YAML is checked before it is read, since a few
+hundred bytes of it can stand for gigabytes.
 """
 
+import collections.abc
 import difflib
-from collections.abc import Iterable
+import inspect
+import re
+import types
+import typing
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from functools import cache
+from importlib import import_module
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from textwrap import shorten
+from typing import Any, Literal, Self, Union, get_args, get_origin
 
 from fedlight.support.files import BoundError, read_text
 
@@ -14,6 +25,161 @@ MOST_YAML_BYTES = 2**20
 MOST_DEPTH = 100
 MOST_REPEATED = 10_000
 """Values for which aliases (``*name``) stand, all together."""
+
+KINDS: dict[Any, tuple[str, tuple[type, ...]]] = {
+    bool: ("true or false", (bool,)),
+    int: ("a whole number", (Integral,)),
+    float: ("a number", (Real,)),
+    str: ("a text", (str,)),
+    None: ("None", (types.NoneType,)),
+}
+"""Type of an annotation -> its name for users, and the types of its values; true and false are no numbers."""
+OWN = "fedlight."
+
+
+class Checked:
+    """Base of the classes that take settings.
+
+    Raises:
+        ValueError: when an object is made, for an argument that does not fit its annotation.
+
+    Examples:
+        >>> from fedlight import FederatedLoop
+        >>> FederatedLoop(clients_per_round=2.5)
+        Traceback (most recent call last):
+        ValueError: FederatedLoop: clients_per_round=2.5 must be a whole number
+        >>> FederatedLoop(algorithm="FedProks")
+        Traceback (most recent call last):
+        ValueError: FederatedLoop: algorithm='FedProks' must be an Algorithm or None: give an object, algorithm=FedProx()
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Check the arguments; copies, which are made without any, are not checked."""
+        if cls.__init__ is object.__init__ and (args or kwargs):
+            raise TypeError(f"{cls.__name__}() takes no arguments")
+        for name, value, hint in _given(cls, args, kwargs):
+            if not fits(value, hint):
+                raise ValueError(_describe(cls, name, value, hint))
+        return super().__new__(cls)
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Return whether a value is of an annotation's type; what cannot be told is.
+
+    Examples:
+        >>> fits(2, int | None), fits(2.5, int | None), fits(True, int), fits(2, float), fits("ab", list[str])
+        (True, False, False, True, False)
+    """
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(fits(value, each) for each in inner)
+    if origin is Literal:
+        return any(isinstance(value, type(each)) and value == each for each in inner)
+    kind = None if hint is types.NoneType else hint
+    if kind in KINDS:
+        is_truth = isinstance(value, KINDS[bool][1])
+        return isinstance(value, KINDS[kind][1]) and (kind is bool or not is_truth)
+    of = origin or hint
+    if of is Any or (getattr(of, "_is_protocol", False) and not getattr(of, "_is_runtime_protocol", False)):
+        return True
+    if of is collections.abc.Callable:
+        return callable(value)
+    if of is type:
+        return isinstance(value, type)
+    if not isinstance(of, type):
+        return True
+    if issubclass(of, Mapping):
+        keys, values = inner or (Any, Any)
+        return isinstance(value, Mapping) and all(fits(k, keys) and fits(v, values) for k, v in value.items())
+    if issubclass(of, tuple) and inner and inner[-1] is not ...:
+        return _is_list(value) and len(value) == len(inner) and all(map(fits, value, inner))
+    if issubclass(of, Sequence):
+        return _is_list(value) and (not inner or all(fits(each, inner[0]) for each in value))
+    return isinstance(value, of)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping | Set)
+
+
+def _given(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield name, value and annotation of each argument; a constructor that passes others on leaves them to its base's."""
+    for parameters, hints in _constructors(cls):
+        names = [name for name, each in parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
+        for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
+            if name in hints:
+                yield name, value, hints[name]
+        args, kwargs = (), {name: value for name, value in kwargs.items() if name not in parameters}
+
+
+@cache
+def _constructors(cls: type) -> list[tuple[Mapping[str, inspect.Parameter], dict[str, Any]]]:
+    """Return parameters and annotations of the constructor, and of those of base classes to which it passes arguments on."""
+    found = []
+    for base in cls.__mro__[:-1]:
+        if "__init__" not in vars(base):
+            continue
+        parameters = dict([*inspect.signature(vars(base)["__init__"]).parameters.items()][1:])
+        is_own = base.__module__.startswith(OWN)  # annotations of others may be meant loosely
+        found.append((parameters, typing.get_type_hints(vars(base)["__init__"]) if is_own else {}))
+        if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+            break
+    return found
+
+
+def _describe(cls: type, name: str, value: Any, hint: Any) -> str:
+    """Return the message for a value that does not fit its annotation, with the remedy where one is near."""
+    given = (
+        f"{cls.__name__}: {name}={value.__name__ if isinstance(value, type) else shorten(repr(value), 100)}"
+    )
+    text = f"{given} must be {' or '.join(dict.fromkeys(_names(hint)))}"
+    kinds = _flat(hint)
+    if classes := [each for each in kinds if isinstance(each, type) and each.__module__.startswith(OWN)]:
+        return text + _instead(name, value, classes)
+    choices = [choice for each in kinds if get_origin(each) is Literal for choice in get_args(each)]
+    near = difflib.get_close_matches(str(value), map(str, choices), n=1)
+    if all(get_origin(each) is Literal for each in kinds):
+        text = f"{given} is not one of {', '.join(map(str, choices))}"
+    return f"{text}; did you mean {near[0]!r}?" if near else text
+
+
+def _instead(name: str, value: Any, classes: Sequence[type]) -> str:
+    """Return the remedy for a class, or a class's name, where an object is wanted."""
+    if isinstance(value, type):
+        return f": give an object, {name}={value.__name__}()" if issubclass(value, tuple(classes)) else ""
+    if not isinstance(value, str):
+        return ""
+    known = [each.__name__ for cls in classes for each in (cls, *_below(cls))]
+    public = [each for each in import_module("fedlight").__all__ if each[0].isupper()]
+    similar = (difflib.get_close_matches(value, names, n=1) for names in (known, public))
+    near = next(filter(None, similar), [classes[0].__name__])
+    return f": give an object, {name}={near[0]}()"
+
+
+def _below(cls: type) -> Iterator[type]:
+    for child in cls.__subclasses__():
+        yield child
+        yield from _below(child)
+
+
+def _flat(hint: Any) -> list[Any]:
+    is_union = get_origin(hint) in (Union, types.UnionType)
+    return [one for each in get_args(hint) for one in _flat(each)] if is_union else [hint]
+
+
+def _names(hint: Any) -> Iterator[str]:
+    """Yield what the alternatives of an annotation are called in a message."""
+    for each in sorted(_flat(hint), key=lambda one: one is types.NoneType):
+        kind, of = None if each is types.NoneType else each, get_origin(each) or each
+        if get_origin(each) is Literal:
+            yield from map(repr, get_args(each))
+        elif kind in KINDS:
+            yield KINDS[kind][0]
+        elif of is collections.abc.Callable:
+            yield "a function"
+        else:
+            name = re.sub(r"(\w+\.)+", "", str(each) if get_args(each) else getattr(of, "__name__", str(of)))
+            yield f"a{'n' if name[0] in 'AEIOU' else ''} {name}"
 
 
 def check_choice(setting: str, value: str, options: Iterable[str]) -> None:

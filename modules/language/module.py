@@ -29,7 +29,7 @@ from fedlight.modules.language.streams import joint_key, text_keys
 from fedlight.stacking.dropout import DropoutMasks, seed_dropout
 from fedlight.stacking.stacked_adapters import StackedAdapters
 from fedlight.support.checkpoint_files import check_readable
-from fedlight.support.checks import check_choice, check_precision, check_range
+from fedlight.support.checks import Checked, check_choice, check_precision, check_range
 from fedlight.support.needs import Model, Need, Package
 from fedlight.support.seeding import derive_seed
 
@@ -38,7 +38,7 @@ Texts = Sequence[str]
 Scores = list[list[Likelihood]]
 
 
-class LanguageModule(LightningModule):
+class LanguageModule(Checked, LightningModule):
     """Language model that is trained, saved and asked for text; a subclass defines ``example_losses``.
 
     Args:

@@ -561,7 +561,7 @@ def test_local_keeps_what_changes_its_size_or_is_in_no_state_dict(make):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"buffers": "mean"}, r"federated\.buffers='mean' is not one of refuse, average, local"),
+        ({"buffers": "mean"}, r"buffers='mean' is not one of refuse, average, local"),
         ({"buffers": "average", "aggregation": PrivateMean(1.0, 1.0)}, r"differential privacy: set .*local"),
         ({"buffers": "average", "channel": Wire(up=ClipAndNoise(1.0, 1.0))}, "past the clipping and the noise"),
         ({"buffers": "average", "aggregation": CoordinateMedian()}, "which CoordinateMedian would not protect"),

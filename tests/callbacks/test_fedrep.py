@@ -223,7 +223,7 @@ def test_resumed_from_every_checkpoint_equals_uninterrupted(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: FedRep(private="head"), r"private='head' must be a list of patterns, such as \[head\]"),
+        (lambda: FedRep(private="head"), r"private='head' must be a Sequence\[str\]"),
         (lambda: FedRep(private=[]), r"private=\[\] must be a list"),
         (lambda: FedRep(head_epochs=0), "head_epochs=0 must be at least 1"),
     ],

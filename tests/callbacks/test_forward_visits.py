@@ -465,7 +465,7 @@ def test_a_class_that_says_so_is_taken():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"train": "sideways"}, "federated.train='sideways' is not one of backprop, forward, auto"),
+        ({"train": "sideways"}, "train='sideways' is not one of backprop, forward, auto"),
         (
             {"train": "auto"},
             "federated.train=auto asks the memory of each client's device, and there are no dev",

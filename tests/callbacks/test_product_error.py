@@ -296,7 +296,7 @@ def test_what_is_no_plain_pair_is_said(caplog):
 
 @pytest.mark.parametrize("value", [1, 0, "yes", None])
 def test_another_setting_is_refused(value):
-    with pytest.raises(ValueError, match=r"federated.product_error=.* is not one of true, false, auto"):
+    with pytest.raises(ValueError, match=r"product_error=.* must be true or false or 'auto'"):
         run(FedAvg(), product_error=value)
 
 

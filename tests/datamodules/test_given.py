@@ -2,7 +2,6 @@
 
 import datasets
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -22,12 +21,13 @@ VOTES = [
     {"prompt": f"w{i}", "response_a": "x", "response_b": "y", "choice": "ab"[i % 2], "client": f"u{i % 3}"}
     for i in range(6)
 ]
-FORMS = {
-    "list": list,
-    "tuple": tuple,
-    "pandas": pd.DataFrame,
-    "datasets": datasets.Dataset.from_list,
-}
+
+
+def frame(rows):
+    return datasets.Dataset.from_list(rows).to_pandas()
+
+
+FORMS = {"list": list, "tuple": tuple, "pandas": frame, "datasets": datasets.Dataset.from_list}
 
 
 def ready(data, stage="fit"):
@@ -93,21 +93,23 @@ def test_clients_are_read_only_where_they_are_wanted():
 
 
 def test_test_rows_and_validation_rows_are_given_too():
-    data = PreferenceDataModule(VOTES[:4], val_source=VOTES[4:], test_source=pd.DataFrame(VOTES[:1]))
+    data = PreferenceDataModule(VOTES[:4], val_source=VOTES[4:], test_source=frame(VOTES[:1]))
     assert len(ready(data).val_set) == 4
     assert len(ready(data, "test").test_set) == 2
     assert len(ready(InstructionDataModule(ROWS, test_source=ROWS[:2]), "test").test_set) == 2
 
 
 def test_a_cell_without_a_value_is_missing():
-    frame = pd.DataFrame([*ROWS, {"client": "u0", "instruction": "w9"}])  # pandas fills the response with NaN
-    for source in (frame, frame.to_dict("records")):
+    table = frame(ROWS).reindex(range(7))  # pandas fills the seventh row with NaN
+    table.loc[6, ["client", "instruction"]] = "u0", "w9"
+    for source in (table, table.to_dict("records")):
         assert ready(InstructionDataModule(source, val_share=0.0)).client_sizes() == {"u0": 3, "u1": 3}
 
 
 def test_numbers_stay_what_they_are():
-    frame = pd.DataFrame({"client": np.array([7, 8]), "instruction": ["w1", "w2"], "response": ["x", "y"]})
-    assert ready(InstructionDataModule(frame, val_share=0.0)).client_sizes() == {"7": 1, "8": 1}
+    table = frame([{"client": n, "instruction": "w1", "response": "x"} for n in (7, 8)])
+    assert table["client"].dtype == np.int64
+    assert ready(InstructionDataModule(table, val_share=0.0)).client_sizes() == {"7": 1, "8": 1}
 
 
 def test_the_record_of_added_rows_is_of_these_rows(tmp_path):
@@ -136,11 +138,11 @@ def test_the_record_of_added_rows_is_of_these_rows(tmp_path):
         (["w1", "w2"], r"row 0 of the given rows is 'w1': give a list of mappings"),
         ([ROWS[0], 3], r"row 1 of the given rows is 3"),
         ([], r"the given rows are empty"),
-        (pd.DataFrame(), r"the given rows are empty"),
+        (frame(ROWS)[:0], r"the given rows are empty"),
         ({"instruction": ["w1"]}, r"source is a dict: give the name of a file, a list of mappings"),
         (iter(ROWS), r"source is a list_iterator"),
         (None, r"source is a NoneType"),
-        (pd.DataFrame([["a", "b"]], columns=["x", "x"]), r"two columns of the DataFrame have the same name"),
+        (frame(ROWS).set_axis(["x", "x", "y"], axis=1), r"two columns of the DataFrame have the same name"),
     ],
 )
 def test_other_things_are_refused_when_they_are_given(source, said):

@@ -257,7 +257,7 @@ def test_own_visits_are_the_same_with_and_without_candidates(build):
     [
         ({"num_workers": 1}, "num_workers=1: other processes draw batches before .* set num_workers to 0"),
         ({"keep": 0}, "keep=0 must be at least 1, or null"),
-        ({"score": "best"}, "score='best' does not exist: choose from ifs, ppl, ifd, random"),
+        ({"score": "best"}, "score='best' is not one of ifs, ppl, ifd, random"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(build, options, named):

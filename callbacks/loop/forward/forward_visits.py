@@ -43,8 +43,6 @@ class ForwardVisits:
         fleet: Fleet | None,
         aggregation: Aggregation | None,
     ) -> None:
-        if train not in ("backprop", "forward", "auto"):
-            raise ValueError(f"federated.train={train!r} is not one of backprop, forward, auto")
         if train == "auto" and fleet is None:
             raise ValueError(
                 "federated.train=auto asks the memory of each client's device, and there are no devices: set "

@@ -47,19 +47,15 @@ class AtOnce:
         setting: ``federated.clients_at_once``.
 
     Raises:
-        ValueError: the setting is no number above 0 and not ``auto``.
+        ValueError: the number is below 1.
     """
 
     def __init__(self, setting: ClientsAtOnce) -> None:
         self._is_auto = setting == "auto"
         self._number: int | None = None
-        if isinstance(setting, int) and not isinstance(setting, bool):
-            refuse_below(1, "federated.", clients_at_once=setting)
+        if setting != "auto":
+            refuse_below(1, clients_at_once=setting)
             self._number = setting
-        elif not self._is_auto:
-            raise ValueError(
-                f"federated.clients_at_once={setting!r} is no number: give one, at least 1, or auto"
-            )
         self._groups: SideBySide | None = None
 
     def check(self, trainer: L.Trainer, module: L.LightningModule, data: object, buffers: str) -> None:

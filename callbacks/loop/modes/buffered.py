@@ -79,13 +79,12 @@ class Buffered(Synchronous):
 
     def meet(self, clients: Mapping[str, Client]) -> None:
         self._clients = clients
-        at_a_time = "fedbuff.concurrency" if self.fedbuff.concurrency else "clients_per_round"
-        settings = {at_a_time: self.clients_per_round, "fedbuff.buffer_size": self.fedbuff.buffer_size}
+        at_a_time = "concurrency" if self.fedbuff.concurrency else "clients_per_round"
+        settings = {at_a_time: self.clients_per_round, "buffer_size": self.fedbuff.buffer_size}
         for name, value in settings.items():
             if value > len(clients):
                 raise ValueError(
-                    f"federated.{name}={value} is more than the {len(clients)} clients of the data: set "
-                    f"--federated.{name} {len(clients)} or less"
+                    f"{name}={value} is more than the {len(clients)} clients of the data: set {name}={len(clients)} or less"
                 )
 
     def plan(
@@ -249,8 +248,6 @@ def make_mode(
 ) -> Synchronous:
     """Return the mode of these settings of the loop; raise ValueError for settings that do not go together."""
     check_device_settings(fleet, deadline_seconds, over_selection)
-    if mode not in ("sync", "buffered"):
-        raise ValueError(f"federated.mode={mode!r} is not one of sync, buffered")
     if mode == "sync":
         if fedbuff is not None:
             raise ValueError(

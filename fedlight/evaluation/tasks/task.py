@@ -16,7 +16,7 @@ import numpy as np
 
 from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
 from fedlight.evaluation.tasks.result import TOO_LONG, Outcome, Result, Verdict
-from fedlight.support.checks import refuse_below
+from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields, Row
 
@@ -75,7 +75,7 @@ def in_turn(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
 Ready = tuple[list[int], list[Example], list[str]]
 
 
-class Task(ABC):
+class Task(Checked, ABC):
     """Base class of tasks: a subclass defines the example of a row and the score of an answer.
 
     Args:

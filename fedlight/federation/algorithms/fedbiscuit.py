@@ -46,8 +46,6 @@ from fedlight.federation.client import Client, Update, Visit, Visiting, Work
 from fedlight.federation.protocols import Federation, HoldsAdapters, LossesOn, NamesGroups, NumBatches
 from fedlight.federation.state import State, read, write
 
-ASSIGNMENTS = ("greedy", "optimal", "nearest", "soft", "known")
-GROUP_BY = ("val", "own")
 WHY_GRADIENTS_ALONE = (
     "Control variates, for one, are about a fixed set of clients for each model, and the groups change"
 )
@@ -97,10 +95,6 @@ class FedBiscuit(Algorithm):
             raise ValueError(
                 f"warmup_rounds={warmup_rounds} must be at least 0 and regroup_every={regroup_every} at least 1"
             )
-        if assignment not in ASSIGNMENTS:
-            raise ValueError(f"assignment={assignment!r} is not one of {', '.join(ASSIGNMENTS)}")
-        if group_by not in GROUP_BY:
-            raise ValueError(f"group_by={group_by!r} is not one of {', '.join(GROUP_BY)}")
         self.warmup_rounds = warmup_rounds
         self.regroup_every = regroup_every
         self.assignment = assignment

@@ -60,7 +60,7 @@ class FedRep(Algorithm):
         weighting: Weighting = "unbiased",
     ) -> None:
         super().__init__(weighting)
-        if isinstance(private, str) or not private:
+        if not private:
             raise ValueError(
                 f"federated.algorithm.private={private!r} must be a list of patterns, such as [head]"
             )

@@ -54,8 +54,6 @@ class FewFedPIT(Algorithm):
         super().__init__(weighting)
         if not 0 <= beta <= 1:
             raise ValueError(f"federated.algorithm.beta={beta} must be in [0, 1]; 1 is FedAvg")
-        if scorer not in ("private", "global"):
-            raise ValueError(f"federated.algorithm.scorer={scorer!r} is not one of private, global")
         self.beta = beta
         if beta < 1:  # those of the private visit would reach the public one, or leave the client unmixed
             self.buffers = ("refuse",)

@@ -22,12 +22,12 @@ each client at most. When everybody who was asked has dropped out and nobody is 
 from math import inf
 from typing import Literal
 
-from fedlight.support.checks import refuse_below
+from fedlight.support.checks import Checked, refuse_below
 
 Weights = Literal["polynomial", "hinge", "constant"]
 
 
-class FedBuff:
+class FedBuff(Checked):
     """Settings of ``federated.mode: buffered``: size of the buffer, clients at a time, weights of stale updates.
 
     Args:
@@ -58,10 +58,6 @@ class FedBuff:
     ) -> None:
         refuse_below(1, "federated.fedbuff.", buffer_size=buffer_size, concurrency=concurrency)
         refuse_below(0, "federated.fedbuff.", b=b)
-        if staleness not in ("polynomial", "hinge", "constant"):
-            raise ValueError(
-                f"federated.fedbuff.staleness={staleness!r} is not one of polynomial, hinge, constant"
-            )
         if not 0 <= a < inf:
             raise ValueError(f"federated.fedbuff.a={a} must be at least 0; 0 weighs all updates alike")
         self.buffer_size = buffer_size

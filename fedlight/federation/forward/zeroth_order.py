@@ -36,11 +36,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlight.support.checks import Checked
+
 Key = tuple[int | str, ...]
 """Purpose of a direction, from general to special, from which all of its numbers follow."""
 
 
-class ZerothOrder:
+class ZerothOrder(Checked):
     """Settings of forward-only training: ``federated.zeroth_order``.
 
     The learning rate is that of the module's optimizer, with its schedule, times ``lr_scale``; the optimizer's moments and

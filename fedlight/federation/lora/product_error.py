@@ -41,14 +41,9 @@ class ProductError:
     Args:
         setting: ``auto`` for every round whose uploads take at most ``LIMIT_MIB``, since they are all kept until the round
             is over, by each of several processes; true for every round; false for none.
-
-    Raises:
-        ValueError: another setting.
     """
 
     def __init__(self, setting: Setting = "auto") -> None:
-        if not isinstance(setting, bool) and setting != "auto":
-            raise ValueError(f"federated.product_error={setting!r} is not one of true, false, auto")
         self._setting = setting
         self._sums: ProductSums | None = None
         self._pairs: list[LoraPair] = []

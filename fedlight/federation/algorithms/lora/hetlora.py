@@ -68,7 +68,6 @@ class HetLoRA(Algorithm):
         weighting: Literal["uniform", "normalized"] = "uniform",
         local: Algorithm | None = None,
     ) -> None:
-        check_missing(missing)
         check_weighting(weighting, "HetLoRA")
         super().__init__(weighting)
         if not 0 < gamma <= 1:
@@ -251,12 +250,6 @@ def product_norm(a: Tensor, b: Tensor) -> float:
         45.0
     """
     return float(((a @ a.T) * (b @ b.T)).sum().clamp(min=0).sqrt())
-
-
-def check_missing(missing: str) -> None:
-    """Raise ValueError for a value of ``missing`` that there is not."""
-    if missing not in ("zero", "skip"):
-        raise ValueError(f"federated.algorithm.missing={missing!r} is not one of zero, skip")
 
 
 def check_weighting(weighting: str, algorithm: str) -> None:

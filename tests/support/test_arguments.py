@@ -1,0 +1,150 @@
+"""Arguments of constructors against their annotations: what a wrong one is told, and that right ones pass."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import fedlight
+from fedlight import (
+    AdapterExport,
+    Algorithm,
+    ByClient,
+    FedAdam,
+    FedAvg,
+    FederatedLoop,
+    FedProx,
+    InstructionDataModule,
+    Partition,
+    PreferenceDataModule,
+    Quantize,
+    SelectorModule,
+    SelfGeneration,
+    SFTModule,
+    SyntheticInstructionDataModule,
+    TrimmedMean,
+    VisitLog,
+)
+from fedlight.support.checks import Checked, _constructors
+
+ROWS = [{"instruction": "w1", "response": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (
+            lambda: FederatedLoop(clients_per_round=2.5),
+            "FederatedLoop: clients_per_round=2.5 must be a whole number",
+        ),
+        (
+            lambda: FederatedLoop(clients_per_round="4"),
+            "FederatedLoop: clients_per_round='4' must be a whole number",
+        ),
+        (
+            lambda: FederatedLoop(clients_per_round=True),
+            "FederatedLoop: clients_per_round=True must be a whole number",
+        ),
+        (lambda: FederatedLoop(clients_per_round=-1), "clients_per_round=-1 must be at least 1"),
+        (
+            lambda: FederatedLoop(algorithm="FedProx"),
+            "FederatedLoop: algorithm='FedProx' must be an Algorithm or None: give an object, algorithm=FedProx()",
+        ),
+        (
+            lambda: FederatedLoop("fedprox"),
+            "FederatedLoop: algorithm='fedprox' must be an Algorithm or None: give an object, algorithm=FedProx()",
+        ),
+        (
+            lambda: FederatedLoop(algorithm=FedProx),
+            "FederatedLoop: algorithm=FedProx must be an Algorithm or None: give an object, algorithm=FedProx()",
+        ),
+        (lambda: FederatedLoop(server=FedAvg()), "must be a ServerOptimizer or None"),
+        (
+            lambda: FederatedLoop(mode="bufferd"),
+            "FederatedLoop: mode='bufferd' is not one of sync, buffered; did you mean 'buffered'?",
+        ),
+        (
+            lambda: FederatedLoop(lora_ranks=3),
+            "FederatedLoop: lora_ranks=3 must be a dict[str, int] or a list[int] or",
+        ),
+        (lambda: FedProx("0.1"), "FedProx: mu='0.1' must be a number"),
+        (lambda: SFTModule(3), "SFTModule: model=3 must be a text"),
+        (lambda: SFTModule("toy", lr="1e-3"), "SFTModule: lr='1e-3' must be a number"),
+        (
+            lambda: SelectorModule("toy", lora_rank=2.0),
+            "SelectorModule: lora_rank=2.0 must be a whole number",
+        ),
+        (lambda: SelectorModule("toy", choices="AB"), "SelectorModule: choices='AB' must be a Sequence[str]"),
+        (
+            lambda: Partition(by="iidd"),
+            "Partition: by='iidd' is not one of client, dirichlet, iid; did you mean 'iid'?",
+        ),
+        (
+            lambda: InstructionDataModule(ROWS, partition="iid"),
+            "InstructionDataModule: partition='iid' must be a Partition or None: give an object, partition=Partition()",
+        ),
+        (
+            lambda: SyntheticInstructionDataModule(ROWS, SelfGeneration(), batch_size=2.5),
+            "SyntheticInstructionDataModule: batch_size=2.5 must be a whole number",
+        ),
+        (lambda: InstructionDataModule(ROWS, columns={"response": 3}), "must be a dict[str, str] or None"),
+        (
+            lambda: PreferenceDataModule(view="select"),
+            "view='select' is not one of selector, dpo, sft; did you mean",
+        ),
+        (lambda: ByClient([0, 1]), "ByClient: clients=[0, 1] must be a function or a Mapping"),
+        (lambda: VisitLog(3), "VisitLog: path=3 must be a text or None"),
+        (lambda: AdapterExport(3), "AdapterExport: folder=3 must be a text"),
+        (lambda: TrimmedMean("0.1"), "TrimmedMean: share='0.1' must be a number"),
+        (lambda: Quantize(8.0), "Quantize: to=8.0 is not one of fp16, bf16, int8, nf4"),
+    ],
+)
+def test_a_wrong_argument_is_told_what_it_must_be(make, told):
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - the text is compared
+        make()
+    assert told in str(error.value)
+
+
+def test_right_ones_pass():
+    loop = FederatedLoop(FedProx(np.float32(0.5)), FedAdam(), clients_per_round=np.int64(4), local_steps=None)
+    assert loop.clients_per_round == 4
+    assert Partition(num_clients=np.int32(3)).num_clients == 3
+    assert PreferenceDataModule(choice_values={"a": 1, "b": ["2"]}).choice_values["a"] == 1  # Any
+    assert PreferenceDataModule(choices=["A", "B"]).choices == ["A", "B"]  # as a config gives it
+
+
+def test_what_a_class_does_not_take_is_refused_as_ever():
+    with pytest.raises(TypeError, match="takes no arguments"):
+        fedlight.Identity(3)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nu'"):
+        FedProx(nu=1)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'model'"):
+        SFTModule()
+
+
+def test_a_class_of_somebody_else_is_checked_where_it_passes_arguments_on():
+    class Mine(FederatedLoop):
+        def __init__(self, rounds: int = "many", **kwargs):  # annotated loosely
+            super().__init__(**kwargs)
+
+    assert Mine().clients_per_round == 10
+    with pytest.raises(ValueError, match=r"Mine: clients_per_round=2\.5 must be a whole number"):
+        Mine(clients_per_round=2.5)
+
+
+def test_copies_are_made_as_ever():
+    for made in (Partition("iid", num_clients=3), FedProx(0.5)):
+        assert vars(copy.deepcopy(made)) == vars(pickle.loads(pickle.dumps(made))) == vars(made)
+
+
+def test_the_annotations_of_every_public_class_can_be_read():
+    classes = [
+        each for each in (getattr(fedlight, name) for name in fedlight.__all__) if isinstance(each, type)
+    ]
+    checked = [each for each in classes if issubclass(each, Checked)]
+    assert len(checked) > 100
+    assert all(hints for each in checked for parameters, hints in _constructors(each) if parameters)
+    words = {"Client", "Visit", "Visiting", "Work", "Update", "Aggregation"}  # records, and a protocol
+    assert {each.__name__ for each in classes} - {each.__name__ for each in checked} == words
+    assert Algorithm in checked
