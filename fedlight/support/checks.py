@@ -9,13 +9,12 @@ import difflib
 import inspect
 import re
 import types
-import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cache
 from importlib import import_module
 from numbers import Integral, Real
 from textwrap import shorten
-from typing import Any, Literal, Self, Union, get_args, get_origin
+from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 KINDS: dict[Any, tuple[str, tuple[type, ...]]] = {
     bool: ("true or false", (bool,)),
@@ -105,14 +104,14 @@ def _given(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Itera
 
 @cache
 def _constructors(cls: type) -> list[tuple[Mapping[str, inspect.Parameter], dict[str, Any]]]:
-    """Return parameters and annotations of the constructor, and of those of base classes to which it passes arguments on."""
+    """Return parameters and annotations of the constructor, and of the base classes' constructors that it passes arguments to."""
     found = []
     for base in cls.__mro__[:-1]:
         if "__init__" not in vars(base):
             continue
         parameters = dict([*inspect.signature(vars(base)["__init__"]).parameters.items()][1:])
         is_own = base.__module__.startswith(OWN)  # annotations of others may be meant loosely
-        found.append((parameters, typing.get_type_hints(vars(base)["__init__"]) if is_own else {}))
+        found.append((parameters, get_type_hints(vars(base)["__init__"]) if is_own else {}))
         if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
             break
     return found
@@ -159,7 +158,7 @@ def _flat(hint: Any) -> list[Any]:
 
 
 def _names(hint: Any) -> Iterator[str]:
-    """Yield what the alternatives of an annotation are called in a message."""
+    """Yield the names of an annotation's alternatives for a message."""
     for each in sorted(_flat(hint), key=lambda one: one is types.NoneType):
         kind, of = None if each is types.NoneType else each, get_origin(each) or each
         if get_origin(each) is Literal:

@@ -103,7 +103,9 @@ def test_words_that_are_not_one_token_are_refused(llama):
         ready(llama, choices=["A", "A"])
     with pytest.raises(ValueError, match="must be two words"):
         SelectorModule(llama, choices=["A", "B", "C"])
-    with pytest.raises(ValueError, match="head='clasifier' is not one of choice, classifier; did you mean 'classifier'"):
+    with pytest.raises(
+        ValueError, match="head='clasifier' is not one of choice, classifier; did you mean 'classifier'"
+    ):
         SelectorModule(llama, head="clasifier")
 
 
