@@ -104,8 +104,8 @@ def _given(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Itera
 
 @cache
 def _constructors(cls: type) -> list[tuple[Mapping[str, inspect.Parameter], dict[str, Any]]]:
-    """Return parameters and annotations of the constructor, and of the base classes' constructors that it passes arguments to."""
-    found = []
+    """Return parameters and annotations of a constructor and, where it passes arguments on, of the base classes' ones."""
+    found: list[tuple[Mapping[str, inspect.Parameter], dict[str, Any]]] = []
     for base in cls.__mro__[:-1]:
         if "__init__" not in vars(base):
             continue
@@ -147,7 +147,8 @@ def _instead(name: str, value: Any, classes: Sequence[type]) -> str:
 
 
 def _below(cls: type) -> Iterator[type]:
-    for child in cls.__subclasses__():
+    children: list[type] = cls.__subclasses__()
+    for child in children:
         yield child
         yield from _below(child)
 
