@@ -258,9 +258,8 @@ class PreferenceDataModule(FederatedDataModule):
 
     def _map_columns(self, rows: Rows, source: str) -> dict[str, str]:
         """Return the column map with the columns that it leaves out."""
-        ranked = {*self.columns} & {*RANKED}
-        if not {*self.columns} & {*ANSWERS}:
-            ranked = ranked or ({*rows[0]} >= {*RANKED} and not {*rows[0]} & {*ANSWERS})
+        given = {*self.columns} & {*RANKED, *ANSWERS} or {*rows[0]} & {*RANKED, *ANSWERS}
+        ranked = bool(given) and given <= {*RANKED}
         slots = self.template.slots or ([] if self.columns else ["prompt"])
         owners = ["client"][: self._is_by_client]
         if not self.columns and source.startswith("toy:"):

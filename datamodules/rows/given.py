@@ -46,7 +46,7 @@ class GivenRows:
 if TYPE_CHECKING:
     Source = str | GivenRows | Rows | Frame
 else:
-    # All that a config can hold; `name_source` checks what a program gives.
+    # A config can hold a name alone; `name_source` checks the rows of a program.
     Source = NewType("Source", str)
 
 

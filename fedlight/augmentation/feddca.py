@@ -15,7 +15,7 @@ from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.vectors.clusters import Clusters
 from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.datamodules.vectors.retrieval import retrieve
-from fedlight.datamodules.vectors.selection import Selection, check_selection, select_centers
+from fedlight.datamodules.vectors.selection import Selection, select_centers
 from fedlight.datamodules.vectors.vector_index import VectorIndex
 from fedlight.support.types import Fields
 
@@ -56,7 +56,6 @@ class FedDCA(Augmentation):
     ) -> None:
         super().__init__(number)
         retrieval.check_settings(clusters, alpha, index_recall)
-        check_selection(selection)
         self.encoder, self.clusters, self.alpha, self.selection = encoder, clusters, alpha, selection
         self.index, self.index_folder, self.index_recall = index, index_folder, index_recall
         self._notes: dict[str, object] = {}

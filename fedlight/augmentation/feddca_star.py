@@ -17,7 +17,7 @@ from fedlight.augmentation.feddca import describe_messages, retrieve_rows, selec
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.vectors.clusters import Clusters
 from fedlight.datamodules.vectors.encoders import Encoder
-from fedlight.datamodules.vectors.selection import Selection, check_selection, select_centers
+from fedlight.datamodules.vectors.selection import Selection, select_centers
 from fedlight.support.types import Fields
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ class FedDCAStar(Augmentation):
     ) -> None:
         super().__init__(number)
         retrieval.check_settings(clusters, alpha, index_recall)
-        check_selection(selection)
         self.client_encoder, self.server_encoder, self.projector = client_encoder, server_encoder, projector
         self.clusters, self.alpha, self.selection = clusters, alpha, selection
         self.index, self.index_folder, self.index_recall = index, index_folder, index_recall

@@ -10,14 +10,13 @@ import difflib
 import inspect
 import re
 import types
-import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cache
 from importlib import import_module
 from numbers import Integral, Real
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, Literal, Self, Union, get_args, get_origin
+from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from fedlight.support.files import BoundError, read_text
 
@@ -114,14 +113,14 @@ def _given(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Itera
 
 @cache
 def _constructors(cls: type) -> list[tuple[Mapping[str, inspect.Parameter], dict[str, Any]]]:
-    """Return parameters and annotations of the constructor, and of those of base classes to which it passes arguments on."""
-    found = []
+    """Return parameters and annotations of a constructor and, where it passes arguments on, of the base classes' ones."""
+    found: list[tuple[Mapping[str, inspect.Parameter], dict[str, Any]]] = []
     for base in cls.__mro__[:-1]:
         if "__init__" not in vars(base):
             continue
         parameters = dict([*inspect.signature(vars(base)["__init__"]).parameters.items()][1:])
         is_own = base.__module__.startswith(OWN)  # annotations of others may be meant loosely
-        found.append((parameters, typing.get_type_hints(vars(base)["__init__"]) if is_own else {}))
+        found.append((parameters, get_type_hints(vars(base)["__init__"]) if is_own else {}))
         if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
             break
     return found
@@ -157,7 +156,8 @@ def _instead(name: str, value: Any, classes: Sequence[type]) -> str:
 
 
 def _below(cls: type) -> Iterator[type]:
-    for child in cls.__subclasses__():
+    children: list[type] = cls.__subclasses__()
+    for child in children:
         yield child
         yield from _below(child)
 
@@ -168,7 +168,7 @@ def _flat(hint: Any) -> list[Any]:
 
 
 def _names(hint: Any) -> Iterator[str]:
-    """Yield what the alternatives of an annotation are called in a message."""
+    """Yield the names of an annotation's alternatives for a message."""
     for each in sorted(_flat(hint), key=lambda one: one is types.NoneType):
         kind, of = None if each is types.NoneType else each, get_origin(each) or each
         if get_origin(each) is Literal:

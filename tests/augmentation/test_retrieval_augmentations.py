@@ -305,8 +305,8 @@ def test_a_folder_that_takes_no_index_is_refused_before_anything_is_encoded(kind
         (lambda: FedDCA(ENCODER, 5, alpha=1.5), "alpha=1.5 is compared with cosines"),
         (lambda: DirectRetrieval(ENCODER, 5, alpha=-1), "alpha=-1 is compared"),
         (lambda: FedDCAStar(ENCODER, ENCODER, "p.ckpt", 5, clusters=-1), "clusters=-1"),
-        (lambda: FedDCA(ENCODER, 5, selection="keep"), "selection='keep' must be one of drop_i, keep_n_min"),
-        (lambda: FedDCAStar(ENCODER, ENCODER, "p.ckpt", 5, selection=""), "selection='' must be one of"),
+        (lambda: FedDCA(ENCODER, 5, selection="keep"), "selection='keep' is not one of drop_i, keep_n_min"),
+        (lambda: FedDCAStar(ENCODER, ENCODER, "p.ckpt", 5, selection=""), "selection='' is not one of"),
     ],
 )
 def test_settings_out_of_range_are_refused(make_one, complaint):

@@ -1,4 +1,4 @@
-"""Rows that a program has in memory, as a source of each datamodule."""
+"""Rows in memory as the source of each datamodule."""
 
 import datasets
 import numpy as np

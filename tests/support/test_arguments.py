@@ -1,4 +1,4 @@
-"""Arguments of constructors against their annotations: what a wrong one is told, and that right ones pass."""
+"""Arguments of constructors against their annotations: the messages about wrong ones; right ones pass."""
 
 import copy
 import pickle
