@@ -80,11 +80,12 @@ class FitFolder:
             )
         self.made.refuse_changed_files(everything=not done, remedy=REMEDY)
         if done and not (raised and (last or {}).get("epochs", raised[0]) >= raised[0]):
-            ended = f" It ended by itself after {(last or {})['epochs']} epochs." if raised else ""
-            self.said = (
-                f"{self.folder} has the finished run with these settings: nothing is done.{ended} A larger {EPOCHS} "
-                "goes on, --resume false starts over"
+            way = (
+                f"It ended by itself after {(last or {})['epochs']} epochs."
+                if raised
+                else f"A larger {EPOCHS} goes on."
             )
+            self.said = f"{self.folder} has the finished run with these settings: nothing is done. {way} --resume false starts over"
             return False
         self.checkpoint = newest_checkpoint(self._own_checkpoints(), self._federated)
         if self.checkpoint is None and done:

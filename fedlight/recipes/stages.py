@@ -20,7 +20,6 @@ from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.config_files import EXTENDS, layers
 from fedlight.recipes.followers import Followers, for_processes, why_one_process
 from fedlight.recipes.overlay import as_yaml, is_class, laid_over, set_in, setting_order
-from fedlight.support.checkpoint_files import newest_checkpoint
 from fedlight.support.checks import read_yaml
 from fedlight.support.contents import MadeWith, in_words, left_in, refuse_changed_results
 from fedlight.support.files import (
@@ -216,6 +215,7 @@ class Stage:
 
     def _lightning(self, followers: Followers | None) -> dict[str, Any]:
         from fedlight.lightning_cli.cli import lightning_cli
+        from fedlight.support.checkpoint_files import newest_checkpoint
 
         written = self.folder.glob("checkpoints/*.ckpt") if self.command == "fit" else ()
         checkpoint = newest_checkpoint(written)

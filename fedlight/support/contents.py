@@ -13,10 +13,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedlight.support.files import DONE, read_json, remedy_for, sealed, write_json
-from fedlight.support.settings_record import Difference, differences
+
+if TYPE_CHECKING:
+    from fedlight.support.settings_record import Difference
 
 OUTPUTS = ("output", "path", "folder", "dirpath", "cache")
 OUTPUT_ENDINGS = ("_folder", "_dir", "_cache", "_path")
@@ -69,8 +71,10 @@ class MadeWith:
         found: dict[str, str] = read_json(self.file, self._remedy).get(EARLIER, {})
         return found
 
-    def differences(self) -> list[Difference]:
+    def differences(self) -> list["Difference"]:
         """Return the settings that differ from those in the file; raise ValueError if it is damaged."""
+        from fedlight.support.settings_record import differences  # it knows tensors, so it loads torch
+
         saved = read_json(self.file, self._remedy)
         names = dict.fromkeys(key for key in {**saved, **self.settings} if key not in (CONTENTS, EARLIER))
         was, now = ({key: side.get(key, MISSING) for key in names} for side in (saved, self.settings))
@@ -86,7 +90,7 @@ class MadeWith:
             )
 
 
-def in_words(found: Sequence[Difference]) -> str:
+def in_words(found: Sequence["Difference"]) -> str:
     """Return differences in one line, each as ``key: old -> new``.
 
     Examples:
