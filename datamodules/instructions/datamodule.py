@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from fedlight.datamodules.clients.few_shot import FewShot
 from fedlight.datamodules.clients.partition import Partition
@@ -26,7 +26,7 @@ from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.text.encoding import Encoded, encode_responses
 from fedlight.datamodules.text.examples import ResponseExamples, collate_responses, join_examples
 from fedlight.datamodules.text.templates import Template
-from fedlight.datamodules.text.tokens import pad_id
+from fedlight.datamodules.text.tokens import check_known, draw_rows, pad_id
 from fedlight.datamodules.vectors.clusters import PseudoLabels
 from fedlight.support.hub import load_tokenizer
 from fedlight.support.types import Fields
@@ -131,7 +131,11 @@ class InstructionDataModule(FederatedDataModule):
         return collate_responses(examples, pad_id(self.tokenizer))
 
     def _setup_training(self) -> None:
-        examples, rows, (too_long, trimmed) = self._encode(self._read_shared_rows(), self.train_rows[0])
+        rows = self._read_shared_rows()
+        some = [text for row in draw_rows(len(rows)) for text in self._strip(rows[row]).values()]
+        if warning := check_known(self.tokenizer, some, self.train_rows[0]):
+            rank_zero_warn(warning)
+        examples, rows, (too_long, trimmed) = self._encode(rows, self.train_rows[0])
         prompts = number_prompts(rows)
         split = share_out(
             self.partition,

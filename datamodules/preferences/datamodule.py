@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from fedlight.datamodules.clients.partition import Clients, Partition, by_key
 from fedlight.datamodules.clients.splits import check_validation, label_examples, pool, reindex, share_out
@@ -39,7 +39,7 @@ from fedlight.datamodules.text.examples import (
     collate_responses,
 )
 from fedlight.datamodules.text.templates import Template, check_choice
-from fedlight.datamodules.text.tokens import pad_id
+from fedlight.datamodules.text.tokens import check_known, draw_rows, pad_id
 from fedlight.support.hub import load_tokenizer
 from fedlight.support.needs import Model, Need
 from fedlight.support.settings_record import digest
@@ -199,6 +199,11 @@ class PreferenceDataModule(FederatedDataModule):
         votes = self._read_votes(
             load_rows(*self.train_rows), self.train_rows[0], held_out=False, needs_clients=True
         )
+        if self.encoder is None:
+            some = [votes.comparisons[index] for index in draw_rows(len(votes.comparisons))]
+            texts = [text for one in some for text in (*one.fields.values(), one.first, one.second)]
+            if warning := check_known(self.tokenizer, texts, self.train_rows[0]):
+                rank_zero_warn(warning)
         examples, fits, trimmed = self._make_examples(votes)
         categories = [votes.categories[vote] for vote in fits] if votes.categories else []
         split = share_out(

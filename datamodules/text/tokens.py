@@ -5,6 +5,7 @@ choice; a text that still does not fit is dropped and counted by the caller. Cut
 the characters of each token.
 """
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,16 @@ import numpy as np
 import torch
 
 from fedlight.datamodules.text.templates import Parts
+from fedlight.support.seeding import derive_seed
 
 CHUNK = 1000
 IGNORED = -100
 """Label of a position without loss."""
+SAMPLED = 300
+"""Most rows that are drawn where some speak for all."""
+SOME_UNKNOWN, MOST_UNKNOWN = 0.2, 0.5
+"""Shares of unknown tokens above which a warning is given, and above which texts are refused."""
+ANOTHER_MODEL = "set the model, and the tokenizer of the data, to one that was trained on such texts"
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,36 @@ def _cut(parts: Parts, offsets: Sequence[tuple[int, int]], excess: int) -> Parts
     shorter = parts.cut(inside[-excess] - start)
     # Blanks, or several tokens of one character, may leave the part empty or as long as before.
     return shorter if 0 < len(shorter.trimmable) < len(parts.trimmable) else None
+
+
+def draw_rows(number: int) -> list[int]:
+    """Return some of ``number`` rows, at random and always the same: every n-th may be of one kind."""
+    return random.Random(derive_seed(0, "sample", number)).sample(range(number), min(number, SAMPLED))
+
+
+def check_known(tokenizer: Any, texts: Sequence[str], source: str, remedy: str = ANOTHER_MODEL) -> str:
+    """Refuse texts that are mostly unknown to a tokenizer; return a warning where a good part is, else "".
+
+    A tokenizer without an unknown token, or with one that ends texts too, as GPT-2's, knows every text.
+
+    Args:
+        tokenizer: a fast tokenizer.
+        texts: some of the texts, without templates.
+        source: name of the texts in messages.
+        remedy: how to name another model.
+
+    Raises:
+        ValueError: more than half of the tokens are unknown.
+    """
+    unknown = tokenizer.unk_token_id
+    if unknown is None or unknown in (tokenizer.bos_token_id, tokenizer.eos_token_id):
+        return ""
+    ids = [token for encoding in encode(tokenizer, texts) for token in encoding.ids]
+    share = ids.count(unknown) / max(len(ids), 1)
+    found = f"{source}: {share:.0%} of the text is unknown to the tokenizer {tokenizer.name_or_path!r}"
+    if share > MOST_UNKNOWN:
+        raise ValueError(f"{found}, so a model would learn next to nothing: {remedy}")
+    return f"{found}, and a model cannot tell these words apart: {remedy}" if share > SOME_UNKNOWN else ""
 
 
 def leading_ids(tokenizer: Any) -> np.ndarray:

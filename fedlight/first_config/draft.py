@@ -1,6 +1,5 @@
 """All guesses about unknown rows for one method, put together: what the config says, and what the table shows."""
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 from fedlight.datamodules.rows.columns import text_at
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.text.templates import Template
-from fedlight.datamodules.text.tokens import encode
+from fedlight.datamodules.text.tokens import SAMPLED, check_known, draw_rows, encode
 from fedlight.first_config import sizes, words
 from fedlight.first_config.clients import FEWEST_ROWS, SHARES, find_client
 from fedlight.first_config.columns import (
@@ -27,7 +26,6 @@ from fedlight.first_config.instructions import InstructionColumns, find_instruct
 from fedlight.first_config.sizes import Sizes
 from fedlight.first_config.votes import VoteColumns, find_answers, find_votes, is_opinion
 from fedlight.support.hub import find_model, load_tokenizer
-from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Rows
 from fedlight.support.words import count_noun
 
@@ -35,8 +33,6 @@ ON_VOTES = ("fedbis", "fedbiscuit", "dpo")
 ON_INSTRUCTIONS = ("feddca", "fewfedpit")
 METHODS = ("fedbis", "fedbiscuit", "feddca", "fewfedpit", "sft", "dpo")
 DEFAULT_MODEL = "Qwen/Qwen2-0.5B"
-MEASURED = 300
-"""Most rows whose tokens are counted, drawn at random: every n-th may be of one kind."""
 SHOWN = 3
 """Most rows that a line of the table names."""
 NARROW = 256
@@ -157,6 +153,7 @@ def make_draft(wishes: Wishes) -> Draft:
     model = read_model(wishes.model)
     template, choices, more = _text(method, votes is not None, found, model, wishes)
     guesses += more + _splits(columns, found) + _without_reply(columns, found)
+    guesses += _unknown_words(wishes, rows, found, model)
     max_tokens, fitting = _tokens(rows, found, votes is not None, template, choices, model)
     if not fitting:
         raise GuessError(
@@ -171,7 +168,7 @@ def make_draft(wishes: Wishes) -> Draft:
         Guess(
             "max_tokens",
             max_tokens,
-            f"{fitting:.0%} of {min(len(rows), MEASURED)} texts drawn at random fit; what does not is left out",
+            f"{fitting:.0%} of {min(len(rows), SAMPLED)} texts drawn at random fit; what does not is left out",
             sure=fitting > 0.8,
         )
     )
@@ -317,6 +314,15 @@ def _text(
     return template, None, [Guess("template", template, reason)]
 
 
+def _unknown_words(wishes: Wishes, rows: Rows, found: Mapping[str, str], model: ModelFacts) -> list[Guess]:
+    """Return a line for rows that the model's tokenizer knows in part; ValueError where it knows less than half of them."""
+    paths = [path for name, path in found.items() if name != "choice"]
+    texts = [text_at(row, path) for row in map(rows.__getitem__, draw_rows(len(rows))) for path in paths]
+    remedy = "name another model with --model FOLDER_OR_HUB_NAME"
+    warning = check_known(model.tokenizer, texts, wishes.source, remedy)
+    return [Guess("model", wishes.model, warning, sure=False)] if warning else []
+
+
 def _tokens(
     rows: Rows,
     found: Mapping[str, str],
@@ -326,10 +332,9 @@ def _tokens(
     model: ModelFacts,
 ) -> tuple[int, float]:
     """Return ``max_tokens`` and the share of rows that fit."""
-    some = random.Random(derive_seed(0, "tokens")).sample(range(len(rows)), min(len(rows), MEASURED))
     shape = Template.named(template)
     texts = []
-    for row in map(rows.__getitem__, some):
+    for row in map(rows.__getitem__, draw_rows(len(rows))):
         fields = {name: text_at(row, path) for name, path in found.items()}
         fields |= {slot: "" for slot in shape.slots if slot not in fields}
         if "chosen" in fields:

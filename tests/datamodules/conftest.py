@@ -1,14 +1,25 @@
 """Tiny tokenizers: one token per word, so that lengths can be counted by hand."""
 
 import pytest
+from real_rows import ALPACA, MTBENCH, SHP, TLDR, UKP
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+
+def texts_in(value):
+    """All texts in nested lists and objects."""
+    if isinstance(value, (list, dict)):
+        inner = value.values() if isinstance(value, dict) else value
+        return [text for part in inner for text in texts_in(part)]
+    return [value] if isinstance(value, str) else []
+
+
 WORDS = "A B a b : CHOICE: POST: A: B: ANSWER: x y z long short good bad q r tie".split()  # noqa: SIM905
 WORDS += [f"w{i}" for i in range(40)]
+WORDS += sorted({*" ".join(texts_in([TLDR, SHP, ALPACA, UKP, MTBENCH])).split()} - {*WORDS})
 
 
 def save_tokenizer(folder, specials, template, **names):

@@ -161,3 +161,20 @@ def test_conversations_that_end_with_the_user_are_left_out_and_counted(build, ca
     assert "4 rows, 2 examples; left out: 2 missing (1 end without a reply), 0 duplicates" in caplog.text
     (own,) = datamodule.client_rows.values()
     assert [(row["instruction"], row["response"]) for row in own] == [("w1", "x y"), ("w2", "x y")]
+
+
+@pytest.mark.parametrize(
+    ("unknown", "expected"), [(8, None), (9, UserWarning), (20, UserWarning), (21, ValueError)]
+)
+def test_text_that_the_tokenizer_does_not_know_is_told_or_refused(build, unknown, expected):
+    """Of 40 tokens: above a fifth of unknown ones there is a warning, above a half an error."""
+    words = ["nie"] * unknown + ["w1"] * (40 - unknown)
+    rows = [{"instruction": " ".join(words[:10]), "output": " ".join(words[10:])}]
+    if expected is None:
+        build(rows, val_share=0.0)
+        return
+    share = f"{unknown / 40:.0%}"
+    with pytest.raises(
+        expected, match=rf"{share} of the text is unknown to the tokenizer .*set the model, and the tokenizer"
+    ):
+        build(rows, val_share=0.0)

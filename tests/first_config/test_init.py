@@ -65,7 +65,7 @@ def test_no_config_has_a_part_of_the_embedded_world(method, votes, instructions)
 def test_where_most_rows_are_too_long_half_of_those_that_fit_are_the_clients(instructions, tmp_path, capsys):
     rows = [json.loads(line) for line in (tmp_path / instructions).read_text().splitlines()]
     for place, row in enumerate(rows):
-        row["reply"] += " word" * 3000 * (place % 4 > 0)
+        row["reply"] += f" {row['reply']}" * 300 * (place % 4 > 0)
     (tmp_path / instructions).write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(SystemExit) as end:
         init(instructions, "--method", "feddca", "--output", "own.yaml", "--dry-run")
@@ -148,22 +148,17 @@ def talk(number, reply, role="role", content="content", speakers=("user", "assis
     return [{role: speakers[0], content: f"ask number {number}"}, {role: speakers[1], content: reply}]
 
 
-def made(tmp_path, rows, **wishes):
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return make_draft(Wishes(str(tmp_path / "rows.jsonl"), model="toy", **wishes))
-
-
 @pytest.mark.parametrize("form", [{}, {"role": "from", "content": "value", "speakers": ("human", "gpt")}])
-def test_the_last_turn_of_a_conversation_is_the_response(tmp_path, form):
-    draft = made(tmp_path, [{"talk": talk(n, f"say {n}", **form), "site": "ab"[n % 2]} for n in range(8)])
+def test_the_last_turn_of_a_conversation_is_the_response(made, form):
+    draft = made([{"talk": talk(n, f"say {n}", **form), "site": "ab"[n % 2]} for n in range(8)])
     assert draft.columns == {"instruction": "talk.:-1", "response": "talk.-1", "client": "site"}
 
 
-def test_conversations_that_end_with_the_user_are_named_and_left_out(tmp_path):
+def test_conversations_that_end_with_the_user_are_named_and_left_out(made):
     rows = [{"talk": talk(n, f"say {n}"), "site": "ab"[n % 2]} for n in range(8)]
     rows[2]["talk"] += talk(2, "")[:1]
     rows[5]["talk"] += talk(5, "")[:1]
-    draft = made(tmp_path, rows)
+    draft = made(rows)
     assert draft.columns == {"instruction": "talk.:-1", "response": "talk.-1", "client": "site"}
     (line,) = [guess for guess in draft.guesses if guess.what == "left out"]
     assert (line.value, line.why) == ("2 rows", "talk does not end with a reply in row 3, 6")
@@ -173,13 +168,13 @@ def test_conversations_that_end_with_the_user_are_named_and_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("last", ["user", "stranger"])
-def test_conversations_of_which_none_is_known_to_end_with_a_reply_stay_whole(tmp_path, last):
+def test_conversations_of_which_none_is_known_to_end_with_a_reply_stay_whole(made, last):
     with pytest.raises(GuessError, match="response"):
-        made(tmp_path, [{"talk": talk(n, f"say {n}", speakers=("user", last))} for n in range(8)])
+        made([{"talk": talk(n, f"say {n}", speakers=("user", last))} for n in range(8)])
 
 
 @pytest.mark.parametrize("has_prompt", [False, True])
-def test_conversations_that_begin_alike_are_chosen_and_rejected(tmp_path, has_prompt):
+def test_conversations_that_begin_alike_are_chosen_and_rejected(made, has_prompt):
     rows = [{"chosen": talk(n, f"say {n}"), "rejected": talk(n, f"not {n}")} for n in range(8)]
     if has_prompt:
         rows = [
@@ -187,7 +182,7 @@ def test_conversations_that_begin_alike_are_chosen_and_rejected(tmp_path, has_pr
             for row in rows
         ]
     question = "prompt" if has_prompt else "chosen.:-1"
-    assert made(tmp_path, rows).columns == {
+    assert made(rows).columns == {
         "prompt": question,
         "chosen": "chosen.-1",
         "rejected": "rejected.-1",
@@ -204,15 +199,15 @@ PAIR = {"ask": "which is it", "answer_a": "the one here", "answer_b": "the other
         ({"score": lambda n: n / 7}, "no column says which answer won"),
     ],
 )
-def test_two_answers_without_a_choice_are_asked_for_the_choice(tmp_path, more, message):
+def test_two_answers_without_a_choice_are_asked_for_the_choice(made, more, message):
     rows = [
         {**{k: f"{v} {n}" for k, v in PAIR.items()}, **{k: f(n) for k, f in more.items()}} for n in range(40)
     ]
     with pytest.raises(GuessError, match=message):
-        made(tmp_path, rows)
+        made(rows)
 
 
-def test_rows_for_tests_in_the_same_file_are_pointed_out(tmp_path):
+def test_rows_for_tests_in_the_same_file_are_pointed_out(made):
     rows = [
         {
             "ask": f"which {n}",
@@ -222,53 +217,51 @@ def test_rows_for_tests_in_the_same_file_are_pointed_out(tmp_path):
         }
         for n in range(24)
     ]
-    guess = next(
-        guess for guess in made(tmp_path, rows, columns={"client": "site"}).guesses if "test" in guess.what
-    )
+    guess = next(guess for guess in made(rows, columns={"client": "site"}).guesses if "test" in guess.what)
     assert (guess.what, guess.sure) == ("rows of test, train", False)
 
 
-def test_texts_that_no_position_is_left_for_are_refused(tmp_path):
+def test_texts_that_no_position_is_left_for_are_refused(made):
     rows = [{"ask": f"which {n} " * 4000, "reply": f"that {n}"} for n in range(8)]
     with pytest.raises(GuessError, match="no text fits into"):
-        made(tmp_path, rows)
+        made(rows)
 
 
-def test_one_row_is_nothing_to_guess_from(tmp_path):
+def test_one_row_is_nothing_to_guess_from(made):
     with pytest.raises(GuessError, match="has one row, with data, version"):
-        made(tmp_path, [{"data": [{"ask": "x y"}], "version": 1}])
+        made([{"data": [{"ask": "x y"}], "version": 1}])
 
 
-def test_few_rows_are_dealt_out_to_few_clients(tmp_path):
-    draft = made(tmp_path, [{"ask": f"which {n}", "reply": f"that {n}"} for n in range(9)])
+def test_few_rows_are_dealt_out_to_few_clients(made):
+    draft = made([{"ask": f"which {n}", "reply": f"that {n}"} for n in range(9)])
     assert draft.sizes.clients == 2
     assert "num_clients: 2" in write(draft, "own.yaml")
 
 
 @pytest.mark.parametrize(("clients", "rows"), [(500, 100_000), (2, 100_000), (3, 50_001)])
-def test_clients_are_counted_over_all_rows_whatever_their_order(tmp_path, clients, rows):
+def test_clients_are_counted_over_all_rows_whatever_their_order(made, clients, rows):
     made_of = [{"ask": f"which {n}", "reply": f"that {n}", "device": n % clients} for n in range(rows)]
-    draft = made(tmp_path, made_of)
+    draft = made(made_of)
     assert draft.columns["client"] == "device"
     assert draft.sizes.clients == clients
     (client,) = [guess for guess in draft.guesses if guess.what == "client"]
     assert f"{clients:,} values with {rows // clients:,} rows each" in client.why
 
 
-def test_clients_of_unlike_sizes_are_counted_without_rows_that_miss_something(tmp_path):
+def test_clients_of_unlike_sizes_are_counted_without_rows_that_miss_something(made):
     rows = [{"ask": f"which {n}", "reply": f"that {n}", "site": "ab"[n > 5]} for n in range(24)]
     rows[23]["site"], rows[22]["reply"] = None, ""
-    guesses = {guess.what: guess.why for guess in made(tmp_path, rows).guesses}
+    guesses = {guess.what: guess.why for guess in made(rows).guesses}
     assert "2 values with 6 to 17 rows each" in guesses["client"]
     assert guesses["clients"].startswith("6 to 16 rows each")
 
 
-def test_tokens_are_counted_of_rows_that_no_period_picks(tmp_path):
+def test_tokens_are_counted_of_rows_that_no_period_picks(made):
     rows = [
         {"ask": f"which {n}", "reply": "that " * (2 + 98 * (n % 2)), "site": n // 2 % 2} for n in range(1200)
     ]
-    draft = made(tmp_path, rows)  # every fourth row is short
-    assert draft.max_tokens > 96
+    draft = made(rows)  # every fourth row is short
+    assert draft.max_tokens > 400
 
 
 def test_rows_of_a_saved_data_set_are_described_as_those_of_a_file(tmp_path):
@@ -280,3 +273,27 @@ def test_rows_of_a_saved_data_set_are_described_as_those_of_a_file(tmp_path):
     for one, other in zip(*described, strict=True):
         assert (one.name, one.different) == (other.name, other.different)
         assert one.codes.tolist() == other.codes.tolist()
+
+
+def german(numbers):
+    """Rows of 8 words, which the embedded model does not know."""
+    pairs = [(f"Was hilft gegen Husten{n}", f"Warmer Tee und Ruhe{n}") for n in numbers]
+    return [{"frage": ask, "antwort": reply, "praxis": "ab"[n % 2]} for n, (ask, reply) in enumerate(pairs)]
+
+
+def test_rows_that_the_model_cannot_read_are_refused_with_the_share_and_the_remedy(made):
+    message = r"rows.jsonl: 100% of the text is unknown to the tokenizer .*--model FOLDER_OR_HUB_NAME"
+    with pytest.raises(ValueError, match=message):
+        made(german(range(9)), "toy")
+    assert not any("unknown" in guess.why for guess in made(german(range(9))).guesses)
+
+
+def test_rows_of_which_the_model_cannot_read_a_part_are_told(made):
+    words = [row["prompt"].split() for row in toy.rows("votes")[:60]]
+    known = [
+        {"frage": " ".join(w[:4]), "antwort": " ".join(w[4:8]), "praxis": "ab"[len(w) % 2]} for w in words
+    ]
+    line = next(guess for guess in made(known + german(range(40)), "toy").guesses if guess.what == "model")
+    assert not line.sure
+    assert "40% of the text is unknown" in line.why
+    assert "a model cannot tell these words apart: name another model with --model" in line.why

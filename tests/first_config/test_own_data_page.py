@@ -1,4 +1,4 @@
-"""The page about own data: each of its files and commands works as it is printed, with the embedded model."""
+"""The page about own data: each of its files and commands works as it is printed, with a tiny model."""
 
 import re
 import shlex
@@ -25,13 +25,15 @@ def test_the_page_has_files_and_commands_of_each_kind():
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_writes_a_config_that_passes_the_checks(command, tmp_path, monkeypatch, capsys):
+def test_each_command_writes_a_config_that_passes_the_checks(
+    command, byte_model, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     arguments = [word for word in shlex.split(command)[1:] if word != "--dry-run"]
     with pytest.raises(SystemExit) as end:
-        main([*arguments, "--model", "toy", "--dry-run"])
+        main([*arguments, "--model", byte_model, "--dry-run"])
     assert end.value.code == 0, capsys.readouterr().out
     (written,) = tmp_path.glob("*.yaml")
     config = yaml.safe_load(written.read_text())
