@@ -114,13 +114,16 @@ def draw_rows(number: int) -> list[int]:
     return random.Random(derive_seed(0, "sample", number)).sample(range(number), min(number, SAMPLED))
 
 
-def check_known(tokenizer: Any, texts: Sequence[str], source: str, remedy: str = ANOTHER_MODEL) -> str:
+def check_known(
+    tokenizer: Any, name: str, texts: Sequence[str], source: str, remedy: str = ANOTHER_MODEL
+) -> str:
     """Refuse texts that are mostly unknown to a tokenizer; return a warning where a good part is, else "".
 
     A tokenizer without an unknown token, or with one that ends texts too, as GPT-2's, knows every text.
 
     Args:
         tokenizer: a fast tokenizer.
+        name: its name in messages.
         texts: some of the texts, without templates.
         source: name of the texts in messages.
         remedy: how to name another model.
@@ -133,7 +136,7 @@ def check_known(tokenizer: Any, texts: Sequence[str], source: str, remedy: str =
         return ""
     ids = [token for encoding in encode(tokenizer, texts) for token in encoding.ids]
     share = ids.count(unknown) / max(len(ids), 1)
-    found = f"{source}: {share:.0%} of the text is unknown to the tokenizer {tokenizer.name_or_path!r}"
+    found = f"{source}: {share:.0%} of the text is unknown to the tokenizer {name!r}"
     if share > MOST_UNKNOWN:
         raise ValueError(f"{found}, so a model would learn next to nothing: {remedy}")
     return f"{found}, and a model cannot tell these words apart: {remedy}" if share > SOME_UNKNOWN else ""

@@ -216,7 +216,7 @@ def pick(
     """
     what = what or role
     if given is not None:
-        return Guess(what, given, f"given with {option(role)}")
+        return Guess(what, given, f"given with --{role}")
     if not columns:
         return None
     scores = {column.name: score_name(column.name, role) for column in columns}
@@ -238,14 +238,7 @@ def ambiguous(role: str, candidates: Sequence[str]) -> str:
         >>> ambiguous("client", ["site", "source"])
         'which column is the client? site or source could be: say it with --client COLUMN'
     """
-    return (
-        f"which column is the {role}? {' or '.join(candidates)} could be: say it with {option(role)} COLUMN"
-    )
-
-
-def option(role: str) -> str:
-    """Return the option that names the column of a role."""
-    return f"--{role}"
+    return f"which column is the {role}? {' or '.join(candidates)} could be: say it with --{role} COLUMN"
 
 
 def check_given(columns: Sequence[Column], given: Mapping[str, str | None]) -> None:
@@ -254,4 +247,4 @@ def check_given(columns: Sequence[Column], given: Mapping[str, str | None]) -> N
     for role, name in given.items():
         if name is not None and name not in known and "." not in name:
             hint = near(name, known) or f"; the columns are {', '.join(known)}"
-            raise GuessError(f"{option(role)} {name}: there is no such column{hint}")
+            raise GuessError(f"--{role} {name}: there is no such column{hint}")

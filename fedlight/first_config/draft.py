@@ -164,11 +164,12 @@ def make_draft(wishes: Wishes) -> Draft:
                 else "the most of a first run: shorten the texts, or write the config by hand, with data.max_tokens"
             )
         )
+    looked_at = "the texts" if len(rows) <= SAMPLED else f"{SAMPLED} texts drawn at random"
     guesses.append(
         Guess(
             "max_tokens",
             max_tokens,
-            f"{fitting:.0%} of {min(len(rows), SAMPLED)} texts drawn at random fit; what does not is left out",
+            f"{fitting:.0%} of {looked_at} fit; what does not is left out",
             sure=fitting > 0.8,
         )
     )
@@ -278,7 +279,7 @@ def _find_instructions(
 def _rows_of_clients(
     rows: Rows, columns: Sequence[Column], client: str | None, needed: Sequence[str]
 ) -> list[int]:
-    """Return the number of rows of each client, of those in which nothing that is needed is missing."""
+    """Return the number of complete rows of each client."""
     whole = np.ones(len(rows), dtype=bool)
     for column in columns:
         if column.name in needed:
@@ -319,7 +320,7 @@ def _unknown_words(wishes: Wishes, rows: Rows, found: Mapping[str, str], model: 
     paths = [path for name, path in found.items() if name != "choice"]
     texts = [text_at(row, path) for row in map(rows.__getitem__, draw_rows(len(rows))) for path in paths]
     remedy = "name another model with --model FOLDER_OR_HUB_NAME"
-    warning = check_known(model.tokenizer, texts, wishes.source, remedy)
+    warning = check_known(model.tokenizer, wishes.model, texts, wishes.source, remedy)
     return [Guess("model", wishes.model, warning, sure=False)] if warning else []
 
 

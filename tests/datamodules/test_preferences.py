@@ -274,3 +274,9 @@ def test_a_plain_trainer_sees_the_pooled_votes(build):
     )
     trainer.fit(module, datamodule=build())
     assert module.seen == 72
+
+
+def test_votes_that_the_tokenizer_does_not_know_are_refused_for_training(build):
+    rows = [{**row, "response_a": f"gut{row['response_a']}", "response_b": "schlecht"} for row in make_rows()]
+    with pytest.raises(ValueError, match="67% of the text is unknown to the tokenizer"):
+        build(rows)
