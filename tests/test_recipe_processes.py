@@ -234,7 +234,7 @@ def test_what_the_first_process_refuses_is_said_once_and_ends_the_others(tmp_pat
         followers._Follower.end = end
 
     child = Child(["run", recipe, f"--output={tmp_path / 'run'}", "--processes", "2"], log, prepare)
-    assert child.wait() == 1
+    assert child.wait() == 2
     (line,) = [line for line in log.read_text().splitlines() if line.startswith("fedlight: ")]
     assert line.startswith("fedlight: trainer.max_epochs=0: give the number of rounds")
     with pytest.raises(ProcessLookupError):
