@@ -15,7 +15,6 @@ from yaml import YAMLError
 
 from fedlight.conf import path as conf_path
 from fedlight.devices.availability import Always, Availability, parse_availability
-from fedlight.support.checks import Checked
 
 WEIGHT_BITS = (16, 8, 4)
 OWN_FOLDER = Path("devices")
@@ -25,7 +24,7 @@ TERA = 1e12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile(Checked):
+class Profile:
     """Numbers of a profile, described at `Device`."""
 
     memory_gib: float
