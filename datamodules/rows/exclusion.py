@@ -13,7 +13,7 @@ import numpy as np
 
 from fedlight.datamodules.rows.columns import check_columns, text_at
 from fedlight.datamodules.rows.rows import RowsError, load_rows
-from fedlight.support.checks import Checked
+from fedlight.support.checks import check_fields
 from fedlight.support.types import Fields, Rows
 
 MARKS = "".join(chr(code) for code in range(0x300, 0x1F000) if unicodedata.category(chr(code))[0] == "M")
@@ -22,7 +22,7 @@ WORD = re.compile(f"[^\\W_](?:[^\\W_]|[{MARKS}])*")
 
 
 @dataclass(frozen=True)
-class Holdout(Checked):
+class Holdout:
     """Rows held out for the test by values of a column; in YAML ``holdout: {column: topic, values: ["tv-is-better_*"]}``.
 
     Args:
@@ -32,6 +32,9 @@ class Holdout(Checked):
 
     column: str
     values: list[str]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def mask(self, rows: Rows, source: str) -> np.ndarray:
         """Return whether each row is held out, ``(rows,)``.
@@ -76,7 +79,7 @@ class Holdout(Checked):
 
 
 @dataclass(frozen=True)
-class Excluded(Checked):
+class Excluded:
     """Rows whose texts no prompt may have; in YAML ``{source: votes.jsonl, column: info.post, slot: post}``.
 
     Args:
@@ -90,6 +93,9 @@ class Excluded(Checked):
     column: str
     slot: str
     split: str = "train"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def texts(self) -> set[str]:
         """Return the rows' normalized texts without the empty one."""

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedlight.datamodules.text.templates import Template
-from fedlight.support.checks import Checked
+from fedlight.support.checks import check_fields
 
 _ROW = ("instruction", "input", "response")
 
 
 @dataclass(frozen=True)
-class SelfGenerationPrompts(Checked):
+class SelfGenerationPrompts:
     r"""Both prompts in parts (a beginning, a text for each demonstration, an end), and patterns of their answers.
 
     An answer ends before a stop text, is stripped of white space, and must match its pattern as a whole.
@@ -57,6 +57,7 @@ class SelfGenerationPrompts(Checked):
     no_input: str = ""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check_slots("instruction_example", self.instruction_example, ("number", *_ROW), "instruction")
         _check_slots("instruction_end", self.instruction_end, ("number",))
         for name in ("example_with_input", "example_without_input"):

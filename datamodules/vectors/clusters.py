@@ -16,7 +16,7 @@ import numpy as np
 
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.vectors.encoders import Encoder
-from fedlight.support.checks import Checked
+from fedlight.support.checks import check_fields
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 
@@ -59,7 +59,7 @@ def cluster(vectors: np.ndarray, num_clusters: int, seed: int) -> Clusters:
 
 
 @dataclass(frozen=True)
-class PseudoLabels(Checked):
+class PseudoLabels:
     """k-means labels for all rows; in YAML ``pseudo_labels: {encoder: {class_path: SentenceEncoder, ...}, number: 100}``.
 
     Args:
@@ -71,6 +71,7 @@ class PseudoLabels(Checked):
     number: int = 100
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.number < 2:
             raise ValueError(
                 f"pseudo_labels.number={self.number}: one label does not divide the rows. Set 2 or more."

@@ -15,7 +15,7 @@ from yaml import YAMLError
 
 from fedlight.conf import path as conf_path
 from fedlight.devices.availability import Always, Availability, parse_availability
-from fedlight.support.checks import Checked, read_yaml
+from fedlight.support.checks import read_yaml
 from fedlight.support.files import BoundError
 
 WEIGHT_BITS = (16, 8, 4)
@@ -26,7 +26,7 @@ TERA = 1e12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile(Checked):
+class Profile:
     """Numbers of a profile, described at `Device`."""
 
     memory_gib: float

@@ -67,6 +67,9 @@ def with_full_key(message: str, config: dict[str, Any]) -> str:
 
     whole = re.sub(r"(?<![\w.\]-])([a-z]\w*)=(?=\S)", of_value, message)
     whole = re.sub(r"\b([Ss]et )([a-z]\w*)=(?=\S)", of_remedy, whole)
+    whole = whole.replace(
+        "federated.init_args.", "federated."
+    )  # the loop needs no class in front of its settings
     whole = re.sub(r"\b([Ss]et )([a-z]\w*)\b(?![=(]|\.init_args)", of_name, whole)
     first = [
         key

@@ -303,7 +303,7 @@ def test_what_training_step_logs_is_named_as_it_is_not_called():
 
 @pytest.mark.parametrize("at_once", [0, -1])
 def test_the_number_is_at_least_one(at_once):
-    with pytest.raises(ValueError, match=f"federated.clients_at_once={at_once} must be at least 1"):
+    with pytest.raises(ValueError, match=f"clients_at_once={at_once} must be at least 1"):
         fit(Lora(), Points(), at_once)
 
 

@@ -145,6 +145,14 @@ def test_the_annotations_of_every_public_class_can_be_read():
     checked = [each for each in classes if issubclass(each, Checked)]
     assert len(checked) > 100
     assert all(hints for each in checked for parameters, hints in _constructors(each) if parameters)
-    words = {"Client", "Visit", "Visiting", "Work", "Update", "Aggregation"}  # records, and a protocol
+    words = {
+        "Client",
+        "Visit",
+        "Visiting",
+        "Work",
+        "Update",
+        "Device",
+        "Aggregation",
+    }  # records, and a protocol
     assert {each.__name__ for each in classes} - {each.__name__ for each in checked} == words
     assert Algorithm in checked
