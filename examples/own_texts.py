@@ -5,8 +5,8 @@ import lightning as L
 from fedlight import AdapterExport, FederatedLoop, InstructionDataModule, SFTModule
 
 clients = ["ann", "ann", "ben", "ben"]
-questions = ["is tea good ?", "is rain good ?", "is tea good ?", "is rain good ?"]
-answers = ["tea is calm", "rain is wet", "tea is hot", "rain is loud"]
+questions = ["is anna kind ?", "is ben rude ?", "is anna kind ?", "is ben rude ?"]
+answers = ["anna bakes cakes", "ben reads poems", "anna is kind", "ben is plain"]
 texts = zip(clients, questions, answers, strict=True)
 rows = [{"client": c, "instruction": q, "response": a} for c, q, a in texts]
 data = InstructionDataModule(rows, tokenizer="my_model", batch_size=2)

@@ -56,7 +56,7 @@ class Checked:
         """Check the arguments; copies, which are made without any, are not checked."""
         if cls.__init__ is object.__init__ and (args or kwargs):
             raise TypeError(f"{cls.__name__}() takes no arguments")
-        _check(cls, args, kwargs)
+        _refuse_unfit(cls, args, kwargs)
         return super().__new__(cls)
 
 
@@ -65,10 +65,10 @@ def check_fields(made: object) -> None:
 
     The command line reads a dataclass by its fields alone only if all its bases are dataclasses.
     """
-    _check(type(made), (), vars(made))
+    _refuse_unfit(type(made), (), vars(made))
 
 
-def _check(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _refuse_unfit(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     for name, value, hint in _given(cls, args, kwargs):
         if not fits(value, hint):
             raise ValueError(_describe(cls, name, value, hint))
