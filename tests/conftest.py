@@ -44,6 +44,15 @@ def tiny_model(tmp_path_factory) -> str:
     return make_model(tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.fixture
+def any_text(monkeypatch) -> None:
+    """Lets tests that are not about words train a tiny model on text that its tokenizer does not know."""
+    from fedlight.datamodules.text import tokens
+
+    monkeypatch.setattr(tokens, "SOME_UNKNOWN", 1.0)
+    monkeypatch.setattr(tokens, "MOST_UNKNOWN", 1.0)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Hides GPUs before torch looks for them: a command with ``accelerator: auto`` would train there, in bf16."""
     if not re.search(r"(?<!not )\bgpu\b", config.option.markexpr):

@@ -128,6 +128,7 @@ def test_as_they_are(name, tmp_path):
         assert {row["stage"] for row in table(tmp_path / "clients.csv")} == {"own"}
 
 
+@pytest.mark.usefixtures("any_text")
 @pytest.mark.parametrize("name", DATA)
 def test_data(name, tiny_model, tmp_path):
     command, config, rows, changes = DATA[name]
@@ -149,6 +150,7 @@ def test_data(name, tiny_model, tmp_path):
         assert all(len(json.loads(row)["completions"]) == 1 for row in rows)
 
 
+@pytest.mark.usefixtures("any_text")
 @pytest.mark.parametrize("name", REAL_VOTES)
 @pytest.mark.parametrize("data", [None, "data/ukpconvarg.yaml"])
 def test_real_votes(name, data, tiny_model, tmp_path):
@@ -172,6 +174,7 @@ def test_real_votes(name, data, tiny_model, tmp_path):
     assert "test/accuracy" in outcome.out
 
 
+@pytest.mark.usefixtures("any_text")
 def test_the_recipe_fedbis(tiny_model, tmp_path):
     instructions = OmegaConf.load(conf.path("data/alpaca.yaml"))
     instructions.init_args.source = write_rows(tmp_path / "alpaca.jsonl", ALPACA)

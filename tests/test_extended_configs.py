@@ -74,6 +74,7 @@ def test_recipes_and_commands_read_the_same(name, tmp_path):
     assert printed[0] == printed[1]
 
 
+@pytest.mark.usefixtures("any_text")
 @pytest.mark.parametrize("method", ["fedbis", "fedbiscuit", "feddca", "fewfedpit"])
 def test_data_and_model_are_enough_on_top_of_a_method(method, tiny_model, tmp_path):
     """Nothing of the embedded world is left in the run: neither its callbacks nor its texts."""

@@ -69,6 +69,7 @@ def test_the_model_that_writes_has_to_be_there(tmp_path):
     assert "nothing" in refused(outcome)
 
 
+@pytest.mark.usefixtures("any_text")
 @pytest.mark.parametrize(("name", "clients"), [("fewfedpit_llama2", 50), ("fewfedpit_medinstruct", 10)])
 def test_the_setting_of_the_paper(name, clients, tmp_path, tiny_model):
     """A file of the same columns stands in for the set of the hub; without a model of the hub, words are hashed."""

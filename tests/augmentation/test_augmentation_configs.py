@@ -95,6 +95,7 @@ def test_feddca_star_after_the_projector(tiny_model, tmp_path):
     assert notes["c0"]["sent_bytes"] == len(notes["c0"]["sizes"]) * (96 * 4 + 8)
 
 
+@pytest.mark.usefixtures("any_text")
 @pytest.mark.parametrize("domain", [None, *DOMAINS])
 def test_the_setting_of_the_paper(domain, tiny_model, tmp_path):
     """Files of the same columns stand in for the sets of the hub; without a model of the hub, words are hashed."""

@@ -50,6 +50,7 @@ def test_where_it_is_not_known():
     assert [len(own.own_both_orders(None, None)[0]) for own in nothing] == [0, 0, 0]
 
 
+@pytest.mark.usefixtures("any_text")
 def test_after_local_training(tmp_path):
     rng = np.random.default_rng(0)
     words = [f"word{letter}" for letter in "abcdefghijklmnop"]

@@ -208,6 +208,7 @@ def test_cut_passes_and_other_batches(votes, make_trainer, loader, make_choice_b
     assert set(metrics) == {"test/loss", "test/accuracy"}
 
 
+@pytest.mark.usefixtures("any_text")
 def test_validation_logs_it_after_each_pass(votes, make_trainer):
     source, encoder = votes
     data = PreferenceDataModule(
@@ -229,6 +230,7 @@ def test_validation_logs_it_after_each_pass(votes, make_trainer):
     assert json.dumps({name: again[name] for name in sorted(again)}).count("both_orders") == 3
 
 
+@pytest.mark.usefixtures("any_text")
 @pytest.mark.parametrize("stage", ["val", "test"])
 def test_an_interrupted_pass_leaves_no_examples(votes, make_trainer, stage, monkeypatch):
     """The pass before broke off at its third batch, where the model gave other numbers."""

@@ -71,6 +71,7 @@ def test_candidates_follow_from_seed_and_rows_not_from_the_number_of_processes(m
         assert sorted(sum((own.scored for *_, own in on_each), [])) == sorted(model.scored)
 
 
+@pytest.mark.usefixtures("any_text")
 def test_a_rounds_candidates_are_written_by_one_process_and_read_by_it_for_all(
     monkeypatch, tmp_path, tiny_model
 ):
@@ -96,6 +97,7 @@ def test_a_rounds_candidates_are_written_by_one_process_and_read_by_it_for_all(
     assert synthesize() == first[0]
 
 
+@pytest.mark.usefixtures("any_text")
 def test_the_global_model_scores_each_client_in_one_process(monkeypatch, tmp_path, tiny_model):
     def choose(rank=0):
         data, scorer = make_data(tmp_path, tiny_model, Listed((6, 5)), keep=3), Scorer([5.0, 1, 4, 2, 9, 3])
@@ -111,6 +113,7 @@ def test_the_global_model_scores_each_client_in_one_process(monkeypatch, tmp_pat
     assert on_team(monkeypatch, 2, choose) == [(chosen, 1), (chosen, 1)]
 
 
+@pytest.mark.usefixtures("any_text")
 def test_what_a_private_model_could_not_score_is_counted_over_all_processes(
     monkeypatch, tmp_path, tiny_model
 ):
@@ -220,6 +223,7 @@ class Random(Augmentation):
         }
 
 
+@pytest.mark.usefixtures("any_text")
 def test_all_processes_have_the_added_rows_of_the_record(monkeypatch, tmp_path, tiny_model):
     augmentations = [Random(1), Random(1), Random(1)]
 
