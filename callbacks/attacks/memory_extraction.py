@@ -8,7 +8,7 @@ input is used in turn as well, since such rows are trained with it; ``forms="wit
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from fedlight.callbacks.attacks.attack import Attack, Found, HoldsClientRows, render_prompts
 from fedlight.callbacks.attacks.records import GLOBAL
@@ -66,8 +66,6 @@ class MemoryExtraction(Attack):
                 f"MemoryExtraction.temperature={temperature} must be above 0, or all samples are one and the same, and "
                 f"top_p={top_p} must lie in (0, 1]"
             )
-        if forms not in get_args(Forms):
-            raise ValueError(f"MemoryExtraction.forms={forms!r} must be {' or '.join(get_args(Forms))}")
         self.samples, self.temperature, self.top_p, self.forms = samples, temperature, top_p, forms
         self.max_new_tokens, self.batch_size, self.clients = max_new_tokens, batch_size, clients
 

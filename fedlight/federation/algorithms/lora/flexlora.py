@@ -28,7 +28,6 @@ from torch import Tensor
 
 from fedlight.federation.aggregation import Aggregation, WeightedSum
 from fedlight.federation.algorithm import Algorithm, refuse_more_than_gradients
-from fedlight.federation.algorithms.lora.hetlora import check_weighting
 from fedlight.federation.algorithms.lora.product_average import NOISE
 from fedlight.federation.client import Client, Update, Visit, Visiting, Work
 from fedlight.federation.lora.pairs import LoraPair, trained_pairs
@@ -65,7 +64,6 @@ class FlexLoRA(Algorithm):
         weighting: Literal["uniform", "normalized"] = "normalized",
         local: Algorithm | None = None,
     ) -> None:
-        check_weighting(weighting, "FlexLoRA")
         super().__init__(weighting)
         self.missing = missing
         self.local = local or Algorithm()

@@ -68,7 +68,6 @@ class HetLoRA(Algorithm):
         weighting: Literal["uniform", "normalized"] = "uniform",
         local: Algorithm | None = None,
     ) -> None:
-        check_weighting(weighting, "HetLoRA")
         super().__init__(weighting)
         if not 0 < gamma <= 1:
             raise ValueError(
@@ -250,12 +249,3 @@ def product_norm(a: Tensor, b: Tensor) -> float:
         45.0
     """
     return float(((a @ a.T) * (b @ b.T)).sum().clamp(min=0).sqrt())
-
-
-def check_weighting(weighting: str, algorithm: str) -> None:
-    """Raise ValueError for weights that do not sum to 1."""
-    if weighting not in ("uniform", "normalized"):
-        raise ValueError(
-            f"federated.algorithm.weighting={weighting!r}: {algorithm} averages what clients have, so their weights have to "
-            "sum to 1: take uniform or normalized"
-        )
