@@ -136,7 +136,7 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(tiny_model, tmp_path, ad
         SelectorJudge(str(tmp_path / "none"))
     with pytest.raises(ValueError, match="an even number of selectors can tie"):
         SelectorJudge(two_adapters(tiny_model, tmp_path))
-    with pytest.raises(ValueError, match="orders='all' must be one or both"):
+    with pytest.raises(ValueError, match="orders='all' is not one of one, both"):
         SelectorJudge(adapter, orders="all")
     with pytest.raises(ValueError, match=r"no slot \{response_a\}"):
         SelectorJudge(adapter, choice_template="{prompt}:")

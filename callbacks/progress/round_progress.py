@@ -26,6 +26,7 @@ from fedlight.callbacks.progress.time_left import TimeLeft
 from fedlight.devices.outcomes import took_part
 from fedlight.federation.client import Visit
 from fedlight.support.checks import Checked
+from fedlight.support.console import wide_console
 from fedlight.support.files import quoted
 from fedlight.support.words import count_noun, in_largest_unit
 
@@ -70,9 +71,7 @@ class RoundProgress(Checked, ProgressBar):
     def __init__(self, refresh_seconds: float = 0.2) -> None:
         super().__init__()
         self.refresh_seconds = refresh_seconds
-        self.console = Console()
-        if not self.console.is_terminal:  # a file has no width, and a narrow table would cut its words
-            self.console = Console(width=200)
+        self.console = wide_console()
         self._enabled = True
         self._live: Progress | None = None
         self._task = TaskID(0)

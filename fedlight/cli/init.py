@@ -9,7 +9,7 @@ from fedlight.datamodules.rows.rows import TEXT_ENDINGS
 from fedlight.first_config.columns import Guess
 from fedlight.first_config.draft import DEFAULT_MODEL, METHODS, Wishes, make_draft
 from fedlight.first_config.text import write
-from fedlight.support.console import OneLineArguments
+from fedlight.support.console import OneLineArguments, print_table
 from fedlight.support.files import write_whole
 
 ABOUT = """Write a config for data that fedlight has not seen, and say what was guessed:
@@ -150,22 +150,15 @@ def _stem(source: str) -> str:
 
 
 def _show(title: str, guesses: Sequence[Guess]) -> None:
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    console = Console()
-    if not console.is_terminal:  # a file has no width, and a narrow table cuts its words
-        console = Console(width=180)
-    table = Table(title=title, title_justify="left")
-    for name in ("what", "guess", "sure", "why"):
-        table.add_column(name, overflow="fold")
+    rows = []
     for guess in guesses:
         value = guess.value if guess.value is not None else "none"
         shown = " and ".join(map(str, value)) if isinstance(value, tuple) else str(value)
         sure = Text("yes", "green") if guess.sure else Text("no", "yellow")
-        table.add_row(Text(guess.what), Text(shown), sure, Text(guess.why))
-    console.print(table)
+        rows.append((guess.what, shown, sure, guess.why))
+    print_table(title, ("what", "guess", "sure", "why"), rows)
 
 
 def _check(file: Path) -> int:

@@ -1,12 +1,12 @@
 """The trained model of a finished or stopped run: its class, its settings, and where its weights lie."""
 
-import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedlight.lightning_cli.class_names import class_of
 from fedlight.modules.language import checkpoints
 from fedlight.modules.language.adapter_folders import find_adapters
 from fedlight.modules.language.module import LanguageModule
@@ -47,8 +47,7 @@ class Opened:
     def algorithm(self) -> type | None:
         """Class of the federated algorithm; None for pooled training, and for a class that cannot be imported."""
         federated = self.run.config().get("federated")
-        found = find_class(str(within(federated, "algorithm", "class_path") or FEDAVG)) if federated else None
-        return found if isinstance(found, type) else None
+        return class_of(str(within(federated, "algorithm", "class_path") or FEDAVG)) if federated else None
 
     @property
     def names(self) -> list[str]:
@@ -137,18 +136,9 @@ def open_run(folder: str | Path, checkpoint: str | None = None, model: str | Non
     return Opened(run, kind, settings, None, _checkpoint(run, checkpoint or LAST))
 
 
-def find_class(path: str) -> Any:
-    """Return the object of a ``class_path``, None where it cannot be imported."""
-    module, _, name = path.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), name, None) if module else None
-    except ImportError:
-        return None
-
-
 def _class_of(path: str, run: Run) -> type[LanguageModule]:
-    found = find_class(path)
-    if not (isinstance(found, type) and issubclass(found, LanguageModule)):
+    found = class_of(path)
+    if found is None or not issubclass(found, LanguageModule):
         raise ValueError(
             f"{run.label} trained {path or 'a module that its config does not name'}, which is no LanguageModule of "
             "fedlight, or cannot be imported from here: only language models with adapters can be exported"

@@ -75,15 +75,13 @@ class Quantize(Codec):
     def __init__(
         self,
         to: Literal["fp16", "bf16", "int8", "nf4"] = "nf4",
-        block: int | None = None,
+        block: Literal[64, 128, 256, 512, 1024] | None = None,
         error_feedback: bool = False,
     ) -> None:
         if block is not None and to in ("fp16", "bf16"):
             raise ValueError(
                 f"Quantize.block={block} has no meaning for {to}: leave it out, or take int8 or nf4"
             )
-        if block not in (None, 64, 128, 256, 512, 1024):
-            raise ValueError(f"Quantize.block={block} is not one of 64, 128, 256, 512, 1024")
         self.to = to
         self.block = block or {"nf4": 64, "int8": 256}.get(to, 1)
         self.error_feedback = error_feedback

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import Any, cast
@@ -62,6 +62,21 @@ class Guess:
     value: Any
     why: str
     sure: bool = True
+
+
+@dataclass(frozen=True)
+class FoundColumns:
+    """Columns of votes or instructions.
+
+    Attributes:
+        guesses: what was found, for the table.
+        columns: column map, without the client.
+        choice_values: ``a``, ``b`` and maybe ``tie`` -> raw value, or a list of them; empty where the rows have no choice.
+    """
+
+    guesses: list[Guess]
+    columns: dict[str, str]
+    choice_values: dict[str, str | list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

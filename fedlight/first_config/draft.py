@@ -15,6 +15,7 @@ from fedlight.first_config.clients import FEWEST_ROWS, SHARES, find_client
 from fedlight.first_config.columns import (
     REPLY,
     Column,
+    FoundColumns,
     Guess,
     GuessError,
     check_given,
@@ -22,9 +23,9 @@ from fedlight.first_config.columns import (
     pick,
     score_name,
 )
-from fedlight.first_config.instructions import InstructionColumns, find_instructions
+from fedlight.first_config.instructions import find_instructions
 from fedlight.first_config.sizes import Sizes
-from fedlight.first_config.votes import VoteColumns, find_answers, find_votes, is_opinion
+from fedlight.first_config.votes import find_answers, find_votes, is_opinion
 from fedlight.support.hub import find_model, load_tokenizer
 from fedlight.support.types import Rows
 from fedlight.support.words import count_noun
@@ -136,14 +137,9 @@ def make_draft(wishes: Wishes) -> Draft:
     if votes is None and method in ON_VOTES:
         assert refusal is not None
         raise refusal
-    guesses = [Guess("method", method, why, sure=wishes.method is not None)]
-    if votes is not None:
-        guesses += votes.guesses
-        found, values = votes.columns, votes.choice_values
-    else:
-        instructions = _find_instructions(columns, wishes, refusal)
-        guesses += instructions.guesses
-        found, values = instructions.columns, {}
+    chosen = votes or _find_instructions(columns, wishes, refusal)
+    guesses = [Guess("method", method, why, sure=wishes.method is not None), *chosen.guesses]
+    found, values = chosen.columns, chosen.choice_values
     client = find_client(columns, list(found.values()), wishes.columns.get("client"))
     guesses.append(client)
     own = _rows_of_clients(
@@ -241,7 +237,7 @@ def read_model(name: str) -> ModelFacts:
     return ModelFacts(tokenizer, getattr(config, "max_position_embeddings", None), config.hidden_size)
 
 
-def _try_votes(columns: Sequence[Column], wishes: Wishes) -> tuple[VoteColumns | None, GuessError | None]:
+def _try_votes(columns: Sequence[Column], wishes: Wishes) -> tuple[FoundColumns | None, GuessError | None]:
     """Return the columns of votes, or why there are none."""
     if wishes.columns.get("response"):
         return None, GuessError(
@@ -260,9 +256,7 @@ def _try_votes(columns: Sequence[Column], wishes: Wishes) -> tuple[VoteColumns |
         return None, error
 
 
-def _find_instructions(
-    columns: Sequence[Column], wishes: Wishes, refusal: GuessError | None
-) -> InstructionColumns:
+def _find_instructions(columns: Sequence[Column], wishes: Wishes, refusal: GuessError | None) -> FoundColumns:
     """Return the columns of instructions; of rows with two answers and no choice, say why they are no votes either."""
     try:
         return find_instructions(columns, wishes.columns)

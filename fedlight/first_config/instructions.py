@@ -1,12 +1,12 @@
 """Which columns of unknown rows are the instruction, its input and the response."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from fedlight.first_config.columns import (
     BEFORE,
     REPLY,
     Column,
+    FoundColumns,
     Guess,
     GuessError,
     ambiguous,
@@ -15,20 +15,7 @@ from fedlight.first_config.columns import (
 )
 
 
-@dataclass(frozen=True)
-class InstructionColumns:
-    """Columns of instructions.
-
-    Attributes:
-        guesses: what was found, for the table.
-        columns: column map of ``instruction``, ``response`` and maybe ``input``.
-    """
-
-    guesses: list[Guess]
-    columns: dict[str, str]
-
-
-def find_instructions(columns: Sequence[Column], given: Mapping[str, str | None]) -> InstructionColumns:
+def find_instructions(columns: Sequence[Column], given: Mapping[str, str | None]) -> FoundColumns:
     """Return the columns of instructions: a conversation's, else by name, else the question stands before the response.
 
     Args:
@@ -49,7 +36,7 @@ def find_instructions(columns: Sequence[Column], given: Mapping[str, str | None]
     if len(talks) == 1 and not any(given.get(role) for role in ("question", "response")):
         found = {"instruction": talks[0] + BEFORE, "response": talks[0] + REPLY}
         whys = ("the turns before the last one", "the last turn, which is the model's")
-        return InstructionColumns(
+        return FoundColumns(
             [Guess(*each) for each in zip(("question", "response"), found.values(), whys, strict=True)], found
         )
     # The answers of a classification are single words, so a response may be no text.
@@ -70,7 +57,7 @@ def find_instructions(columns: Sequence[Column], given: Mapping[str, str | None]
     if extra is not None:
         found = {"instruction": question.value, "input": extra.value, "response": response.value}
         guesses.insert(1, extra)
-    return InstructionColumns(guesses, found)
+    return FoundColumns(guesses, found)
 
 
 def _named(columns: Sequence[Column], role: str, given: Mapping[str, str | None]) -> Guess | None:

@@ -32,19 +32,47 @@ CHANGES = {
     "sft": "--federated.clients_per_round 4    --federated.algorithm FedProx    --federated null trains on the pooled rows",
     "dpo": "--model.beta 0.5    --federated.algorithm FedProx    --federated null trains on the pooled pairs",
 }
-SELECTORS = 3
+LOGS = {
+    "fedbiscuit": ("GroupLog", "ClientAccuracy"),
+    "fedbis": ("ClientAccuracy",),
+    "sft": ("SampleAnswers",),
+}
+MODELS = {"fedbis": "SelectorModule", "fedbiscuit": "SelectorModule", "dpo": "DPOModule"}
+DATA = {"feddca": "AugmentedInstructionDataModule", "fewfedpit": "SyntheticInstructionDataModule"}
+SELECTION = """
+    head: choice                       # the logits of two choice tokens
+    choices: ${data.init_args.choices}"""
+OF_MODEL = {
+    "fedbis": SELECTION,
+    "fedbiscuit": """
+    num_adapters: 3                    # selectors on one base; odd, as they vote"""
+    + SELECTION,
+    "dpo": """
+    beta: 0.1                          # how far it may go from the model as it was""",
+}
+ALGORITHMS = {
+    "fedbiscuit": """fedlight.FedBiscuit
+      init_args:
+        warmup_rounds: 1               # of each selector in turn
+        regroup_every: 3
+        weighting: normalized""",
+    "fewfedpit": """fedlight.FewFedPIT
+      init_args: {beta: 0.5}           # share of the private adapter in what is sent""",
+}
+AVERAGE = """fedlight.FedAvg
+      init_args: {weighting: normalized}"""
 
 
 def write(draft: Draft, file: str) -> str:
     """Return the YAML of a draft, which will be called ``file``."""
     folder = f"runs/{Path(file).stem}"
-    parts = [
+    parts = (
         _header(draft, file, folder),
         _trainer(draft, folder),
         _model(draft),
         _data(draft),
         _federated(draft),
-    ]
+    )
     return "\n\n".join(parts) + "\n"
 
 
@@ -62,11 +90,6 @@ def scalar(value: Any) -> str:
     plain = re.fullmatch(r"[A-Za-z/~][\w./-]*", value)
     words = ("yes", "no", "on", "off", "y", "n", "true", "false", "null", "~", "nan", "inf")
     return value if plain and value.lower() not in words else json.dumps(value, ensure_ascii=False)
-
-
-def _noted(setting: str, comment: str) -> str:
-    """Return a line whose comment stands in the same column as the others."""
-    return f"{setting:<38} # {comment}"
 
 
 def _mapping(values: Mapping[str, Any]) -> str:
@@ -108,215 +131,151 @@ def _short(value: Any) -> str:
 
 
 def _trainer(draft: Draft, folder: str) -> str:
-    watching = {
-        "fedbiscuit": ["GroupLog", "ClientAccuracy"],
-        "fedbis": ["ClientAccuracy"],
-        "sft": ["SampleAnswers"],
-    }
-    logs = watching.get(draft.method, [])
     rounds = draft.sizes.rounds
-    return "\n".join(
-        [
-            "trainer:",
-            _noted(f"  max_epochs: {rounds}", "rounds"),
-            "  accelerator: auto",
-            f"  default_root_dir: {scalar(folder)}",
-            "  num_sanity_val_steps: 0",
-            _noted(f"  check_val_every_n_epoch: {max(rounds // 5, 1)}", "rounds between two validations"),
-            "  enable_model_summary: false",
-            "  log_every_n_steps: 1",
-            *(["  gradient_clip_val: 1.0"] if draft.method == "fewfedpit" else []),
-            "  logger:",
-            "    class_path: lightning.pytorch.loggers.CSVLogger",
-            '    init_args: {save_dir: "${trainer.default_root_dir}", name: metrics}',
-            "  callbacks:",
-            *(
-                f"    - class_path: fedlight.{name}"
-                for name in ("RoundProgress", "VisitLog", "ClientData", *logs)
-            ),
-            _noted("    - class_path: fedlight.AdapterExport", "the result: an adapter that peft loads"),
-            '      init_args: {folder: "${trainer.default_root_dir}/adapter"}',
-            _noted(
-                "    - class_path: lightning.pytorch.callbacks.ModelCheckpoint",
-                "a stopped run goes on from here",
-            ),
-            "      init_args:",
-            "        dirpath: ${trainer.default_root_dir}/checkpoints",
-            '        filename: "{epoch}"',
-            "        save_top_k: 2",
-            "        monitor: step",
-            "        mode: max",
-            "        save_on_train_epoch_end: true",
-        ]
-    )
+    clipped = "\n  gradient_clip_val: 1.0" if draft.method == "fewfedpit" else ""
+    logs = "".join(f"\n    - class_path: fedlight.{name}" for name in LOGS.get(draft.method, ()))
+    return f"""trainer:
+  max_epochs: {rounds:<24} # rounds
+  accelerator: auto
+  default_root_dir: {scalar(folder)}
+  num_sanity_val_steps: 0
+  check_val_every_n_epoch: {max(rounds // 5, 1):<11} # rounds between two validations
+  enable_model_summary: false
+  log_every_n_steps: 1{clipped}
+  logger:
+    class_path: lightning.pytorch.loggers.CSVLogger
+    init_args: {{save_dir: "${{trainer.default_root_dir}}", name: metrics}}
+  callbacks:
+    - class_path: fedlight.RoundProgress
+    - class_path: fedlight.VisitLog
+    - class_path: fedlight.ClientData{logs}
+    - class_path: fedlight.AdapterExport # the result: an adapter that peft loads
+      init_args: {{folder: "${{trainer.default_root_dir}}/adapter"}}
+    - class_path: lightning.pytorch.callbacks.ModelCheckpoint # a stopped run goes on from here
+      init_args:
+        dirpath: ${{trainer.default_root_dir}}/checkpoints
+        filename: "{{epoch}}"
+        save_top_k: 2
+        monitor: step
+        mode: max
+        save_on_train_epoch_end: true"""
 
 
 def _model(draft: Draft) -> str:
-    kind = {"fedbis": "SelectorModule", "fedbiscuit": "SelectorModule", "dpo": "DPOModule"}.get(
-        draft.method, "SFTModule"
-    )
-    selector = kind == "SelectorModule"
-    own = [
-        *(
-            [_noted(f"    num_adapters: {SELECTORS}", "selectors on one base; odd, as they vote")]
-            * (draft.method == "fedbiscuit")
-        ),
-        *([_noted("    head: choice", "the logits of two choice tokens")] * selector),
-        *(["    choices: ${data.init_args.choices}"] * selector),
-        *([_noted("    beta: 0.1", "how far it may go from the model as it was")] * (kind == "DPOModule")),
-    ]
-    return "\n".join(
-        [
-            "model:",
-            f"  class_path: fedlight.{kind}",
-            "  init_args:",
-            f"    model: {scalar(draft.wishes.model)}",
-            *own,
-            _noted("    base: plain", "int8 and nf4 quantize the frozen base"),
-            "    lora_rank: 8",
-            "    lora_alpha: 16",
-            "    lora_dropout: 0.05",
-            f"    lr: {draft.lr}",
-            _noted("    lr_schedule: cosine", "over the rounds"),
-            "    optimizer: AdamW",
-            "    seed: ${seed_everything}",
-        ]
-    )
+    return f"""model:
+  class_path: fedlight.{MODELS.get(draft.method, "SFTModule")}
+  init_args:
+    model: {scalar(draft.wishes.model)}{OF_MODEL.get(draft.method, "")}
+    base: plain                        # int8 and nf4 quantize the frozen base
+    lora_rank: 8
+    lora_alpha: 16
+    lora_dropout: 0.05
+    lr: {draft.lr}
+    lr_schedule: cosine                # over the rounds
+    optimizer: AdamW
+    seed: ${{seed_everything}}"""
 
 
 def _data(draft: Draft) -> str:
-    classes = {"feddca": "AugmentedInstructionDataModule", "fewfedpit": "SyntheticInstructionDataModule"}
-    kind = "PreferenceDataModule" if draft.is_votes else classes.get(draft.method, "InstructionDataModule")
-    owners = "    partition: {by: client}"
+    kind = "PreferenceDataModule" if draft.is_votes else DATA.get(draft.method, "InstructionDataModule")
+    owners = "{by: client}"
     if "client" not in draft.columns:
-        owners = _noted(
-            f"    partition: {{by: iid, num_clients: {draft.sizes.clients}}}",
-            "no column says whose row it is",
-        )
+        owners = f"{f'{{by: iid, num_clients: {draft.sizes.clients}}}':<23} # no column says whose row it is"
     wide = "input" not in draft.columns and "{input}" not in draft.template and draft.template != "alpaca"
     columns: dict[str, str] = draft.columns if wide or draft.is_votes else {"input": "", **draft.columns}
-    return "\n".join(
-        [
-            "data:",
-            f"  class_path: fedlight.{kind}",
-            "  init_args:",
-            f"    source: {scalar(draft.wishes.source)}",
-            _noted("    columns:", "ours: yours"),
-            *(f"      {name}: {scalar(path)}" for name, path in columns.items()),
-            *_choice_values(draft),
-            *_template(draft),
-            "    tokenizer: ${model.init_args.model}",
-            _noted(f"    max_tokens: {draft.max_tokens}", "what does not fit is left out and counted"),
-            owners,
-            *_validation(draft),
-            f"    batch_size: {draft.sizes.batch_size}",
-            "    seed: ${seed_everything}",
-            *_public(draft),
-            *_synthesis(draft),
-        ]
-    )
+    named = "".join(f"\n      {name}: {scalar(path)}" for name, path in columns.items())
+    own = {"feddca": _public, "fewfedpit": _synthesis}.get(draft.method, lambda draft: "")
+    return f"""data:
+  class_path: fedlight.{kind}
+  init_args:
+    source: {scalar(draft.wishes.source)}
+    columns:                           # ours: yours{named}{_choice_values(draft)}
+{_template(draft)}
+    tokenizer: ${{model.init_args.model}}
+    max_tokens: {draft.max_tokens:<22} # what does not fit is left out and counted
+    partition: {owners}
+{_validation(draft)}
+    batch_size: {draft.sizes.batch_size}
+    seed: ${{seed_everything}}{own(draft)}"""
 
 
-def _choice_values(draft: Draft) -> list[str]:
+def _choice_values(draft: Draft) -> str:
     if not draft.choice_values:
-        return []
+        return ""
     ties = "    # ties are left out and counted" if "tie" in draft.choice_values else ""
-    return [f"    choice_values: {_mapping(draft.choice_values)}{ties}"]
+    return f"\n    choice_values: {_mapping(draft.choice_values)}{ties}"
 
 
-def _template(draft: Draft) -> list[str]:
+def _template(draft: Draft) -> str:
     text = _block(draft.template, 6)
     if not draft.is_votes:
-        return [f"    template: {text}"]
+        return f"    template: {text}"
+    if draft.method == "dpo":
+        return f"""\
+    view: dpo                          # chosen and rejected
+    generation_template: {text}"""
     if draft.choices is None:
-        view = "dpo" if draft.method == "dpo" else "sft"
-        what = "chosen and rejected" if view == "dpo" else "the chosen answer alone"
-        return [_noted(f"    view: {view}", what), f"    generation_template: {text}"]
-    return [
-        _noted("    view: selector", "both orders of each pair, with the choice as label"),
-        _noted(f"    choices: {scalar(draft.choices)}", "single tokens of this model"),
-        f"    choice_template: {text}",
-        _noted("    twins_together: true", "both orders in one batch: a taste for a position cancels"),
-    ]
+        return f"""\
+    view: sft                          # the chosen answer alone
+    generation_template: {text}"""
+    return f"""\
+    view: selector                     # both orders of each pair, with the choice as label
+    choices: {scalar(draft.choices):<25} # single tokens of this model
+    choice_template: {text}
+    twins_together: true               # both orders in one batch: a taste for a position cancels"""
 
 
-def _validation(draft: Draft) -> list[str]:
+def _validation(draft: Draft) -> str:
     if draft.method == "fewfedpit":
-        return [_noted("    val_share: 0", "the clients train on all they have")]
-    share = 0.2 if draft.method == "fedbiscuit" else 0.1
-    why = "what clients are grouped by" if draft.method == "fedbiscuit" else "of each client's rows"
-    return [_noted(f"    val_share: {share}", why), f"    val_max: {draft.sizes.val_max}"]
+        return "    val_share: 0                       # the clients train on all they have"
+    if draft.method == "fedbiscuit":
+        share = "    val_share: 0.2                     # what clients are grouped by"
+    else:
+        share = "    val_share: 0.1                     # of each client's rows"
+    return f"{share}\n    val_max: {draft.sizes.val_max}"
 
 
-def _public(draft: Draft) -> list[str]:
-    if draft.method != "feddca":
-        return []
-    own = draft.wishes.public is None
-    private = int(draft.rows * draft.fitting / 2)  # what is too long is left out before the rows are parted
-    where = (
-        _noted(f"    private_rows: {max(private, 1)}", "rows of the clients; the rest is the server's")
-        if own
-        else _noted(f"    public_source: {scalar(draft.wishes.public)}", "the server's rows")
-    )
-    return [
-        where,
-        "    augmentation:",
-        "      class_path: fedlight.FedDCA",
-        "      init_args:",
-        _noted(
-            "        encoder: {class_path: fedlight.HashedEncoder}",
-            "no download; SentenceEncoder takes a model",
-        ),
-        _noted(
-            f"        number: {max(min(50, draft.rows // (4 * draft.sizes.clients)), 1)}",
-            "rows for each client",
-        ),
-        _noted("        clusters: 10", "topics of each client's rows"),
-        _noted("        alpha: 0.7", "rows this similar to the client's centre, or more, are left out"),
-    ]
+def _public(draft: Draft) -> str:
+    number = max(min(50, draft.rows // (4 * draft.sizes.clients)), 1)
+    if draft.wishes.public is None:
+        private = max(
+            int(draft.rows * draft.fitting / 2), 1
+        )  # what is too long is left out before they are parted
+        where = f"private_rows: {private:<20} # rows of the clients; the rest is the server's"
+    else:
+        where = f"public_source: {scalar(draft.wishes.public):<19} # the server's rows"
+    return f"""
+    {where}
+    augmentation:
+      class_path: fedlight.FedDCA
+      init_args:
+        encoder: {{class_path: fedlight.HashedEncoder}} # no download; SentenceEncoder takes a model
+        number: {number:<22} # rows for each client
+        clusters: 10                   # topics of each client's rows
+        alpha: 0.7                     # rows this similar to the client's centre, or more, are left out"""
 
 
-def _synthesis(draft: Draft) -> list[str]:
-    if draft.method != "fewfedpit":
-        return []
-    narrow = draft.positions is not None and draft.positions <= 1024
-    return [
-        _noted("    keep: 8", "of the candidates, those with the lowest score"),
-        _noted("    score: ifs", "loss of the response given the instruction over its loss alone"),
-        "    synthesis:",
-        "      class_path: fedlight.SelfGeneration",
-        "      init_args:",
-        _noted("        number: 16", "candidates of each client and round"),
-        _noted(f"        instruction_demonstrations: {2 if narrow else 8}", "of the client's own rows"),
-        f"        response_demonstrations: {1 if narrow else 4}",
-        f"        max_instruction_tokens: {min(64, draft.max_tokens // 4)}",
-        f"        max_response_tokens: {min(256, draft.max_tokens // 4)}",
-    ]
+def _synthesis(draft: Draft) -> str:
+    of_instruction, of_response = (2, 1) if draft.positions and draft.positions <= 1024 else (8, 4)
+    return f"""
+    keep: 8                            # of the candidates, those with the lowest score
+    score: ifs                         # loss of the response given the instruction over its loss alone
+    synthesis:
+      class_path: fedlight.SelfGeneration
+      init_args:
+        number: 16                     # candidates of each client and round
+        instruction_demonstrations: {of_instruction:<2} # of the client's own rows
+        response_demonstrations: {of_response}
+        max_instruction_tokens: {min(64, draft.max_tokens // 4)}
+        max_response_tokens: {min(256, draft.max_tokens // 4)}"""
 
 
 def _federated(draft: Draft) -> str:
-    algorithm = {
-        "fedbiscuit": [
-            "      class_path: fedlight.FedBiscuit",
-            "      init_args:",
-            _noted("        warmup_rounds: 1", "of each selector in turn"),
-            "        regroup_every: 3",
-            "        weighting: normalized",
-        ],
-        "fewfedpit": [
-            "      class_path: fedlight.FewFedPIT",
-            _noted("      init_args: {beta: 0.5}", "share of the private adapter in what is sent"),
-        ],
-    }.get(draft.method, ["      class_path: fedlight.FedAvg", "      init_args: {weighting: normalized}"])
-    return "\n".join(
-        [
-            "federated:",
-            "  class_path: fedlight.FederatedLoop",
-            "  init_args:",
-            "    algorithm:",
-            *algorithm,
-            f"    clients_per_round: {draft.sizes.clients_per_round}",
-            _noted(f"    local_steps: {draft.sizes.local_steps}", "of batch_size examples; null: one pass"),
-            "    seed: ${seed_everything}",
-        ]
-    )
+    return f"""federated:
+  class_path: fedlight.FederatedLoop
+  init_args:
+    algorithm:
+      class_path: {ALGORITHMS.get(draft.method, AVERAGE)}
+    clients_per_round: {draft.sizes.clients_per_round}
+    local_steps: {draft.sizes.local_steps:<21} # of batch_size examples; null: one pass
+    seed: ${{seed_everything}}"""

@@ -6,7 +6,6 @@ where each answer meets several others. The choice is a column with few values, 
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -15,6 +14,7 @@ from fedlight.first_config.columns import (
     BEFORE,
     REPLY,
     Column,
+    FoundColumns,
     Guess,
     GuessError,
     ambiguous,
@@ -57,27 +57,12 @@ ENOUGH = 2
 """Least points of two columns to be taken for the answers."""
 
 
-@dataclass(frozen=True)
-class VoteColumns:
-    """Columns of votes.
-
-    Attributes:
-        guesses: what was found, for the table.
-        columns: column map, without the client.
-        choice_values: ``a``, ``b`` and maybe ``tie`` -> raw value, or a list of them; empty with chosen and rejected.
-    """
-
-    guesses: list[Guess]
-    columns: dict[str, str]
-    choice_values: dict[str, str | list[str]]
-
-
 def find_votes(
     columns: Sequence[Column],
     given: Mapping[str, str | None],
     answers: Sequence[str] | None = None,
     values: Mapping[str, Sequence[str]] | None = None,
-) -> VoteColumns:
+) -> FoundColumns:
     """Return the columns of votes.
 
     Args:
@@ -108,8 +93,8 @@ def find_votes(
         guesses.append(
             Guess("question", None, "no other column has text: the answers are compared alone", sure=False)
         )
-        return VoteColumns(guesses, found, meaning)
-    return VoteColumns([question, *guesses], {"prompt": question.value, **found}, meaning)
+        return FoundColumns(guesses, found, meaning)
+    return FoundColumns([question, *guesses], {"prompt": question.value, **found}, meaning)
 
 
 def find_answers(columns: Sequence[Column]) -> Guess:

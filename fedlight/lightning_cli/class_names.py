@@ -49,3 +49,9 @@ def find_object(path: str) -> Any:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError):
         return None
+
+
+def class_of(path: str) -> type | None:
+    """Return the class of a dotted name; None where it cannot be imported, or is no class."""
+    found = find_object(path)
+    return found if isinstance(found, type) else None

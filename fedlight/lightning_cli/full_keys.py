@@ -40,8 +40,9 @@ def with_full_key(message: str, config: dict[str, Any]) -> str:
         'data.init_args.source=a.csv, row 2: data.init_args.max_tokens=3 is too short'
         >>> with_full_key("there is no column x: set columns.input", config)
         'there is no column x: set data.init_args.columns.input'
-        >>> with_full_key("clients=9 is more than 3: set clients=3", {"federated": {"clients": 9}})
-        'federated.clients=9 is more than 3: set --federated.clients 3'
+        >>> config = {"federated": {"init_args": {"limits": {"init_args": {"rounds": 9}}}}}
+        >>> with_full_key("rounds=9 is more than 3: set rounds=3", config)
+        'federated.limits.rounds=9 is more than 3: set --federated.limits.rounds 3'
     """
     values = list(_values(config))
 
@@ -76,7 +77,8 @@ def with_full_key(message: str, config: dict[str, Any]) -> str:
         for key, value in values
         if isinstance(value, str) and len(value) > 2 and re.match(re.escape(value) + r"[:,]", message)
     ]
-    return f"{given_at(first[0], config)}={whole}" if len(first) == 1 else whole
+    whole = f"{given_at(first[0], config)}={whole}" if len(first) == 1 else whole
+    return re.sub(r"\bfederated(\.\w+)+", lambda key: key[0].replace(".init_args", ""), whole)
 
 
 def _texts(value: Any) -> tuple[str, str]:

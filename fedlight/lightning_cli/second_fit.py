@@ -21,7 +21,7 @@ from lightning.pytorch.callbacks import (
 )
 
 from fedlight.callbacks.loop.guard import MAY_CHANGE
-from fedlight.lightning_cli.class_names import find_object, last_part
+from fedlight.lightning_cli.class_names import class_of, last_part
 from fedlight.lightning_cli.run_record import last_fit
 from fedlight.support.checkpoint_files import newest_checkpoint
 from fedlight.support.contents import MadeWith, digest_of, in_words
@@ -197,8 +197,7 @@ def _by_class(callbacks: Any) -> Any:
     named: dict[str, Any] = {}
     for one in callbacks:
         path = one.get(CLASS) if isinstance(one, dict) else one
-        kind = find_object(str(path))
-        if isinstance(kind, type) and issubclass(kind, SHOW_ONLY):
+        if (kind := class_of(str(path))) is not None and issubclass(kind, SHOW_ONLY):
             continue
         name = last_part(str(path))
         number = sum(key.partition(" ")[0] == name for key in named)

@@ -4,11 +4,11 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from fedlight.devices.forecast import Forecast, Plan
 from fedlight.devices.memory import Fit
+from fedlight.support.console import wide_console
 from fedlight.support.words import three_digits
 
 GIB = 2**30
@@ -18,18 +18,10 @@ BATCH = "batches of {batch_size} texts of {max_tokens} tokens"
 
 def show(plan: Plan) -> None:
     """Print the tables and the advice."""
-    console = Console()
-    if not console.is_terminal:  # a file has no width, and a narrow table cuts its words
-        console = Console(width=250)
-    _say(console, headline(plan.settings))
-    for table in (memory_table(plan), visit_table(plan)):
-        console.print(table)
+    print(headline(plan.settings))
+    wide_console(250).print(memory_table(plan), visit_table(plan))
     for line in advice(plan):
-        _say(console, line)
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print(line)
 
 
 def headline(settings: dict[str, Any]) -> str:

@@ -57,36 +57,17 @@ def read_shape(hub: Hub, name: str, config: str, split: str) -> tuple[Repository
 
 
 def _from_card(repository: Repository, config: str) -> Shape | None:
-    infos = repository.card.get("dataset_info")
-    of_all = [infos] if isinstance(infos, Mapping) else infos or []
-    wanted = config or "default"
-    names = [info.get("config_name", "default") for info in of_all]
-    chosen = [info for info, name in zip(of_all, names, strict=True) if name == wanted]
-    if not chosen and config and names:
-        raise ValueError(f"it has no configuration {config!r}; it has {', '.join(names)}")
-    if not chosen or "features" not in chosen[0]:
+    from datasets.info import DatasetInfosDict
+    from huggingface_hub import DatasetCardData
+
+    infos = DatasetInfosDict.from_dataset_card_data(DatasetCardData(**repository.card))
+    info = infos.get(config or "default")
+    if info is None and config and infos:
+        raise ValueError(f"it has no configuration {config!r}; it has {', '.join(infos)}")
+    if info is None or info.features is None:
         return None
-    splits = {split["name"]: split.get("num_examples") for split in chosen[0].get("splits", [])}
-    return Shape(splits, _of_features(chosen[0]["features"]), int(chosen[0].get("download_size") or 0))
-
-
-def _of_features(features: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a made-up row with the columns of a card.
-
-    Examples:
-        >>> row = _of_features([{"name": "a", "dtype": "string"}, {"name": "b", "list": [{"name": "c", "dtype": "int32"}]}])
-        >>> row["a"], row["b"][1]
-        (None, {'c': None})
-    """
-    return {feature["name"]: _of_feature(feature) for feature in features}
-
-
-def _of_feature(feature: Mapping[str, Any]) -> Any:
-    for key in ("list", "sequence"):
-        inner = feature.get(key)
-        if inner is not None:
-            return [_of_features(inner) if isinstance(inner, list) else None] * MANY
-    return _of_features(feature["struct"]) if "struct" in feature else None
+    splits = {name: split.num_examples for name, split in (info.splits or {}).items()}
+    return Shape(splits, _of_arrow(info.features.arrow_schema), int(info.download_size or 0))
 
 
 def _data_files(repository: Repository, config: str) -> dict[str, list[str]]:
@@ -104,12 +85,11 @@ def _data_files(repository: Repository, config: str) -> dict[str, list[str]]:
 
 
 def _by_patterns(entry: Mapping[str, Any], readable: list[str]) -> dict[str, list[str]]:
-    given = entry.get("data_files", [])
-    listed = given if isinstance(given, list) and given and isinstance(given[0], Mapping) else None
-    parts = [(one["split"], one["path"]) for one in listed] if listed else [("train", given)]
+    from datasets.data_files import sanitize_patterns
+
     found: dict[str, list[str]] = {}
-    for split, patterns in parts:
-        for pattern in [patterns] if isinstance(patterns, str) else patterns:
+    for split, patterns in sanitize_patterns(entry.get("data_files", [])).items():
+        for pattern in patterns:
             matches = [path for path in readable if PurePosixPath(path).match(pattern)]
             found.setdefault(split, []).extend(matches)
     return {split: paths for split, paths in found.items() if paths}

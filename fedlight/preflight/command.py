@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from lightning import LightningDataModule, LightningModule
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.lightning_cli.class_names import find_object
+from fedlight.lightning_cli.class_names import class_of
 from fedlight.lightning_cli.cli import OneLineParser, ReadSettings
 from fedlight.preflight.finding import Finding, ok, problem
 from fedlight.recipes.stages import Stage
@@ -101,12 +101,6 @@ def _bound(stage: Stage) -> dict[str, Any]:
     except TypeError as error:
         raise ValueError(f"{stage.target}: {error}; see its docstring") from None
     return dict(stage.arguments)
-
-
-def class_of(path: str) -> type | None:
-    """Return the class of a full dotted name; None where it cannot be imported."""
-    found = find_object(path)
-    return found if isinstance(found, type) else None
 
 
 def parts_of(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-WIDTH = 200  # characters, where there is no terminal
+from fedlight.support.console import print_table
 
 
 class State(Enum):
@@ -77,19 +77,8 @@ def verdict(findings: Sequence[Finding]) -> str:
 
 def show(title: str, findings: Sequence[Finding], last_line: str | None = None) -> None:
     """Print the table and the last line, the verdict unless another is given."""
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    console = Console()
-    if not console.is_terminal:  # a file has no width, and a narrow table cuts its words
-        console = Console(width=WIDTH)
-    table = Table(title=title, title_justify="left")
-    for name in ("check", "state", "detail"):
-        table.add_column(name, overflow="fold")
-    for finding in findings:
-        table.add_row(
-            Text(finding.what), Text(finding.state.value, COLORS[finding.state]), Text(finding.detail)
-        )
-    console.print(table)
-    console.print(last_line or verdict(findings), highlight=False, markup=False, soft_wrap=True)
+    rows = [(what, Text(state.value, COLORS[state]), detail) for what, state, detail in findings]
+    print_table(title, ("check", "state", "detail"), rows)
+    print(last_line or verdict(findings))

@@ -18,9 +18,10 @@ from fedlight.conf import path as conf_path
 from fedlight.devices import hardware
 from fedlight.devices.forecast import Workload, forecast_at_largest
 from fedlight.devices.memory import Footprint, forward_only
+from fedlight.lightning_cli.class_names import class_of
 from fedlight.modules.language.base_model import choose_dtype
 from fedlight.plan.plan import workload, works_by_device
-from fedlight.preflight.command import ParsedStage, class_of
+from fedlight.preflight.command import ParsedStage
 from fedlight.preflight.finding import Finding, ok, problem, unknown
 from fedlight.preflight.machine import MachineMemory, memory_of, size_text
 from fedlight.preflight.models import is_local

@@ -6,7 +6,8 @@ from typing import Any
 
 from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.evaluation.tasks.task import Task
-from fedlight.preflight.command import ParsedStage, class_of, parts_of
+from fedlight.lightning_cli.class_names import class_of
+from fedlight.preflight.command import ParsedStage, parts_of
 from fedlight.support.needs import Model, Need, Requires, RowSource
 
 

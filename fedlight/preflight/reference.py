@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fedlight
-from fedlight.preflight.command import ParsedStage, class_of, parts_of, paths_of
+from fedlight.lightning_cli.class_names import class_of
+from fedlight.preflight.command import ParsedStage, parts_of, paths_of
 from fedlight.preflight.finding import Finding, ok, problem
 from fedlight.recipes.chosen_stages import OUTPUTS
 from fedlight.support.needs import KeepsLog

@@ -13,16 +13,20 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from fedlight.support.files import printable
 from fedlight.support.words import first_line, near
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
 
 REFUSED = 2
 """Exit code for an error that the user can mend: of the arguments, a config, a file, the disk, or a missing package."""
@@ -215,6 +219,27 @@ def silence_lightning() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         for handler in logging.getLogger(name).handlers:
             handler.addFilter(is_wanted)
+
+
+def wide_console(width: int = 200) -> "Console":
+    """Return the console of the output; a file has no width, and ``width`` keeps a table from cutting its words."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=width)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence["str | Text"]]) -> None:
+    """Print a table of texts, whose long lines are folded."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left")
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    wide_console().print(table)
 
 
 @contextmanager

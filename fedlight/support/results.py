@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
+from fedlight.support.console import wide_console
 from fedlight.support.files import write_whole
 
 if TYPE_CHECKING:
@@ -135,13 +136,9 @@ def _table(title: str, header: list[str], lines: list[list[str]]) -> "Table":
 
 def show(results: dict[str, Any], folder: Path, answer: str = "") -> None:
     """Print the answer in one sentence, the table and the folder; write both into ``results.md`` as well."""
-    from rich.console import Console
-
     seeds = sorted({row["seed"] for row in results["rows"]})
     header, lines = _cells(results)
-    console = Console()
-    if not console.is_terminal:  # a file has no width, and a narrow table breaks words
-        console = Console(width=WIDTH)
+    console = wide_console(WIDTH)
     if answer:
         console.print(answer, soft_wrap=True, markup=False, highlight=False)
     title = f"{results['recipe']}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"

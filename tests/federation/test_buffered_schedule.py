@@ -205,10 +205,10 @@ def test_weights_of_stale_updates():
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"buffer_size": 0}, "federated.fedbuff.buffer_size=0 must be at least 1"),
-        ({"concurrency": 0}, "federated.fedbuff.concurrency=0 must be at least 1"),
-        ({"b": -1}, "federated.fedbuff.b=-1 must be at least 0"),
-        ({"a": -0.5}, r"federated.fedbuff.a=-0.5 must be at least 0; 0 weighs all updates alike"),
+        ({"buffer_size": 0}, "buffer_size=0 must be at least 1"),
+        ({"concurrency": 0}, "concurrency=0 must be at least 1"),
+        ({"b": -1}, "b=-1 must be at least 0"),
+        ({"a": -0.5}, r"a=-0.5 must be at least 0; 0 weighs all updates alike"),
         ({"staleness": "linear"}, "staleness='linear' is not one of polynomial, hinge, constant"),
     ],
 )

@@ -158,7 +158,7 @@ def test_the_order_of_the_names_does_not_matter():
     [
         (lambda: Quantize("int4"), "Quantize: to='int4' is not one of fp16"),
         (lambda: Quantize("fp16", block=64), "block=64 has no meaning for fp16"),
-        (lambda: Quantize("nf4", block=100), "block=100 is not one of 64, 128"),
+        (lambda: Quantize("nf4", block=100), "block=100 must be 64 or 128 or 256"),
         (lambda: TopK(0.0), r"TopK.share=0.0 .* must be in \(0, 1\]"),
         (lambda: TopK(1.5), "TopK.share=1.5"),
     ],

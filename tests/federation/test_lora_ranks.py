@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.visits.visit import Exchange
 from fedlight.federation.algorithm import Algorithm, predict_payloads
 from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.federation.channel import Identity, Wire
 from fedlight.federation.client import Client, Visit, Work
@@ -118,16 +118,20 @@ def test_a_name_of_a_client_and_a_device_is_refused():
         ([2, 4], HetLoRA(), r"lora_ranks=\[2, 4\] .* set federated.fleet, or name a rank"),
         ({}, HetLoRA(), "lora_ranks={} must give a rank"),
         ([], HetLoRA(), r"lora_ranks=\[\] must give a rank"),
-        ("auto", HetLoRA(), "lora_ranks='auto' must give a rank"),
-        (4, HetLoRA(), "lora_ranks=4 must give a rank"),
         ({"a": 0}, HetLoRA(), "0 is no rank"),
-        ({"a": True}, HetLoRA(), "True is no rank"),
-        ([2, 1.5], FlexLoRA(), "1.5 is no rank"),
     ],
 )
 def test_what_is_refused_when_the_loop_is_made(ranks, algorithm, message):
     with pytest.raises(ValueError, match=message):
         check_lora_ranks(ranks, algorithm, has_fleet=False)
+
+
+@pytest.mark.parametrize("ranks", ["auto", 4, {"a": True}, [2, 1.5]])
+def test_what_is_no_rank_is_refused_by_its_type(ranks):
+    with pytest.raises(
+        ValueError, match=r"lora_ranks=.* must be a dict\[str, int\] or a list\[int\] or None"
+    ):
+        FederatedLoop(HetLoRA(), lora_ranks=ranks)
 
 
 @pytest.mark.parametrize("ranks", [None, {"a": 1}, [1, 2]])

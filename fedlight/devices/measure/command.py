@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedlight.support.console import OneLineArguments
+from fedlight.support.console import OneLineArguments, wide_console
 
 if TYPE_CHECKING:
     from fedlight.devices.measure.trial import Trial
@@ -85,13 +85,10 @@ def _measure(options: argparse.Namespace) -> None:
 
 
 def _show(trial: "Trial", options: argparse.Namespace) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from fedlight.support.words import three_digits
 
-    console = Console()
-    console = console if console.is_terminal else Console(width=120)
     table = Table(title=f"{options.name}: {trial.processor}, threads={trial.threads}")
     table.add_column("measured")
     table.add_column("", justify="right")
@@ -106,4 +103,4 @@ def _show(trial: "Trial", options: argparse.Namespace) -> None:
     table.add_row(
         "power in training", "not known" if trial.watts is None else f"{three_digits(trial.watts)} W"
     )
-    console.print(table)
+    wide_console(120).print(table)

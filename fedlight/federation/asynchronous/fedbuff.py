@@ -56,10 +56,10 @@ class FedBuff(Checked):
         a: float = 0.5,
         b: int = 4,
     ) -> None:
-        refuse_below(1, "federated.fedbuff.", buffer_size=buffer_size, concurrency=concurrency)
-        refuse_below(0, "federated.fedbuff.", b=b)
+        refuse_below(1, buffer_size=buffer_size, concurrency=concurrency)
+        refuse_below(0, b=b)
         if not 0 <= a < inf:
-            raise ValueError(f"federated.fedbuff.a={a} must be at least 0; 0 weighs all updates alike")
+            raise ValueError(f"a={a} must be at least 0; 0 weighs all updates alike")
         self.buffer_size = buffer_size
         self.concurrency = concurrency
         self.staleness = staleness

@@ -44,14 +44,13 @@ def check_lora_ranks(ranks: Any, algorithm: AveragesRanks, has_fleet: bool) -> L
     if ranks is None:
         return None
     numbers = [*ranks.values()] if isinstance(ranks, Mapping) else ranks
-    if not isinstance(numbers, Sequence) or isinstance(numbers, str) or not numbers:
+    if not numbers:
         raise ValueError(
             f"federated.lora_ranks={ranks!r} must give a rank for clients or devices, such as {{pixel_8_pro: 8}}, or a list "
             "of ranks, such as [2, 4, 8], of which each client has the largest that fits its device"
         )
-    for rank in numbers:
-        if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-            raise ValueError(f"federated.lora_ranks={ranks!r}: {rank!r} is no rank, a whole number from 1")
+    if min(numbers) < 1:
+        raise ValueError(f"federated.lora_ranks={ranks!r}: {min(numbers)} is no rank, a whole number from 1")
     if not algorithm.unlike_ranks:
         raise ValueError(
             f"federated.lora_ranks={ranks!r}: {type(algorithm).__name__} averages adapters of one rank: take HetLoRA or "
