@@ -587,7 +587,7 @@ class FederatedLoop(Checked, L.Callback):
         Raises:
             ValueError: the run trains, and the checkpoint is of a federation with other settings.
         """
-        self._federation.restore(state_dict.get("federation"))
+        self._federation.restore(state_dict["federation"])
         self.rounds_done = state_dict["rounds_done"]
         self.virtual_seconds = state_dict.get("virtual_seconds", 0.0)
         self._trained_before = state_dict.get("trained", {})

@@ -20,7 +20,6 @@ from fedlight.federation.channel import Channel, Payload
 from fedlight.federation.client import Client, Visit, Visiting, Work
 from fedlight.federation.privacy import Private
 from fedlight.federation.protocols import FederatedData, HoldsAdapters, LossesOn, SynthesizesData
-from fedlight.federation.server import ServerOptimizer
 from fedlight.federation.state import DIVERGED, State, write
 from fedlight.processes.work import for_each
 from fedlight.support.seeding import derive_seed
@@ -256,31 +255,8 @@ class OpensLater(Protocol):
         """Read the clients, if they are not known yet."""
 
 
-class LoopSettings(Protocol):
-    """What a run needs of its loop: settings, and `own_state`."""
-
-    @property
-    def train(self) -> str:
-        """How clients train: ``backprop``, ``forward`` or ``auto``."""
-
-    @property
-    def channel(self) -> Channel:
-        """Way of what is sent."""
-
-    @property
-    def server(self) -> ServerOptimizer:
-        """Server's optimizer."""
-
-    @property
-    def aggregation(self) -> Aggregation | None:
-        """Robust or private aggregation; None for the algorithm's own."""
-
-    def own_state(self, client_id: str) -> State | None:
-        """Return the parameters with which a client would go on alone; None for the global ones."""
-
-
 class Run:
-    """`Federation` of a trainer.
+    """`Federation` of a trainer; ``loop`` is the `FederatedLoop`, whose module imports this one.
 
     Attributes:
         state: global parameters from which the visits of the round start; the loop sets it.
@@ -293,7 +269,7 @@ class Run:
         trainer: L.Trainer,
         module: L.LightningModule,
         clients: Mapping[str, Client],
-        loop: LoopSettings,
+        loop: Any,
     ) -> None:
         self.lightning_module = module
         self.module: nn.Module = module

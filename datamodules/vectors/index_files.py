@@ -73,7 +73,7 @@ def read_about(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{folder} holds no index (no {ABOUT}): build one and save it")
     try:
         about = unsealed(json.loads(read_text(file)))["about"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damage_error(folder, ABOUT, str(error)) from None
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise _damage_error(folder, ABOUT, f"it does not describe an index of format {FORMAT}")

@@ -132,7 +132,8 @@ def as_integers(values: Ring) -> list[int]:
     """Return elements as signed integers, multiples of the unit."""
     digits = [*values[:-1], highest(values)]
     return [
-        sum(int(digit) << (BITS * place) for place, digit in enumerate(one)) for one in zip(*digits, strict=True)
+        sum(int(digit) << (BITS * place) for place, digit in enumerate(one))
+        for one in zip(*digits, strict=True)
     ]
 
 
