@@ -24,6 +24,7 @@ from fedlight.processes.joining import fail
 from fedlight.processes.team import current_team
 from fedlight.support.checkpoint_files import damage_named
 from fedlight.support.console import is_out_of_memory
+from fedlight.support.torch_parts import tensors, with_parts
 
 COPIED_MIB = 256
 """Largest total size of tensors that are copied although they may be held by reference; a copy takes about 0.1 s."""
@@ -55,7 +56,7 @@ class HeldState:
         self._may_refer = may_refer
         self._references: list[tuple[str, Tensor, int]] = []
         self._refers = False
-        total = sum(t.numel() * t.element_size() for t in _tensors(state) if self._can_refer(t))
+        total = sum(t.numel() * t.element_size() for t in tensors(state) if self._can_refer(t))
         self._refers = total > copied_mib * 2**20
         self._state = self._hold(state, "")
 
@@ -96,18 +97,9 @@ class HeldState:
 
 
 def _containers(value: Any) -> Any:
-    if isinstance(value, dict):
-        new = copy.copy(value)
-        new.update((key, _containers(item)) for key, item in value.items())
-        return new
-    return type(value)(map(_containers, value)) if type(value) in (list, tuple) else value
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    items = value.values() if isinstance(value, dict) else value if type(value) in (list, tuple) else ()
-    return [tensor for item in items for tensor in _tensors(item)]
+    """Return the state with new dicts, lists and tuples around the same values."""
+    is_container = isinstance(value, dict) or type(value) in (list, tuple)
+    return with_parts(value, _containers) if is_container else value
 
 
 class RoundStart(L.Callback):

@@ -166,30 +166,10 @@ class ScoresOwnExamples(Protocol):
         """Return batches of all training examples, always in the same order, and the positions of each client's."""
 
 
-def check_client_losses(module: L.LightningModule, data: object, on: LossesOn = "val") -> None:
-    """Raise ValueError for a module without a loss per example, or data without the clients' examples to score."""
-    if not isinstance(module, LossPerExample):
-        raise ValueError(
-            f"{type(module).__name__} has no method example_losses(batch) -> (batch,), by which clients are scored: add "
-            "it, or take an algorithm that does not group clients"
-        )
-    if on == "own":
-        if not isinstance(data, ScoresOwnExamples):
-            raise ValueError(
-                f"{type(data).__name__} cannot give the clients' training examples in a fixed order, on which they are "
-                "scored: derive it from FederatedDataModule, or set federated.algorithm.group_by=val"
-            )
-    elif not isinstance(data, ValidatesByClient) or data.val_client_indices is None:
-        raise ValueError(
-            "the datamodule has no validation examples by client, on which they are scored: set data.val_share "
-            "above 0 and no data.val_source, or federated.algorithm.group_by=own"
-        )
-
-
 def client_losses(module: L.LightningModule, data: object, on: LossesOn = "val") -> dict[str, np.ndarray]:
     """Return the loss on each example of a client, ``(examples,)`` fp64, in evaluation mode and without gradients.
 
-    Several processes share the batches. Arguments are checked by `check_client_losses`.
+    Several processes share the batches. Arguments are checked by `Run.check_losses`.
     """
     assert isinstance(module, LossPerExample)
 
@@ -306,8 +286,23 @@ class Run:
         self.logged.update(metrics)
 
     def check_losses(self, on: LossesOn) -> None:
-        """Raise ``ValueError`` if clients cannot be scored."""
-        check_client_losses(self.lightning_module, self._validation, on)
+        """Raise ValueError for a module without a loss per example, or data without the clients' examples to score."""
+        module, data = self.lightning_module, self._validation
+        if not isinstance(module, LossPerExample):
+            raise ValueError(
+                f"{type(module).__name__} has no method example_losses(batch) -> (batch,), by which clients are scored: add "
+                "it, or take an algorithm that does not group clients"
+            )
+        if on == "own" and not isinstance(data, ScoresOwnExamples):
+            raise ValueError(
+                f"{type(data).__name__} cannot give the clients' training examples in a fixed order, on which they are "
+                "scored: derive it from FederatedDataModule, or set federated.algorithm.group_by=val"
+            )
+        if on == "val" and (not isinstance(data, ValidatesByClient) or data.val_client_indices is None):
+            raise ValueError(
+                "the datamodule has no validation examples by client, on which they are scored: set data.val_share "
+                "above 0 and no data.val_source, or federated.algorithm.group_by=own"
+            )
 
     def client_losses(self, on: LossesOn) -> dict[str, np.ndarray]:
         """Return the loss on each example of a client, ``(examples,)``, with the module as it stands."""

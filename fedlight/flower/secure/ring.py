@@ -1,9 +1,9 @@
 """Exact sums as integers modulo 2^192, in which nodes can hide what they add.
 
 An addend is a whole multiple of 2^-146, below 2^45 in magnitude, held in four digits of 48 bits, which are digits of an
-exact sum (`fedlight.federation.exact_sum`). Movements of fp32 parameters times a weight fit unless the product is below 2^-94
-(5e-29): then bits below the unit are rounded away, which is counted. Sums of integers are the same in any order, so the sum
-of a round is that of an unmasked one, bit for bit, where nothing was rounded.
+exact sum (`fedlight.federation.exact_sum`). Movements of fp32 parameters times a weight fit unless the product is below
+2^-94 (5e-29): then bits below the unit are rounded away, which is counted. Sums of integers are the same in any order, so
+the sum of a round is that of an unmasked one, bit for bit, where nothing was rounded.
 """
 
 from collections.abc import Mapping, Sequence
