@@ -436,7 +436,8 @@ class FederatedLoop(Checked, L.Callback):
             reason = DIVERGED
         if self._rounds.schedule.is_last(visit):
             del under_way.last[visit.client_id]
-        row = visit_row(self.rounds_done, visiting, num_examples, work, one.bytes_down, one.bytes_up, reason)
+        sent = one.bytes_down, one.bytes_up
+        row = visit_row(self.rounds_done, visit, num_examples, work, *sent, reason, visiting.lora_rank)
         self.visit_records.append(self._devices.visited(visit, row))
         self._ranks.visited()
 

@@ -17,7 +17,7 @@ from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.candidates import MIXED, SYNTHETIC
 from fedlight.federation.channel import Channel, Payload
-from fedlight.federation.client import Client, Visit, Visiting, Work
+from fedlight.federation.client import Client, Visit, Work
 from fedlight.federation.privacy import Private
 from fedlight.federation.protocols import FederatedData, HoldsAdapters, LossesOn, SynthesizesData
 from fedlight.federation.state import DIVERGED, State, write
@@ -379,17 +379,21 @@ def seed_all(*parts: int | str) -> None:
     seed_streams(derive_seed(*parts))
 
 
+NO_WORK = Work(0, 0.0, None, 0.0)
+"""Work of a visit that was not made."""
+
+
 def visit_row(
     round_idx: int,
-    visiting: Visiting,
+    visit: Visit,
     num_examples: int,
     work: Work,
     bytes_down: int,
     bytes_up: int,
     reason: str = "",
+    lora_rank: int | None = None,
 ) -> Record:
-    """Return the row of a finished visit; a visit that is left out has a reason and no loss, which would be NaN."""
-    visit = visiting.visit
+    """Return the row of a visit; one that is left out has a reason and no loss, which would be NaN."""
     row: Record = {
         "round": round_idx,
         "client": visit.client_id,
@@ -402,7 +406,7 @@ def visit_row(
         "seconds": work.seconds,
         "reason": reason,
     }
-    return row if visiting.lora_rank is None else row | {"lora_rank": visiting.lora_rank}
+    return row if lora_rank is None else row | {"lora_rank": lora_rank}
 
 
 def round_metrics(rows: Sequence[Record], num_clients: int, reported: bool = False) -> dict[str, float]:

@@ -266,7 +266,7 @@ class ServerLoop(FederatedLoop):
             arrived = found.get(name, ABSENT)
             if isinstance(arrived, str):
                 down = sum(sent[name].bytes_down) if name in sent else 0
-                self.visit_records.append(dropped_row(self.rounds_done, name, arrived, down, 0))
+                self.visit_records.append(dropped_row(self.rounds_done, name, arrived, down))
                 continue
             took_part.append(name)
             self._take_work(trainer, under_way, sent[name], arrived)
@@ -437,7 +437,8 @@ class ServerLoop(FederatedLoop):
             if name in contributions.diverged:
                 under_way.training.leave_out(name)
                 reason = DIVERGED
-            row = visit_row(self.rounds_done, visiting, examples, work, sent.bytes_down[place], up, reason)
+            of = self.rounds_done, visiting.visit, examples, work, sent.bytes_down[place], up
+            row = visit_row(*of, reason, visiting.lora_rank)
             self.visit_records.append(row)
             under_way.exchange.call_on_upload(trainer.callbacks)  # type: ignore[attr-defined]
         if name not in contributions.diverged:
