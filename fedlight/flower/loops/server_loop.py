@@ -45,7 +45,7 @@ from fedlight.flower.loops.replies import (
 )
 from fedlight.flower.loops.server_data import ABSENT, DROPPED, AwayClients, ServerData, dropped_row
 from fedlight.flower.messages import Parcel, Refused, write_payload
-from fedlight.flower.nodes import Failure, Nodes, Traffic
+from fedlight.flower.nodes import Nodes, Traffic
 
 logger = logging.getLogger("fedlight")
 
@@ -394,7 +394,7 @@ class ServerLoop(FederatedLoop):
         sent.visitings.append(visiting)
         return message, num_bytes
 
-    def _read(self, answer: Parcel | Failure, sent: Mapping[str, Sent]) -> dict[str, Arrived | str]:
+    def _read(self, answer: Parcel | Refused, sent: Mapping[str, Sent]) -> dict[str, Arrived | str]:
         """Return the work of a node's clients, or why there is none."""
         asked = {name: [one.visit.label for one in each.visitings] for name, each in sent.items()}
         found: dict[str, Arrived | str] = {}
