@@ -123,13 +123,13 @@ def refuse_middle_of_epoch(epoch: int, batch_idx: int) -> NoReturn:
     )
 
 
-def check_cohort(clients_per_round: int, num_clients: int) -> None:
-    """Raise ``ValueError`` if a round needs more clients than there are."""
-    if clients_per_round > num_clients:
-        raise ValueError(
-            f"clients_per_round={clients_per_round} is more than the {num_clients} clients of the data: set "
-            f"clients_per_round={num_clients} or less"
-        )
+def check_cohort(num_clients: int, **settings: int) -> None:
+    """Raise ValueError for a setting, by its name, that asks for more clients than there are."""
+    for name, value in settings.items():
+        if value > num_clients:
+            raise ValueError(
+                f"{name}={value} is more than the {num_clients} clients of the data: set {name}={num_clients} or less"
+            )
 
 
 LEAST = {

@@ -109,23 +109,6 @@ class NoDevices:
         return {}
 
 
-class StepsWithoutGradients(Protocol):
-    """Training of a group of visits whose parameters move when the optimizer's own step, without gradients, is over."""
-
-    @property
-    def rate_scale(self) -> float:
-        """Factor on the optimizer's learning rates."""
-
-    def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Move the parameters; return whether there was a batch to step by."""
-
-    def gone(self, place: int) -> Sequence[tuple[int, float]]:
-        """Return ``Work.gone`` of the visit at ``place`` in the group."""
-
-    def leave(self) -> None:
-        """Restore the module's ``training_step``."""
-
-
 def ready(module: L.LightningModule, batch: Any, device: torch.device | None = None) -> Any:
     """Return a loader's batch as a step of the module receives it, on ``device``, by default the module's.
 
