@@ -110,7 +110,7 @@ class RoundStart(L.Callback):
     held by reference (`HeldState`).
 
     Args:
-        loop: the `FederatedLoop`, whose module imports this one.
+        loop: the `FederatedLoop`; its module imports this one.
     """
 
     def __init__(self, loop: Any) -> None:

@@ -320,7 +320,7 @@ class Ranks:
 
 
 def _unlike(team: Team, own: Mapping[str, Any], what: str) -> list[tuple[str, int, Any]]:
-    """Return each name whose value in another process is not the own one, with that process and its value."""
+    """Return the names with another value in another process, each with that process and its value."""
     everyones = enumerate(team.gather(dict(own), what))
     return [
         (name, rank, others.get(name))

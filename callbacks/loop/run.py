@@ -219,7 +219,7 @@ class OpensLater(Protocol):
 
 
 class Run:
-    """`Federation` of a trainer; ``loop`` is the `FederatedLoop`, whose module imports this one.
+    """`Federation` of a trainer; ``loop`` is the `FederatedLoop`; its module imports this one.
 
     Attributes:
         state: global parameters from which the visits of the round start; the loop sets it.

@@ -309,7 +309,7 @@ def refuse_more_than_gradients(local: Algorithm, inside: str, why: str = "") -> 
 
 
 class WithLocal(Algorithm, ABC):
-    """Base class of algorithms whose clients may do something beyond FedAvg in their visits, such as FedProx.
+    """Base class of algorithms with a second algorithm, such as FedProx, for the gradients of their visits.
 
     Args:
         weighting: of the clients, as for `Algorithm`.

@@ -27,7 +27,7 @@ class LocalWork:
     Args:
         optimizers: the module's optimizers; none before the first visit.
         changes_gradients: name of an algorithm that has to see gradients before each step; None if it need not.
-        forward: `ForwardSteps` of the group, whose module imports this one; None for backpropagation.
+        forward: `ForwardSteps` of the group (its module imports this one); None for backpropagation.
 
     Attributes:
         settings: index of an optimizer -> for each of its steps so far the settings of its groups, ``SET_BY_HAND``.

@@ -29,7 +29,7 @@ def check_lora_ranks(ranks: Any, algorithm: Any, has_fleet: bool) -> LoraRanks |
 
     Args:
         ranks: ``federated.lora_ranks``.
-        algorithm: `Algorithm` of the run, whose module imports this one.
+        algorithm: `Algorithm` of the run; its module imports this one.
         has_fleet: whether clients have devices.
 
     Raises:
