@@ -39,7 +39,7 @@ class Transport(Protocol):
         """Return the nodes that are there."""
 
     def ask(self, parcels: Mapping[int, Parcel], timeout: float | None) -> dict[int, Parcel | Refused]:
-        """Send each node its parcel, and return what has come back within ``timeout`` seconds (None: any time).
+        """Send each node its parcel, and return the answers that arrive within ``timeout`` seconds; None waits for all.
 
         A node that has not answered as asked has `Refused` with the reason for an answer.
         """

@@ -47,7 +47,7 @@ class Watch:
     Args:
         rank: number of this process.
         size: number of processes, at least 2.
-        store: store in which process 0 says where it listens, such as ``torch.distributed.TCPStore``.
+        store: store for the address of process 0, such as ``torch.distributed.TCPStore``.
         host: address of process 0, as the others reach it.
 
     Attributes:
