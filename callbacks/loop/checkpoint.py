@@ -10,21 +10,21 @@ holds the state from before it: a run resumed from the middle of a validation wo
 
 import copy
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from fedlight.callbacks.loop.ranks import agree_on_monitored
-from fedlight.federation.client import Visit
 from fedlight.federation.client_state import ClientMemories
 from fedlight.processes.joining import fail
 from fedlight.processes.team import current_team
 from fedlight.support.checkpoint_files import damage_named
 from fedlight.support.console import is_out_of_memory
+from fedlight.support.torch_parts import tensors, with_parts
 
 COPIED_MIB = 256
 """Largest total size of tensors that are copied although they may be held by reference; a copy takes about 0.1 s."""
@@ -56,7 +56,7 @@ class HeldState:
         self._may_refer = may_refer
         self._references: list[tuple[str, Tensor, int]] = []
         self._refers = False
-        total = sum(t.numel() * t.element_size() for t in _tensors(state) if self._can_refer(t))
+        total = sum(t.numel() * t.element_size() for t in tensors(state) if self._can_refer(t))
         self._refers = total > copied_mib * 2**20
         self._state = self._hold(state, "")
 
@@ -97,54 +97,9 @@ class HeldState:
 
 
 def _containers(value: Any) -> Any:
-    if isinstance(value, dict):
-        new = copy.copy(value)
-        new.update((key, _containers(item)) for key, item in value.items())
-        return new
-    return type(value)(map(_containers, value)) if type(value) in (list, tuple) else value
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    items = value.values() if isinstance(value, dict) else value if type(value) in (list, tuple) else ()
-    return [tensor for item in items for tensor in _tensors(item)]
-
-
-class ResumableLoop(Protocol):
-    """Federated loop as `RoundStart` needs it."""
-
-    rounds_done: int
-    memory: ClientMemories
-
-    @property
-    def state_key(self) -> str:
-        """The loop's name in a checkpoint."""
-
-    def remembered(self) -> dict[str, Any]:
-        """Return the loop's present state, except the clients' memories."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the loop's part of a checkpoint; inside a round, the state from before it."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the result of ``state_dict``."""
-
-    def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        """Open the visits that begin with this batch, if any do."""
-
-    def refuse_changed(self) -> None:
-        """Raise ``ValueError`` if a callback has changed parameters since the last batch of a visit."""
-
-    def before_round(self) -> AbstractContextManager[None]:
-        """Put the global model from before the round into the module while the body runs."""
-
-    @property
-    def visits(self) -> list[Visit]:
-        """Visits under way."""
-
-    def break_off(self, module: L.LightningModule) -> None:
-        """Restore the global model from before the round in the module."""
+    """Return the state with new dicts, lists and tuples around the same values."""
+    is_container = isinstance(value, dict) or type(value) in (list, tuple)
+    return with_parts(value, _containers) if is_container else value
 
 
 class RoundStart(L.Callback):
@@ -153,9 +108,12 @@ class RoundStart(L.Callback):
     It comes before all other callbacks, which may change the module and themselves when an epoch starts. Each round costs
     one copy of trained parameters, buffers and the callbacks' states; large tensors that stay as they are during a round are
     held by reference (`HeldState`).
+
+    Args:
+        loop: the `FederatedLoop`; its module imports this one.
     """
 
-    def __init__(self, loop: ResumableLoop) -> None:
+    def __init__(self, loop: Any) -> None:
         self.loop = loop
         self._own: HeldState | None = None
         self._checkpoint: HeldState | None = None

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedlight.callbacks.loop.buffers import BufferPolicy
 from fedlight.callbacks.loop.fitted_step import FittedStep
 from fedlight.callbacks.loop.round_table import Record
-from fedlight.callbacks.loop.run import NoDevices, Run, ready
+from fedlight.callbacks.loop.run import NO_WORK, NoDevices, Run, ready, visit_row
 from fedlight.devices.clock import Job, Outcome, run_round
 from fedlight.devices.cost import CostMeter
 from fedlight.devices.fleet import Fleet
@@ -383,20 +383,9 @@ class DeviceEmulation(NoDevices):
                 visit = max(
                     self._asked[outcome.client_id], key=lambda own: self._fits[own].footprint.peak_bytes
                 )
-                done: Record = {
-                    "round": round_idx,
-                    "client": visit.client_id,
-                    "split": visit.label,
-                    "steps": 0,
-                    "examples": self._run.num_examples(visit),
-                    "loss": "",
-                    "bytes_down": outcome.bytes_down,
-                    "bytes_up": outcome.bytes_up,
-                    "seconds": 0.0,
-                    "reason": outcome.reason,
-                }
-                if (rank := self._planned[visit].lora_rank) is not None:
-                    done["lora_rank"] = rank
+                sent = outcome.bytes_down, outcome.bytes_up
+                examples, rank = self._run.num_examples(visit), self._planned[visit].lora_rank
+                done = visit_row(round_idx, visit, examples, NO_WORK, *sent, outcome.reason, rank)
                 rows.append(self._row(visit, done, _spent(outcome)))
         return rows
 

@@ -436,7 +436,8 @@ class FederatedLoop(Checked, L.Callback):
             reason = DIVERGED
         if self._rounds.schedule.is_last(visit):
             del under_way.last[visit.client_id]
-        row = visit_row(self.rounds_done, visiting, num_examples, work, one.bytes_down, one.bytes_up, reason)
+        sent = one.bytes_down, one.bytes_up
+        row = visit_row(self.rounds_done, visit, num_examples, work, *sent, reason, visiting.lora_rank)
         self.visit_records.append(self._devices.visited(visit, row))
         self._ranks.visited()
 
@@ -587,7 +588,7 @@ class FederatedLoop(Checked, L.Callback):
         Raises:
             ValueError: the run trains, and the checkpoint is of a federation with other settings.
         """
-        self._federation.restore(state_dict.get("federation"))
+        self._federation.restore(state_dict["federation"])
         self.rounds_done = state_dict["rounds_done"]
         self.virtual_seconds = state_dict.get("virtual_seconds", 0.0)
         self._trained_before = state_dict.get("trained", {})

@@ -14,7 +14,6 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.plugins import DeepSpeedPrecision, FSDPPrecision
 from lightning.pytorch.strategies import ParallelStrategy
-from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from fedlight.federation.protocols import FederatedData
@@ -124,13 +123,13 @@ def refuse_middle_of_epoch(epoch: int, batch_idx: int) -> NoReturn:
     )
 
 
-def check_cohort(clients_per_round: int, num_clients: int) -> None:
-    """Raise ``ValueError`` if a round needs more clients than there are."""
-    if clients_per_round > num_clients:
-        raise ValueError(
-            f"clients_per_round={clients_per_round} is more than the {num_clients} clients of the data: set "
-            f"clients_per_round={num_clients} or less"
-        )
+def check_cohort(num_clients: int, **settings: int) -> None:
+    """Raise ValueError for a setting, by its name, that asks for more clients than there are."""
+    for name, value in settings.items():
+        if value > num_clients:
+            raise ValueError(
+                f"{name}={value} is more than the {num_clients} clients of the data: set {name}={num_clients} or less"
+            )
 
 
 LEAST = {
@@ -185,13 +184,9 @@ class SameFederation:
         self.trains = False
         self._saved: Mapping[str, Any] = {}
 
-    def restore(self, saved: Mapping[str, Any] | None) -> None:
-        """Raise ValueError for a checkpoint with other settings; accept None, of an early version, with a message."""
-        if saved is None:
-            rank_zero_info(
-                "the checkpoint does not say of which federation it is, so its settings are not compared"
-            )
-        self._saved = saved or {}
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Raise ValueError for a checkpoint with other settings."""
+        self._saved = saved
         self._refuse_others()
 
     def meet(self, trainer: L.Trainer, data: FederatedData) -> None:

@@ -29,7 +29,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.devices.outcomes import CAPPED, CLIPPED, LARGE_NORM, LARGE_SHARE, LEFT_OUT
-from fedlight.federation.aggregation import Aggregation, TrimsCoordinates
+from fedlight.federation.aggregation import Aggregation, TrimsCoordinates, pieces_of
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client import Update
 from fedlight.federation.privacy import Private
@@ -338,9 +338,7 @@ class LimitedRound(Aggregation):
         return self._inner.partial()
 
     def pieces(self) -> Iterator[dict[str, Any]]:
-        # An aggregation of somebody's own need not derive from the class.
-        own = getattr(self._inner, "pieces", None)
-        return own() if own else iter([self._inner.partial()])
+        return pieces_of(self._inner)
 
     def merge(self, partial: Mapping[str, Any]) -> None:
         self._inner.merge(partial)

@@ -8,7 +8,7 @@ merged in the order of the plan, and the server's step is computed in each proce
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
 import numpy as np
@@ -319,6 +319,17 @@ class Ranks:
             )
 
 
+def _unlike(team: Team, own: Mapping[str, Any], what: str) -> list[tuple[str, int, Any]]:
+    """Return the names with another value in another process, each with that process and its value."""
+    everyones = enumerate(team.gather(dict(own), what))
+    return [
+        (name, rank, others.get(name))
+        for rank, others in everyones
+        for name in own
+        if others.get(name) != own[name]
+    ]
+
+
 @torch.no_grad()
 def same_start(team: Team, module: L.LightningModule, settings: Mapping[str, Any]) -> None:
     """Give every process the weights of process 0, where they have drawn others, and compare what they are to train.
@@ -328,18 +339,16 @@ def same_start(team: Team, module: L.LightningModule, settings: Mapping[str, Any
     """
     if team.size == 1:
         return
-    for rank, others in enumerate(team.gather(dict(settings), "settings")):
-        for name in settings:
-            if others.get(name) != settings[name]:
-                raise ValueError(
-                    f"{name} is {settings[name]} in process {team.rank} and {others.get(name)} in process {rank}: give all "
-                    "processes the same settings and data, and seed whatever makes them"
-                )
+    for name, rank, other in _unlike(team, settings, "settings"):
+        raise ValueError(
+            f"{name} is {settings[name]} in process {team.rank} and {other} in process {rank}: give all processes the same "
+            "settings and data, and seed whatever makes them"
+        )
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     tensors = {name: value for name, value in tensors.items() if not value.is_meta}
     sums = {name: sum_of_bits(value) for name, value in tensors.items()}
-    everyones = team.gather(sums, "weights")
-    unlike = [name for name, own in sums.items() if any(one.get(name) != own for one in everyones)]
+    others = {name for name, _, _ in _unlike(team, sums, "weights")}
+    unlike = [name for name in sums if name in others]
     for name, value in team.broadcast({name: tensors[name] for name in unlike}, "first weights").items():
         tensors[name].copy_(value)
 
@@ -392,14 +401,11 @@ def agree_on_model(team: Team, state: State) -> None:
     if team.size == 1:
         return
     own = {name: sum_of_bits(value) for name, value in state.items()}
-    for rank, one in enumerate(team.gather(own, "global model")):
-        for name in own:
-            if one.get(name) != own[name]:
-                raise ValueError(
-                    f"the server's step has given processes {team.rank} and {rank} unlike global models ({name}): have "
-                    "aggregation and server compute from what is merged and from seeded streams alone, or set "
-                    "trainer.devices=1"
-                )
+    for name, rank, _ in _unlike(team, own, "global model"):
+        raise ValueError(
+            f"the server's step has given processes {team.rank} and {rank} unlike global models ({name}): have "
+            "aggregation and server compute from what is merged and from seeded streams alone, or set trainer.devices=1"
+        )
 
 
 def agree_on_monitored(team: Team, trainer: L.Trainer) -> None:
@@ -411,17 +417,11 @@ def agree_on_monitored(team: Team, trainer: L.Trainer) -> None:
         return
     values = {name: trainer.callback_metrics.get(name) for name in names}
     own = {name: None if value is None else float(value).hex() for name, value in values.items()}
-    for one in team.gather(own, "monitored values"):
-        for name in names:
-            if one[name] != own[name]:
-                _refuse_monitored(name)
-
-
-def _refuse_monitored(name: str) -> NoReturn:
-    raise ValueError(
-        f"monitor={name}: under trainer.strategy=client_parallel each process logs it over the clients that it trains, so "
-        "the processes would decide unlike: monitor a value of validation, or one that begins with fed/"
-    )
+    for name, _, _ in _unlike(team, own, "monitored values"):
+        raise ValueError(
+            f"monitor={name}: under trainer.strategy=client_parallel each process logs it over the clients that it trains, "
+            "so the processes would decide unlike: monitor a value of validation, or one that begins with fed/"
+        )
 
 
 def own_memories(team: Team, memory: ClientMemories) -> ClientMemories:

@@ -17,10 +17,9 @@ from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.candidates import MIXED, SYNTHETIC
 from fedlight.federation.channel import Channel, Payload
-from fedlight.federation.client import Client, Visit, Visiting, Work
+from fedlight.federation.client import Client, Visit, Work
 from fedlight.federation.privacy import Private
 from fedlight.federation.protocols import FederatedData, HoldsAdapters, LossesOn, SynthesizesData
-from fedlight.federation.server import ServerOptimizer
 from fedlight.federation.state import DIVERGED, State, write
 from fedlight.processes.work import for_each
 from fedlight.support.seeding import derive_seed
@@ -110,23 +109,6 @@ class NoDevices:
         return {}
 
 
-class StepsWithoutGradients(Protocol):
-    """Training of a group of visits whose parameters move when the optimizer's own step, without gradients, is over."""
-
-    @property
-    def rate_scale(self) -> float:
-        """Factor on the optimizer's learning rates."""
-
-    def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Move the parameters; return whether there was a batch to step by."""
-
-    def gone(self, place: int) -> Sequence[tuple[int, float]]:
-        """Return ``Work.gone`` of the visit at ``place`` in the group."""
-
-    def leave(self) -> None:
-        """Restore the module's ``training_step``."""
-
-
 def ready(module: L.LightningModule, batch: Any, device: torch.device | None = None) -> Any:
     """Return a loader's batch as a step of the module receives it, on ``device``, by default the module's.
 
@@ -167,30 +149,10 @@ class ScoresOwnExamples(Protocol):
         """Return batches of all training examples, always in the same order, and the positions of each client's."""
 
 
-def check_client_losses(module: L.LightningModule, data: object, on: LossesOn = "val") -> None:
-    """Raise ValueError for a module without a loss per example, or data without the clients' examples to score."""
-    if not isinstance(module, LossPerExample):
-        raise ValueError(
-            f"{type(module).__name__} has no method example_losses(batch) -> (batch,), by which clients are scored: add "
-            "it, or take an algorithm that does not group clients"
-        )
-    if on == "own":
-        if not isinstance(data, ScoresOwnExamples):
-            raise ValueError(
-                f"{type(data).__name__} cannot give the clients' training examples in a fixed order, on which they are "
-                "scored: derive it from FederatedDataModule, or set federated.algorithm.group_by=val"
-            )
-    elif not isinstance(data, ValidatesByClient) or data.val_client_indices is None:
-        raise ValueError(
-            "the datamodule has no validation examples by client, on which they are scored: set data.val_share "
-            "above 0 and no data.val_source, or federated.algorithm.group_by=own"
-        )
-
-
 def client_losses(module: L.LightningModule, data: object, on: LossesOn = "val") -> dict[str, np.ndarray]:
     """Return the loss on each example of a client, ``(examples,)`` fp64, in evaluation mode and without gradients.
 
-    Several processes share the batches. Arguments are checked by `check_client_losses`.
+    Several processes share the batches. Arguments are checked by `Run.check_losses`.
     """
     assert isinstance(module, LossPerExample)
 
@@ -256,31 +218,8 @@ class OpensLater(Protocol):
         """Read the clients, if they are not known yet."""
 
 
-class LoopSettings(Protocol):
-    """What a run needs of its loop: settings, and `own_state`."""
-
-    @property
-    def train(self) -> str:
-        """How clients train: ``backprop``, ``forward`` or ``auto``."""
-
-    @property
-    def channel(self) -> Channel:
-        """Way of what is sent."""
-
-    @property
-    def server(self) -> ServerOptimizer:
-        """Server's optimizer."""
-
-    @property
-    def aggregation(self) -> Aggregation | None:
-        """Robust or private aggregation; None for the algorithm's own."""
-
-    def own_state(self, client_id: str) -> State | None:
-        """Return the parameters with which a client would go on alone; None for the global ones."""
-
-
 class Run:
-    """`Federation` of a trainer.
+    """`Federation` of a trainer; ``loop`` is the `FederatedLoop`; its module imports this one.
 
     Attributes:
         state: global parameters from which the visits of the round start; the loop sets it.
@@ -293,7 +232,7 @@ class Run:
         trainer: L.Trainer,
         module: L.LightningModule,
         clients: Mapping[str, Client],
-        loop: LoopSettings,
+        loop: Any,
     ) -> None:
         self.lightning_module = module
         self.module: nn.Module = module
@@ -330,8 +269,23 @@ class Run:
         self.logged.update(metrics)
 
     def check_losses(self, on: LossesOn) -> None:
-        """Raise ``ValueError`` if clients cannot be scored."""
-        check_client_losses(self.lightning_module, self._validation, on)
+        """Raise ValueError for a module without a loss per example, or data without the clients' examples to score."""
+        module, data = self.lightning_module, self._validation
+        if not isinstance(module, LossPerExample):
+            raise ValueError(
+                f"{type(module).__name__} has no method example_losses(batch) -> (batch,), by which clients are scored: add "
+                "it, or take an algorithm that does not group clients"
+            )
+        if on == "own" and not isinstance(data, ScoresOwnExamples):
+            raise ValueError(
+                f"{type(data).__name__} cannot give the clients' training examples in a fixed order, on which they are "
+                "scored: derive it from FederatedDataModule, or set federated.algorithm.group_by=val"
+            )
+        if on == "val" and (not isinstance(data, ValidatesByClient) or data.val_client_indices is None):
+            raise ValueError(
+                "the datamodule has no validation examples by client, on which they are scored: set data.val_share "
+                "above 0 and no data.val_source, or federated.algorithm.group_by=own"
+            )
 
     def client_losses(self, on: LossesOn) -> dict[str, np.ndarray]:
         """Return the loss on each example of a client, ``(examples,)``, with the module as it stands."""
@@ -408,17 +362,21 @@ def seed_all(*parts: int | str) -> None:
     seed_streams(derive_seed(*parts))
 
 
+NO_WORK = Work(0, 0.0, None, 0.0)
+"""Work of a visit that was not made."""
+
+
 def visit_row(
     round_idx: int,
-    visiting: Visiting,
+    visit: Visit,
     num_examples: int,
     work: Work,
     bytes_down: int,
     bytes_up: int,
     reason: str = "",
+    lora_rank: int | None = None,
 ) -> Record:
-    """Return the row of a finished visit; a visit that is left out has a reason and no loss, which would be NaN."""
-    visit = visiting.visit
+    """Return the row of a visit; one that is left out has a reason and no loss, which would be NaN."""
     row: Record = {
         "round": round_idx,
         "client": visit.client_id,
@@ -431,7 +389,7 @@ def visit_row(
         "seconds": work.seconds,
         "reason": reason,
     }
-    return row if visiting.lora_rank is None else row | {"lora_rank": visiting.lora_rank}
+    return row if lora_rank is None else row | {"lora_rank": lora_rank}
 
 
 def round_metrics(rows: Sequence[Record], num_clients: int, reported: bool = False) -> dict[str, float]:

@@ -298,11 +298,7 @@ def _parse(content: bytes | str) -> list[Part]:
     lines = (content.encode() if isinstance(content, str) else content).splitlines(keepends=True)
     parts = []
     while lines:
-        head = json.loads(lines[0])
-        if ROWS_DIGEST in head:
-            head = unsealed(head)
-        else:  # a file of an earlier version
-            head[ROWS_DIGEST] = head["digest"]
+        head = unsealed(json.loads(lines[0]))
         rows, lines = lines[1 : 1 + head["rows"]], lines[1 + head["rows"] :]
         if digest_bytes(b"".join(rows)) != head[ROWS_DIGEST]:
             raise ValueError("the rows differ from those written")

@@ -42,6 +42,12 @@ class Aggregation(Protocol):
         """Return the combined movement (fp64) and start anew; a name that no client sent is absent."""
 
 
+def pieces_of(aggregation: Aggregation) -> Iterator[dict[str, Any]]:
+    """Return `Aggregation.pieces` of an aggregation, which need not derive from the class."""
+    own = getattr(aggregation, "pieces", None)
+    return own() if own else iter([aggregation.partial()])
+
+
 class WeightedSum(Aggregation):
     """``scale * sum(w_m * delta_m) / divisor``, tensor by tensor over the clients that sent it.
 

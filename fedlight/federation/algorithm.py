@@ -6,6 +6,7 @@ parameters with weights that sum to 1 only in expectation, so a round of large c
 weighting movements has the same expectation and leaves the received model alone.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -164,6 +165,14 @@ class Algorithm(Checked):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what ``state_dict`` gave."""
 
+    def _refuse_without(self, state: Mapping[str, Any], key: str, what: str) -> None:
+        """Raise ValueError for a checkpoint's state without a key that this algorithm always writes."""
+        if key not in state:
+            name = type(self).__name__
+            raise ValueError(
+                f"the checkpoint has no {what}, so another algorithm than {name} made it: resume with that one"
+            )
+
     # A client
 
     def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
@@ -297,3 +306,34 @@ def refuse_more_than_gradients(local: Algorithm, inside: str, why: str = "") -> 
                 f"local={type(local).__name__} changes {name}: inside {inside} a local algorithm may change gradients alone "
                 f"(as FedProx does). {why}".rstrip()
             )
+
+
+class WithLocal(Algorithm, ABC):
+    """Base class of algorithms with a second algorithm, such as FedProx, for the gradients of their visits.
+
+    Args:
+        weighting: of the clients, as for `Algorithm`.
+        local: algorithm that changes the gradients of a visit; None changes nothing. Its weighting plays no part.
+        why: reason why it may change nothing else, for the error.
+
+    Raises:
+        ValueError: ``local`` does more than change gradients.
+    """
+
+    def __init__(self, weighting: Weighting, local: Algorithm | None, why: str = "") -> None:
+        super().__init__(weighting)
+        self.local = local or Algorithm()
+        refuse_more_than_gradients(self.local, type(self).__name__, why)
+
+    @abstractmethod
+    def check(self, federation: Federation) -> None:
+        super().check(federation)
+        self.local.check(federation)
+
+    def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
+        return self.local.start_visit(visit, client, received)
+
+    def adjust_gradients(
+        self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
+    ) -> None:
+        self.local.adjust_gradients(visiting, parameters, gradients)

@@ -129,36 +129,27 @@ class ExactSum:
         other = ExactSum(self._shape)
         other._addends = partial["addends"]
         other._digits = {index: digit.clone() for index, digit in partial["digits"].items()}
+        other._not_finite = partial["not_finite"]
+        self.add_elements(other, slice(None), slice(None))
+
+    def add_elements(self, other: "ExactSum", here: slice, there: slice) -> None:
+        """Add the elements ``here`` of another sum, which stays the same number, to those ``there`` of this one.
+
+        Args:
+            other: the other sum.
+            here: numbers of its elements, all tensors' dimensions flattened.
+            there: numbers of as many elements of this sum.
+        """
         if self._addends + other._addends > MOST_ADDENDS:
             self._carry()
             other._carry()
         self._addends += other._addends
         for index, digit in other._digits.items():
-            self._digit(index).add_(digit)
-        if partial["not_finite"] is not None:
-            self._not_finite = partial["not_finite"] + (0.0 if self._not_finite is None else self._not_finite)
-
-    def elements(self, where: slice, shape: Sequence[int]) -> "ExactSum":
-        """Return the sum of some elements, by their numbers, as a sum of tensors of another shape."""
-        found = ExactSum(shape)
-        found._addends = self._addends
-        found._digits = {i: digit.view(-1)[where].clone().view(shape) for i, digit in self._digits.items()}
-        if self._not_finite is not None:
-            found._not_finite = self._not_finite.view(-1)[where].view(shape)
-        return found
-
-    def add_elements(self, other: "ExactSum", where: slice) -> None:
-        """Add a sum of fewer tensors' elements to some elements of this one, by their numbers; ``other`` is used up."""
-        if self._addends + other._addends > MOST_ADDENDS:
-            self._carry()
-            other._carry()
-        self._addends += other._addends
-        for index, digit in other._digits.items():
-            self._digit(index).view(-1)[where].add_(digit.view(-1))
+            self._digit(index).view(-1)[there].add_(digit.view(-1)[here])
         if other._not_finite is not None:
             if self._not_finite is None:
                 self._not_finite = torch.zeros(self._shape, dtype=torch.float64)
-            self._not_finite.view(-1)[where].add_(other._not_finite.view(-1))
+            self._not_finite.view(-1)[there].add_(other._not_finite.view(-1)[here])
 
     def rounded(self) -> Tensor:
         """Return the sum in fp64, correctly rounded (half to even); a sum of 0 is +0."""
@@ -268,7 +259,7 @@ class ExactSums:
                         assert alone is not None
                         found[name].view(-1)[there] = alone[here]
                     else:
-                        shared[name].add_elements(block.elements(here, (high - low,)), there)
+                        shared[name].add_elements(block, here, there)
         return found | {name: total.rounded() for name, total in shared.items()}
 
 

@@ -21,7 +21,6 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 
 from fedlight.flower.messages import Bounds, Parcel, Refused
-from fedlight.flower.nodes import Failure
 from fedlight.flower.records import from_record, to_record
 
 POLL_SECONDS = 1.0
@@ -101,14 +100,14 @@ class OverGrid:
         """Return the nodes that are connected."""
         return sorted(self._grid.get_node_ids())
 
-    def ask(self, parcels: Mapping[int, Parcel], timeout: float | None) -> dict[int, Parcel | Failure]:
+    def ask(self, parcels: Mapping[int, Parcel], timeout: float | None) -> dict[int, Parcel | Refused]:
         """Send each node its parcel, and return the replies within ``timeout`` seconds; then the messages expire."""
         waiting: dict[str, int] = {}
         for node, parcel in parcels.items():  # one by one: replies are as well, each with its own bound
             message = Message(to_record(parcel), node, MessageType.TRAIN, ttl=timeout)
             waiting |= {one: node for one in self._grid.push_messages([message]) if one}
         end = time.monotonic() + (math.inf if timeout is None else timeout)
-        found: dict[int, Parcel | Failure] = {}
+        found: dict[int, Parcel | Refused] = {}
         while waiting and time.monotonic() < end:
             for one, node in [*waiting.items()]:
                 if (reply := self._pull(one, parcels[node])) is not None:
@@ -118,20 +117,20 @@ class OverGrid:
                 time.sleep(POLL_SECONDS)
         return found
 
-    def _pull(self, message: str, asked: Parcel) -> Parcel | Failure | None:
+    def _pull(self, message: str, asked: Parcel) -> Parcel | Refused | None:
         """Return the reply to a message, why it is not read, or None if there is none yet."""
         self._meter.allow(asked.due_bytes, self._bounds)
         try:
             replies = [*self._grid.pull_messages([message])]
             return self._parcel(replies[0]) if replies else None
         except Refused as error:
-            return Failure(f"refused: {error}")
+            return Refused(f"refused: {error}")
         except BROKEN as error:
-            return Failure(f"refused: Flower cannot read it ({type(error).__name__}: {error})")
+            return Refused(f"refused: Flower cannot read it ({type(error).__name__}: {error})")
 
-    def _parcel(self, reply: Message) -> Parcel | Failure:
+    def _parcel(self, reply: Message) -> Parcel | Refused:
         if reply.has_error():
-            return Failure(f"the node has failed: {reply.error.reason or reply.error.code}")
+            return Refused(f"the node has failed: {reply.error.reason or reply.error.code}")
         parcel = from_record(reply.content, self._bounds.header_bytes)
         refused: Any = parcel.header.get("refused")
-        return parcel if refused is None else Failure(f"the node refuses: {str(refused)[:2000]}")
+        return parcel if refused is None else Refused(f"the node refuses: {str(refused)[:2000]}")

@@ -32,21 +32,17 @@ def shown(text: str) -> str:
     return line.encode("ascii", "backslashreplace").decode()[:300]
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A node that has not answered as asked, with the reason."""
-
-    reason: str
-
-
 class Transport(Protocol):
     """Way to the nodes."""
 
     def nodes(self) -> list[int]:
         """Return the nodes that are there."""
 
-    def ask(self, parcels: Mapping[int, Parcel], timeout: float | None) -> dict[int, Parcel | Failure]:
-        """Send each node its parcel, and return what has come back within ``timeout`` seconds (None: any time)."""
+    def ask(self, parcels: Mapping[int, Parcel], timeout: float | None) -> dict[int, Parcel | Refused]:
+        """Send each node its parcel, and return the answers that arrive within ``timeout`` seconds; None waits for all.
+
+        A node that has not answered as asked has `Refused` with the reason for an answer.
+        """
 
 
 @dataclass
@@ -104,8 +100,8 @@ class Nodes:
         ).items():
             self._known[node] = ""
             try:
-                if isinstance(answer, Failure):
-                    raise Refused(answer.reason)
+                if isinstance(answer, Refused):
+                    raise answer
                 self._take(node, answer.header, own)
             except Refused as error:
                 self._known[node] = str(error)
@@ -187,7 +183,7 @@ class Nodes:
 
     def ask(
         self, action: str, parcels: Mapping[int, Parcel], timeout: float | None = None
-    ) -> dict[int, Parcel | Failure]:
+    ) -> dict[int, Parcel | Refused]:
         """Send each node its parcel, and return its answer, which is one to this very message, or why there is none."""
         sent = {}
         for node, parcel in parcels.items():
@@ -195,37 +191,37 @@ class Nodes:
             sent[node] = replace(parcel, header={**head, **parcel.header})
             self.traffic.down += sent[node].num_bytes
         answers = self.transport.ask(sent, timeout or self.deadline_seconds) if sent else {}
-        found: dict[int, Parcel | Failure] = {}
+        found: dict[int, Parcel | Refused] = {}
         for node, parcel in sent.items():
-            answer = answers.get(node, Failure("no answer in time, or the node is gone"))
-            if isinstance(answer, Failure):
-                answer = Failure(shown(answer.reason))
+            answer = answers.get(node, Refused("no answer in time, or the node is gone"))
+            if isinstance(answer, Refused):
+                answer = Refused(shown(str(answer)))
             if isinstance(answer, Parcel):
                 answer = self._counted(answer, parcel)
             found[node] = answer
-            if isinstance(answer, Failure):
-                self.count_refused(answer.reason)
+            if isinstance(answer, Refused):
+                self.count_refused(str(answer))
         return found
 
-    def _counted(self, answer: Parcel, asked: Parcel) -> Parcel | Failure:
+    def _counted(self, answer: Parcel, asked: Parcel) -> Parcel | Refused:
         """Count the bytes of an answer, and return it if it is one to this very message."""
         try:
             num_bytes = answer.num_bytes
             self.traffic.up += num_bytes
             self.bounds.refuse_larger(num_bytes, asked.due_bytes)
         except Refused as error:
-            return Failure(f"refused: {error}")
+            return Refused(f"refused: {error}")
         except (ValueError, RecursionError):  # of a transport that does not read headers
-            return Failure("refused: its header is no message")
+            return Refused("refused: its header is no message")
         for name in ("action", "run", "nonce", "round"):
             if answer.header.get(name) != asked.header.get(name):
-                return Failure(f"refused: its {name} is not that of what was asked")
+                return Refused(f"refused: its {name} is not that of what was asked")
         return answer
 
-    def read(self, answer: Parcel | Failure, take: Callable[[Parcel], T]) -> T:
+    def read(self, answer: Parcel | Refused, take: Callable[[Parcel], T]) -> T:
         """Return what ``take`` finds in an answer; raise Refused, and count it, where it is not as it was due."""
-        if isinstance(answer, Failure):  # counted by ask
-            raise Refused(answer.reason)
+        if isinstance(answer, Refused):  # counted by ask
+            raise answer
         try:
             return take(answer)
         except Refused as error:

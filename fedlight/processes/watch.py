@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from fedlight.federation.client_state import PassingMemories
 
@@ -41,30 +41,20 @@ ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 LOOPBACK = ("localhost", "127.0.0.1")
 
 
-class Store(Protocol):
-    """Key-value store of all processes, such as `torch.distributed.TCPStore`."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Set a value."""
-
-    def get(self, key: str, /) -> bytes:
-        """Return a value; wait until there is one."""
-
-
 class Watch:
     """Watch of one process over the others.
 
     Args:
         rank: number of this process.
         size: number of processes, at least 2.
-        store: store in which process 0 says where it listens.
+        store: store for the address of process 0, such as ``torch.distributed.TCPStore``.
         host: address of process 0, as the others reach it.
 
     Attributes:
         has_failed: whether this process ends by an error.
     """
 
-    def __init__(self, rank: int, size: int, store: Store, host: str) -> None:
+    def __init__(self, rank: int, size: int, store: Any, host: str) -> None:
         self.rank = rank
         self._sending = threading.Lock()
         self._at_work = self.has_failed = False
@@ -92,7 +82,7 @@ class Watch:
                 after_in_child=self._drop
             )  # a loader's process would keep the connections open
 
-    def _listen(self, size: int, store: Store, host: str) -> None:
+    def _listen(self, size: int, store: Any, host: str) -> None:
         word = secrets.token_hex(16)
         with socket.create_server((host if host in LOOPBACK else "", 0), backlog=size) as server:
             server.settimeout(1.0)
@@ -115,7 +105,7 @@ class Watch:
                     lines.close()
                     connection.close()
 
-    def _connect(self, store: Store, host: str) -> None:
+    def _connect(self, store: Any, host: str) -> None:
         there = json.loads(store.get("fedlight/watch"))
         address = (host, there["port"])
         connection, lines = _opened(socket.create_connection(address, timeout=JOIN_SECONDS))

@@ -1,11 +1,8 @@
 """A run goes on with the federation of its checkpoint, or says which setting is another one."""
 
-import logging
-
 import lightning as L
 import numpy as np
 import pytest
-import torch
 from fleets import make_fleet
 from plain_lightning import Numbers, assert_equal, module, ten_clients, trainer, weights
 from torch.utils.data import DataLoader
@@ -217,20 +214,6 @@ def test_who_evaluates_a_checkpoint_is_not_asked_how_it_was_trained(tmp_path):
     loop = FederatedLoop(FedProx(0.5), clients_per_round=7, seed=4)
     loss = trainer(1, [loop]).validate(module(), Numbers(), ckpt_path=tmp_path / "one.ckpt", verbose=False)
     assert loss == trainer(1).validate(model, Numbers(), verbose=False)
-
-
-def test_a_checkpoint_of_before_the_record_is_gone_on_from_and_that_is_said(tmp_path, caplog):
-    whole, _ = run(2)
-    _, fit = run(1)
-    fit.save_checkpoint(tmp_path / "one.ckpt")
-    checkpoint = torch.load(tmp_path / "one.ckpt", weights_only=True)
-    settings = checkpoint["callbacks"]["FederatedLoop"].pop("federation")
-    assert settings["federated.clients_per_round"] == 3
-    torch.save(checkpoint, tmp_path / "one.ckpt")
-    with caplog.at_level(logging.INFO):
-        again, _ = run(2, tmp_path / "one.ckpt")
-    assert "the checkpoint does not say of which federation it is" in caplog.text
-    assert_equal(weights(whole), weights(again))
 
 
 def test_every_argument_of_the_loop_is_recorded_and_kept_under_its_name():

@@ -12,7 +12,7 @@ from safetensors.torch import load, save
 from shared_runs import digest
 
 from fedlight.flower.messages import Bounds, Parcel, Refused, read_header
-from fedlight.flower.nodes import MOST_REASONS, OTHER_REASONS, Failure, Nodes
+from fedlight.flower.nodes import MOST_REASONS, OTHER_REASONS, Nodes
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of Lightning, about rounds of one batch
@@ -211,7 +211,7 @@ def lost(message):
 
 
 def failed(message):
-    return Failure("the node has failed:\n\ud800" + "x" * 5000)
+    return Refused("the node has failed:\n\ud800" + "x" * 5000)
 
 
 REPLAYS = [partial(older, 1), partial(older, 2), old_work]
@@ -301,7 +301,7 @@ def test_hostile_replies_change_nothing_and_are_counted(tmp_path, name, mutation
         return mutation(message, earlier) if mutation in REPLAYS else mutation(message)
 
     def away(place, message, earlier):
-        return message.answer if place < first else Failure("away")
+        return message.answer if place < first else Refused("away")
 
     number = first + len(mutations)
     found, rows, loop = run(name, tmp_path / "hostile", number, hostile)

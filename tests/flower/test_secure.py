@@ -18,7 +18,6 @@ from fedlight.federation.client import Update
 from fedlight.federation.codecs import Quantize
 from fedlight.federation.privacy import ClipAndNoise
 from fedlight.flower.messages import Parcel, Refused
-from fedlight.flower.nodes import Failure
 from fedlight.flower.secure import ring
 from fedlight.flower.secure.refusals import refuse_unsummable
 
@@ -110,7 +109,7 @@ def test_a_node_that_is_lost_at_any_step_is_left_out_and_the_rest_is_the_unmaske
         def change(message):
             head = message.asked.header
             gone = (head["action"], head.get("round"), message.node) == (asked_for, 1, 2)
-            return Failure("lost") if gone else message.answer
+            return Refused("lost") if gone else message.answer
 
         return change
 
@@ -131,7 +130,7 @@ def test_a_node_that_is_lost_at_any_step_is_left_out_and_the_rest_is_the_unmaske
 def test_three_of_ten_nodes_may_be_lost(tmp_path):
     def change(message):
         gone = message.asked.header["action"] == "visit" and message.node in (2, 5, 7)
-        return Failure("lost") if gone else message.answer
+        return Refused("lost") if gone else message.answer
 
     module, loop, _ = secure_run("everybody", tmp_path, change, number=10)
     unmasked = Here(nodes("everybody", tmp_path / "plain", 10, secure=False), change)
@@ -142,7 +141,7 @@ def test_three_of_ten_nodes_may_be_lost(tmp_path):
 def test_with_too_few_nodes_a_round_leaves_the_model_alone_and_says_why(tmp_path, action):
     def change(message):
         return (
-            Failure("lost")
+            Refused("lost")
             if message.asked.header["action"] == action and message.node > 1
             else message.answer
         )
@@ -176,7 +175,7 @@ def diverging(node):
 def test_a_sum_is_of_three_nodes_with_an_update_or_is_not_unmasked(tmp_path, diverged, lost, number, steps):
     def change(message):
         gone = message.asked.header["action"] == "visit" and message.node == lost
-        return Failure("lost") if gone else message.answer
+        return Refused("lost") if gone else message.answer
 
     there = Here(nodes("everybody", tmp_path, number), change)
     for n in diverged:
@@ -263,7 +262,7 @@ def one_round(tmp_path_factory):
 
         def change(message, lost=lost):
             gone = message.asked.header["action"] == "visit" and message.node == lost
-            return Failure("lost") if gone else message.answer
+            return Refused("lost") if gone else message.answer
 
         folder = tmp_path_factory.mktemp("plain")
         plain = Here(nodes("everybody", folder, 4, secure=False), change)
@@ -386,7 +385,7 @@ def test_a_node_set_to_secure_aggregation_sends_nothing_unmasked(tmp_path):
     there = Here(nodes("everybody", tmp_path))
     _, loop = deploy("everybody", tmp_path / "server", there, 1)  # the server is not set to it
     assert all("secure-aggregation" in reason or "no secrets" in reason for reason in loop.nodes.refused)
-    assert all(isinstance(one.answer, Failure) for one in there.of("visit"))
+    assert all(isinstance(one.answer, Refused) for one in there.of("visit"))
 
 
 # What goes with it

@@ -7,7 +7,7 @@ import pytest
 from nodes_here import Here, deploy, left_by, make_node, memories_of, two_nodes, visits_of
 from shared_runs import digest
 
-from fedlight.flower.nodes import Failure
+from fedlight.flower.messages import Refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of a few batches
 
@@ -157,7 +157,7 @@ def test_a_node_whose_process_dies_in_a_visit_is_dropped_and_comes_back(tmp_path
         if message.node == 2 and message.asked.header.get("round") == 1:
             dead.append(there.homes[2])
             there.homes[2] = make_node("scaffold", tmp_path / "node2", (1, 2))  # started again
-            return Failure("the node has failed: its process ended")
+            return Refused("the node has failed: its process ended")
         return message.answer
 
     there.change = change
@@ -248,7 +248,7 @@ def test_too_few_clients_end_the_start_with_what_nodes_have_said(tmp_path):
 def test_clients_that_are_not_scored_are_grouped_by_what_is_known(tmp_path, name):
     def change(message):
         is_losses = message.node == 2 and message.asked.header["action"] == "losses"
-        return Failure("away") if is_losses else message.answer
+        return Refused("away") if is_losses else message.answer
 
     _, loop = deploy(name, tmp_path / "server", Here(two_nodes(name, tmp_path), change))
     assert loop.rounds_done == 5
@@ -258,7 +258,7 @@ def test_clients_that_are_not_scored_are_grouped_by_what_is_known(tmp_path, name
 
 def test_a_run_whose_clients_nobody_can_score_ends_with_the_remedy(tmp_path):
     def change(message):
-        return Failure("away") if message.asked.header["action"] == "losses" else message.answer
+        return Refused("away") if message.asked.header["action"] == "losses" else message.answer
 
     with pytest.raises(ValueError, match="no client was scored"):
         deploy("fedbiscuit", tmp_path / "server", Here(two_nodes("fedbiscuit", tmp_path), change))

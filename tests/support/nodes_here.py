@@ -52,7 +52,6 @@ from fedlight.flower.identity import signed
 from fedlight.flower.loops.node_memories import NodeMemories, Versions
 from fedlight.flower.messages import FORMAT, Parcel, Refused, read_header, write_header, write_payload
 from fedlight.flower.node import Node
-from fedlight.flower.nodes import Failure
 from fedlight.flower.parts import Parts
 from fedlight.modules.sft import SFTModule
 from fedlight.support.settings_record import digest as digest_of
@@ -199,7 +198,7 @@ class Message:
 
     node: int
     asked: Parcel
-    answer: Parcel | Failure
+    answer: Parcel | Refused
 
 
 @dataclass
@@ -212,7 +211,7 @@ class Here:
     """
 
     homes: dict[int, Node]
-    change: Callable[[Message], Parcel | Failure] = lambda message: message.answer
+    change: Callable[[Message], Parcel | Refused] = lambda message: message.answer
     messages: list[Message] = field(default_factory=list)
     before: Callable[[], None] = lambda: None
 
@@ -230,7 +229,7 @@ class Here:
                 answer = self.homes[number].answer(asked)
                 answer = Parcel(read_header(write_header(answer.header)), answer.payloads)
             except (Refused, ValueError, OSError) as error:
-                answer = Failure(f"the node refuses: {error}")
+                answer = Refused(f"the node refuses: {error}")
             self.messages.append(Message(number, asked, answer))
             changed = self.change(self.messages[-1])
             if changed is not None:

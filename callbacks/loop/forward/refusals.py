@@ -1,13 +1,12 @@
 """Refusals of what needs gradients in a run with forward-only visits, before work starts, with the remedy."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import lightning as L
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedlight.callbacks.loop.groups.refusals import ELEMENTWISE, OURS
+from fedlight.callbacks.loop.groups.refusals import ELEMENTWISE, hooks_of_users
 
 OF_GRADIENTS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step")
 """Hooks that see gradients, or the graph of a loss."""
@@ -28,15 +27,13 @@ def check_module(trainer: L.Trainer, module: L.LightningModule) -> None:
             "federated.train: trainer.precision='16-mixed' scales a loss for its gradients, and forward-only visits have "
             f"none: use 'bf16-mixed' or '32-true', {BACK}"
         )
-    for owner, hooks in ((module, OF_MODULES), *((one, OF_GRADIENTS) for one in _callbacks(trainer))):
-        for hook in hooks:
-            own = vars(owner).get(hook) or getattr(type(owner), hook, None)
-            is_ours = (getattr(own, "__module__", None) or "").startswith(OURS)
-            if own is not None and not is_ours and not getattr(owner, "takes_forward", False):
-                raise ValueError(
-                    f"federated.train: {type(owner).__name__}.{hook} would see no gradients in a forward-only visit: give "
-                    f"the class takes_forward = True if it can work without them, take the hook out, {BACK}"
-                )
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    for owner, hooks in ((module, OF_MODULES), *((one, OF_GRADIENTS) for one in callbacks)):
+        for hook in () if getattr(owner, "takes_forward", False) else hooks_of_users(owner, hooks):
+            raise ValueError(
+                f"federated.train: {type(owner).__name__}.{hook} would see no gradients in a forward-only visit: give "
+                f"the class takes_forward = True if it can work without them, take the hook out, {BACK}"
+            )
 
 
 def check_optimizers(optimizers: Sequence[Optimizer], parameters: Mapping[str, Tensor]) -> None:
@@ -59,7 +56,3 @@ def check_optimizers(optimizers: Sequence[Optimizer], parameters: Mapping[str, T
             raise ValueError(
                 f"federated.train: a hook on the gradient of {name} would never be called: take the hook out, {BACK}"
             )
-
-
-def _callbacks(trainer: Any) -> list[Any]:
-    return [*trainer.callbacks]

@@ -1,6 +1,6 @@
 """Refusals of what cannot be trained for several clients in one batch, before work starts, with the remedy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import lightning as L
@@ -13,24 +13,8 @@ from fedlight.callbacks.loop.visits.visit import TakesVisitStart
 from fedlight.federation.protocols import StreamsGroups
 from fedlight.stacking.stacked_adapters import with_adapter
 
-ELEMENTWISE = frozenset(
-    getattr(torch.optim, name)
-    for name in (
-        *(
-            "SGD",
-            "Adam",
-            "AdamW",
-            "NAdam",
-            "RAdam",
-            "Adamax",
-            "Adagrad",
-            "Adadelta",
-            "RMSprop",
-            "Rprop",
-            "ASGD",
-        ),
-    )
-)
+_ELEMENTWISE = "SGD Adam AdamW NAdam RAdam Adamax Adagrad Adadelta RMSprop Rprop ASGD"
+ELEMENTWISE = frozenset(getattr(torch.optim, name) for name in _ELEMENTWISE.split())
 """Optimizers that step each number by its own gradients alone, so that they step stacked clients as each client alone."""
 IN_VISITS = (
     "on_train_batch_start",
@@ -97,14 +81,20 @@ def _refuse_hooks(owner: Any, hooks: Sequence[str]) -> None:
         return
     if isinstance(owner, TakesVisitStart):
         hooks = ("on_visit_start", *hooks)
+    for hook in hooks_of_users(owner, hooks):
+        raise refusal(
+            f"{type(owner).__name__}.{hook} would see a batch of several clients, and parameters and gradients with a "
+            "leading dimension of clients",
+            "give the class takes_stacked = True if it can work with these, take it out",
+        )
+
+
+def hooks_of_users(owner: Any, hooks: Sequence[str]) -> Iterator[str]:
+    """Yield those hooks of a module or callback that neither Lightning nor fedlight defines."""
     for hook in hooks:
         own = vars(owner).get(hook) or getattr(type(owner), hook, None)
         if own is not None and not (getattr(own, "__module__", None) or "").startswith(OURS):
-            raise refusal(
-                f"{type(owner).__name__}.{hook} would see a batch of several clients, and parameters and gradients with a "
-                "leading dimension of clients",
-                "give the class takes_stacked = True if it can work with these, take it out",
-            )
+            yield hook
 
 
 def check_optimizers(optimizers: Sequence[Optimizer], parameters: Mapping[str, Tensor]) -> None:

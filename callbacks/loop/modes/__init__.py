@@ -2,10 +2,3 @@
 
 `synchronous` asks a cohort in every round and waits for it; `buffered` lets the server step with every so many arrivals.
 """
-
-from fedlight.support.lazy import lazy_names
-
-_FILES = {"Synchronous": "synchronous", "Buffered": "buffered", "make_mode": "buffered"}
-
-__all__ = [*_FILES]
-__getattr__ = lazy_names(__name__, _FILES)

@@ -19,6 +19,7 @@ import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor
 
+from fedlight.callbacks.loop import guard
 from fedlight.callbacks.loop.devices import DeviceEmulation, check_device_settings
 from fedlight.callbacks.loop.modes.synchronous import Synchronous, VisitsOf
 from fedlight.callbacks.loop.round_table import Record
@@ -81,11 +82,7 @@ class Buffered(Synchronous):
         self._clients = clients
         at_a_time = "concurrency" if self.fedbuff.concurrency else "clients_per_round"
         settings = {at_a_time: self.clients_per_round, "buffer_size": self.fedbuff.buffer_size}
-        for name, value in settings.items():
-            if value > len(clients):
-                raise ValueError(
-                    f"{name}={value} is more than the {len(clients)} clients of the data: set {name}={len(clients)} or less"
-                )
+        guard.check_cohort(len(clients), **settings)
 
     def plan(
         self,

@@ -32,7 +32,7 @@ class Synchronous:
 
     def meet(self, clients: Mapping[str, Client]) -> None:
         """Take all clients by id; raise ValueError if there are too few."""
-        guard.check_cohort(self.clients_per_round, len(clients))
+        guard.check_cohort(len(clients), clients_per_round=self.clients_per_round)
 
     def plan(
         self,

@@ -10,7 +10,7 @@ import lightning as L
 
 from fedlight.callbacks.loop.buffers import BufferPolicy, Buffers
 from fedlight.callbacks.loop.plan import RoundSchedule
-from fedlight.federation.aggregation import Aggregation
+from fedlight.federation.aggregation import Aggregation, pieces_of
 from fedlight.federation.client import Update, Visit
 from fedlight.federation.state import Diverged, State
 
@@ -63,12 +63,8 @@ class Contributions:
     def pieces(self) -> Iterator[dict[str, Any]]:
         """Start anew, and return the contributions in this process so far in pieces, as tensors and plain values."""
         diverged, self.diverged = self.diverged, {}
-        # An aggregation of one's own need not derive from the class.
-        own = getattr(self._aggregation, "pieces", None)
-        updates = own() if own else iter([self._aggregation.partial()])
-        return (
-            {"updates": one, "diverged": {} if number else diverged} for number, one in enumerate(updates)
-        )
+        updates = enumerate(pieces_of(self._aggregation))
+        return ({"updates": one, "diverged": {} if number else diverged} for number, one in updates)
 
     def merge(self, partials: Sequence[Mapping[str, Any]]) -> None:
         """Add `pieces` of any of the processes."""

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedlight.callbacks.loop.run import StepsWithoutGradients
 from fedlight.federation.client import Visit, Work
 
 SET_BY_HAND = ("lr", "momentum", "betas", "weight_decay")
@@ -28,7 +27,7 @@ class LocalWork:
     Args:
         optimizers: the module's optimizers; none before the first visit.
         changes_gradients: name of an algorithm that has to see gradients before each step; None if it need not.
-        forward: training of the group without gradients; None for backpropagation.
+        forward: `ForwardSteps` of the group (its module imports this one); None for backpropagation.
 
     Attributes:
         settings: index of an optimizer -> for each of its steps so far the settings of its groups, ``SET_BY_HAND``.
@@ -38,7 +37,7 @@ class LocalWork:
         self,
         optimizers: Sequence[Optimizer],
         changes_gradients: str | None = None,
-        forward: StepsWithoutGradients | None = None,
+        forward: Any = None,
     ) -> None:
         self.forward = forward
         self._rate_scale = 1.0 if forward is None else forward.rate_scale

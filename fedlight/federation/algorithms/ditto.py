@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from fedlight.federation.algorithm import Algorithm, Weighting, refuse_more_than_gradients
+from fedlight.federation.algorithm import Algorithm, Weighting, WithLocal
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.client import OWN_STATE, Client, Update, Visit, Visiting, Work
 from fedlight.federation.protocols import Federation, NumBatches
@@ -25,7 +25,7 @@ from fedlight.federation.state import State
 PERSONAL = "personal"
 
 
-class Ditto(Algorithm):
+class Ditto(WithLocal):
     """FedAvg, and a personal model of each client with a proximal term to the global one.
 
     A client has two visits in a round; in ``visits.csv`` the second has the split ``personal``.
@@ -50,22 +50,19 @@ class Ditto(Algorithm):
         weighting: Weighting = "unbiased",
         local: Algorithm | None = None,
     ) -> None:
-        super().__init__(weighting)
+        super().__init__(weighting, local)
         if not 0 <= lam < float("inf"):
             raise ValueError(f"federated.algorithm.lam={lam} must be at least 0; 0 is local training alone")
         if personal_epochs < 1:
             raise ValueError(f"federated.algorithm.personal_epochs={personal_epochs} must be at least 1")
         self.lam = lam
         self.personal_epochs = personal_epochs
-        self.local = local or Algorithm()
-        refuse_more_than_gradients(self.local, "Ditto")
         self._towards_received = FedProx(mu=lam)
 
     # The server: the global part alone concerns it
 
     def check(self, federation: Federation) -> None:
         super().check(federation)
-        self.local.check(federation)
         self._towards_received.check(federation)
 
     def plan(self, round_idx: int, cohort: Sequence[Client], num_batches: NumBatches) -> list[Visit]:
@@ -88,7 +85,7 @@ class Ditto(Algorithm):
 
     def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
         if visit.part != PERSONAL:
-            return self.local.start_visit(visit, client, received)
+            return super().start_visit(visit, client, received)
         own: State = client.memory.get(OWN_STATE, {})
         return Visiting(visit, client, received, start=received | own)
 

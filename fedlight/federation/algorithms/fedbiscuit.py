@@ -37,10 +37,10 @@ from typing import Any, Literal
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
-from torch import Tensor, nn, zeros
+from torch import nn, zeros
 
 from fedlight.federation.aggregation import Aggregation, WeightedSum
-from fedlight.federation.algorithm import Algorithm, refuse_more_than_gradients
+from fedlight.federation.algorithm import Algorithm, WithLocal
 from fedlight.federation.channel import serialized_bytes
 from fedlight.federation.client import Client, Update, Visit, Visiting, Work
 from fedlight.federation.protocols import Federation, HoldsAdapters, LossesOn, NamesGroups, NumBatches
@@ -51,7 +51,7 @@ WHY_GRADIENTS_ALONE = (
 )
 
 
-class FedBiscuit(Algorithm):
+class FedBiscuit(WithLocal):
     """Warm-up of each selector in turn, then grouping and training by group.
 
     Args:
@@ -90,7 +90,7 @@ class FedBiscuit(Algorithm):
         local: Algorithm | None = None,
         group_by: LossesOn = "val",
     ) -> None:
-        super().__init__("unbiased" if weighting == "paper" else weighting)
+        super().__init__("unbiased" if weighting == "paper" else weighting, local, WHY_GRADIENTS_ALONE)
         if warmup_rounds < 0 or regroup_every < 1:
             raise ValueError(
                 f"warmup_rounds={warmup_rounds} must be at least 0 and regroup_every={regroup_every} at least 1"
@@ -100,8 +100,6 @@ class FedBiscuit(Algorithm):
         self.assignment = assignment
         self.group_by = group_by
         self.share_alone = weighting == "paper"
-        self.local = local or Algorithm()
-        refuse_more_than_gradients(self.local, "FedBiscuit", WHY_GRADIENTS_ALONE)
         self.groups: dict[str, int] = {}
         self.weights: dict[str, list[float]] = {}
         self.losses: dict[str, list[float]] = {}
@@ -306,15 +304,10 @@ class FedBiscuit(Algorithm):
     # The client: it trains the selector of its group, as ``local`` does
 
     def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
-        visiting = self.local.start_visit(visit, client, received)
+        visiting = super().start_visit(visit, client, received)
         if self._adapters:
             visiting.adapter = self._adapters[self._selector(visit)]
         return visiting
-
-    def adjust_gradients(
-        self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
-    ) -> None:
-        self.local.adjust_gradients(visiting, parameters, gradients)
 
 
 def _trained(module: nn.Module) -> dict[str, nn.Parameter]:

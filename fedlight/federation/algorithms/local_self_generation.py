@@ -7,34 +7,18 @@ model also chooses among its candidates.
 
 from collections.abc import Sequence
 
+from fedlight.federation.algorithms.fedmit import FedMIT
 from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.federation.candidates import Candidates
-from fedlight.federation.client import Client, Visit
-from fedlight.federation.protocols import Federation, NumBatches
-from fedlight.federation.state import State
+from fedlight.federation.client import Client
+from fedlight.federation.protocols import Federation
 
 
-class LocalSelfGeneration(LocalOnly):
+class LocalSelfGeneration(LocalOnly, FedMIT):
     """A client goes on with its own model, on its own examples and those which this model made; nothing is sent back.
 
     Raises:
         ValueError: in ``check``, for data that cannot make candidates.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._candidates = Candidates()
-
-    def check_settings(self, federation: Federation) -> None:
-        super().check_settings(federation)
-        self._candidates.made_in(federation, type(self).__name__)
-
     def prepare_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
         self._candidates.make_by_own_models(round_idx, cohort, federation)
-
-    def plan(self, round_idx: int, cohort: Sequence[Client], num_batches: NumBatches) -> list[Visit]:
-        return self._candidates.mixed_visits(cohort, num_batches)
-
-    def finish_round(self, movement: State) -> State:
-        self._candidates.log()
-        return super().finish_round(movement)

@@ -131,10 +131,7 @@ class Scaffold(Algorithm):
         return {"control": dict(self._control)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "control" not in state:
-            raise ValueError(
-                "the checkpoint has no controls, so another algorithm than Scaffold made it: resume with that one"
-            )
+        self._refuse_without(state, "control", "controls")
         self._control = dict(state["control"])
 
     # The client: it steps by its gradients + c - c_m, and sends c + (c_m+ - c_m) back

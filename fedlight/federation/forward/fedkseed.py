@@ -168,10 +168,7 @@ class FedKSeed(Algorithm):
         return {"start": dict(self._start), "sums": self._sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "sums" not in state:
-            raise ValueError(
-                "the checkpoint has no sums of scalars, so another algorithm than FedKSeed made it: resume with that one"
-            )
+        self._refuse_without(state, "sums", "sums of scalars")
         self._start, self._sums, self._now = dict(state["start"]), state["sums"], {}
 
     # The client: it rebuilds the model, steps along shared directions, and sends what it has gone

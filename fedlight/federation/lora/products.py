@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlight.federation.aggregation import Aggregation, WeightedSum
+from fedlight.federation.aggregation import Aggregation, WeightedSum, pieces_of
 from fedlight.federation.client import Update
 from fedlight.federation.lora.pairs import LoraPair, factor_of
 from fedlight.federation.protocols import Federation
@@ -161,8 +161,7 @@ class ProductSums(Aggregation):
         return {"inner": self._inner.partial(), **self._own()}
 
     def pieces(self) -> Iterator[dict[str, Any]]:
-        inner = getattr(self._inner, "pieces", None)
-        parts = iter([self._inner.partial()]) if inner is None else inner()
+        parts = pieces_of(self._inner)
         own = self._own()
         kept = own.pop("kept")
         pieces: list[dict[str, Any]] = [{"kept": {client: each}} for client, each in kept.items()]

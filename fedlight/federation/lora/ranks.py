@@ -9,7 +9,7 @@ otherwise.
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -24,18 +24,12 @@ PRUNED = "lora_rank"
 """Key in a client's memory of the rank to which it has pruned its adapter; absent for a client that has not."""
 
 
-class AveragesRanks(Protocol):
-    """Algorithm that says whether it averages adapters of unlike ranks."""
-
-    unlike_ranks: bool
-
-
-def check_lora_ranks(ranks: Any, algorithm: AveragesRanks, has_fleet: bool) -> LoraRanks | None:
+def check_lora_ranks(ranks: Any, algorithm: Any, has_fleet: bool) -> LoraRanks | None:
     """Return ranks with names that are text; YAML reads those of digits as numbers.
 
     Args:
         ranks: ``federated.lora_ranks``.
-        algorithm: algorithm of the run.
+        algorithm: `Algorithm` of the run; its module imports this one.
         has_fleet: whether clients have devices.
 
     Raises:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fedlight.callbacks.loop.round_table import Record
-from fedlight.callbacks.loop.run import NoDevices
+from fedlight.callbacks.loop.run import NO_WORK, NoDevices, visit_row
 from fedlight.federation.client import Client, Visit
 from fedlight.flower.nodes import Nodes
 from fedlight.flower.parts import has_rows_for_validation
@@ -166,12 +166,9 @@ class AwayClients(NoDevices):
 
     def dropouts(self, round_idx: int) -> list[Record]:
         reasons = {one.client_id: self._without[one.client_id] for one in self._away}
-        return [dropped_row(round_idx, name, why, 0, 0) for name, why in reasons.items()]
+        return [dropped_row(round_idx, name, why, 0) for name, why in reasons.items()]
 
 
-def dropped_row(round_idx: int, client_id: str, reason: str, bytes_down: int, bytes_up: int) -> Record:
+def dropped_row(round_idx: int, client_id: str, reason: str, bytes_down: int) -> Record:
     """Return the row of a client that was asked and did not get through."""
-    return {
-        **{"round": round_idx, "client": client_id, "split": "train", "steps": 0, "examples": 0, "loss": ""},
-        **{"bytes_down": bytes_down, "bytes_up": bytes_up, "seconds": 0.0, "reason": reason},
-    }
+    return visit_row(round_idx, Visit(client_id, 1), 0, NO_WORK, bytes_down, 0, reason)

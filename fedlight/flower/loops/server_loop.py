@@ -45,7 +45,7 @@ from fedlight.flower.loops.replies import (
 )
 from fedlight.flower.loops.server_data import ABSENT, DROPPED, AwayClients, ServerData, dropped_row
 from fedlight.flower.messages import Parcel, Refused, write_payload
-from fedlight.flower.nodes import Failure, Nodes, Traffic
+from fedlight.flower.nodes import Nodes, Traffic
 
 logger = logging.getLogger("fedlight")
 
@@ -266,7 +266,7 @@ class ServerLoop(FederatedLoop):
             arrived = found.get(name, ABSENT)
             if isinstance(arrived, str):
                 down = sum(sent[name].bytes_down) if name in sent else 0
-                self.visit_records.append(dropped_row(self.rounds_done, name, arrived, down, 0))
+                self.visit_records.append(dropped_row(self.rounds_done, name, arrived, down))
                 continue
             took_part.append(name)
             self._take_work(trainer, under_way, sent[name], arrived)
@@ -394,7 +394,7 @@ class ServerLoop(FederatedLoop):
         sent.visitings.append(visiting)
         return message, num_bytes
 
-    def _read(self, answer: Parcel | Failure, sent: Mapping[str, Sent]) -> dict[str, Arrived | str]:
+    def _read(self, answer: Parcel | Refused, sent: Mapping[str, Sent]) -> dict[str, Arrived | str]:
         """Return the work of a node's clients, or why there is none."""
         asked = {name: [one.visit.label for one in each.visitings] for name, each in sent.items()}
         found: dict[str, Arrived | str] = {}
@@ -437,7 +437,8 @@ class ServerLoop(FederatedLoop):
             if name in contributions.diverged:
                 under_way.training.leave_out(name)
                 reason = DIVERGED
-            row = visit_row(self.rounds_done, visiting, examples, work, sent.bytes_down[place], up, reason)
+            of = self.rounds_done, visiting.visit, examples, work, sent.bytes_down[place], up
+            row = visit_row(*of, reason, visiting.lora_rank)
             self.visit_records.append(row)
             under_way.exchange.call_on_upload(trainer.callbacks)  # type: ignore[attr-defined]
         if name not in contributions.diverged:

@@ -1,13 +1,14 @@
 """Exact sums as integers modulo 2^192, in which nodes can hide what they add.
 
-An addend is a whole multiple of 2^-146, below 2^45 in magnitude, held in three words of 64 bits. Movements of fp32
-parameters times a weight fit unless the product is below 2^-94 (5e-29): then bits below the unit are rounded away, which is
-counted. Sums of integers are the same in any order, so the sum of a round is that of an unmasked one, bit for bit, where
-nothing was rounded.
+An addend is a whole multiple of 2^-146, below 2^45 in magnitude, held in four digits of 48 bits, which are digits of an
+exact sum (`fedlight.federation.exact_sum`). Movements of fp32 parameters times a weight fit unless the product is below
+2^-94 (5e-29): then bits below the unit are rounded away, which is counted. Sums of integers are the same in any order, so
+the sum of a round is that of an unmasked one, bit for bit, where nothing was rounded.
 """
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,25 +17,25 @@ from numpy.typing import NDArray
 
 from fedlight.federation.exact_sum import BITS, BLOCK, LOWEST
 
-WORDS = 3
-"""Words of 64 bits of an element, the lowest first."""
-BYTES = 8 * WORDS
+DIGITS = 4
+"""Digits of an element, the lowest first."""
+BYTES = DIGITS * BITS // 8
 FIRST_DIGIT = 20
 """Digit of an exact sum whose unit is that of the ring."""
-DIGITS = WORDS * 64 // BITS
 MOST_OF_LAST = 2**33
 """Largest magnitude of the highest digit of a node's sum, 2^31 as a number: so many of them that 16,384 nodes fit."""
 UNIT = BITS * FIRST_DIGIT + LOWEST
 """The ring's unit is ``2**UNIT``."""
 PAYLOAD = "masked"
 """Name of the payload with elements."""
-Ring = NDArray[np.uint64]
-"""Elements of the ring, ``(WORDS, elements)``."""
+Ring = NDArray[np.int64]
+"""Elements of the ring, ``(DIGITS, elements)``, each digit in [0, 2^48)."""
+_MASK = 2**BITS - 1
 
 
 def zeros(elements: int) -> Ring:
     """Return so many zeros."""
-    return np.zeros((WORDS, elements), dtype=np.uint64)
+    return np.zeros((DIGITS, elements), dtype=np.int64)
 
 
 def add(total: Ring, addend: Ring) -> None:
@@ -44,33 +45,27 @@ def add(total: Ring, addend: Ring) -> None:
         >>> total = from_bytes(bytes([255] * BYTES))
         >>> add(total, from_bytes(bytes([1] + [0] * (BYTES - 1))))
         >>> total.tolist()
-        [[0], [0], [0]]
+        [[0], [0], [0], [0]]
     """
-    carry = np.zeros(total.shape[1], dtype=np.uint64)
-    for word in range(WORDS):
-        total[word] += carry
-        lost = total[word] < carry
-        total[word] += addend[word]
-        carry = (lost | (total[word] < addend[word])).astype(np.uint64)
+    total += addend
+    _carry(total)
 
 
 def negative(values: Ring) -> Ring:
     """Return what added to ``values`` gives zeros."""
-    found = ~values
-    one = zeros(values.shape[1])
-    one[0] = 1
-    add(found, one)
-    return found
+    return _carry(-values)
 
 
 def to_bytes(values: Ring) -> bytes:
-    """Return elements as bytes, word by word, each the lowest byte first."""
-    return values.astype("<u8", copy=False).tobytes()
+    """Return elements as bytes, digit by digit, each the lowest byte first."""
+    return values.astype("<i8", copy=False)[..., None].view(np.uint8)[..., : BITS // 8].tobytes()
 
 
 def from_bytes(data: bytes) -> Ring:
     """Return the elements that `to_bytes` wrote."""
-    return np.frombuffer(data, dtype="<u8").reshape(WORDS, -1).astype(np.uint64)
+    found = np.zeros((DIGITS, len(data) // BYTES, 8), dtype=np.uint8)
+    found[..., : BITS // 8] = np.frombuffer(data, dtype=np.uint8).reshape(DIGITS, -1, BITS // 8)
+    return found.view("<i8")[..., 0].astype(np.int64)
 
 
 def encode(partial: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> tuple[Ring, int]:
@@ -111,7 +106,7 @@ def encode(partial: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> t
     whole = round(scaled)
     if not 0 <= weight < 2.0**31:
         raise ValueError(f"the weights of a node add up to {float(weight):g}, which is too large")
-    total[:, -1] = [(whole >> (64 * word)) & (2**64 - 1) for word in range(WORDS)]
+    total[:, -1] = [(whole >> (BITS * place)) & _MASK for place in range(DIGITS)]
     return total, rounded + int(whole != scaled)
 
 
@@ -123,7 +118,7 @@ def decode(total: Ring, shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """
     layout = tuple((name, tuple(shape)) for name, shape in shapes.items())
     size = sum(int(np.prod(shape)) for _, shape in layout)
-    if total.shape != (WORDS, size + 1):
+    if total.shape != (DIGITS, size + 1):
         raise ValueError(f"the sum has {total.shape[1]:,} elements instead of {size + 1:,}")
     weight = Fraction(*as_integers(total[:, -1:])) * Fraction(2) ** UNIT
     sums: list[Any] = []
@@ -135,10 +130,25 @@ def decode(total: Ring, shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
 
 def as_integers(values: Ring) -> list[int]:
     """Return elements as signed integers, multiples of the unit."""
-    whole = [
-        sum(int(values[word, i]) << (64 * word) for word in range(WORDS)) for i in range(values.shape[1])
+    digits = [*values[:-1], highest(values)]
+    return [
+        sum(int(digit) << (BITS * place) for place, digit in enumerate(one))
+        for one in zip(*digits, strict=True)
     ]
-    return [one - 2 ** (64 * WORDS) if one >> (64 * WORDS - 1) else one for one in whole]
+
+
+def highest(values: Ring) -> NDArray[np.int64]:
+    """Return the highest digit of each element with the element's sign, in [-2^47, 2^47)."""
+    return (values[-1] ^ 2 ** (BITS - 1)) - 2 ** (BITS - 1)
+
+
+def _carry(values: Ring) -> Ring:
+    """Bring all digits into [0, 2^48), in place; what leaves the highest digit is dropped."""
+    for low, high in pairwise(values):
+        high += low >> BITS
+        low &= _MASK
+    values[-1] &= _MASK
+    return values
 
 
 def _from_digits(part: Mapping[str, Any], size: int) -> tuple[Ring, int]:
@@ -147,48 +157,22 @@ def _from_digits(part: Mapping[str, Any], size: int) -> tuple[Ring, int]:
         raise ValueError("an update is not finite")
     total, below = zeros(size), np.zeros(size)
     for index, tensor in part["digits"].items():
-        digit = tensor.view(-1).numpy()
-        if index < FIRST_DIGIT:
-            below += np.ldexp(digit, BITS * (index - FIRST_DIGIT))
+        digit, place = tensor.view(-1).numpy(), index - FIRST_DIGIT
+        if place < 0:
+            below += np.ldexp(digit, BITS * place)
             continue
-        most = (
-            MOST_OF_LAST
-            if index == FIRST_DIGIT + DIGITS - 1
-            else 0
-            if index >= FIRST_DIGIT + DIGITS
-            else None
-        )
-        if most is not None and np.abs(digit).max() > most:
+        if place >= DIGITS - 1 and np.abs(digit).max() > (MOST_OF_LAST if place == DIGITS - 1 else 0):
             raise ValueError("an update is too large for a masked sum: lower the lr")
-        add(total, _shifted(digit.astype(np.int64), BITS * (index - FIRST_DIGIT)))
+        if place < DIGITS:
+            total[place] += digit.astype(np.int64)
     whole = np.rint(below)
-    if whole.any():
-        add(total, _shifted(whole.astype(np.int64), 0))
-    return total, int((below != whole).sum())
-
-
-def _shifted(values: NDArray[np.int64], bits: int) -> Ring:
-    """Return ``values * 2**bits`` as elements."""
-    found, low = zeros(values.size), bits % 64
-    words = [values.view(np.uint64), *[(values >> 63).view(np.uint64)] * (WORDS - 1)]
-    for word in range(bits // 64, WORDS):
-        place = word - bits // 64
-        found[word] = words[place] << np.uint64(low)
-        if low and place:
-            found[word] |= words[place - 1] >> np.uint64(64 - low)
-    return found
+    total[0] += whole.astype(np.int64)
+    return _carry(total), int((below != whole).sum())
 
 
 def _to_digits(values: Ring) -> dict[str, Any]:
     """Return elements as the parts of an exact sum."""
-    low, middle, high = values
-    mask = np.uint64(2**BITS - 1)
-    digits = [
-        low & mask,
-        (low >> np.uint64(48) | middle << np.uint64(16)) & mask,
-        (middle >> np.uint64(32) | high << np.uint64(32)) & mask,
-        high.view(np.int64) >> 16,
-    ]
-    found = {FIRST_DIGIT + i: torch.from_numpy(one.astype(np.float64)) for i, one in enumerate(digits)}
+    digits = enumerate([*values[:-1], highest(values)], FIRST_DIGIT)
+    found = {index: torch.from_numpy(digit.astype(np.float64)) for index, digit in digits}
     # Digits of a sum's addends are below 2^47, these below 2^48.
     return {"shape": (values.shape[1],), "digits": found, "addends": 2, "not_finite": None}

@@ -20,14 +20,14 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedlight.federation.algorithm import Algorithm, Weighting, refuse_more_than_gradients
+from fedlight.federation.algorithm import Algorithm, Weighting, WithLocal
 from fedlight.federation.client import OWN_STATE, Client, Visit, Visiting, Work
 from fedlight.federation.lora.pairs import factor_of, trained_pairs
 from fedlight.federation.protocols import Federation
 from fedlight.federation.state import State
 
 
-class FedSALoRA(Algorithm):
+class FedSALoRA(WithLocal):
     """FedAvg of A and of other trained tensors; the B of LoRA adapters stays with the clients.
 
     Args:
@@ -51,13 +51,10 @@ class FedSALoRA(Algorithm):
     buffers = ("refuse", "local")
 
     def __init__(self, weighting: Weighting = "unbiased", local: Algorithm | None = None) -> None:
-        super().__init__(weighting)
-        self.local = local or Algorithm()
-        refuse_more_than_gradients(self.local, "FedSALoRA")
+        super().__init__(weighting, local)
 
     def check(self, federation: Federation) -> None:
         super().check(federation)
-        self.local.check(federation)
         trained_pairs(federation, "FedSALoRA")
 
     def send(self, visit: Visit, client: Client, state: State) -> State | None:
@@ -65,14 +62,14 @@ class FedSALoRA(Algorithm):
         return {name: value for name, value in state.items() if name not in own}
 
     def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
-        visiting = self.local.start_visit(visit, client, received)
+        visiting = super().start_visit(visit, client, received)
         return replace(visiting, start=visiting.start | client.memory.get(OWN_STATE, {}))
 
     def adjust_gradients(
         self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
     ) -> None:
         own = {name: gradients.pop(name) for name in [name for name in gradients if factor_of(name) == "B"]}
-        self.local.adjust_gradients(visiting, parameters, gradients)
+        super().adjust_gradients(visiting, parameters, gradients)
         gradients |= own
 
     def reply(self, visiting: Visiting, trained: State, work: Work) -> State:

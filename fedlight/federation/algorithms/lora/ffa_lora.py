@@ -17,14 +17,14 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from fedlight.federation.algorithm import Algorithm, Weighting, refuse_more_than_gradients
+from fedlight.federation.algorithm import Algorithm, Weighting, WithLocal
 from fedlight.federation.client import Client, Visit, Visiting
 from fedlight.federation.lora.pairs import factor_of, trained_pairs
 from fedlight.federation.protocols import Federation
 from fedlight.federation.state import State
 
 
-class FFALoRA(Algorithm):
+class FFALoRA(WithLocal):
     """FedAvg of B with A frozen at its initial value, of which nothing is sent.
 
     Args:
@@ -43,13 +43,10 @@ class FFALoRA(Algorithm):
     """
 
     def __init__(self, weighting: Weighting = "unbiased", local: Algorithm | None = None) -> None:
-        super().__init__(weighting)
-        self.local = local or Algorithm()
-        refuse_more_than_gradients(self.local, "FFALoRA")
+        super().__init__(weighting, local)
 
     def check(self, federation: Federation) -> None:
         super().check(federation)
-        self.local.check(federation)
         parameters = dict(federation.module.named_parameters())
         for pair in trained_pairs(federation, "FFALoRA"):
             if not parameters[pair.a].any():
@@ -61,12 +58,9 @@ class FFALoRA(Algorithm):
     def send(self, visit: Visit, client: Client, state: State) -> State | None:
         return {name: value for name, value in state.items() if factor_of(name) != "A"}
 
-    def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
-        return self.local.start_visit(visit, client, received)
-
     def adjust_gradients(
         self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
     ) -> None:
         for name in [name for name in gradients if factor_of(name) == "A"]:
             del gradients[name]
-        self.local.adjust_gradients(visiting, parameters, gradients)
+        super().adjust_gradients(visiting, parameters, gradients)

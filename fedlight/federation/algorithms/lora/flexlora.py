@@ -19,7 +19,7 @@ https://arxiv.org/abs/2602.13486 (raFLoRA), average each direction over the clie
 A direction that no client of the round has keeps what the global model has of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from fedlight.federation.aggregation import Aggregation, WeightedSum
-from fedlight.federation.algorithm import Algorithm, refuse_more_than_gradients
+from fedlight.federation.algorithm import Algorithm, WithLocal
 from fedlight.federation.algorithms.lora.product_average import NOISE
-from fedlight.federation.client import Client, Update, Visit, Visiting, Work
+from fedlight.federation.client import Update, Visiting, Work
 from fedlight.federation.lora.pairs import LoraPair, trained_pairs
 from fedlight.federation.lora.products import ProductSums, Term, refuse_fixed_coordinates, singular_vectors
 from fedlight.federation.protocols import Federation
@@ -39,7 +39,7 @@ HOLDS = "has:"
 """Prefix of a vector with 1 for each direction that a client has, and 0 for others; no parameter's name has a colon."""
 
 
-class FlexLoRA(Algorithm):
+class FlexLoRA(WithLocal):
     """Average of the products of LoRA factors of unlike ranks, cut to each client's rank by singular values.
 
     Ranks are those of ``federated.lora_ranks``; without them every client has the module's. The factors of the clients of a
@@ -64,10 +64,8 @@ class FlexLoRA(Algorithm):
         weighting: Literal["uniform", "normalized"] = "normalized",
         local: Algorithm | None = None,
     ) -> None:
-        super().__init__(weighting)
+        super().__init__(weighting, local)
         self.missing = missing
-        self.local = local or Algorithm()
-        refuse_more_than_gradients(self.local, "FlexLoRA")
         self._pairs: list[LoraPair] = []
         self._federation: Federation | None = None
 
@@ -75,7 +73,6 @@ class FlexLoRA(Algorithm):
 
     def check(self, federation: Federation) -> None:
         super().check(federation)
-        self.local.check(federation)
         self._pairs, self._federation = trained_pairs(federation, "FlexLoRA"), federation
         refuse_fixed_coordinates(federation, "FlexLoRA", other="HetLoRA")
 
@@ -105,16 +102,6 @@ class FlexLoRA(Algorithm):
                 new_b, new_a = best_factors(terms, a)
                 found[pair.a], found[pair.b] = new_a - a, new_b - b
         return found
-
-    # The client
-
-    def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
-        return self.local.start_visit(visit, client, received)
-
-    def adjust_gradients(
-        self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
-    ) -> None:
-        self.local.adjust_gradients(visiting, parameters, gradients)
 
 
 def over_holders(terms: Sequence[Term], shares: Tensor, b: Tensor, a: Tensor) -> list[Term]:

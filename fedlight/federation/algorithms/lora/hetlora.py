@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from fedlight.federation.aggregation import Aggregation, WeightedSum
-from fedlight.federation.algorithm import Algorithm, refuse_more_than_gradients
-from fedlight.federation.client import Client, Update, Visit, Visiting, Work
+from fedlight.federation.algorithm import Algorithm, WithLocal
+from fedlight.federation.client import Update, Visiting, Work
 from fedlight.federation.lora.pairs import LoraPair, find_pairs, trained_pairs
 from fedlight.federation.lora.ranks import prune
 from fedlight.federation.protocols import Federation
@@ -37,7 +37,7 @@ WEIGHT = "weight of:"
 """Prefix of the sums of weights beside the sums of movements; no parameter's name has a colon."""
 
 
-class HetLoRA(Algorithm):
+class HetLoRA(WithLocal):
     """Averages of LoRA factors of unlike ranks, padded with zeros.
 
     Ranks are those of ``federated.lora_ranks``; without them every client has the module's. With ``missing="skip"`` a row of
@@ -68,7 +68,7 @@ class HetLoRA(Algorithm):
         weighting: Literal["uniform", "normalized"] = "uniform",
         local: Algorithm | None = None,
     ) -> None:
-        super().__init__(weighting)
+        super().__init__(weighting, local)
         if not 0 < gamma <= 1:
             raise ValueError(
                 f"federated.algorithm.gamma={gamma} must be above 0 and at most 1; 1 never prunes"
@@ -84,15 +84,12 @@ class HetLoRA(Algorithm):
         self.missing = missing
         self.gamma = gamma
         self.lam = lam
-        self.local = local or Algorithm()
-        refuse_more_than_gradients(self.local, "HetLoRA")
         self._federation: Federation | None = None
 
     # The server
 
     def check(self, federation: Federation) -> None:
         super().check(federation)
-        self.local.check(federation)
         trained_pairs(federation, "HetLoRA")
         self._federation = federation
         if federation.robust:
@@ -127,14 +124,11 @@ class HetLoRA(Algorithm):
 
     # The client
 
-    def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
-        return self.local.start_visit(visit, client, received)
-
     @torch.no_grad()
     def adjust_gradients(
         self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
     ) -> None:
-        self.local.adjust_gradients(visiting, parameters, gradients)
+        super().adjust_gradients(visiting, parameters, gradients)
         if self.lam == 0:
             return
         for pair in find_pairs(visiting.start).pairs:

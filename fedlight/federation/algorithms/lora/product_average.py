@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fedlight.federation.aggregation import Aggregation, WeightedSum
-from fedlight.federation.algorithm import Algorithm, Weighting, refuse_more_than_gradients
+from fedlight.federation.algorithm import Algorithm, Weighting, WithLocal
 from fedlight.federation.client import Client, Visit, Visiting, Work
 from fedlight.federation.lora.pairs import LoraPair, pad_to, pad_to_rank, slice_to_rank, trained_pairs
 from fedlight.federation.lora.products import ProductSums, Term, refuse_fixed_coordinates, singular_vectors
@@ -46,7 +46,7 @@ NOISE = 2.0**-20
 """Singular values below this share of the largest are rounding of fp32 factors."""
 
 
-class ProductAverage(Algorithm):
+class ProductAverage(WithLocal):
     """Average of the products of LoRA factors, cut to the adapters' rank or below by a threshold.
 
     The factors of a round's clients are kept until it is over.
@@ -65,9 +65,7 @@ class ProductAverage(Algorithm):
     def __init__(
         self, threshold: float = 1.0, weighting: Weighting = "unbiased", local: Algorithm | None = None
     ) -> None:
-        super().__init__(weighting)
-        self.local = local or Algorithm()
-        refuse_more_than_gradients(self.local, "ProductAverage")
+        super().__init__(weighting, local)
         if not 0 < threshold <= 1:
             raise ValueError(
                 f"federated.algorithm.threshold={threshold} is the share of the squared singular values that is kept, and "
@@ -83,7 +81,6 @@ class ProductAverage(Algorithm):
 
     def check(self, federation: Federation) -> None:
         super().check(federation)
-        self.local.check(federation)
         self._pairs = trained_pairs(federation, "ProductAverage")
         parameters = dict(federation.module.named_parameters())
         self._full = {pair.a: pair.rank(parameters) for pair in self._pairs}
@@ -129,10 +126,7 @@ class ProductAverage(Algorithm):
         return {"ranks": dict(self._ranks)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "ranks" not in state:
-            raise ValueError(
-                "the checkpoint has no ranks, so another algorithm than ProductAverage made it: resume with that one"
-            )
+        self._refuse_without(state, "ranks", "ranks")
         self._ranks = dict(state["ranks"])
 
     # A client: it trains the rows of A and columns of B that it has received
@@ -143,7 +137,7 @@ class ProductAverage(Algorithm):
             both = {name: received[name] for name in (pair.a, pair.b)}
             start |= pad_to_rank(both, [pair], self._full[pair.a])
             ranks |= dict.fromkeys(both, pair.rank(received))
-        visiting = self.local.start_visit(visit, client, start)
+        visiting = super().start_visit(visit, client, start)
         return replace(visiting, received=received, ranks=ranks)
 
     def adjust_gradients(
@@ -151,7 +145,7 @@ class ProductAverage(Algorithm):
     ) -> None:
         # What was received may lack rows and columns of 0, with which the client trains.
         whole = replace(visiting, received=visiting.start)
-        self.local.adjust_gradients(whole, parameters, gradients)
+        super().adjust_gradients(whole, parameters, gradients)
 
     def reply(self, visiting: Visiting, trained: State, work: Work) -> State:
         return self._cut(trained) if self._ranks else trained

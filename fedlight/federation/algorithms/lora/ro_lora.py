@@ -19,14 +19,14 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedlight.federation.algorithm import Algorithm, Weighting, refuse_more_than_gradients
+from fedlight.federation.algorithm import Algorithm, Weighting, WithLocal
 from fedlight.federation.client import Client, Visit, Visiting, Work
 from fedlight.federation.lora.pairs import factor_of, trained_pairs
 from fedlight.federation.protocols import Federation, NumBatches
 from fedlight.federation.state import State
 
 
-class RoLoRA(Algorithm):
+class RoLoRA(WithLocal):
     """FedAvg of B in every other round, from the first on, and of A in the others.
 
     In ``visits.csv`` a visit has the split ``B`` or ``A``, the factor that it trains.
@@ -45,28 +45,22 @@ class RoLoRA(Algorithm):
     """
 
     def __init__(self, weighting: Weighting = "unbiased", local: Algorithm | None = None) -> None:
-        super().__init__(weighting)
-        self.local = local or Algorithm()
-        refuse_more_than_gradients(self.local, "RoLoRA")
+        super().__init__(weighting, local)
 
     def check(self, federation: Federation) -> None:
         super().check(federation)
-        self.local.check(federation)
         trained_pairs(federation, "RoLoRA")
 
     def plan(self, round_idx: int, cohort: Sequence[Client], num_batches: NumBatches) -> list[Visit]:
         factor = "A" if round_idx % 2 else "B"
         return [replace(visit, part=factor) for visit in super().plan(round_idx, cohort, num_batches)]
 
-    def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
-        return self.local.start_visit(visit, client, received)
-
     def adjust_gradients(
         self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
     ) -> None:
         for name in [name for name in gradients if _is_fixed(name, visiting.visit)]:
             del gradients[name]
-        self.local.adjust_gradients(visiting, parameters, gradients)
+        super().adjust_gradients(visiting, parameters, gradients)
 
     def reply(self, visiting: Visiting, trained: State, work: Work) -> State:
         return {name: value for name, value in trained.items() if not _is_fixed(name, visiting.visit)}
