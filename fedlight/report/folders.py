@@ -82,3 +82,14 @@ def begun(run: Path) -> tuple[bool, str, float, str]:
         first.stat().st_mtime if first.is_file() else 0.0,
         run.name,
     )
+
+
+def versions(run: Path, name: str) -> list[Path]:
+    """Return a file of each version of the CSV logger, the oldest first."""
+    found = [*run.glob(f"metrics/version_*/{name}")] or run.glob(f"*/version_*/{name}")
+    return sorted(found, key=_version)
+
+
+def _version(file: Path) -> int:
+    name = file.parent.name.removeprefix("version_")
+    return int(name) if name.isdecimal() else -1

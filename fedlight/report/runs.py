@@ -6,12 +6,12 @@ or has changed since a finished run wrote it, is counted in `Run.faults`: no num
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from fedlight.report.folders import SEED, begun, labels, methods, runs_below
+from fedlight.report.folders import SEED, begun, labels, methods, runs_below, versions
 from fedlight.report.tables import Rows, merged, objects, text_can_hold
 from fedlight.support.checks import check_yaml
 from fedlight.support.contents import OWN_FILES, digest_of
@@ -66,49 +66,70 @@ class Run:
 
     def csv(self, name: str) -> Rows:
         """Return the whole rows of a CSV file, as text; none without the file. The list is shared: do not change it."""
-        if name not in self._cached:
-            self._cached[name] = self._read_csv(name)
-        rows: Rows = self._cached[name]
-        return rows
+
+        def parse(text: str) -> Rows:
+            rows: Rows = text_can_hold(csv_rows(text.replace("\0", "")))
+            whole = [row for row in rows if None not in row and None not in row.values()]
+            return self._counted(name, "rows", len(rows), whole)
+
+        return self._read(name, parse, "CSV") or []
 
     def json(self, name: str) -> dict[str, Any]:
         """Return the object in a JSON file; empty where there is none."""
-        if name not in self._cached:
-            found = self._text(name)
-            try:
-                value = json.loads(found) if found or self._is_empty(name) else {}
-                value = text_can_hold(unsealed(value) if isinstance(value, dict) else value)
-            except (ValueError, RecursionError) as error:
-                value = {}
-                self.faults[name] = f"is left out: {error}" if str(error) == CHANGED else "is not whole JSON"
-            self._cached[name] = value if isinstance(value, dict) else {}
-        content: dict[str, Any] = self._cached[name]
-        return content
+
+        def parse(text: str) -> Any:
+            value = json.loads(text)
+            return text_can_hold(unsealed(value)) if isinstance(value, dict) else None
+
+        return self._read(name, parse, "JSON") or {}
 
     def jsonl(self, name: str) -> list[dict[str, Any]]:
         """Return the objects in a file of JSON lines; other lines are left out and counted."""
-        if name not in self._cached:
-            lines = [*StringIO(self._text(name), newline="\n")]  # an answer may hold other ends of lines
-            read = [value for line in lines if isinstance(value := _object(line), dict)]
-            if len(read) < len(lines):
-                self.faults[name] = f"{len(lines) - len(read):,} of {len(lines):,} lines are not whole"
-            self._cached[name] = read
-        found: list[dict[str, Any]] = self._cached[name]
-        return found
+
+        def parse(text: str) -> list[dict[str, Any]]:
+            lines = [*StringIO(text, newline="\n")]  # an answer may hold other ends of lines
+            whole = [value for line in lines if isinstance(value := _object(line), dict)]
+            return self._counted(name, "lines", len(lines), whole)
+
+        return self._read(name, parse, "JSON") or []
 
     def config(self) -> dict[str, Any]:
         """Return the config of the Lightning command, with all defaults; empty where none was saved."""
-        if "config" not in self._cached:
-            self._cached["config"] = self._read_config()
-        found: dict[str, Any] = self._cached["config"]
-        return found
+        name = self.config_file()
+        found = self._read(name, lambda text: _yaml(text, str(name)), "YAML") if name else None
+        return found if isinstance(found, dict) else {}
+
+    def _counted(self, name: str, what: str, number: int, whole: list[Any]) -> list[Any]:
+        if len(whole) < number:
+            self.faults[name] = f"{number - len(whole):,} of {number:,} {what} are not whole"
+        return whole
+
+    def _read(self, name: str, parse: Callable[[str], Any], kind: str) -> Any:
+        """Return what ``parse`` makes of a file's text, read once; None for no file and, with a fault, for a damaged one."""
+        if name not in self._cached:
+            self._cached[name] = None
+            try:
+                file = check_regular(self.folder / name, MOST_BYTES)
+                if self.is_changed(name):
+                    raise BoundError("it is not what the run wrote: put it back, or run again")
+                self._cached[name] = parse(file.read_text(encoding="utf-8", errors="replace"))
+            except FileNotFoundError:
+                pass
+            except BoundError as error:
+                self.faults[name] = f"is left out: {str(error).removeprefix(f'{self.folder}/')}"
+            except OSError as error:
+                self.faults[name] = f"could not be read: {error.strerror}"
+            except (ValueError, RecursionError, csv.Error) as error:
+                self.faults[name] = (
+                    f"is left out: {error}" if str(error) == CHANGED else f"is not whole {kind}"
+                )
+        return self._cached[name]
 
     def config_file(self) -> str | None:
         """Return the name of the newest file with the config."""
         if (self.folder / "config.yaml").is_file():
             return "config.yaml"
-        versions = self._versions("config.yaml")
-        return versions[-1] if versions else None
+        return next(reversed(self._versions("config.yaml")), None)
 
     def settings(self) -> dict[str, Any]:
         """Return the ``settings.json`` of a recipe's stage; empty where this is no stage."""
@@ -147,18 +168,14 @@ class Run:
         return rows
 
     def _versions(self, name: str) -> list[str]:
-        found = [*self.folder.glob(f"metrics/version_*/{name}")] or self.folder.glob(f"*/version_*/{name}")
-        return [str(file.relative_to(self.folder)) for file in sorted(found, key=_version)]
+        return [str(file.relative_to(self.folder)) for file in versions(self.folder, name)]
 
     def _digests(self) -> dict[str, Any]:
         """Return file -> digest at the end of the last command or stage; empty where it did not end."""
-        entries = objects(self.json("run.json").get("commands"))
-        if not entries:
-            files = [self.json("done.json").get("files")]
-        elif entries[-1].get("state") == "done":
-            files = [entry.get("files") for entry in entries]
-        else:
-            files = []
+        commands = self._commands()
+        if commands and commands[-1].get("state") != "done":
+            return {}
+        files = [entry.get("files") for entry in commands or [self.json("done.json")]]
         return {name: digest for each in files if isinstance(each, dict) for name, digest in each.items()}
 
     def is_changed(self, name: str) -> bool:
@@ -168,55 +185,6 @@ class Run:
         digest = self._digests().get(name)
         file = self.folder / name
         return digest is not None and file.is_file() and digest_of(file) != digest
-
-    def _is_empty(self, name: str) -> bool:
-        """Tell whether there is such a file, with nothing in it."""
-        return name not in self.faults and (self.folder / name).is_file()
-
-    def _text(self, name: str) -> str:
-        try:
-            file = check_regular(self.folder / name, MOST_BYTES)
-            if self.is_changed(name):
-                self.faults[name] = "is not what the run wrote, and is left out: put it back, or run again"
-                return ""
-            return file.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return ""
-        except BoundError as error:
-            self.faults[name] = f"is left out: {str(error).removeprefix(f'{self.folder}/')}"
-            return ""
-        except OSError as error:
-            self.faults[name] = f"could not be read: {error.strerror}"
-            return ""
-
-    def _read_csv(self, name: str) -> Rows:
-        try:
-            rows = text_can_hold(csv_rows(self._text(name).replace("\0", "")))
-        except csv.Error as error:
-            self.faults[name] = f"is no CSV: {error}"
-            return []
-        whole = [row for row in rows if None not in row and None not in row.values()]
-        if len(whole) < len(rows):
-            self.faults[name] = f"{len(rows) - len(whole):,} of {len(rows):,} rows are not whole"
-        return whole
-
-    def _read_config(self) -> dict[str, Any]:
-        import yaml
-
-        name = self.config_file()
-        if name is None:
-            return {}
-        try:
-            text = self._text(name)
-            check_yaml(text, name)
-            found = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        except BoundError as error:
-            self.faults[name] = f"is left out: {error}"
-            return {}
-        except yaml.YAMLError:
-            self.faults[name] = "is not whole YAML"
-            return {}
-        return text_can_hold(found) if isinstance(found, dict) else {}
 
 
 def read_recipe(home: Path) -> Run:
@@ -250,9 +218,14 @@ def read_runs(folders: Sequence[str | Path], private: bool = False) -> list[Run]
     ]
 
 
-def _version(file: Path) -> int:
-    name = file.parent.name.removeprefix("version_")
-    return int(name) if name.isdecimal() else -1
+def _yaml(text: str, name: str) -> Any:
+    import yaml
+
+    try:
+        check_yaml(text, name)
+        return text_can_hold(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    except yaml.YAMLError as error:
+        raise ValueError(name) from error
 
 
 def _object(line: str) -> Any:

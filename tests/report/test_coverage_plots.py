@@ -8,6 +8,7 @@ import pytest
 
 from fedlight.recipes.stages import Stage
 from fedlight.report.figures import coverage_plots
+from fedlight.report.figures.scatter import draw_scatter
 
 
 def write(folder, file, rows):
@@ -96,7 +97,7 @@ def test_coverage_and_score_are_averaged_over_seeds(tmp_path):
         "FedDCA": {"x": [0.9, 0.7], "y": [0.5, 0.9]},
     }
     assert done["correlation"] is None  # of two points it says nothing
-    (axes,) = coverage_plots.draw_scatter(done["table"], "coverage", "score").axes
+    (axes,) = draw_scatter(done["table"], "coverage", "score").axes
     assert [(text.get_text(), tuple(np.round(text.xy, 6))) for text in axes.texts] == [
         ("none", (0.6, 0.3)),
         ("FedDCA", (0.8, 0.7)),

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from fedlight.devices.outcomes import took_part
 from fedlight.report.figures.style import STYLE, add_legend, colors, new_panels, read_rows, save
+from fedlight.report.folders import versions
 from fedlight.support.files import read_text
 from fedlight.support.words import time_unit
 
@@ -124,8 +125,7 @@ def budget_curve(folder: Path, metric: str) -> Curve:
 def _validated(folder: Path, metric: str) -> dict[int, float]:
     """Return round -> value; a round that was trained again after a stop has its last value."""
     found: dict[int, float] = {}
-    files = sorted(folder.glob("metrics/version_*/metrics.csv"), key=lambda file: file.stat().st_mtime_ns)
-    for file in files:
+    for file in versions(folder, "metrics.csv"):
         rows = read_rows(file, ("epoch",))
         found |= {int(row["epoch"]): float(row[metric]) for row in rows if row["epoch"] and row.get(metric)}
     for file in folder.glob("tasks/epoch_*/scores.json"):  # metrics.csv has scores by step, without an epoch

@@ -5,7 +5,7 @@ https://arxiv.org/abs/2409.20135, Figures 4 and 11 and what Table 3 is said to e
 writes one SVG or PNG (by the ending of ``output``) and returns its path and what it shows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
 from textwrap import fill
@@ -19,8 +19,9 @@ from matplotlib.figure import Figure
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.report.augmentations import read_added, scores_of
-from fedlight.report.figures.style import COLORS, STYLE, new_figure, new_panels, save
-from fedlight.report.tables import deviation, points_of
+from fedlight.report.figures.scatter import draw_scatter
+from fedlight.report.figures.style import COLORS, STYLE, new_panels, save
+from fedlight.report.tables import points_of
 
 BINS = 40
 LETTERS = 60  # of titles, in all panels together
@@ -152,37 +153,6 @@ def coverage_against_score(
     correlation = float(np.corrcoef(means.T)[0, 1]) if vary else None
     figure = draw_scatter(table, x.replace("_", " "), y.replace("_", " "))
     return {"file": save(figure, output), "table": table, "correlation": correlation}
-
-
-@matplotlib.rc_context(STYLE)
-def draw_scatter(table: Mapping[str, Mapping[str, Sequence[float]]], x: str, y: str) -> Figure:
-    """Draw the ``table`` of `coverage_against_score`."""
-    figure, axes = new_figure()
-    for values in table.values():
-        across, up = (mean(values[side]) for side in "xy")
-        xerr, yerr = (deviation(values[side]) for side in "xy")
-        axes.errorbar(across, up, yerr, xerr, fmt="o", color=COLORS[0], ecolor="0.6", markersize=6)
-    # Points may lie close together, their names in a column may not.
-    by_height = sorted(table, key=lambda name: mean(table[name]["y"]))
-    for name, height in zip(by_height, np.linspace(0, 1, len(by_height) + 2)[1:-1], strict=True):
-        axes.annotate(
-            name,
-            (mean(table[name]["x"]), mean(table[name]["y"])),
-            (1.03, height),
-            textcoords="axes fraction",
-            va="center",
-            fontsize="small",
-            arrowprops={
-                "arrowstyle": "-",
-                "color": "0.75",
-                "linewidth": 0.7,
-                "shrinkB": 4,
-                "relpos": (0, 0.5),
-            },
-        )
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    return figure
 
 
 def _categories(folder: Path) -> dict[str, dict[str, int]]:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from fedlight.report.figures.lines import Line, draw_lines
-from fedlight.report.figures.style import COLORS, HALF_A_PAGE, STYLE, add_legend, key, new_chart
+from fedlight.report.figures.style import COLORS, HALF_A_PAGE, STYLE, add_legend, key
 from fedlight.report.visits import OUTCOMES, PARTS, Peak, binned
 
 POINTS = 100
@@ -56,18 +56,6 @@ def draw_participation_by_round(table: Mapping[str, np.ndarray]) -> Figure:
         _title(axes, run)
     panels[-1].set_xlabel("communication round")
     _legend_of_outcomes(figure, sum(counts.sum(axis=1) for counts in table.values()))
-    return figure
-
-
-@matplotlib.rc_context(STYLE)
-def draw_times_taken_part(table: Mapping[str, Line], styles: Styles) -> Figure:
-    """Draw the number of rounds in which each client took part, a line for each run, most frequent clients first."""
-    figure, axes = new_chart(3.0)
-    draw_lines(axes, table, styles)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("rank of the client, the most frequent first")
-    axes.set_ylabel("rounds")
-    key(figure, axes)
     return figure
 
 

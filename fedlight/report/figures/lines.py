@@ -3,8 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedlight.report.figures.style import HALF_A_PAGE, STYLE, Looks, key, new_chart
 
 MOST_POINTS = 300
 
@@ -32,6 +36,25 @@ def draw_lines(axes: Axes, lines: Mapping[str, Line], styles: Mapping[str, Mappi
         drawn.set_gid(f"series:{name}")
 
 
+@matplotlib.rc_context(STYLE)
+def line_figure(
+    lines: Mapping[str, Line],
+    styles: Looks,
+    x: str,
+    y: str = "",
+    height: float = HALF_A_PAGE[1],
+    whole: bool = False,
+) -> Figure:
+    """Draw lines on a chart of their own; ``x`` and ``y`` name its axes, and a ``whole`` x has no ticks between integers."""
+    figure, axes = new_chart(height)
+    draw_lines(axes, lines, styles)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.locator_params(axis="x", integer=whole)
+    key(figure, axes)
+    return figure
+
+
 def over_seeds(series: Sequence[Mapping[float, float]]) -> Line:
     """Return the mean of runs (position -> value) at each position of any run, with a band from the lowest to the highest.
 
@@ -45,6 +68,30 @@ def over_seeds(series: Sequence[Mapping[float, float]]) -> Line:
     return Line(
         x, np.nanmean(values, axis=0), np.nanmin(values, axis=0), np.nanmax(values, axis=0), len(series)
     )
+
+
+def ranked(values: Iterable[float]) -> dict[float, float]:
+    """Return the values by rank, the largest first.
+
+    Examples:
+        >>> ranked([1.0, 3.0])
+        {1.0: 3.0, 2.0: 1.0}
+    """
+    return {float(rank): value for rank, value in enumerate(sorted(values, reverse=True), start=1)}
+
+
+def whole_rows_of(lines: Mapping[str, Line], x: str, label: str = "run") -> list[dict[str, Any]]:
+    """Return a row for each point of each line, with its band and the number of seeds.
+
+    Examples:
+        >>> whole_rows_of({"a": over_seeds([{1.0: 0.5}])}, "round")
+        [{'run': 'a', 'round': 1.0, 'mean': 0.5, 'low': 0.5, 'high': 0.5, 'seeds': 1}]
+    """
+    return [
+        {label: name, x: at, "mean": middle, "low": low, "high": high, "seeds": line.seeds}
+        for name, line in lines.items()
+        for at, middle, low, high in zip(*(column.tolist() for column in line[:4]), strict=True)
+    ]
 
 
 def rows_of(lines: Mapping[str, Line], x: str = "round", y: str = "mean") -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ from fedlight.report.figures.style import (
     read_rows,
     save,
 )
+from fedlight.report.folders import versions
 from fedlight.report.tables import Rows, number
 from fedlight.support.files import result_of
 
@@ -218,10 +219,9 @@ def _mark_known_groups(axes: Axes, known: Sequence[str]) -> None:
 
 def _win_rates(folder: Path) -> dict[str, list[float]]:
     """Return steps and win rates of a run; where a resumed run repeats a step, its value counts."""
-    files = sorted(folder.glob("metrics/version_*/metrics.csv"), key=_version)
     columns = [f"win_rate/{name}" for name in JUDGES]
     found: dict[int, list[float]] = {}
-    for file in files:
+    for file in versions(folder, "metrics.csv"):
         own = {
             int(row["step"]): [float(row[column]) for column in columns]
             for row in read_rows(file, ("step",))
@@ -235,11 +235,6 @@ def _win_rates(folder: Path) -> dict[str, list[float]]:
         )
     steps = sorted(found)
     return {"step": [*steps], **{name: [found[step][i] for step in steps] for i, name in enumerate(JUDGES)}}
-
-
-def _version(file: Path) -> int:
-    number = file.parent.name.removeprefix("version_")
-    return int(number) if number.isdecimal() else -1
 
 
 def common_stages(tables: Iterable[Rows]) -> tuple[str, ...]:

@@ -6,34 +6,25 @@ https://arxiv.org/abs/2409.20135), Figure 3. Each function reads runs' files, wr
 ``output``) and returns its path and what it shows.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
 import matplotlib
-from matplotlib.axes import Axes
+import numpy as np
 from matplotlib.figure import Figure
 
 from fedlight.evaluation.bootstrap import student_interval
 from fedlight.report.attack_log import GLOBAL, metric_of, read_attacks
-from fedlight.report.figures.labels import Point, name_lines, name_points
+from fedlight.report.figures.lines import Line, draw_lines
+from fedlight.report.figures.plots import Estimate, draw_intervals
 from fedlight.report.figures.privacy_table import PRETRAINED
-from fedlight.report.figures.style import (
-    COLORS,
-    MOST_LINES,
-    STYLE,
-    Looks,
-    add_legend,
-    colors,
-    new_figure,
-    save,
-)
+from fedlight.report.figures.scatter import Values, draw_scatter, name_beside
+from fedlight.report.figures.style import MOST_LINES, STYLE, looks, new_figure, save
 from fedlight.report.tables import deviation, points_of
 from fedlight.support.files import result_of
 
-Values = Mapping[str, Sequence[float]]
-DASHES: Any = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
+LESS, MORE = "(less is better)", "(more is better)"
 
 
 def trade_off(
@@ -66,50 +57,9 @@ def trade_off(
             raise ValueError(
                 f"paths: {path} has {missing[0]!r}, which is no method with {x} and {y}; there are {', '.join(table)}"
             )
-    called = names or {}
-    figure = draw_trade_off(table, called.get(x, x), called.get(y, y), paths or {})
+    across, up = ((names or {}).get(column, column) for column in (x, y))
+    figure = draw_scatter(table, f"{across}  {LESS}", f"{up}  {MORE}", paths)
     return {"file": save(figure, output), "table": table}
-
-
-@matplotlib.rc_context(STYLE)
-def draw_trade_off(
-    table: Mapping[str, Values],
-    x: str,
-    y: str,
-    paths: Mapping[str, Mapping[str, str]] | None = None,
-    styles: Looks | None = None,
-) -> Figure:
-    """Draw the ``table`` of `trade_off`; crosses are standard deviations over the seeds; ``styles`` has methods' colours."""
-    paths, styles = paths or {}, styles or {}
-    figure, axes = new_figure()
-    middles = {method: (mean(values["x"]), mean(values["y"])) for method, values in table.items()}
-    on_paths = {method: label for points in paths.values() for label, method in points.items()}
-    shades = dict(zip(paths, colors(len(paths) + 1, "lines and the other methods")[1:], strict=True))
-    own = {method: shades[path] for path, points in paths.items() for method in points.values()}
-    lines = [[middles[method] for method in points.values()] for points in paths.values()]
-    for path, corners in zip(paths, lines, strict=True):
-        axes.plot(*zip(*corners, strict=True), color=shades[path], linewidth=1.8, zorder=2, label=path)
-    for method, values in table.items():
-        usual = styles[method]["color"] if method in styles else COLORS[0]
-        color = own.get(method, "0.35" if method == PRETRAINED else usual)
-        marker = "o" if method in on_paths else "D" if method == PRETRAINED else "s"
-        lines += _draw_cross(axes, values, color, marker)
-    axes.margins(0.12)
-    axes.set_xlabel(f"{x}  (less is better)")
-    axes.set_ylabel(f"{y}  (more is better)")
-    if paths:
-        add_legend(figure, axes.get_legend_handles_labels()[0])
-    first_on_paths = sorted(middles, key=lambda method: method not in on_paths)  # they get the nearest places
-    name_points(axes, [(on_paths.get(method, method), middles[method]) for method in first_on_paths], lines)
-    return figure
-
-
-def _draw_cross(axes: Axes, values: Values, color: str, marker: str) -> list[list[Point]]:
-    """Draw a point with its deviations over the seeds, and return the ends of both bars."""
-    (x, xerr), (y, yerr) = ((mean(values[side]), deviation(values[side])) for side in "xy")
-    bars: Any = {"ecolor": "0.65", "elinewidth": 1}
-    axes.errorbar(x, y, yerr, xerr, fmt=marker, color=color, markersize=6, zorder=3, **bars)
-    return [[(x - xerr, y), (x + xerr, y)], [(x, y - yerr), (x, y + yerr)]]
 
 
 def leakage_over_rounds(
@@ -168,34 +118,25 @@ def draw_leakage(table: Mapping[str, Values], name: str, level: float | None = N
             f"{len(table)} lines: between 1 and {MOST_LINES} can be told apart: draw several figures"
         )
     figure, axes = new_figure()
-    ends = []
-    for number, (method, values) in enumerate(table.items()):
-        color, dashes = COLORS[number % len(COLORS)], DASHES[number // len(COLORS)]
-        axes.plot(
-            values["round"],
-            values["mean"],
-            linestyle=dashes,
-            color=color,
-            linewidth=1.8,
-            marker="o",
-            markersize=3,
-        )
-        low, high = (
-            [middle + sign * spread for middle, spread in zip(values["mean"], values["std"], strict=True)]
-            for sign in (-1, 1)
-        )
-        axes.fill_between(values["round"], low, high, color=color, alpha=0.13, linewidth=0)
-        ends.append((method, color, values["mean"][-1]))
+    columns = {
+        method: [np.array(values[name]) for name in ("round", "mean", "std")]
+        for method, values in table.items()
+    }
+    lines = {
+        method: Line(x, middle, middle - std, middle + std, 1) for method, (x, middle, std) in columns.items()
+    }
+    styles = looks(table)
+    draw_lines(axes, lines, styles)
+    ends = [
+        (method, (line.x[-1], line.middle[-1]), styles[method]["color"]) for method, line in lines.items()
+    ]
     if level is not None:
         axes.axhline(level, color="0.45", linestyle="--", linewidth=1, zorder=1)
-        ends.append((PRETRAINED, "0.45", level))
-    rounds = sorted({number for values in table.values() for number in values["round"]})
-    width = max(rounds[-1] - rounds[0], 1)
-    axes.set_xlim(rounds[-1] - 1.01 * width, rounds[-1] + 0.015 * width)
-    axes.set_xticks(rounds[:: math.ceil(len(rounds) / 12)])
+        ends.append((PRETRAINED, (max(line.x[-1] for line in lines.values()), level), "0.45"))
+    axes.locator_params(axis="x", integer=True)
     axes.set_xlabel("communication rounds")
     axes.set_ylabel(name)
-    name_lines(axes, ends)
+    name_beside(axes, ends)
     return figure
 
 
@@ -231,35 +172,18 @@ def differences(
         }
         for folder in folders
     ]
-    rows = []
+    rows, points = [], {}
     for pair, methods in pairs.items():
         if len(methods) != 2:
             raise ValueError(f"pairs: {pair} has {len(methods)} methods: give one and the one to subtract")
         for method in methods:
             if lacking := [folder for folder, own in zip(folders, values, strict=True) if method not in own]:
                 raise ValueError(f"pairs: {pair}: {lacking[0]} has no {column!r} of {method!r}")
+        gaps = [own[methods[0]] - own[methods[1]] for own in values]
+        points[pair] = Estimate(mean(gaps), *student_interval(gaps))
+        ends = points[pair][1:] if len(gaps) > 1 else (None, None)
         rows.append(
-            {"pair": pair, **_mean_with_interval([own[methods[0]] - own[methods[1]] for own in values])}
+            {"pair": pair, "difference": mean(gaps), "low": ends[0], "high": ends[1], "seeds": len(gaps)}
         )
-    return {"file": save(draw_differences(rows, name or column), output), "rows": rows}
-
-
-def _mean_with_interval(values: Sequence[float]) -> dict[str, float | int | None]:
-    """Return the mean and the ends of its 95 % interval by Student's t, None for a single value."""
-    low, high = student_interval(values) if len(values) > 1 else (None, None)
-    return {"difference": mean(values), "low": low, "high": high, "seeds": len(values)}
-
-
-@matplotlib.rc_context(STYLE)
-def draw_differences(rows: Sequence[Mapping[str, Any]], name: str) -> Figure:
-    """Draw the ``rows`` of `differences`, the first on top, beside a line at 0."""
-    figure, axes = new_figure()
-    axes.axvline(0, color="0.45", linestyle="--", linewidth=1, zorder=1)
-    for height, row in enumerate(rows):
-        if row["low"] is not None:
-            axes.plot([row["low"], row["high"]], [height, height], color="0.55", linewidth=2, zorder=2)
-        axes.plot([row["difference"]], [height], marker="o", color=COLORS[0], linestyle="none", zorder=3)
-    axes.set_yticks(range(len(rows)), [row["pair"] for row in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlabel(f"difference of {name}")
-    return figure
+    figure = draw_intervals({"": points}, f"difference of {name or column}", at=0.0)
+    return {"file": save(figure, output), "rows": rows}

@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-import matplotlib
-from matplotlib.figure import Figure
-
 from fedlight.report.figures.bubbles import Bubbles, bubbles, draw_bubbles
-from fedlight.report.figures.style import STYLE, Looks, key, new_chart
+from fedlight.report.figures.lines import line_figure, over_seeds, ranked
+from fedlight.report.figures.style import Looks
 from fedlight.report.method_looks import looks_of, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
@@ -198,38 +196,27 @@ def _in_words(table: Bubbles) -> str:
 
 
 def _size_chart(data: dict[str, Distribution], known: Looks) -> Chart:
+    """Return a line for each distribution; the axis is logarithmic where sizes differ by more than a factor of 30."""
     sizes = {name: _sizes(each.counts) for name, each in data.items()}
+    lines = {name: over_seeds([ranked(own)]) for name, own in sizes.items()}
+    rank = "rank of the client, the largest first"
+    figure = line_figure(lines, looks_of(sizes, known), rank, "training rows", 3.0)
+    (axes,) = figure.axes
+    if max(own[0] for own in sizes.values()) > 30 * min(own[-1] for own in sizes.values()):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+    else:
+        axes.set_ylim(bottom=0)
     spread = "; ".join(f"{name}: from {own[-1]:,} to {own[0]:,} rows" for name, own in sizes.items())
     return Chart(
         "client_sizes",
         "Sizes of clients",
         "Training rows of each client, the largest first.",
         f"Lines that fall from the largest client to the smallest; {spread}.",
-        draw_sizes(sizes, looks_of(sizes, known)),
+        figure,
         [
             {"runs": name, "rank": rank, "rows": rows}
             for name, own in sizes.items()
             for rank, rows in enumerate(own, start=1)
         ],
     )
-
-
-@matplotlib.rc_context(STYLE)
-def draw_sizes(sizes: dict[str, list[int]], styles: Looks) -> Figure:
-    """Draw a line for each distribution; the axis is logarithmic where sizes differ by more than a factor of 30."""
-    figure, axes = new_chart(3.0)
-    for name, look in styles.items():
-        own = sizes[name]
-        axes.step(
-            range(1, len(own) + 1), own, where="mid", linewidth=1.8, label=name, gid=f"series:{name}", **look
-        )
-    every = [rows for own in sizes.values() for rows in own]
-    if max(every) > 30 * min(every):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:,.0f}")
-    else:
-        axes.set_ylim(bottom=0)
-    axes.set_xlabel("rank of the client, the largest first")
-    axes.set_ylabel("training rows")
-    key(figure, axes)
-    return figure

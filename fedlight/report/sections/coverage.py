@@ -14,8 +14,9 @@ import numpy as np
 from fedlight.datamodules.instructions.augmentation import Added
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.report.augmentations import Addition, additions_of, scores_of, vectors_of
-from fedlight.report.figures.coverage_plots import draw_scatter, draw_similarities, similarity_table
+from fedlight.report.figures.coverage_plots import draw_similarities, similarity_table
 from fedlight.report.figures.retrieval_map import draw_groups_of_points, flatten, some
+from fedlight.report.figures.scatter import draw_scatter
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
 

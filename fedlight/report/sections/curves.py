@@ -4,12 +4,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import matplotlib
 import numpy as np
 
 from fedlight.report.facts import class_name
-from fedlight.report.figures.lines import MOST_POINTS, Line, draw_lines, over_seeds, thinned
-from fedlight.report.figures.style import DASHES, MOST_LINES, STYLE, Looks, key, new_chart
+from fedlight.report.figures.lines import MOST_POINTS, Line, line_figure, over_seeds, thinned, whole_rows_of
+from fedlight.report.figures.style import DASHES, MOST_LINES, Looks
 from fedlight.report.method_looks import looks_of, method_looks
 from fedlight.report.parts import Chart, Section
 from fedlight.report.runs import Run
@@ -194,14 +193,8 @@ def _place(item: tuple[str, object]) -> int:
     return next((place for place, begin in enumerate(FIRST) if item[0].startswith(begin)), len(FIRST))
 
 
-@matplotlib.rc_context(STYLE)
 def _chart(name: str, title: str, axis: str, lines: Lines, styles: Looks) -> Chart:
     shown = dict(list(lines.items())[:MOST_LINES])
-    figure, axes = new_chart()
-    draw_lines(axes, {label: thinned(line) for label, line in shown.items()}, styles)
-    axes.set_xlabel(f"{axis}s" if axis == "optimizer step" else f"{axis}s that are done")
-    axes.locator_params(axis="x", integer=True)
-    key(figure, axes)
     notes = []
     if any(line.seeds == 1 and (line.high > line.low).any() for line in shown.values()):
         notes.append("Band of a single seed: the 95 % interval.")
@@ -210,19 +203,18 @@ def _chart(name: str, title: str, axis: str, lines: Lines, styles: Looks) -> Cha
     if any(len(line.x) > MOST_POINTS for line in shown.values()):
         notes.append(f"Each point is the mean of neighbouring {axis}s; the CSV has all.")
     last = "; ".join(f"{label}: {line.middle[-1]:.3g} at {line.x[-1]:g}" for label, line in shown.items())
-    rows = [
-        {"line": label, axis: x, "mean": middle, "low": low, "high": high, "seeds": line.seeds}
-        for label, line in lines.items()
-        for x, middle, low, high in zip(*(column.tolist() for column in line[:4]), strict=True)
-    ]
-    where = f" by {axis}"
     return Chart(
         f"curve_{slug(name)}_{slug(axis)}",
         title,
         " ".join(notes),
-        f"{title}{where}, last value of each line. {last}",
-        figure,
-        rows,
+        f"{title} by {axis}, last value of each line. {last}",
+        line_figure(
+            {label: thinned(line) for label, line in shown.items()},
+            styles,
+            f"{axis}s" if axis == "optimizer step" else f"{axis}s that are done",
+            whole=True,
+        ),
+        whole_rows_of(lines, axis, "line"),
     )
 
 

@@ -13,10 +13,9 @@ from fedlight.report.figures.devices import (
     draw_memory,
     draw_participation_by_device,
     draw_participation_by_round,
-    draw_times_taken_part,
     outcome_in_words,
 )
-from fedlight.report.figures.lines import Line, bands, over_seeds, rows_of, thinned
+from fedlight.report.figures.lines import Line, bands, line_figure, over_seeds, ranked, rows_of, thinned
 from fedlight.report.figures.style import MOST_LINES, Looks
 from fedlight.report.method_looks import looks_of, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table
@@ -162,8 +161,16 @@ def _memory_in_words(memory: Mapping[str, Sequence[Peak]]) -> str:
 
 
 def _times_chart(by_method: ByMethod, known: Looks) -> Chart:
-    table = alike({method: over_seeds([_times(own) for own in each]) for method, each in by_method.items()})
+    table = alike(
+        {
+            method: over_seeds([ranked(own.times_taken_part().values()) for own in each])
+            for method, each in by_method.items()
+        }
+    )
     table = dict(list(table.items())[:MOST_LINES])
+    rank = "rank of the client, the most frequent first"
+    figure = line_figure(table, looks_of(table, known), rank, "rounds", 3.0)
+    figure.axes[0].set_ylim(bottom=0)
     return Chart(
         "times_taken_part",
         "How often clients took part",
@@ -173,16 +180,9 @@ def _times_chart(by_method: ByMethod, known: Looks) -> Chart:
         + " ".join(
             f"{run}: from {own.middle[0]:.0f} rounds to {own.middle[-1]:.0f}." for run, own in table.items()
         ),
-        draw_times_taken_part(table, looks_of(table, known)),
+        figure,
         rows_of(table, "rank", "rounds"),
     )
-
-
-def _times(visits: Visits) -> dict[float, float]:
-    return {
-        float(rank): float(times)
-        for rank, times in enumerate(sorted(visits.times_taken_part().values(), reverse=True), start=1)
-    }
 
 
 def _totals(by_method: ByMethod) -> Table:

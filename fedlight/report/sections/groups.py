@@ -4,13 +4,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
-from matplotlib.figure import Figure
-
 from fedlight.evaluation.group_agreement import group_metrics
-from fedlight.report.figures.lines import Line, bands, draw_lines, over_seeds, rows_of
+from fedlight.report.figures.lines import bands, line_figure, over_seeds, rows_of
 from fedlight.report.figures.plots import draw_groups, groups_of
-from fedlight.report.figures.style import COLORS, STYLE, Looks, key, new_chart
+from fedlight.report.figures.style import COLORS, Looks
 from fedlight.report.method_looks import looks_of, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run
@@ -124,27 +121,19 @@ def _change_chart(
         for method, line in lines.items()
     )
     is_share = metric != "fed/group_ari"
+    name = "share of clients" if is_share else SAID[metric]
+    figure = line_figure(lines, looks_of(lines, known), "communication round, counted from 0", name, 3.0)
+    lowest = min(0.0, *(float(line.low.min()) for line in lines.values()))
+    figure.axes[0].set_ylim(lowest - 0.02, 1.02)
     return Chart(
         slug(metric),
         capitalized(SAID[metric]),
         ("Share of all clients, " if is_share else "1: the known groups; 0: as good as chance; ")
         + f"at each grouping.{bands(lines.values())}",
         f"Lines over the rounds. {ends}.",
-        draw_changes(lines, "share of clients" if is_share else SAID[metric], looks_of(lines, known)),
+        figure,
         rows_of(lines),
     )
-
-
-@matplotlib.rc_context(STYLE)
-def draw_changes(lines: Mapping[str, Line], name: str, styles: Looks) -> Figure:
-    """Draw a line for each method over the rounds of its groupings."""
-    figure, axes = new_chart(3.0)
-    draw_lines(axes, lines, styles)
-    axes.set_ylim(min(0.0, *(float(line.low.min()) for line in lines.values())) - 0.02, 1.02)
-    axes.set_xlabel("communication round, counted from 0")
-    axes.set_ylabel(name)
-    key(figure, axes)
-    return figure
 
 
 def _table(tables: Mapping[str, Table_], changes: Mapping[str, Mapping[int, Mapping[str, float]]]) -> Table:

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 
 from fedlight.report.attack_log import GLOBAL, UPLOADS, Leakage, read_attacks
 from fedlight.report.figures.lines import Line, bands, draw_lines, over_seeds, rows_of
-from fedlight.report.figures.privacy_plots import draw_trade_off
+from fedlight.report.figures.privacy_plots import LESS, MORE
+from fedlight.report.figures.scatter import draw_scatter
 from fedlight.report.figures.style import HALF_A_PAGE, MOST_LINES, STYLE, Looks
 from fedlight.report.figures.style import key as add_key
 from fedlight.report.method_looks import looks_of, method_looks
@@ -208,7 +209,9 @@ def _trade_offs(found: Found, utility: tuple[str, dict[str, list[float]]], style
                 "Better is up and to the left. Crosses: standard deviation over the seeds.",
                 f"A point for each of {len(table):,} methods; {least} leaks least, {fmean(table[least]['x']):.2f}, with a "
                 f"score of {fmean(table[least]['y']):.2f}.",
-                draw_trade_off(table, f"{attack}, {in_words(metric)}", f"score of {task}", styles=styles),
+                draw_scatter(
+                    table, f"{attack}, {in_words(metric)}  {LESS}", f"score of {task}  {MORE}", styles=styles
+                ),
                 [
                     {"run": method, "leakage": x, "utility": y}
                     for method, values in table.items()

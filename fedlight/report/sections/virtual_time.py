@@ -6,11 +6,10 @@ A round of a synchronous run and a server step of a buffered one take unlike tim
 import re
 from collections.abc import Mapping, Sequence
 
-import matplotlib
 import numpy as np
 
-from fedlight.report.figures.lines import Line, bands, draw_lines, thinned
-from fedlight.report.figures.style import MOST_LINES, STYLE, Looks, key, new_chart
+from fedlight.report.figures.lines import Line, bands, line_figure, thinned, whole_rows_of
+from fedlight.report.figures.style import MOST_LINES, Looks
 from fedlight.report.method_looks import looks_of, method_looks
 from fedlight.report.parts import Chart, Section
 from fedlight.report.runs import Run
@@ -77,16 +76,11 @@ def _at(curve: Mapping[float, float], moments: np.ndarray) -> np.ndarray:
     return np.asarray(values[np.searchsorted(times, moments, side="right") - 1])
 
 
-@matplotlib.rc_context(STYLE)
 def _chart(metric: str, of_methods: Mapping[str, Sequence[Curve]], known: Looks) -> Chart:
     lines = {method: line for method, runs in of_methods.items() if len((line := held(runs)).x)}
     shown = dict(list(lines.items())[:MOST_LINES])
     scale, unit = time_unit(max((float(line.x[-1]) for line in lines.values()), default=1.0))
-    figure, axes = new_chart()
     scaled = {name: thinned(line._replace(x=line.x / scale)) for name, line in shown.items()}
-    draw_lines(axes, scaled, looks_of(shown, known))
-    axes.set_xlabel(f"simulated time, {unit}")
-    key(figure, axes)
     title = f"{capitalized(in_words(metric))} over simulated time"
     common = min((float(line.x[-1]) for line in lines.values()), default=0.0)
     left = len(lines) - len(shown)
@@ -101,10 +95,6 @@ def _chart(metric: str, of_methods: Mapping[str, Sequence[Curve]], known: Looks)
         f"At {in_largest_unit(common)}, when the first run ends: {values}.{bands(shown.values())}"
         + (f" {left} more lines are in the CSV." if left else ""),
         f"{title}, value of each line at {in_largest_unit(common)}. {values}",
-        figure,
-        [
-            {"run": name, "seconds": x, "mean": middle, "low": low, "high": high, "seeds": line.seeds}
-            for name, line in lines.items()
-            for x, middle, low, high in zip(*(column.tolist() for column in line[:4]), strict=True)
-        ],
+        line_figure(scaled, looks_of(shown, known), f"simulated time, {unit}"),
+        whole_rows_of(lines, "seconds"),
     )
