@@ -31,6 +31,7 @@ from fedlight.callbacks.loop.run import parameters_of, ready
 from fedlight.evaluation.by_client import per_client, spread
 from fedlight.evaluation.judge import judge_both_orders, summarize_both_orders
 from fedlight.processes.work import for_each
+from fedlight.support.checks import check_range
 from fedlight.support.torch_parts import eval_mode
 
 Indices = Mapping[str, np.ndarray]
@@ -148,8 +149,7 @@ class ClientAccuracy(RoundLog):
         worst: float = 0.1,
         own_models: bool = False,
     ) -> None:
-        if not 0 < worst <= 1:
-            raise ValueError(f"ClientAccuracy.worst={worst} must lie in (0, 1]")
+        check_range("ClientAccuracy.worst", worst, 0, 1, above_low=True)
         super().__init__(path)
         self.groups, self.worst, self.own_models = groups, worst, own_models
         self.summary: dict[str, float] = {}

@@ -46,6 +46,7 @@ from fedlight.federation.candidates import MIXED, SYNTHETIC
 from fedlight.federation.client import Visit
 from fedlight.federation.state import State
 from fedlight.processes.work import for_each
+from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.words import count_noun
 
@@ -83,8 +84,7 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(source, **kwargs)
-        if keep is not None and keep < 1:
-            raise ValueError(f"keep={keep} must be at least 1, or null for all candidates")
+        refuse_below(1, keep=keep)
         if self.num_workers:
             raise ValueError(
                 f"num_workers={self.num_workers}: other processes draw batches before a client's candidates are selected: "

@@ -69,8 +69,6 @@ class ChatJudge(Judge):
         question: str = "{instruction}\n\n{input}",
         form: Literal["ratings", "verdict"] = "ratings",
     ) -> None:
-        if form not in ("ratings", "verdict"):
-            raise ValueError(f"ChatJudge.form={form!r} must be ratings or verdict")
         self.endpoint, self.question, self.form = endpoint, Template.named(question), form
         self.unread = 0
         self._announced = False

@@ -62,8 +62,6 @@ class SelectorJudge(Judge):
     ) -> None:
         self.template = Template.named(choice_template)
         check_choice(self.template)
-        if orders not in ("one", "both"):
-            raise ValueError(f"orders={orders!r} must be one or both")
         self.model, self.choices, self.orders = model, choices, orders
         self.sees_order = orders == "one"
         self.max_tokens, self.batch_size, self.device = max_tokens, batch_size, device

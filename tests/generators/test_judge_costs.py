@@ -153,7 +153,7 @@ def test_a_verdict_in_a_word_and_what_cannot_be_read(tmp_path, caplog):
     messages = [record.getMessage() for record in caplog.records]
     assert messages[0].startswith("ChatJudge: 2 requests (0 answers are saved already)")
     assert sum("requests (" in message for message in messages) == 1  # said once
-    with pytest.raises(ValueError, match=r"ChatJudge\.form='word' must be ratings or verdict"):
+    with pytest.raises(ValueError, match=r"ChatJudge: form='word' is not one of ratings, verdict"):
         ChatJudge(asked.endpoint, form="word")
 
 
