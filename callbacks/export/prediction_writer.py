@@ -173,12 +173,8 @@ class PredictionWriter(Checked, L.Callback):
         if not self._partial.exists() or not self._progress.exists():
             return nothing
         try:
-            state: dict[str, Any] = json.loads(self._progress.read_text(encoding="utf-8"))
-            if LINES in state:
-                state = unsealed(state)
-            digest = state.pop(
-                LINES if LINES in state else "digest"
-            )  # the second in files of an earlier version
+            state = unsealed(json.loads(self._progress.read_text(encoding="utf-8")))
+            digest = state.pop(LINES)
             with self._partial.open("rb") as file:
                 self._digest.update(file.read(state["bytes"]))
             if self._digest.hexdigest() == digest and isinstance(state["batches"], int):

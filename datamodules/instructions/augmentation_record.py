@@ -61,10 +61,7 @@ class AugmentationRecord:
             )
 
     def _read_settings(self) -> dict[str, Any]:
-        saved: dict[str, Any] = json.loads(read_text(self.settings))
-        if DIGESTS in saved:
-            return unsealed(saved)
-        return {**saved, DIGESTS: {self.added.name: saved["digest"]}}  # a file of an earlier version
+        return unsealed(json.loads(read_text(self.settings)))
 
     def _find_damaged(self, saved: Mapping[str, Any]) -> str | None:
         """Return the name of a missing or changed file, if any."""

@@ -72,12 +72,10 @@ def read_about(folder: Path) -> dict[str, Any]:
     if not has_index(folder):
         raise FileNotFoundError(f"{folder} holds no index (no {ABOUT}): build one and save it")
     try:
-        about = json.loads(read_text(file))
-        if isinstance(about, dict) and "about" in about:  # files of an earlier version have no digest
-            about = unsealed(about)["about"]
-    except ValueError as error:
+        about: dict[str, Any] = unsealed(json.loads(read_text(file)))["about"]
+    except (ValueError, KeyError, AttributeError) as error:
         raise _damage_error(folder, ABOUT, str(error)) from None
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
+    if about.get("format") != FORMAT:
         raise _damage_error(folder, ABOUT, f"it does not describe an index of format {FORMAT}")
     return about
 

@@ -223,13 +223,8 @@ def _make_line(content: Mapping[str, Any]) -> bytes:
 def _read_line(line: bytes, path: Path, number: int) -> list[Try]:
     """Return the tries of a line; the line of the settings has none."""
     try:
-        content = json.loads(line)
-        if isinstance(content, dict):
-            content = unsealed(content).get("tries", [])
-        return [
-            Try(*attempt) for attempt in content
-        ]  # a list is a line of an earlier version, without a digest
-    except (ValueError, TypeError):
+        return [Try(*attempt) for attempt in unsealed(json.loads(line)).get("tries", [])]
+    except (ValueError, TypeError, AttributeError):
         raise ValueError(
             f"{path}: line {number} is damaged; delete the lines from there on, and the run goes on before them"
         ) from None
